@@ -1,0 +1,220 @@
+//! The client's state machine: what doors (FUSE, libraries) share. It leads a [`Call`] through its steps: what to ask
+//! of the metadata server, and what to read and write in streams. It waits for nothing.
+//!
+//! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+use alloc::borrow::Cow;
+use alloc::vec::Vec;
+
+use espalier_proto::{AllocateMode, Attr, Dirent, Entry, Errno, Ino, Opened, Reply, Request, SeekWhat, SetAttr};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+/// What a program wants, as a door understands it.
+#[derive(Clone, Debug)]
+pub enum Call<'a> {
+    /// All that is the metadata server's alone; also `Open`, `Create` and `TmpFile`.
+    Request(Request),
+    Read { ino: Ino, offset: u64, size: u32 },
+    Write { ino: Ino, offset: u64, data: Cow<'a, [u8]>, kill_suid_gid: bool },
+    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode },
+    Seek { ino: Ino, offset: u64, what: SeekWhat },
+    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64 },
+    Release { ino: Ino },
+}
+
+impl Call<'_> {
+    /// The same call, with all that it needs for itself, to be kept until it can go on.
+    pub fn into_owned(self) -> Call<'static> {
+        match self {
+            Call::Write { ino, offset, data, kill_suid_gid } => {
+                Call::Write { ino, offset, data: Cow::Owned(data.into_owned()), kill_suid_gid }
+            }
+            Call::Request(request) => Call::Request(request),
+            Call::Read { ino, offset, size } => Call::Read { ino, offset, size },
+            Call::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
+            Call::Seek { ino, offset, what } => Call::Seek { ino, offset, what },
+            Call::Copy { from, from_offset, to, to_offset, length } => {
+                Call::Copy { from, from_offset, to, to_offset, length }
+            }
+            Call::Release { ino } => Call::Release { ino },
+        }
+    }
+}
+
+/// How a call goes on.
+#[derive(Debug)]
+pub enum Next {
+    /// Ask the metadata server, and come back with its reply.
+    Ask(Request),
+    /// The metadata server must know, but nobody waits for its reply.
+    Tell(Request, Answer),
+    /// Do this with streams; its result is the answer.
+    Stream(StreamIo),
+    Answer(Result<Answer, Errno>),
+}
+
+/// What is to be done with the streams of files that are not stuffed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamIo {
+    Read { ino: Ino, offset: u64, size: u32 },
+    /// The call's data.
+    Write { ino: Ino, offset: u64 },
+    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode },
+    Seek { ino: Ino, offset: u64, what: SeekWhat },
+    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64 },
+}
+
+/// What a call comes to.
+#[derive(Debug)]
+pub enum Answer {
+    Done,
+    Entry(Entry),
+    Absent { cacheable: bool },
+    Attr(Attr),
+    Bytes(Vec<u8>),
+    Written(u32),
+    Offset(u64),
+    Opened(Opening),
+    Created(Entry, Opening),
+    Listing { entries: Vec<Dirent>, parent: Ino, end: bool },
+    StatFs { files: u64 },
+}
+
+/// A file that has been opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opening {
+    pub ino: Ino,
+    /// What the kernel has cached of the file may stay.
+    pub keep_cache: bool,
+    /// The kernel may read and write the stream itself: it, and everyone else who has it open.
+    pub passthrough: bool,
+}
+
+/// A file while it is open.
+#[derive(Debug, Default)]
+struct OpenFile {
+    opens: u32,
+    streamed: bool,
+    /// Whoever has it open reads and writes its stream through the kernel; otherwise nobody does.
+    passthrough: bool,
+}
+
+/// The client's machine. See the crate's description.
+#[derive(Debug, Default)]
+pub struct Client {
+    files: HashMap<Ino, OpenFile, FxBuildHasher>,
+    /// The door can let the kernel read and write streams itself.
+    pub can_pass_through: bool,
+}
+
+impl Client {
+    /// The first step of a call.
+    pub fn start(&mut self, call: &Call<'_>) -> Next {
+        let streamed = |ino: Ino| self.files.get(&ino).is_some_and(|file| file.streamed);
+        match *call {
+            Call::Request(ref request) => Next::Ask(request.clone()),
+            Call::Read { ino, offset, size } if streamed(ino) => Next::Stream(StreamIo::Read { ino, offset, size }),
+            Call::Read { ino, offset, size } => Next::Ask(Request::Read { ino, offset, size }),
+            Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
+            Call::Write { ino, offset, .. } if streamed(ino) => Next::Stream(StreamIo::Write { ino, offset }),
+            Call::Write { ino, offset, ref data, kill_suid_gid } => {
+                Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid })
+            }
+            Call::Allocate { ino, offset, length, mode } if streamed(ino) => {
+                Next::Stream(StreamIo::Allocate { ino, offset, length, mode })
+            }
+            Call::Allocate { ino, offset, length, mode } => Next::Ask(Request::Allocate { ino, offset, length, mode }),
+            Call::Seek { ino, offset, what } if streamed(ino) => Next::Stream(StreamIo::Seek { ino, offset, what }),
+            Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
+            Call::Copy { from, from_offset, to, to_offset, length } if streamed(from) && streamed(to) => {
+                Next::Stream(StreamIo::Copy { from, from_offset, to, to_offset, length })
+            }
+            // The caller then copies by reading and writing.
+            Call::Copy { .. } => Next::Answer(Err(Errno::EXDEV)),
+            Call::Release { ino } => self.release(ino),
+        }
+    }
+
+    /// The step after the metadata server has replied.
+    pub fn reply(&mut self, call: &Call<'_>, reply: Result<Reply, Errno>) -> Next {
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(errno) => return Next::Answer(Err(errno)),
+        };
+        Next::Answer(Ok(match reply {
+            Reply::Streamed => return self.turn_to_stream(call),
+            Reply::Opened(opened) => match call {
+                Call::Request(Request::Open { ino, .. }) => Answer::Opened(self.opened(*ino, opened)),
+                _ => return Next::Answer(Err(Errno::EIO)),
+            },
+            Reply::Created(entry, opened) => Answer::Created(entry, self.opened(entry.attr.ino, opened)),
+            Reply::Done => match call {
+                Call::Write { data, .. } => Answer::Written(data.len() as u32),
+                _ => Answer::Done,
+            },
+            // It was asked to take set-id bits away before a write to the stream.
+            Reply::Attr(attr) => match *call {
+                Call::Write { ino, offset, .. } => return Next::Stream(StreamIo::Write { ino, offset }),
+                _ => Answer::Attr(attr),
+            },
+            Reply::Entry(entry) => Answer::Entry(entry),
+            Reply::Absent { cacheable } => Answer::Absent { cacheable },
+            Reply::Bytes(bytes) => Answer::Bytes(bytes),
+            Reply::Offset(offset) => Answer::Offset(offset),
+            Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
+            Reply::StatFs { files } => Answer::StatFs { files },
+        }))
+    }
+
+    /// The file was stuffed when it was opened and is not any more.
+    fn turn_to_stream(&mut self, call: &Call<'_>) -> Next {
+        let ino = match call {
+            Call::Read { ino, .. } | Call::Write { ino, .. } | Call::Allocate { ino, .. } | Call::Seek { ino, .. } => *ino,
+            _ => return Next::Answer(Err(Errno::EIO)),
+        };
+        self.files.entry(ino).or_default().streamed = true;
+        self.start(call)
+    }
+
+    fn opened(&mut self, ino: Ino, opened: Opened) -> Opening {
+        let can_pass_through = self.can_pass_through;
+        let file = self.files.entry(ino).or_default();
+        file.streamed |= opened.streamed;
+        if file.opens == 0 {
+            file.passthrough = file.streamed && can_pass_through;
+        }
+        file.opens += 1;
+        Opening { ino, keep_cache: opened.keep_cache, passthrough: file.passthrough }
+    }
+
+    /// The door could not do what [`Opening::passthrough`] says: the one opening there is goes without.
+    pub fn without_passthrough(&mut self, ino: Ino) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.passthrough = false;
+        }
+    }
+
+    fn release(&mut self, ino: Ino) -> Next {
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.opens = file.opens.saturating_sub(1);
+            if file.opens == 0 {
+                self.files.remove(&ino);
+            }
+        }
+        Next::Tell(Request::Release { ino }, Answer::Done)
+    }
+
+    /// Nobody has the file open.
+    pub fn is_closed(&self, ino: Ino) -> bool {
+        !self.files.contains_key(&ino)
+    }
+}
+
+fn kill_suid_gid(ino: Ino) -> Request {
+    Request::SetAttr { ino, set: SetAttr { kill_suid_gid: true, ..SetAttr::default() } }
+}

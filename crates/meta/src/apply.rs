@@ -1,0 +1,315 @@
+//! Applies events to the tables in memory: the one way in which they change, live and in replay.
+//!
+//! Each event first makes sure that all it needs is loaded, then changes it. A live operation has loaded it before it
+//! decided; in replay, the first part is what says what to load.
+
+use alloc::boxed::Box;
+
+use espalier_proto::{Errno, Ino, Name, Time};
+
+use crate::event::{Change, Event};
+use crate::record::{Body, Inode, Slot};
+use crate::state::{Home, State, Target};
+use crate::step::{Load, Step, Stop, Wait};
+
+impl State {
+    pub(crate) fn apply(&mut self, event: &Event) -> Step<()> {
+        let next = self.sequence + 1;
+        let before = core::mem::replace(&mut self.sequence, next);
+        let outcome = self.apply_one(event);
+        if outcome.is_err() {
+            self.sequence = before;
+        }
+        outcome
+    }
+
+    fn apply_one(&mut self, event: &Event) -> Step<()> {
+        match event {
+            Event::Create { dir, name, inode } => {
+                self.dir(*dir)?;
+                let slot = self.slot(name);
+                self.files += 1;
+                self.insert_inode(inode.clone(), Home::Orphan);
+                self.put_primary(*dir, slot, inode.ino);
+                self.entry_added(*dir, inode.is_dir(), inode.ctime);
+            }
+            Event::TmpFile { inode } => {
+                self.files += 1;
+                self.insert_inode(inode.clone(), Home::Orphan);
+            }
+            Event::Link { ino, dir, name, time } => self.apply_link(*ino, *dir, name, *time)?,
+            Event::Unlink { dir, name, time } => {
+                let (slot, ino) = self.present(*dir, name)?;
+                let is_dir = self.inode(ino)?.is_dir();
+                self.take_name(*dir, &slot, ino, *time);
+                self.entry_removed(*dir, is_dir, *time);
+            }
+            Event::Rename { from_dir, from, to_dir, to, whiteout, time } => {
+                self.apply_rename((*from_dir, from), (*to_dir, to), whiteout.as_deref(), *time)?;
+            }
+            Event::Exchange { from_dir, from, to_dir, to, time } => {
+                self.apply_exchange((*from_dir, from), (*to_dir, to), *time)?;
+            }
+            Event::SetAttr { ino, change } => {
+                self.inode(*ino)?;
+                self.change(*ino, |inode| change.apply(inode));
+            }
+            Event::Write { ino, offset, data, kill_suid_gid, time } => {
+                self.strip(*ino)?;
+                let end = *offset as usize + data.len();
+                let bytes = &mut self.touch_strip(*ino).bytes;
+                bytes.resize(bytes.len().max(end), 0);
+                bytes[*offset as usize..end].copy_from_slice(data);
+                self.stuffed_changed(*ino, |size| size.max(end as u64), *kill_suid_gid, *time);
+            }
+            Event::Resize { ino, size, kill_suid_gid, time } => {
+                let stored = self.strip(*ino)?.len();
+                if stored as u64 > *size {
+                    self.touch_strip(*ino).bytes.truncate(*size as usize);
+                }
+                self.stuffed_changed(*ino, |_| *size, *kill_suid_gid, *time);
+            }
+            Event::Zero { ino, offset, length, time } => {
+                let stored = self.strip(*ino)?.len() as u64;
+                let (from, to) = ((*offset).min(stored) as usize, offset.saturating_add(*length).min(stored) as usize);
+                let bytes = &mut self.touch_strip(*ino).bytes;
+                bytes[from..to].fill(0);
+                if to == bytes.len() {
+                    bytes.truncate(from);
+                }
+                self.stuffed_changed(*ino, |size| size, false, *time);
+            }
+            Event::Unstuff { ino } => {
+                self.strip(*ino)?;
+                self.drop_strip(*ino);
+                self.unsettled.insert(*ino);
+                self.change(*ino, |inode| inode.body = Body::Streamed);
+            }
+            Event::SetAcl { ino, acl, perm, time } => {
+                self.inode(*ino)?;
+                self.change(*ino, |inode| {
+                    inode.acl.clone_from(acl);
+                    inode.perm = *perm;
+                    inode.ctime = *time;
+                });
+            }
+            Event::SetDefaultAcl { ino, acl, time } => {
+                self.inode(*ino)?;
+                self.change(*ino, |inode| {
+                    inode.default_acl.clone_from(acl);
+                    inode.ctime = *time;
+                });
+            }
+            Event::SetXattr { ino, name, value, time } => {
+                self.xattr_list(*ino)?;
+                let list = self.touch_xattrs(*ino);
+                match (list.binary_search_by(|(n, _)| n.cmp(name)), value) {
+                    (Ok(at), Some(value)) => list[at].1.clone_from(value),
+                    (Ok(at), None) => drop(list.remove(at)),
+                    (Err(at), Some(value)) => list.insert(at, (name.clone(), value.clone())),
+                    (Err(_), None) => {}
+                }
+                let has_xattrs = !list.is_empty();
+                self.change(*ino, |inode| {
+                    inode.has_xattrs = has_xattrs;
+                    inode.ctime = *time;
+                });
+            }
+            Event::Locate { ino, dir, hash } => {
+                if !self.inodes.contains_key(ino) {
+                    return Err(Stop::Wait(Wait::Load(Load::Dentries { dir: *dir, from: *hash, limit: 4 })));
+                }
+            }
+            Event::Purge { ino } => {
+                self.inode(*ino)?;
+                self.touch_inode(*ino);
+                self.drop_inode(*ino);
+                self.files = self.files.saturating_sub(1);
+            }
+        }
+        Ok(())
+    }
+
+    /// The slot and the inode of a name that must be there; both are loaded.
+    fn present(&self, dir: Ino, name: &Name) -> Step<(Slot, Ino)> {
+        self.dir(dir)?;
+        let slot = self.slot(name);
+        let ino = self.target(dir, &slot)?.ino().ok_or(Stop::Fail(Errno::ENOENT))?;
+        self.inode(ino)?;
+        Ok((slot, ino))
+    }
+
+    fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
+        if let Some(cached) = self.touch_inode(ino) {
+            change(&mut cached.inode);
+        }
+    }
+
+    fn stuffed_changed(&mut self, ino: Ino, new_size: impl FnOnce(u64) -> u64, kill_suid_gid: bool, time: Time) {
+        let kept = self.strips.get(&ino).map_or(0, |strip| strip.bytes.len() as u32);
+        self.change(ino, |inode| {
+            if let Body::Stuffed { size, stored } = &mut inode.body {
+                *size = new_size(*size);
+                *stored = kept;
+            }
+            inode.mtime = time;
+            inode.ctime = time;
+            if kill_suid_gid {
+                inode.kill_suid_gid();
+            }
+        });
+    }
+
+    fn entry_added(&mut self, dir: Ino, is_dir: bool, time: Time) {
+        self.change(dir, |inode| {
+            if let Body::Directory { entries, .. } = &mut inode.body {
+                *entries += 1;
+            }
+            inode.nlink += u32::from(is_dir);
+            inode.mtime = time;
+            inode.ctime = time;
+        });
+    }
+
+    fn entry_removed(&mut self, dir: Ino, is_dir: bool, time: Time) {
+        self.change(dir, |inode| {
+            if let Body::Directory { entries, .. } = &mut inode.body {
+                *entries = entries.saturating_sub(1);
+            }
+            inode.nlink = inode.nlink.saturating_sub(u32::from(is_dir));
+            inode.mtime = time;
+            inode.ctime = time;
+        });
+    }
+
+    /// An inode loses a name, and with the last one becomes an orphan.
+    fn take_name(&mut self, dir: Ino, slot: &Slot, ino: Ino, time: Time) {
+        let Some(cached) = self.touch_inode(ino) else { return };
+        let inode = &mut cached.inode;
+        inode.nlink = if inode.is_dir() { 0 } else { inode.nlink.saturating_sub(1) };
+        inode.ctime = time;
+        let orphan = inode.nlink == 0;
+        if orphan {
+            self.move_home(ino, Home::Orphan);
+        }
+        self.erase_cell(dir, slot);
+    }
+
+    fn apply_link(&mut self, ino: Ino, dir: Ino, name: &Name, time: Time) -> Step<()> {
+        self.dir(dir)?;
+        let (home, kind) = (self.cached(ino)?.home, self.inode(ino)?.kind);
+        let slot = self.slot(name);
+        self.change(ino, |inode| {
+            inode.nlink += 1;
+            inode.ctime = time;
+        });
+        if let Some(cached) = self.inodes.get_mut(&ino) {
+            cached.nameless = false;
+        }
+        match home {
+            Home::Orphan => self.put_primary(dir, slot, ino),
+            Home::Table => self.put_remote(dir, slot, ino, kind),
+            Home::Dentry { dir: first_dir, hash } => {
+                let first = self.primary_slot(first_dir, hash, ino);
+                self.move_home(ino, Home::Table);
+                if let Some(first) = first {
+                    self.put_remote(first_dir, first, ino, kind);
+                }
+                self.put_remote(dir, slot, ino, kind);
+            }
+        }
+        self.entry_added(dir, false, time);
+        Ok(())
+    }
+
+    /// The slot of an inode that lies in a dentry.
+    fn primary_slot(&self, dir: Ino, hash: u64, ino: Ino) -> Option<Slot> {
+        let from = Slot { hash, name: Name::lowest() };
+        let mut cells = self.fragments.get(&dir)?.cells.range(from..).take_while(|(slot, _)| slot.hash == hash);
+        cells.find(|(_, cell)| cell.target == Target::Primary(ino)).map(|(slot, _)| slot.clone())
+    }
+
+    fn apply_rename(
+        &mut self,
+        from: (Ino, &Name),
+        to: (Ino, &Name),
+        whiteout: Option<&Inode>,
+        time: Time,
+    ) -> Step<()> {
+        let (from_slot, ino) = self.present(from.0, from.1)?;
+        self.dir(to.0)?;
+        let to_slot = self.slot(to.1);
+        let replaced = self.target(to.0, &to_slot)?.ino();
+        let replaced = replaced.map(|ino| Ok::<_, Stop>((ino, self.inode(ino)?.is_dir()))).transpose()?;
+        let is_dir = self.inode(ino)?.is_dir();
+        let moving = self.target(from.0, &from_slot)?;
+
+        if let Some((replaced, was_dir)) = replaced {
+            self.take_name(to.0, &to_slot, replaced, time);
+            self.entry_removed(to.0, was_dir, time);
+        }
+        self.change(ino, |inode| inode.ctime = time);
+        self.erase_cell(from.0, &from_slot);
+        self.entry_removed(from.0, is_dir, time);
+        self.place(to.0, to_slot, moving);
+        self.entry_added(to.0, is_dir, time);
+        if let Some(inode) = whiteout {
+            self.files += 1;
+            self.insert_inode(inode.clone(), Home::Orphan);
+            self.put_primary(from.0, from_slot, inode.ino);
+            self.entry_added(from.0, false, time);
+        }
+        Ok(())
+    }
+
+    fn apply_exchange(&mut self, from: (Ino, &Name), to: (Ino, &Name), time: Time) -> Step<()> {
+        let (from_slot, from_ino) = self.present(from.0, from.1)?;
+        let (to_slot, to_ino) = self.present(to.0, to.1)?;
+        let (from_target, to_target) = (self.target(from.0, &from_slot)?, self.target(to.0, &to_slot)?);
+        let (from_is_dir, to_is_dir) = (self.inode(from_ino)?.is_dir(), self.inode(to_ino)?.is_dir());
+        for ino in [from_ino, to_ino] {
+            self.change(ino, |inode| inode.ctime = time);
+        }
+        self.erase_cell(from.0, &from_slot);
+        self.erase_cell(to.0, &to_slot);
+        self.entry_removed(from.0, from_is_dir, time);
+        self.entry_removed(to.0, to_is_dir, time);
+        self.place(from.0, from_slot, to_target);
+        self.place(to.0, to_slot, from_target);
+        self.entry_added(from.0, to_is_dir, time);
+        self.entry_added(to.0, from_is_dir, time);
+        Ok(())
+    }
+
+    /// Puts what a moved name stands for under its new name.
+    fn place(&mut self, dir: Ino, slot: Slot, target: Target) {
+        match target {
+            Target::Primary(ino) => {
+                self.put_primary(dir, slot, ino);
+                self.change(ino, |inode| {
+                    if let Body::Directory { parent, .. } = &mut inode.body {
+                        *parent = dir;
+                    }
+                });
+            }
+            Target::Remote(ino, kind) => self.put_remote(dir, slot, ino, kind),
+            Target::Absent => {}
+        }
+    }
+}
+
+impl Change {
+    fn apply(&self, inode: &mut Inode) {
+        if let Some(perm) = self.perm {
+            inode.perm = perm;
+            if let Some(acl) = &mut inode.acl {
+                Box::as_mut(acl).set_perm(perm);
+            }
+        }
+        inode.uid = self.uid.unwrap_or(inode.uid);
+        inode.gid = self.gid.unwrap_or(inode.gid);
+        inode.atime = self.atime.unwrap_or(inode.atime);
+        inode.mtime = self.mtime.unwrap_or(inode.mtime);
+        inode.ctime = self.ctime.unwrap_or(inode.ctime);
+    }
+}

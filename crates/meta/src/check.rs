@@ -1,0 +1,237 @@
+//! What `fsck` checks: that the tables of a checkpoint fit together.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use espalier_proto::{Ino, ObjectId, ObjectKind};
+
+use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
+use crate::state::{Map, orphan_key};
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub ino: Option<Ino>,
+    pub what: String,
+}
+
+/// A check under way: every record in the order of the store, then every stream, then [`Self::finish`].
+#[derive(Debug)]
+pub struct Check {
+    hash_key: [u8; 16],
+    findings: Vec<Finding>,
+    super_record: Option<Super>,
+    /// What is said of each inode number.
+    seen: Map<Ino, Seen>,
+    pub records: u64,
+    pub files: u64,
+    pub directories: u64,
+}
+
+/// Kept small: there is one for every inode.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Records that hold the inode itself: should be one.
+    inodes: u8,
+    flags: u8,
+    nlink: u32,
+    /// Remote dentries found.
+    remotes: u32,
+    /// Directories: entries it should have, has, and subdirectories it has.
+    entries: u64,
+    found: u64,
+    subdirs: u32,
+    /// Directories: where it lies, and what it takes for its parent. Files: `stored` bytes, and those found.
+    a: u64,
+    b: u64,
+}
+
+const DIRECTORY: u8 = 1;
+const STREAMED: u8 = 2;
+const HAS_XATTRS: u8 = 4;
+const XATTRS_FOUND: u8 = 8;
+const ORPHAN: u8 = 16;
+const IN_TABLE: u8 = 32;
+
+impl Check {
+    pub fn new(hash_key: [u8; 16]) -> Self {
+        Self {
+            hash_key,
+            findings: Vec::new(),
+            super_record: None,
+            seen: Map::default(),
+            records: 0,
+            files: 0,
+            directories: 0,
+        }
+    }
+
+    fn find(&mut self, ino: Option<Ino>, what: String) {
+        self.findings.push(Finding { ino, what });
+    }
+
+    pub fn record(&mut self, object: ObjectId, key: &[u8], value: &[u8]) {
+        self.records += 1;
+        let understood = match object.kind {
+            ObjectKind::Super => decode(value).map(|record| self.super_record = Some(record)).is_ok(),
+            ObjectKind::Fragment => self.dentry(Ino(object.id), key, value),
+            ObjectKind::Inodes => self.by_ino(object, key, value),
+            ObjectKind::Orphans => decode::<Inode>(value).is_ok_and(|inode| {
+                let placed = key == orphan_key(inode.ino);
+                self.inode(&inode, ORPHAN, Ino(0));
+                placed
+            }),
+        };
+        if !understood {
+            self.find(None, format!("a record of {object:?} is damaged (key {:?})", key.escape_ascii().collect::<Vec<_>>()));
+        }
+    }
+
+    fn dentry(&mut self, dir: Ino, key: &[u8], value: &[u8]) -> bool {
+        let (Some(slot), Ok(dentry)) = (Slot::from_key(key), decode::<Dentry>(value)) else { return false };
+        if Slot::new(&self.hash_key, slot.name.clone()).hash != slot.hash {
+            self.find(Some(dir), format!("the entry {:?} lies under another name's hash", slot.name));
+        }
+        self.seen.entry(dir).or_default().found += 1;
+        match dentry {
+            Dentry::Primary(inode) => {
+                if inode.is_dir() {
+                    self.seen.entry(dir).or_default().subdirs += 1;
+                } else if inode.nlink != 1 {
+                    self.find(Some(inode.ino), format!("lies in its dentry {:?} but has {} links", slot.name, inode.nlink));
+                }
+                self.inode(&inode, 0, dir);
+            }
+            Dentry::Remote { ino, .. } => self.seen.entry(ino).or_default().remotes += 1,
+        }
+        true
+    }
+
+    fn by_ino(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
+        let Some((record, ino)) = InoRecord::from_key(key) else { return false };
+        if ObjectId::inodes(ino) != object {
+            return false;
+        }
+        match record {
+            InoRecord::Inode => decode::<Inode>(value).is_ok_and(|inode| {
+                self.inode(&inode, IN_TABLE, inode.ino);
+                inode.ino == ino
+            }),
+            InoRecord::Strip => {
+                self.seen.entry(ino).or_default().b = value.len() as u64;
+                true
+            }
+            InoRecord::Xattrs => decode::<Xattrs>(value).is_ok_and(|list| {
+                self.seen.entry(ino).or_default().flags |= XATTRS_FOUND;
+                !list.is_empty()
+            }),
+        }
+    }
+
+    fn inode(&mut self, inode: &Inode, place: u8, dir: Ino) {
+        self.files += 1;
+        self.directories += u64::from(inode.is_dir());
+        let seen = self.seen.entry(inode.ino).or_default();
+        seen.inodes = seen.inodes.saturating_add(1);
+        seen.nlink = inode.nlink;
+        seen.flags |= place | if inode.has_xattrs { HAS_XATTRS } else { 0 };
+        match inode.body {
+            Body::Directory { parent, entries } => {
+                seen.flags |= DIRECTORY;
+                (seen.entries, seen.a, seen.b) = (entries, dir.0, parent.0);
+            }
+            Body::Stuffed { stored, .. } => seen.a = u64::from(stored),
+            Body::Streamed => seen.flags |= STREAMED,
+            _ => {}
+        }
+    }
+
+    /// A stream that the store has.
+    pub fn stream(&mut self, ino: Ino) {
+        if self.seen.get(&ino).is_none_or(|seen| seen.flags & STREAMED == 0) {
+            self.find(Some(ino), "has a stream that no file refers to".into());
+        }
+    }
+
+    /// Everything that was found; empty if the file system is clean.
+    pub fn finish(mut self) -> Vec<Finding> {
+        let mut inos: Vec<Ino> = self.seen.keys().copied().collect();
+        inos.sort_unstable();
+        for ino in &inos {
+            self.check_ino(*ino);
+        }
+        match self.super_record.take() {
+            None => self.find(None, "the record about the whole file system is missing".into()),
+            Some(record) => {
+                if record.files != self.files {
+                    self.find(None, format!("{} inodes are counted, {} found", record.files, self.files));
+                }
+                if let Some(last) = inos.last().filter(|last| last.0 >= record.next_ino) {
+                    self.find(Some(*last), format!("is beyond the next inode number to give out, {}", record.next_ino));
+                }
+            }
+        }
+        if !self.seen.contains_key(&Ino::ROOT) {
+            self.find(None, "the root directory is missing".into());
+        }
+        self.findings
+    }
+
+    fn check_ino(&mut self, ino: Ino) {
+        let Some(seen) = self.seen.get(&ino) else { return };
+        let mut wrong: Vec<String> = Vec::new();
+        let is_dir = seen.flags & DIRECTORY != 0;
+        match seen.inodes {
+            1 => {}
+            0 => wrong.push("is referred to but does not exist".into()),
+            n => wrong.push(format!("exists {n} times")),
+        }
+        if is_dir {
+            if seen.entries != seen.found {
+                wrong.push(format!("counts {} entries, has {}", seen.entries, seen.found));
+            }
+            let links = if seen.flags & ORPHAN != 0 { 0 } else { 2 + seen.subdirs };
+            if seen.nlink != links {
+                wrong.push(format!("has {} links instead of {links}", seen.nlink));
+            }
+            if seen.flags & ORPHAN == 0 && seen.a != seen.b {
+                wrong.push(format!("lies in directory {} and takes {} for its parent", seen.a, seen.b));
+            }
+            if !self.reaches_root(ino) {
+                wrong.push("cannot be reached from the root".into());
+            }
+        } else if seen.inodes > 0 {
+            if seen.found > 0 {
+                wrong.push("has entries but is no directory".into());
+            }
+            if seen.flags & IN_TABLE != 0 && seen.nlink != seen.remotes {
+                wrong.push(format!("has {} links, but {} names", seen.nlink, seen.remotes));
+            }
+            if seen.flags & IN_TABLE == 0 && seen.remotes > 0 {
+                wrong.push("has names besides the one it lies in".into());
+            }
+            if seen.a != seen.b {
+                wrong.push(format!("keeps {} bytes, has {}", seen.a, seen.b));
+            }
+        }
+        if (seen.flags & HAS_XATTRS != 0) != (seen.flags & XATTRS_FOUND != 0) && seen.inodes > 0 {
+            wrong.push("has extended attributes and does not know, or the other way round".into());
+        }
+        for what in wrong {
+            self.find(Some(ino), what);
+        }
+    }
+
+    fn reaches_root(&self, mut ino: Ino) -> bool {
+        for _ in 0..=self.directories {
+            match self.seen.get(&ino) {
+                Some(_) if ino == Ino::ROOT => return true,
+                Some(seen) if seen.flags & ORPHAN != 0 => return true,
+                Some(seen) if seen.inodes > 0 => ino = Ino(seen.a),
+                _ => return false,
+            }
+        }
+        false
+    }
+}

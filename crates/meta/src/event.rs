@@ -1,0 +1,87 @@
+//! What the journal holds: every change of the namespace, as decided. Applying the events after a checkpoint to that
+//! checkpoint gives the present state, so an event holds outcomes and leaves nothing to decide.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Ino, Name, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::acl::Acl;
+use crate::record::{Corrupt, Inode};
+
+/// One change. `time` becomes the ctime of what changes, and the mtime of the directories involved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Event {
+    /// A new name for a new inode.
+    Create { dir: Ino, name: Name, inode: Inode },
+    /// A new inode without a name.
+    TmpFile { inode: Inode },
+    Link { ino: Ino, dir: Ino, name: Name, time: Time },
+    /// A name goes, and with the last name the inode becomes an orphan; also of empty directories.
+    Unlink { dir: Ino, name: Name, time: Time },
+    /// `to`, if it is there, goes as in `Unlink`.
+    Rename { from_dir: Ino, from: Name, to_dir: Ino, to: Name, whiteout: Option<Box<Inode>>, time: Time },
+    Exchange { from_dir: Ino, from: Name, to_dir: Ino, to: Name, time: Time },
+    SetAttr { ino: Ino, change: Change },
+    /// A stuffed file is written; also past its end.
+    Write { ino: Ino, offset: u64, data: Vec<u8>, kill_suid_gid: bool, time: Time },
+    /// A stuffed file gets another size.
+    Resize { ino: Ino, size: u64, kill_suid_gid: bool, time: Time },
+    /// Bytes of a stuffed file become zero; its size stays.
+    Zero { ino: Ino, offset: u64, length: u64, time: Time },
+    /// A file's bytes, having been copied to a stream, are no longer kept with its inode (carns III.B).
+    Unstuff { ino: Ino },
+    SetAcl { ino: Ino, acl: Option<Box<Acl>>, perm: u32, time: Time },
+    SetDefaultAcl { ino: Ino, acl: Option<Box<Acl>>, time: Time },
+    /// `None` removes it.
+    SetXattr { ino: Ino, name: Box<[u8]>, value: Option<Box<[u8]>>, time: Time },
+    /// An orphan that nobody uses any more ceases to be.
+    Purge { ino: Ino },
+    /// Changes nothing: says in which dentry of the last checkpoint an inode lies that the next event speaks of.
+    Locate { ino: Ino, dir: Ino, hash: u64 },
+}
+
+/// New values of attributes; `None` leaves them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub atime: Option<Time>,
+    pub mtime: Option<Time>,
+    pub ctime: Option<Time>,
+}
+
+impl Event {
+    /// The inodes that the event names by number alone, so that replay must be told where they lie.
+    pub(crate) fn addressed(&self) -> [Option<Ino>; 2] {
+        match self {
+            Self::Create { dir, .. } | Self::Unlink { dir, .. } => [Some(*dir), None],
+            Self::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
+            Self::Rename { from_dir, to_dir, .. } | Self::Exchange { from_dir, to_dir, .. } => {
+                [Some(*from_dir), Some(*to_dir)]
+            }
+            Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
+            Self::SetAttr { ino, .. }
+            | Self::Write { ino, .. }
+            | Self::Resize { ino, .. }
+            | Self::Zero { ino, .. }
+            | Self::Unstuff { ino }
+            | Self::SetAcl { ino, .. }
+            | Self::SetDefaultAcl { ino, .. }
+            | Self::SetXattr { ino, .. }
+            | Self::Purge { ino } => [Some(*ino), None],
+        }
+    }
+
+    /// Appends the event to a frame of the journal.
+    pub fn encode(&self, frame: &mut Vec<u8>) {
+        frame.extend_from_slice(&crate::record::encode(self));
+    }
+
+    /// Takes one event off the front of a frame.
+    pub fn decode(frame: &[u8]) -> Result<(Self, &[u8]), Corrupt> {
+        postcard::take_from_bytes(frame).map_err(|_| Corrupt)
+    }
+}

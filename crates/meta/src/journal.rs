@@ -1,0 +1,245 @@
+//! Commit coalescing (carns III.C): when events go to the journal, when it is synced, and what waits for that.
+//!
+//! Under low load each operation that must be durable is committed at once. When requests queue up (low watermark),
+//! commits are put off, until so many operations wait (high watermark) or the queue has drained. There is no timer;
+//! what nobody waits for is committed once a second.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Errno, Ino, Position, Reply, RequestId};
+
+use crate::event::Event;
+
+/// What may leave only after a certain event is durable.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Reply(ClientId, RequestId, Result<Reply, Errno>),
+    /// The stream of an orphan is removed: had the removal of its last name been lost, it would be missed.
+    RemoveStream(Ino),
+    /// The stream of a file that has been unstuffed is no longer a new one.
+    SettleStream(Ino),
+}
+
+#[derive(Debug)]
+pub(crate) struct Journal {
+    /// Events that have not been handed to the driver.
+    frame: Vec<u8>,
+    /// The sequence number of the last event in `frame`.
+    last: u64,
+    /// The frame that the driver is appending.
+    in_flight: Option<InFlight>,
+    /// Every event up to this one is durable.
+    pub durable: u64,
+    /// In the order of their events. This is the coalescing queue.
+    held: VecDeque<(u64, Held)>,
+    /// Where the journal ends, as far as the driver has told.
+    pub end: Position,
+    used: u64,
+    capacity: u64,
+    low_watermark: usize,
+    high_watermark: usize,
+    /// Appended since the last sync, even if nobody waits for it.
+    unsynced: bool,
+    /// Set for good when the journal could not be written.
+    pub broken: Option<Errno>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct InFlight {
+    last: u64,
+    sync: bool,
+    bytes: u64,
+}
+
+impl Journal {
+    /// A frame is handed out when it has grown to this, so that memory stays bounded.
+    const FRAME_BYTES: usize = 512 * 1024;
+    /// Kept free for what an operation and the driver's framing add.
+    const RESERVE: u64 = 1024 * 1024;
+
+    pub(crate) fn new(sequence: u64, end: Position, used: u64, capacity: u64, watermarks: (usize, usize)) -> Self {
+        Self {
+            frame: Vec::new(),
+            last: sequence,
+            in_flight: None,
+            durable: sequence,
+            held: VecDeque::new(),
+            end,
+            used,
+            capacity,
+            low_watermark: watermarks.0,
+            high_watermark: watermarks.1,
+            unsynced: false,
+            broken: None,
+        }
+    }
+
+    pub(crate) fn append(&mut self, sequence: u64, event: &Event) {
+        if self.frame.is_empty() {
+            self.frame.extend_from_slice(&sequence.to_le_bytes());
+        }
+        event.encode(&mut self.frame);
+        self.last = sequence;
+        self.unsynced = true;
+    }
+
+    pub(crate) fn hold(&mut self, until: u64, held: Held) {
+        let at = self.held.partition_point(|(sequence, _)| *sequence <= until);
+        self.held.insert(at, (until, held));
+    }
+
+    /// Takes a waiting request back.
+    pub(crate) fn cancel(&mut self, from: ClientId, id: RequestId) -> bool {
+        let found = self.held.iter().position(|(_, held)| matches!(held, Held::Reply(f, i, _) if (*f, *i) == (from, id)));
+        found.is_some_and(|at| self.held.remove(at).is_some())
+    }
+
+    /// Whether another event fits. If not, writers wait until a checkpoint has trimmed the journal.
+    pub(crate) fn has_room(&self) -> bool {
+        self.pending_bytes() + Self::RESERVE <= self.capacity
+    }
+
+    /// It is time for a checkpoint.
+    pub(crate) fn is_half_full(&self) -> bool {
+        self.pending_bytes() > self.capacity / 2
+    }
+
+    fn pending_bytes(&self) -> u64 {
+        self.used + self.in_flight.map_or(0, |frame| frame.bytes) + self.frame.len() as u64
+    }
+
+    /// The frame to append now, and whether to sync, if any. `queued`: the length of the scheduling queue.
+    pub(crate) fn next_frame(&mut self, queued: usize, flush: bool) -> Option<(Vec<u8>, bool)> {
+        if self.in_flight.is_some() || self.broken.is_some() {
+            return None;
+        }
+        let waiting = self.held.len();
+        let coalesced = waiting > 0 && (queued < self.low_watermark || waiting >= self.high_watermark);
+        let sync = coalesced || (flush && self.unsynced);
+        if !sync && self.frame.len() < Self::FRAME_BYTES {
+            return None;
+        }
+        let frame = core::mem::take(&mut self.frame);
+        self.in_flight = Some(InFlight { last: self.last, sync, bytes: frame.len() as u64 });
+        self.unsynced &= !sync;
+        Some((frame, sync))
+    }
+
+    /// The driver is done with a frame. Returns what may leave now.
+    pub(crate) fn appended(&mut self, result: Result<(Position, u64), Errno>) -> Vec<Held> {
+        let Some(frame) = self.in_flight.take() else { return Vec::new() };
+        match result {
+            Ok((end, used)) => {
+                (self.end, self.used) = (end, used);
+                if frame.sync { self.release(frame.last) } else { Vec::new() }
+            }
+            Err(errno) => {
+                self.broken = Some(errno);
+                self.held.drain(..).map(|(_, held)| fail(held, errno)).collect()
+            }
+        }
+    }
+
+    /// A checkpoint that holds all events up to `sequence` is durable.
+    pub(crate) fn checkpointed(&mut self, sequence: u64, used: u64) -> Vec<Held> {
+        self.used = used;
+        self.release(sequence)
+    }
+
+    fn release(&mut self, durable: u64) -> Vec<Held> {
+        self.durable = self.durable.max(durable);
+        let free = self.held.partition_point(|(sequence, _)| *sequence <= self.durable);
+        self.held.drain(..free).map(|(_, held)| held).collect()
+    }
+
+    /// Nothing is unwritten or waited for.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.broken.is_some() || (self.in_flight.is_none() && !self.unsynced && self.held.is_empty())
+    }
+}
+
+/// What was promised to be durable is not.
+fn fail(held: Held, errno: Errno) -> Held {
+    match held {
+        Held::Reply(from, id, _) => Held::Reply(from, id, Err(errno)),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_proto::{ClientId, Position, RequestId};
+
+    use super::*;
+
+    fn journal() -> Journal {
+        Journal::new(0, Position(0), 0, 64 << 20, (1, 8))
+    }
+
+    fn change(journal: &mut Journal, sequence: u64) {
+        journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
+        journal.hold(sequence, Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done)));
+    }
+
+    #[test]
+    fn at_low_load_each_operation_is_committed_at_once() {
+        let mut journal = journal();
+        for sequence in 1..=3 {
+            change(&mut journal, sequence);
+            assert!(matches!(journal.next_frame(0, false), Some((_, true))));
+            assert_eq!(journal.appended(Ok((Position(sequence * 10), 10))).len(), 1);
+        }
+    }
+
+    #[test]
+    fn above_the_low_watermark_commits_wait_for_the_high_one() {
+        let mut journal = journal();
+        for sequence in 1..=7 {
+            change(&mut journal, sequence);
+            assert_eq!(journal.next_frame(5, false), None);
+        }
+        change(&mut journal, 8);
+        assert!(matches!(journal.next_frame(5, false), Some((_, true))));
+        assert_eq!(journal.appended(Ok((Position(100), 100))).len(), 8);
+    }
+
+    #[test]
+    fn a_drained_queue_flushes_what_was_put_off() {
+        let mut journal = journal();
+        change(&mut journal, 1);
+        assert_eq!(journal.next_frame(3, false), None);
+        assert!(journal.next_frame(0, false).is_some());
+    }
+
+    #[test]
+    fn operations_during_a_sync_share_the_next_one() {
+        let mut journal = journal();
+        change(&mut journal, 1);
+        assert!(journal.next_frame(0, false).is_some());
+        change(&mut journal, 2);
+        change(&mut journal, 3);
+        assert_eq!(journal.next_frame(0, false), None, "one frame at a time");
+        assert_eq!(journal.appended(Ok((Position(10), 10))).len(), 1);
+        assert!(journal.next_frame(0, false).is_some());
+        assert_eq!(journal.appended(Ok((Position(20), 20))).len(), 2);
+    }
+
+    #[test]
+    fn a_broken_journal_fails_what_waits_for_it() {
+        let mut journal = journal();
+        change(&mut journal, 1);
+        assert!(journal.next_frame(0, false).is_some());
+        let failed = journal.appended(Err(Errno::EIO));
+        assert!(matches!(failed[..], [Held::Reply(_, _, Err(Errno::EIO))]));
+        assert_eq!(journal.next_frame(0, true), None);
+    }
+
+    #[test]
+    fn a_full_journal_pushes_back() {
+        let mut journal = Journal::new(0, Position(0), 0, 2 << 20, (1, 8));
+        assert!(journal.has_room() && !journal.is_half_full());
+        journal.frame = alloc::vec![0; (1 << 20) + 1];
+        assert!(!journal.has_room() && journal.is_half_full());
+    }
+}

@@ -1,0 +1,34 @@
+//! The metadata server's state machine.
+//!
+//! [`Meta::on`] takes one input at a time (a request, a finished I/O, a tick of the clock) and puts what is to be done
+//! into an [`Outbox`]; it waits for nothing. Operations are in `ops`, one file each; what they decide is an [`Event`],
+//! which goes to the journal and is applied to the tables in memory ([`apply`](State)).
+//!
+//! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod acl;
+mod apply;
+mod check;
+mod checkpoint;
+mod event;
+mod journal;
+mod machine;
+mod ops;
+mod outbox;
+mod permission;
+mod record;
+mod recovery;
+mod state;
+mod step;
+
+pub use check::{Check, Finding};
+pub use event::Event;
+pub use machine::{Atime, Config, Meta};
+pub use outbox::{Input, Io, IoDone, IoId, Now, Outbox};
+pub use record::{Corrupt, Dentry, InoRecord, Inode, Slot, Super, decode, encode};
+pub use recovery::{Format, Recovery, RecoveryError};
+pub use step::{Load, StreamCall, StreamDone};

@@ -1,0 +1,526 @@
+//! The machine: takes inputs, runs operations, keeps those that wait, and sends what they decide.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{
+    Caller, ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId, StreamStat, Time,
+};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use crate::checkpoint::Checkpoint;
+use crate::event::Event;
+use crate::journal::{Held, Journal};
+use crate::outbox::{Input, Io, IoDone, IoId, Now, Outbox};
+use crate::record::Inode;
+use crate::state::State;
+use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
+
+/// When reading a file changes its access time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Atime {
+    Never,
+    /// If it is not newer than the last change, or older than a day.
+    Relative,
+    Always,
+}
+
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The file system's secret for hashing names.
+    pub hash_key: [u8; 16],
+    /// Files of at most so many bytes are stuffed.
+    pub strip_bytes: u32,
+    /// Every change is durable before it is answered, not only by `fsync`.
+    pub sync: bool,
+    pub read_only: bool,
+    pub atime: Atime,
+    /// Commit coalescing's watermarks, low and high, in operations (carns IV.A.1 found 1 and 8 best).
+    pub watermarks: (usize, usize),
+    /// Bytes.
+    pub journal_capacity: u64,
+    /// With less free space in the store than this many bytes, nothing is added any more.
+    pub reserve: u64,
+}
+
+impl Config {
+    pub fn new(hash_key: [u8; 16], strip_bytes: u32, journal_capacity: u64) -> Self {
+        let (sync, read_only, atime, watermarks) = (false, false, Atime::Relative, (1, 8));
+        // A checkpoint writes at most what the journal holds, and merging tables takes as much again.
+        let reserve = 2 * journal_capacity;
+        Self { hash_key, strip_bytes, sync, read_only, atime, watermarks, journal_capacity, reserve }
+    }
+}
+
+/// What an operation may know besides the state: who asks, when, and what has been fetched for it so far.
+pub(crate) struct Cx<'a> {
+    pub now: Time,
+    pub caller: &'a Caller,
+    streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
+    /// The hashes of a directory that a load has just covered: from, to (exclusive), to its end.
+    pub page: Option<(u64, u64, bool)>,
+    /// Must the answer wait until everything so far is durable?
+    pub durable: bool,
+    /// Has the operation changed anything?
+    changed: bool,
+}
+
+impl Cx<'_> {
+    /// The result of a call on a stream, once it has been made for this operation.
+    pub(crate) fn stream(&self, call: StreamCall) -> Step<StreamDone> {
+        match self.streams.iter().find(|(made, _)| *made == call) {
+            Some((_, result)) => Ok(result.clone()?),
+            None => Err(Stop::Wait(Wait::Stream(call))),
+        }
+    }
+
+    pub(crate) fn stream_stats(&self, inos: Vec<Ino>) -> Step<Vec<StreamStat>> {
+        match self.stream(StreamCall::Stat(inos))? {
+            StreamDone::Stats(stats) => Ok(stats),
+            StreamDone::Done => Err(Errno::EIO.into()),
+        }
+    }
+}
+
+/// An operation that has been started and not answered.
+#[derive(Debug)]
+struct Task {
+    from: ClientId,
+    id: RequestId,
+    caller: Caller,
+    request: Request,
+    streams: Vec<(StreamCall, Result<StreamDone, Errno>)>,
+    page: Option<(u64, u64, bool)>,
+    /// The last load, which must not be asked for again.
+    loaded: Option<Load>,
+}
+
+/// What an I/O was asked for.
+#[derive(Debug)]
+enum Purpose {
+    Load(Load),
+    /// Of one waiting operation.
+    Groups(u64),
+    Stream(u64, StreamCall),
+    Journal,
+    Stage,
+    Publish,
+    RemoveStream(Ino),
+    SettleStream(Ino),
+}
+
+/// The metadata server's machine. See the crate's description.
+#[derive(Debug)]
+pub struct Meta {
+    pub(crate) config: Config,
+    pub(crate) state: State,
+    pub(crate) journal: Journal,
+    checkpoint: Checkpoint,
+    /// Operations that wait, by a number of their own.
+    tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
+    next_task: u64,
+    io: HashMap<IoId, Purpose, FxBuildHasher>,
+    next_io: u64,
+    /// Operations that wait for a load that has been asked for.
+    loads: HashMap<Load, Vec<u64>, FxBuildHasher>,
+    /// Operations that wait for room in the journal.
+    roomless: Vec<u64>,
+    free_space: u64,
+    ticks: u64,
+    draining: bool,
+}
+
+impl Meta {
+    /// Ticks between checkpoints that only idleness calls for.
+    const CHECKPOINT_TICKS: u64 = 30;
+
+    pub(crate) fn with_state(config: Config, state: State, end: Position, used: u64) -> Self {
+        let journal = Journal::new(state.sequence, end, used, config.journal_capacity, config.watermarks);
+        Self {
+            config,
+            state,
+            journal,
+            checkpoint: Checkpoint::default(),
+            tasks: HashMap::default(),
+            next_task: 0,
+            io: HashMap::default(),
+            next_io: 0,
+            loads: HashMap::default(),
+            roomless: Vec::new(),
+            free_space: u64::MAX,
+            ticks: 0,
+            draining: false,
+        }
+    }
+
+    /// Takes one input. Whatever follows from it at once is in `out` on return.
+    pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
+        match input {
+            Input::Request { from, id, caller, request } => {
+                let task = Task { from, id, caller, request, streams: Vec::new(), page: None, loaded: None };
+                self.run(now, task, None, out);
+            }
+            Input::Cancel { from, id } => self.cancel(from, id, out),
+            Input::Done { id, result } => self.done(now, id, result, out),
+            Input::Space { free } => self.free_space = free,
+            Input::Tick => self.tick(out),
+            Input::Drain => {
+                self.draining = true;
+                self.tick(out);
+            }
+        }
+        let flush = self.draining && self.tasks.is_empty();
+        self.flush(now.queued, flush, out);
+    }
+
+    /// After [`Input::Drain`]: everything is written.
+    pub fn is_quiet(&self) -> bool {
+        self.tasks.is_empty() && self.journal.is_quiet() && (self.checkpoint.is_idle() || self.checkpoint.failure().is_some())
+    }
+
+    /// Why nothing can be changed any more, if so.
+    pub fn broken(&self) -> Option<Errno> {
+        self.journal.broken
+    }
+
+    /// Inodes in use.
+    pub fn files(&self) -> u64 {
+        self.state.files
+    }
+
+    // ---- Operations
+
+    fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
+        let mut cx = Cx {
+            now: now.time,
+            caller: &task.caller,
+            streams: &task.streams,
+            page: task.page,
+            durable: false,
+            changed: false,
+        };
+        let outcome = self.dispatch(&mut cx, &task.request);
+        let durable = cx.durable || (cx.changed && self.config.sync);
+        let wait = match outcome {
+            Err(Stop::Wait(wait)) => wait,
+            Ok(_) if matches!(task.request, Request::Forget { .. }) => return,
+            Ok(reply) if durable && self.state.sequence > self.journal.durable => {
+                return self.journal.hold(self.state.sequence, Held::Reply(task.from, task.id, Ok(reply)));
+            }
+            Ok(reply) => return out.replies.push((task.from, task.id, Ok(reply))),
+            Err(Stop::Fail(errno)) => return out.replies.push((task.from, task.id, Err(errno))),
+        };
+        let number = number.unwrap_or_else(|| {
+            self.next_task += 1;
+            self.next_task
+        });
+        match wait {
+            Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
+                // It was loaded and is not there, though another record speaks of it.
+                let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
+                return out.replies.push((task.from, task.id, Err(errno)));
+            }
+            Wait::Load(load) => {
+                task.loaded = Some(load.clone());
+                let waiting = self.loads.entry(load.clone()).or_default();
+                waiting.push(number);
+                if waiting.len() == 1 {
+                    self.ask(Purpose::Load(load.clone()), Io::Load(load), out);
+                }
+            }
+            Wait::Groups => {
+                let io = Io::Groups { pid: task.caller.pid };
+                self.ask(Purpose::Groups(number), io, out);
+            }
+            Wait::Stream(call) => self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out),
+            Wait::Room => {
+                self.roomless.push(number);
+                self.start_checkpoint(out);
+            }
+        }
+        self.tasks.insert(number, Box::new(task));
+    }
+
+    fn dispatch(&mut self, cx: &mut Cx<'_>, request: &Request) -> Step<Reply> {
+        match request {
+            Request::Lookup { dir, name } => self.lookup(cx, *dir, name),
+            Request::Forget { ino, lookups } => self.forget(cx, *ino, *lookups),
+            Request::GetAttr { ino } => self.getattr(cx, *ino),
+            Request::SetAttr { ino, set } => self.setattr(cx, *ino, set),
+            Request::ReadLink { ino } => self.readlink(cx, *ino),
+            Request::Create { dir, name, node, perm, umask, open, exclusive } => {
+                let opened = matches!(node, NewNode::Regular).then_some(*open).flatten();
+                self.create(cx, *dir, name, node, (*perm, *umask), opened, *exclusive)
+            }
+            Request::TmpFile { dir, perm, umask } => self.tmpfile(cx, *dir, *perm, *umask),
+            Request::Link { ino, dir, name } => self.link(cx, *ino, *dir, name),
+            Request::Unlink { dir, name } => self.unlink(cx, *dir, name),
+            Request::RmDir { dir, name } => self.rmdir(cx, *dir, name),
+            Request::Rename { from_dir, from, to_dir, to, flags } => {
+                self.rename(cx, (*from_dir, from), (*to_dir, to), *flags)
+            }
+            Request::Open { ino, how } => self.open(cx, *ino, *how),
+            Request::Release { ino } => self.release(cx, *ino),
+            Request::Read { ino, offset, size } => self.read(cx, *ino, *offset, *size),
+            Request::Write { ino, offset, data, kill_suid_gid } => self.write(cx, *ino, *offset, data, *kill_suid_gid),
+            Request::Allocate { ino, offset, length, mode } => self.allocate(cx, *ino, *offset, *length, *mode),
+            Request::Seek { ino, offset, what } => self.seek(cx, *ino, *offset, *what),
+            Request::Fsync { ino } => self.fsync(cx, *ino),
+            Request::ReadDir { dir, after, limit, plus } => self.readdir(cx, *dir, *after, *limit, *plus),
+            Request::Access { ino, want } => self.access(cx, *ino, *want),
+            Request::SetXattr { ino, name, value, mode, kill_sgid } => {
+                self.setxattr(cx, *ino, name, value, *mode, *kill_sgid)
+            }
+            Request::GetXattr { ino, name } => self.getxattr(cx, *ino, name),
+            Request::ListXattr { ino } => self.listxattr(cx, *ino),
+            Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name),
+            Request::StatFs => Ok(Reply::StatFs { files: self.state.files }),
+        }
+    }
+
+    // ---- What operations share
+
+    /// Anything may be changed at all, and there is room in the journal for it.
+    pub(crate) fn writable(&self) -> Step<()> {
+        if self.config.read_only {
+            return Err(Errno::EROFS.into());
+        }
+        if self.journal.broken.is_some() {
+            return Err(Errno::EIO.into());
+        }
+        if !self.journal.has_room() {
+            // A checkpoint that fails will not make room soon: say so rather than hang.
+            return Err(self.checkpoint.failure().map_or(Stop::Wait(Wait::Room), Stop::Fail));
+        }
+        Ok(())
+    }
+
+    /// As [`Self::writable`], and the store has space for more.
+    pub(crate) fn growable(&self) -> Step<()> {
+        self.writable()?;
+        if self.free_space < self.config.reserve { Err(Errno::ENOSPC.into()) } else { Ok(()) }
+    }
+
+    /// Makes a change: applies it and appends it to the journal.
+    pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
+        for ino in event.addressed().into_iter().flatten() {
+            if let Some((dir, hash)) = self.state.unchanged_dentry(ino) {
+                self.record(&Event::Locate { ino, dir, hash })?;
+            }
+        }
+        cx.changed = true;
+        self.record(event)
+    }
+
+    fn record(&mut self, event: &Event) -> Step<()> {
+        self.state.apply(event)?;
+        self.journal.append(self.state.sequence, event);
+        Ok(())
+    }
+
+    pub(crate) fn new_ino(&self) -> Ino {
+        Ino(self.state.next_ino)
+    }
+
+    /// An inode as `stat` shows it; asks the stream where that knows better.
+    pub(crate) fn attr(&self, cx: &Cx<'_>, inode: &Inode) -> Step<espalier_proto::Attr> {
+        if !inode.is_streamed() {
+            return Ok(inode.attr(None));
+        }
+        Ok(inode.attr(cx.stream_stats(alloc::vec![inode.ino])?.first()))
+    }
+
+    /// What is told of a name's inode. The client then knows it, until it forgets.
+    pub(crate) fn entry(&mut self, dir_searchable: bool, attr: espalier_proto::Attr) -> Entry {
+        if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
+            cached.lookups += 1;
+        }
+        Entry { attr, cacheable: dir_searchable }
+    }
+
+    /// Frees what belongs to an inode that has no name, if nobody uses it.
+    pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
+        if cached.inode.nlink > 0 || cached.in_use() || self.config.read_only || self.journal.broken.is_some() {
+            return Ok(());
+        }
+        if cached.inode.is_streamed() {
+            self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
+            Ok(())
+        } else {
+            self.commit(cx, &Event::Purge { ino })
+        }
+    }
+
+    // ---- Waiting
+
+    fn ask(&mut self, purpose: Purpose, io: Io, out: &mut Outbox) {
+        self.next_io += 1;
+        let id = IoId(self.next_io);
+        self.io.insert(id, purpose);
+        out.io.push((id, io));
+    }
+
+    fn cancel(&mut self, from: ClientId, id: RequestId, out: &mut Outbox) {
+        let waiting = self.tasks.iter().find(|(_, task)| (task.from, task.id) == (from, id)).map(|(number, _)| *number);
+        if waiting.is_some_and(|number| self.tasks.remove(&number).is_some()) || self.journal.cancel(from, id) {
+            out.replies.push((from, id, Err(Errno::EINTR)));
+        }
+    }
+
+    fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
+        // One that was cancelled meanwhile is gone.
+        if let Some(task) = self.tasks.remove(&number) {
+            self.run(now, *task, Some(number), out);
+        }
+    }
+
+    fn done(&mut self, now: Now, id: IoId, result: Result<IoDone, Errno>, out: &mut Outbox) {
+        match (self.io.remove(&id), result) {
+            (Some(Purpose::Load(load)), result) => self.done_load(now, &load, result, out),
+            (Some(Purpose::Groups(number)), result) => {
+                if let Some(task) = self.tasks.get_mut(&number) {
+                    // A process that is gone has no groups to lend.
+                    task.caller.groups = Some(if let Ok(IoDone::Groups(groups)) = result { groups } else { [].into() });
+                }
+                self.resume(now, number, out);
+            }
+            (Some(Purpose::Stream(number, call)), result) => {
+                if let Some(task) = self.tasks.get_mut(&number) {
+                    let result = result.and_then(|done| if let IoDone::Stream(done) = done { Ok(done) } else { Err(Errno::EIO) });
+                    task.streams.push((call, result));
+                }
+                self.resume(now, number, out);
+            }
+            (Some(Purpose::Journal), result) => {
+                let result = result.and_then(|done| {
+                    if let IoDone::Journaled { end, used } = done { Ok((end, used)) } else { Err(Errno::EIO) }
+                });
+                let held = self.journal.appended(result);
+                self.let_go(held, out);
+                if self.journal.is_half_full() {
+                    self.start_checkpoint(out);
+                }
+            }
+            (Some(Purpose::Stage), Ok(_)) => {
+                if let Some(io) = self.checkpoint.staged(&mut self.state) {
+                    self.ask_checkpoint(io, out);
+                }
+            }
+            (Some(Purpose::Stage), Err(errno)) => self.journal.broken = Some(errno),
+            (Some(Purpose::Publish), result) => self.done_publish(now, result, out),
+            (Some(Purpose::RemoveStream(ino)), _) => self.purge_removed(now, ino),
+            (Some(Purpose::SettleStream(ino)), Ok(_)) => drop(self.state.unsettled.remove(&ino)),
+            // It stays new, which does no harm, and the next mount tries again.
+            (Some(Purpose::SettleStream(_)), Err(_)) => {}
+            (None, _) => {}
+        }
+    }
+
+    fn done_load(&mut self, now: Now, load: &Load, result: Result<IoDone, Errno>, out: &mut Outbox) {
+        let mut page = None;
+        let loaded = match (load, result) {
+            (Load::Record { object, key }, Ok(IoDone::Record(value))) => {
+                self.state.loaded(*object, key, value.as_deref()).map_err(|_| Errno::EIO)
+            }
+            (Load::Dentries { dir, from, limit }, Ok(IoDone::Dentries(pairs))) => {
+                let end = pairs.len() < *limit;
+                let last = pairs.last().and_then(|(key, _)| key.first_chunk::<8>()).map(|hash| u64::from_be_bytes(*hash));
+                // Of the last hash there may be more names, so it is not covered.
+                page = Some((*from, if end { u64::MAX } else { last.unwrap_or(*from) }, end));
+                self.state.loaded_dentries(*dir, *from, *limit, &pairs).map_err(|_| Errno::EIO)
+            }
+            (_, Err(errno)) => Err(errno),
+            (_, Ok(_)) => Err(Errno::EIO),
+        };
+        for number in self.loads.remove(load).unwrap_or_default() {
+            match loaded {
+                Ok(()) => {
+                    if let Some(task) = self.tasks.get_mut(&number) {
+                        // Pages that follow on each other are one.
+                        task.page = match (task.page, page) {
+                            (Some((from, reached, _)), Some((next, to, end))) if next == reached => Some((from, to, end)),
+                            _ => page,
+                        };
+                    }
+                    self.resume(now, number, out);
+                }
+                Err(errno) => {
+                    if let Some(task) = self.tasks.remove(&number) {
+                        out.replies.push((task.from, task.id, Err(errno)));
+                    }
+                }
+            }
+        }
+    }
+
+    fn done_publish(&mut self, now: Now, result: Result<IoDone, Errno>, out: &mut Outbox) {
+        let used = if let Ok(IoDone::Published { used }) = result { Ok(used) } else { result.map(|_| 0) };
+        if let Some(sequence) = self.checkpoint.published(used.map(|_| ())) {
+            let held = self.journal.checkpointed(sequence, used.unwrap_or(0));
+            self.let_go(held, out);
+        }
+        for number in core::mem::take(&mut self.roomless) {
+            self.resume(now, number, out);
+        }
+    }
+
+    fn let_go(&mut self, held: Vec<Held>, out: &mut Outbox) {
+        for held in held {
+            match held {
+                Held::Reply(from, id, result) => out.replies.push((from, id, result)),
+                Held::RemoveStream(ino) => {
+                    self.ask(Purpose::RemoveStream(ino), Io::Stream(StreamCall::Remove { ino }), out);
+                }
+                Held::SettleStream(ino) => {
+                    self.ask(Purpose::SettleStream(ino), Io::Stream(StreamCall::Settle { ino }), out);
+                }
+            }
+        }
+    }
+
+    fn purge_removed(&mut self, now: Now, ino: Ino) {
+        let caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
+        let mut cx = Cx { now: now.time, caller: &caller, streams: &[], page: None, durable: false, changed: false };
+        // It was loaded to become an orphan, and orphans stay loaded; if not, the next mount purges it.
+        let _ = self.commit(&mut cx, &Event::Purge { ino });
+    }
+
+    fn tick(&mut self, out: &mut Outbox) {
+        self.ticks += 1;
+        if let Some(io) = self.checkpoint.retry() {
+            self.ask_checkpoint(io, out);
+        }
+        if self.draining || self.ticks.is_multiple_of(Self::CHECKPOINT_TICKS) || self.journal.is_half_full() {
+            self.start_checkpoint(out);
+        }
+        self.flush(0, true, out);
+    }
+
+    fn start_checkpoint(&mut self, out: &mut Outbox) {
+        if self.config.read_only || self.journal.broken.is_some() {
+            return;
+        }
+        if let Some(io) = self.checkpoint.begin(&mut self.state, self.journal.end) {
+            self.ask_checkpoint(io, out);
+        }
+    }
+
+    fn ask_checkpoint(&mut self, io: Io, out: &mut Outbox) {
+        let purpose = if matches!(io, Io::Publish { .. }) { Purpose::Publish } else { Purpose::Stage };
+        self.ask(purpose, io, out);
+    }
+
+    fn flush(&mut self, queued: usize, flush: bool, out: &mut Outbox) {
+        if let Some((frame, sync)) = self.journal.next_frame(queued, flush) {
+            self.ask(Purpose::Journal, Io::Journal { frame, sync }, out);
+        }
+    }
+}
+
+fn is_inode(load: &Load) -> bool {
+    matches!(load, Load::Record { object, key }
+        if object.kind == espalier_proto::ObjectKind::Inodes && key.first() == Some(&b'i'))
+        || matches!(load, Load::Record { object, .. } if *object == ObjectId::ORPHANS)
+}

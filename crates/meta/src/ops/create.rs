@@ -1,0 +1,105 @@
+use alloc::boxed::Box;
+
+use espalier_proto::{
+    Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode,
+};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::{Body, Inode};
+use crate::step::Step;
+
+impl Meta {
+    /// A new name for a new inode of any kind (`open` with `O_CREAT`, `mkdir`, `mknod`, `symlink`). `modes`: the
+    /// permissions asked for, and the umask. With `open`, the file is opened too; unless `exclusive`, it may be there.
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn create(
+        &mut self,
+        cx: &mut Cx<'_>,
+        dir: Ino,
+        name: &Name,
+        node: &NewNode,
+        modes: (u32, u32),
+        open: Option<OpenHow>,
+        exclusive: bool,
+    ) -> Step<Reply> {
+        let parent = self.state.dir(dir)?;
+        cx.check(parent, Access::EXEC)?;
+        let cacheable = parent.searchable_by_all();
+        let slot = self.state.slot(name);
+        if let Some(ino) = self.state.target(dir, &slot)?.ino() {
+            let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
+            let attr = self.attr(cx, self.state.inode(ino)?)?;
+            let Reply::Opened(opened) = self.open(cx, ino, how)? else { return Err(Errno::EIO.into()) };
+            return Ok(Reply::Created(self.entry(cacheable, attr), opened));
+        }
+        let inode = self.new_inode(cx, dir, node, modes)?;
+        let attr = inode.attr(None);
+        self.commit(cx, &Event::Create { dir, name: name.clone(), inode })?;
+        let entry = self.entry(cacheable, attr);
+        if open.is_none() {
+            return Ok(Reply::Entry(entry));
+        }
+        self.opened(attr.ino);
+        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true }))
+    }
+
+    /// An inode that the caller may make in a directory, with what it inherits from there.
+    pub(crate) fn new_inode(&self, cx: &Cx<'_>, dir: Ino, node: &NewNode, modes: (u32, u32)) -> Step<Inode> {
+        self.growable()?;
+        let parent = self.state.dir(dir)?;
+        if parent.nlink == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        cx.check_change(parent)?;
+        let (kind, rdev, body) = match node {
+            NewNode::Regular => (FileType::Regular, 0, Body::Stuffed { size: 0, stored: 0 }),
+            NewNode::Directory => (FileType::Directory, 0, Body::Directory { parent: dir, entries: 0 }),
+            NewNode::Symlink(target) => (FileType::Symlink, 0, Body::Symlink(target.clone())),
+            NewNode::Fifo => (FileType::Fifo, 0, Body::Node),
+            NewNode::Socket => (FileType::Socket, 0, Body::Node),
+            NewNode::CharDevice(rdev) => (FileType::CharDevice, *rdev, Body::Node),
+            NewNode::BlockDevice(rdev) => (FileType::BlockDevice, *rdev, Body::Node),
+        };
+        let is_dir = kind == FileType::Directory;
+        let (mut perm, umask) = (modes.0 & mode::PERMISSIONS, modes.1);
+        let (mut acl, mut default_acl) = (None, None);
+        match &parent.default_acl {
+            _ if kind == FileType::Symlink => perm = 0o777,
+            None => perm &= !umask,
+            Some(default) => {
+                let inherited = default.inherit(perm);
+                perm = perm & !0o777 | inherited.perm();
+                acl = (!inherited.is_minimal()).then(|| Box::new(inherited));
+                default_acl = is_dir.then(|| default.clone());
+            }
+        }
+        let mut gid = cx.caller.gid;
+        if parent.perm & mode::SET_GID != 0 {
+            gid = parent.gid;
+            if is_dir {
+                perm |= mode::SET_GID;
+            } else if perm & mode::GROUP_EXEC != 0 {
+                perm = cx.without_foreign_sgid(perm, gid)?;
+            }
+        }
+        let time = cx.now;
+        Ok(Inode {
+            ino: self.new_ino(),
+            kind,
+            perm,
+            uid: cx.caller.uid,
+            gid,
+            nlink: if is_dir { 2 } else { 1 },
+            rdev,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            body,
+            acl,
+            default_acl,
+            has_xattrs: false,
+        })
+    }
+}

@@ -1,0 +1,15 @@
+use espalier_proto::{Ino, Reply};
+
+use crate::machine::{Cx, Meta};
+use crate::step::Step;
+
+impl Meta {
+    /// The client does not know the inode any more. If it has no name either, it ceases to be.
+    pub(crate) fn forget(&mut self, cx: &mut Cx<'_>, ino: Ino, lookups: u64) -> Step<Reply> {
+        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+            cached.lookups = cached.lookups.saturating_sub(lookups);
+            self.purge_if_unused(cx, ino)?;
+        }
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,33 @@
+use espalier_proto::{Errno, Ino, Name, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::step::Step;
+
+impl Meta {
+    /// Another name for a file.
+    pub(crate) fn link(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
+        self.growable()?;
+        let parent = self.state.dir(dir)?;
+        cx.check_change(parent)?;
+        let cacheable = parent.searchable_by_all();
+        let cached = self.state.cached(ino)?;
+        let inode = &cached.inode;
+        if parent.nlink == 0 || (inode.nlink == 0 && !cached.nameless) {
+            return Err(Errno::ENOENT.into());
+        }
+        if inode.is_dir() {
+            return Err(Errno::EPERM.into());
+        }
+        if inode.nlink == u32::MAX {
+            return Err(Errno::EMLINK.into());
+        }
+        if self.state.target(dir, &self.state.slot(name))?.ino().is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        self.attr(cx, inode)?;
+        self.commit(cx, &Event::Link { ino, dir, name: name.clone(), time: cx.now })?;
+        let attr = self.attr(cx, self.state.inode(ino)?)?;
+        Ok(Reply::Entry(self.entry(cacheable, attr)))
+    }
+}

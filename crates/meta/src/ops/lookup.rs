@@ -1,0 +1,21 @@
+use espalier_proto::{Access, Ino, Name, Reply};
+
+use crate::machine::{Cx, Meta};
+use crate::state::Target;
+use crate::step::Step;
+
+impl Meta {
+    /// What a name in a directory stands for.
+    pub(crate) fn lookup(&mut self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+        let inode = self.state.dir(dir)?;
+        cx.check(inode, Access::EXEC)?;
+        let cacheable = inode.searchable_by_all();
+        let slot = self.state.slot(name);
+        let ino = match self.state.target(dir, &slot)? {
+            Target::Absent => return Ok(Reply::Absent { cacheable }),
+            Target::Primary(ino) | Target::Remote(ino, _) => ino,
+        };
+        let attr = self.attr(cx, self.state.inode(ino)?)?;
+        Ok(Reply::Entry(self.entry(cacheable, attr)))
+    }
+}

@@ -1,0 +1,22 @@
+//! The operations, one file each, named as the system calls are.
+
+mod access;
+mod allocate;
+mod create;
+mod forget;
+mod fsync;
+mod getattr;
+mod link;
+mod lookup;
+mod open;
+mod read;
+mod readdir;
+mod readlink;
+mod rename;
+mod rmdir;
+mod seek;
+mod setattr;
+mod tmpfile;
+mod unlink;
+mod write;
+mod xattr;

@@ -1,0 +1,52 @@
+use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Opened, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::step::{Step, StreamCall};
+
+impl Meta {
+    /// Opens a file or directory. Until its release it exists, even without a name.
+    pub(crate) fn open(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Reply> {
+        let inode = self.state.inode(ino)?;
+        cx.check(inode, how.access)?;
+        let (is_file, streamed) = (inode.kind == FileType::Regular, inode.is_streamed());
+        if how.access.contains(Access::WRITE) && is_file && self.config.read_only {
+            return Err(Errno::EROFS.into());
+        }
+        if how.truncate && is_file {
+            self.writable()?;
+            if streamed {
+                cx.stream(StreamCall::Truncate { ino, size: 0 })?;
+            } else {
+                let (kill_suid_gid, time) = (how.kill_suid_gid, cx.now);
+                self.commit(cx, &Event::Resize { ino, size: 0, kill_suid_gid, time })?;
+            }
+        }
+        let mut keep_cache = true;
+        if how.access.contains(Access::READ) && is_file {
+            if streamed {
+                // Reads of a stream may never come by here.
+                self.accessed(cx, ino)?;
+            } else {
+                let inode = self.state.inode(ino)?;
+                keep_cache = !self.atime_is_due(inode, inode.mtime, cx.now);
+            }
+        }
+        self.opened(ino);
+        Ok(Reply::Opened(Opened { streamed, keep_cache }))
+    }
+
+    pub(crate) fn opened(&mut self, ino: Ino) {
+        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+            cached.opens += 1;
+        }
+    }
+
+    pub(crate) fn release(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
+        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+            cached.opens = cached.opens.saturating_sub(1);
+            self.purge_if_unused(cx, ino)?;
+        }
+        Ok(Reply::Done)
+    }
+}

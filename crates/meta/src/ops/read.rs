@@ -1,0 +1,28 @@
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, Ino, Reply};
+
+use crate::machine::{Cx, Meta};
+use crate::record::Body;
+use crate::step::Step;
+
+impl Meta {
+    /// Bytes of a stuffed file.
+    pub(crate) fn read(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64, size: u32) -> Step<Reply> {
+        let total = match self.state.inode(ino)?.body {
+            Body::Stuffed { size, .. } => size,
+            Body::Streamed => return Ok(Reply::Streamed),
+            Body::Directory { .. } => return Err(Errno::EISDIR.into()),
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let kept = self.state.strip(ino)?;
+        let end = offset.saturating_add(u64::from(size)).min(total);
+        let length = end.saturating_sub(offset) as usize;
+        let mut bytes = Vec::with_capacity(length);
+        let from = offset.min(kept.len() as u64) as usize;
+        bytes.extend_from_slice(&kept[from..kept.len().min(from + length)]);
+        bytes.resize(length, 0);
+        self.accessed(cx, ino)?;
+        Ok(Reply::Bytes(bytes))
+    }
+}

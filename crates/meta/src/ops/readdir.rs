@@ -1,0 +1,105 @@
+use alloc::vec::Vec;
+use core::ops::Bound;
+
+use espalier_proto::{Dirent, Entry, FileType, Ino, Name, Reply};
+
+use crate::machine::{Cx, Meta};
+use crate::record::{Body, Slot};
+use crate::state::{Fragment, Target};
+use crate::step::{Load, Step, Stop, Wait};
+
+/// Dentries read from the tables at a time.
+const PAGE: usize = 1024;
+
+impl Meta {
+    /// A piece of a listing (carns III.E): entries in the order of their hashes, which is also what a cursor means, so
+    /// that a listing shows every entry that stays exactly once, whatever else changes. `.` and `..` are the caller's.
+    pub(crate) fn readdir(&mut self, cx: &mut Cx<'_>, dir: Ino, after: u64, limit: u32, plus: bool) -> Step<Reply> {
+        let inode = self.state.dir(dir)?;
+        let Body::Directory { parent, .. } = inode.body else { return Err(Stop::Fail(espalier_proto::Errno::EIO)) };
+        let cacheable = inode.searchable_by_all();
+        if inode.nlink == 0 {
+            return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
+        }
+        let (found, end) = self.state.fragments.get(&dir).map_or((Vec::new(), false), |fragment| {
+            collect(fragment, cx.page, after, limit as usize)
+        });
+        if found.is_empty() && !end {
+            let from = match cx.page {
+                Some((from, to, _)) if from <= after + 1 && to > after + 1 => to,
+                _ => after + 1,
+            };
+            return Err(Stop::Wait(Wait::Load(Load::Dentries { dir, from, limit: PAGE })));
+        }
+        let entries = if plus { self.with_attributes(cx, cacheable, found)? } else { self.without(found)? };
+        if after == 0 {
+            self.accessed(cx, dir)?;
+        }
+        Ok(Reply::Listing { entries, parent, end })
+    }
+
+    fn without(&self, found: Vec<(Slot, Target)>) -> Step<Vec<Dirent>> {
+        let dirent = |(slot, target): (Slot, Target)| {
+            let (ino, kind) = match target {
+                Target::Remote(ino, kind) => (ino, kind),
+                Target::Primary(ino) => (ino, self.state.inode(ino)?.kind),
+                Target::Absent => return Ok(None),
+            };
+            Ok(Some(Dirent { name: slot.name, ino, kind, cursor: slot.hash, entry: None }))
+        };
+        found.into_iter().filter_map(|item| dirent(item).transpose()).collect()
+    }
+
+    fn with_attributes(&mut self, cx: &Cx<'_>, cacheable: bool, found: Vec<(Slot, Target)>) -> Step<Vec<Dirent>> {
+        let mut inodes = Vec::with_capacity(found.len());
+        for (_, target) in &found {
+            if let Some(ino) = target.ino() {
+                inodes.push(self.state.inode(ino)?);
+            }
+        }
+        let streamed: Vec<Ino> = inodes.iter().filter(|inode| inode.is_streamed()).map(|inode| inode.ino).collect();
+        // One call for all of them (carns III.E's listattr).
+        let stats = if streamed.is_empty() { Vec::new() } else { cx.stream_stats(streamed)? };
+        let mut stats = stats.iter();
+        let attrs = inodes.iter().map(|inode| inode.attr(if inode.is_streamed() { stats.next() } else { None }));
+        let attrs: Vec<_> = attrs.collect();
+        let with = |((slot, _), attr): ((Slot, Target), espalier_proto::Attr)| {
+            let entry = Some::<Entry>(self.entry(cacheable, attr));
+            let kind: FileType = attr.kind;
+            let (name, cursor): (Name, u64) = (slot.name, slot.hash);
+            Dirent { name, ino: attr.ino, kind, cursor, entry }
+        };
+        Ok(found.into_iter().zip(attrs).map(with).collect())
+    }
+}
+
+/// Entries after a cursor that are surely all there are up to the last of them, and whether these are the last of all.
+/// `page`: the hashes that a load has just covered.
+fn collect(
+    fragment: &Fragment,
+    page: Option<(u64, u64, bool)>,
+    after: u64,
+    limit: usize,
+) -> (Vec<(Slot, Target)>, bool) {
+    let mut covered = if fragment.complete { u64::MAX } else { fragment.loaded_to };
+    if let Some((from, to, _)) = page
+        && from <= covered.max(after + 1)
+    {
+        covered = covered.max(to);
+    }
+    let mut found: Vec<(Slot, Target)> = Vec::new();
+    let start = Bound::Excluded(Slot { hash: after + 1, name: Name::lowest() });
+    for (slot, cell) in fragment.cells.range((start, Bound::Unbounded)) {
+        if slot.hash >= covered {
+            break;
+        }
+        // Names of one hash stay together: a cursor cannot tell them apart.
+        if found.len() >= limit && found.last().is_some_and(|(last, _)| last.hash != slot.hash) {
+            return (found, false);
+        }
+        if cell.target != Target::Absent {
+            found.push((slot.clone(), cell.target));
+        }
+    }
+    (found, covered == u64::MAX)
+}

@@ -1,0 +1,22 @@
+use espalier_proto::{Errno, Ino, Name, Reply};
+
+use crate::machine::{Cx, Meta};
+use crate::record::{Body, Inode};
+use crate::step::Step;
+
+impl Meta {
+    pub(crate) fn rmdir(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+        let inode = self.victim(cx, dir, name)?;
+        check_empty(inode)?;
+        self.remove(cx, dir, name, inode.ino)
+    }
+}
+
+/// `ENOTDIR` or `ENOTEMPTY` unless it is an empty directory.
+pub(super) fn check_empty(inode: &Inode) -> Step<()> {
+    match inode.body {
+        Body::Directory { entries: 0, .. } => Ok(()),
+        Body::Directory { .. } => Err(Errno::ENOTEMPTY.into()),
+        _ => Err(Errno::ENOTDIR.into()),
+    }
+}

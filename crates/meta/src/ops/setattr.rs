@@ -1,0 +1,133 @@
+use espalier_proto::{Access, Errno, FileType, Ino, Reply, SetAttr, SetTime, Time, mode};
+
+use crate::event::{Change, Event};
+use crate::journal::Held;
+use crate::machine::{Cx, Meta};
+use crate::record::{Body, Inode};
+use crate::step::{Step, StreamCall};
+
+impl Meta {
+    /// `chmod`, `chown`, `truncate`, `utimensat`, in any combination.
+    pub(crate) fn setattr(&mut self, cx: &mut Cx<'_>, ino: Ino, set: &SetAttr) -> Step<Reply> {
+        self.writable()?;
+        let inode = self.state.inode(ino)?;
+        let change = decide(cx, inode, set)?;
+        let streamed = inode.is_streamed();
+        if let Some(size) = set.size {
+            match inode.kind {
+                FileType::Regular => {}
+                FileType::Directory => return Err(Errno::EISDIR.into()),
+                _ => return Err(Errno::EINVAL.into()),
+            }
+            if !set.through_handle {
+                cx.check(inode, Access::WRITE)?;
+            }
+            if !streamed && size <= u64::from(self.config.strip_bytes) {
+                let (kill_suid_gid, time) = (set.kill_suid_gid, cx.now);
+                self.state.strip(ino)?;
+                self.commit(cx, &Event::Resize { ino, size, kill_suid_gid, time })?;
+            } else {
+                if !streamed {
+                    self.unstuff(cx, ino)?;
+                }
+                cx.stream(StreamCall::Truncate { ino, size })?;
+            }
+        }
+        if let (Some(mtime), true) = (change.mtime, self.state.inode(ino)?.is_streamed()) {
+            cx.stream(StreamCall::SetMtime { ino, mtime })?;
+        }
+        if change != Change::default() {
+            self.commit(cx, &Event::SetAttr { ino, change })?;
+        }
+        self.getattr(cx, ino)
+    }
+}
+
+/// What the caller may change, and what changes along with it.
+fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
+    let mut change = Change::default();
+    let owner = cx.is_owner(inode);
+    if let Some(perm) = set.perm {
+        if !owner {
+            return Err(Errno::EPERM.into());
+        }
+        change.perm = Some(cx.without_foreign_sgid(perm & mode::PERMISSIONS, inode.gid)?);
+    }
+    if set.uid.is_some() || set.gid.is_some() {
+        let same_owner = set.uid.is_none_or(|uid| uid == inode.uid);
+        let allowed = cx.caller.is_superuser()
+            || (owner && same_owner && (set.gid.is_none_or(|gid| gid == inode.gid) || cx.is_member(set.gid.unwrap_or(0))?));
+        if !allowed {
+            return Err(Errno::EPERM.into());
+        }
+        (change.uid, change.gid) = (set.uid, set.gid);
+    }
+    if (set.kill_suid_gid || change.uid.is_some() || change.gid.is_some()) && !inode.is_dir() {
+        let mut killed = inode.clone();
+        killed.perm = change.perm.unwrap_or(inode.perm);
+        killed.kill_suid_gid();
+        change.perm = (killed.perm != inode.perm).then_some(killed.perm);
+    }
+    if set.atime.is_some() || set.mtime.is_some() {
+        let now = |time: Option<SetTime>| matches!(time, Some(SetTime::Now));
+        let both_now = now(set.atime) && now(set.mtime);
+        let by_truncation = set.size.is_some() && set.atime.is_none() && now(set.mtime);
+        if !owner {
+            if !both_now && !by_truncation {
+                return Err(Errno::EPERM.into());
+            }
+            if both_now {
+                cx.check(inode, Access::WRITE)?;
+            }
+        }
+        let resolve = |time: SetTime| match time {
+            SetTime::Now => cx.now,
+            SetTime::To(time) => time,
+        };
+        (change.atime, change.mtime) = (set.atime.map(resolve), set.mtime.map(resolve));
+    }
+    if change != Change::default() || set.size.is_some() || set.ctime.is_some() {
+        change.ctime = Some(cx.now);
+    }
+    Ok(change)
+}
+
+impl Meta {
+    /// Moves a stuffed file's bytes out into a stream, once and for all (carns III.B). Readers go on meanwhile; a
+    /// change that comes between starts it over.
+    pub(crate) fn unstuff(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        let inode = self.state.inode(ino)?;
+        let Body::Stuffed { size, .. } = inode.body else { return Ok(()) };
+        let mtime = inode.mtime;
+        let bytes = self.state.strip(ino)?.to_vec();
+        let version = self.state.strips.get(&ino).map_or(0, |strip| strip.version);
+        // Durable bytes must not be given up for bytes that are not.
+        let sync = !bytes.is_empty() && version <= self.journal.durable;
+        cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync })?;
+        self.commit(cx, &Event::Unstuff { ino })?;
+        self.journal.hold(self.state.sequence, Held::SettleStream(ino));
+        Ok(())
+    }
+
+    /// Reading a file, link or directory may change its access time.
+    pub(crate) fn accessed(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        let inode = self.state.inode(ino)?;
+        if self.writable().is_ok() && self.atime_is_due(inode, inode.mtime, cx.now) {
+            let change = Change { atime: Some(cx.now), ..Change::default() };
+            self.commit(cx, &Event::SetAttr { ino, change })?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn atime_is_due(&self, inode: &Inode, mtime: Time, now: Time) -> bool {
+        use crate::machine::Atime;
+        const DAY: i64 = 24 * 60 * 60;
+        match self.config.atime {
+            Atime::Never => false,
+            Atime::Always => true,
+            Atime::Relative => {
+                inode.atime <= mtime || inode.atime <= inode.ctime || now.secs - inode.atime.secs >= DAY
+            }
+        }
+    }
+}

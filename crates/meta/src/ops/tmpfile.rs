@@ -1,0 +1,21 @@
+use espalier_proto::{Ino, NewNode, Opened, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::step::Step;
+
+impl Meta {
+    /// `open` with `O_TMPFILE`: a file without a name, which `link` may give it one.
+    pub(crate) fn tmpfile(&mut self, cx: &mut Cx<'_>, dir: Ino, perm: u32, umask: u32) -> Step<Reply> {
+        let mut inode = self.new_inode(cx, dir, &NewNode::Regular, (perm, umask))?;
+        inode.nlink = 0;
+        let attr = inode.attr(None);
+        self.commit(cx, &Event::TmpFile { inode })?;
+        let entry = self.entry(false, attr);
+        if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
+            cached.nameless = true;
+        }
+        self.opened(attr.ino);
+        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true }))
+    }
+}

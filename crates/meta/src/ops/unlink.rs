@@ -1,0 +1,34 @@
+use espalier_proto::{Access, Errno, Ino, Name, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::Inode;
+use crate::step::Step;
+
+impl Meta {
+    pub(crate) fn unlink(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+        let inode = self.victim(cx, dir, name)?;
+        if inode.is_dir() {
+            return Err(Errno::EISDIR.into());
+        }
+        self.remove(cx, dir, name, inode.ino)
+    }
+
+    /// The inode of a name that the caller may remove.
+    pub(crate) fn victim(&self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<&Inode> {
+        self.writable()?;
+        let parent = self.state.dir(dir)?;
+        cx.check(parent, Access::EXEC)?;
+        let ino = self.state.target(dir, &self.state.slot(name))?.ino().ok_or(Errno::ENOENT)?;
+        cx.check_change(parent)?;
+        let inode = self.state.inode(ino)?;
+        cx.check_sticky(parent, inode)?;
+        Ok(inode)
+    }
+
+    pub(crate) fn remove(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name, ino: Ino) -> Step<Reply> {
+        self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
+        self.purge_if_unused(cx, ino)?;
+        Ok(Reply::Done)
+    }
+}

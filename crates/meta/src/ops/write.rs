@@ -1,0 +1,36 @@
+use espalier_proto::{Errno, Ino, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::Body;
+use crate::step::Step;
+
+impl Meta {
+    /// Writes to a stuffed file. If it outgrows the strip, it is moved out, and the client writes to the stream.
+    pub(crate) fn write(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        offset: u64,
+        data: &[u8],
+        kill_suid_gid: bool,
+    ) -> Step<Reply> {
+        self.growable()?;
+        match self.state.inode(ino)?.body {
+            Body::Stuffed { .. } => {}
+            Body::Streamed => return Ok(Reply::Streamed),
+            _ => return Err(Errno::EINVAL.into()),
+        }
+        let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
+        if end > u64::from(self.config.strip_bytes) {
+            self.unstuff(cx, ino)?;
+            return Ok(Reply::Streamed);
+        }
+        self.state.strip(ino)?;
+        if !data.is_empty() {
+            let event = Event::Write { ino, offset, data: data.to_vec(), kill_suid_gid, time: cx.now };
+            self.commit(cx, &event)?;
+        }
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,182 @@
+//! Extended attributes. The two of access control lists are kept in the inode, for every check needs them.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Access, Errno, FileType, Ino, Reply, XattrMode, mode};
+
+use crate::acl::Acl;
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::Inode;
+use crate::step::Step;
+
+const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
+const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+/// Bytes of names and values of one inode: they are one record. A single value may have 64 KiB, as Linux allows.
+const MAX_TOTAL: usize = 256 * 1024;
+/// Bytes of a list of names, as Linux allows.
+const MAX_LIST: usize = 65536;
+
+impl Meta {
+    pub(crate) fn getxattr(&mut self, cx: &Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
+        let inode = self.state.inode(ino)?;
+        let acl = match name {
+            ACCESS_ACL => Some(&inode.acl),
+            DEFAULT_ACL => Some(&inode.default_acl),
+            _ => None,
+        };
+        if let Some(acl) = acl {
+            let acl = acl.as_ref().ok_or(Errno::ENODATA)?;
+            return Ok(Reply::Bytes(full(acl, inode).format()));
+        }
+        check_namespace(cx, inode, name, Access::READ)?;
+        let list = self.state.xattr_list(ino)?;
+        let at = list.binary_search_by(|(n, _)| n.as_ref().cmp(name)).map_err(|_| Errno::ENODATA)?;
+        Ok(Reply::Bytes(list[at].1.to_vec()))
+    }
+
+    pub(crate) fn listxattr(&mut self, cx: &Cx<'_>, ino: Ino) -> Step<Reply> {
+        let inode = self.state.inode(ino)?;
+        let mut names: Vec<u8> = Vec::new();
+        let mut push = |name: &[u8]| {
+            names.extend_from_slice(name);
+            names.push(0);
+        };
+        if inode.acl.is_some() {
+            push(ACCESS_ACL);
+        }
+        if inode.default_acl.is_some() {
+            push(DEFAULT_ACL);
+        }
+        for (name, _) in self.state.xattr_list(ino)? {
+            if !name.starts_with(b"trusted.") || cx.caller.is_superuser() {
+                push(name);
+            }
+        }
+        Ok(Reply::Bytes(names))
+    }
+
+    pub(crate) fn setxattr(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        how: XattrMode,
+        kill_sgid: bool,
+    ) -> Step<Reply> {
+        self.growable()?;
+        if matches!(name, ACCESS_ACL | DEFAULT_ACL) {
+            // An empty list of entries removes it, as `setfacl -k` and -b have it.
+            let acl = (value.len() > 4).then(|| Acl::parse(value).ok_or(Errno::EINVAL)).transpose()?;
+            return self.set_acl(cx, ino, name == DEFAULT_ACL, acl, kill_sgid);
+        }
+        let inode = self.state.inode(ino)?;
+        check_namespace(cx, inode, name, Access::WRITE)?;
+        let list = self.state.xattr_list(ino)?;
+        let at = list.binary_search_by(|(n, _)| n.as_ref().cmp(name));
+        match (how, at) {
+            (XattrMode::Create, Ok(_)) => return Err(Errno::EEXIST.into()),
+            (XattrMode::Replace, Err(_)) => return Err(Errno::ENODATA.into()),
+            _ => {}
+        }
+        let total: usize = list.iter().map(|(name, value)| name.len() + value.len()).sum();
+        let old = at.map_or(0, |at| list[at].1.len() + name.len());
+        let names: usize = list.iter().map(|(name, _)| name.len() + 1).sum();
+        if total - old + name.len() + value.len() > MAX_TOTAL || (at.is_err() && names + name.len() + 1 > MAX_LIST) {
+            return Err(Errno::ENOSPC.into());
+        }
+        self.commit(cx, &Event::SetXattr { ino, name: name.into(), value: Some(value.into()), time: cx.now })?;
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn removexattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
+        self.writable()?;
+        let inode = self.state.inode(ino)?;
+        let is_acl = match name {
+            ACCESS_ACL => Some(inode.acl.is_some()),
+            DEFAULT_ACL => Some(inode.default_acl.is_some()),
+            _ => None,
+        };
+        if let Some(present) = is_acl {
+            if !present {
+                return Err(Errno::ENODATA.into());
+            }
+            return self.set_acl(cx, ino, name == DEFAULT_ACL, None, false);
+        }
+        check_namespace(cx, inode, name, Access::WRITE)?;
+        if self.state.xattr_list(ino)?.binary_search_by(|(n, _)| n.as_ref().cmp(name)).is_err() {
+            return Err(Errno::ENODATA.into());
+        }
+        self.commit(cx, &Event::SetXattr { ino, name: name.into(), value: None, time: cx.now })?;
+        Ok(Reply::Done)
+    }
+
+    fn set_acl(&mut self, cx: &mut Cx<'_>, ino: Ino, default: bool, acl: Option<Acl>, kill_sgid: bool) -> Step<Reply> {
+        let inode = self.state.inode(ino)?;
+        if inode.kind == FileType::Symlink {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        if !cx.is_owner(inode) {
+            return Err(Errno::EPERM.into());
+        }
+        let time = cx.now;
+        if default {
+            if !inode.is_dir() {
+                return Err(if acl.is_some() { Errno::EACCES } else { Errno::ENODATA }.into());
+            }
+            self.commit(cx, &Event::SetDefaultAcl { ino, acl: acl.map(Box::new), time })?;
+            return Ok(Reply::Done);
+        }
+        let mut perm = inode.perm;
+        match &acl {
+            Some(acl) => perm = perm & !0o777 | acl.perm(),
+            // What the owning group may do is what it might without the mask.
+            None => {
+                if let Some(old) = &inode.acl {
+                    perm = perm & !0o070 | u32::from(old.group) << 3;
+                }
+            }
+        }
+        if kill_sgid {
+            perm &= !mode::SET_GID;
+        } else {
+            perm = cx.without_foreign_sgid(perm, inode.gid)?;
+        }
+        let acl = acl.filter(|acl| !acl.is_minimal()).map(Box::new);
+        self.commit(cx, &Event::SetAcl { ino, acl, perm, time })?;
+        Ok(Reply::Done)
+    }
+}
+
+/// The list as it holds now: the classes that the permission bits stand for follow `chmod`.
+fn full(acl: &Acl, inode: &Inode) -> Acl {
+    let mut acl = acl.clone();
+    if inode.acl.as_deref() == Some(&acl) {
+        acl.set_perm(inode.perm);
+    }
+    acl
+}
+
+/// Each namespace of attributes has rules of its own (`xattr(7)`).
+fn check_namespace(cx: &Cx<'_>, inode: &Inode, name: &[u8], want: Access) -> Step<()> {
+    let write = want.contains(Access::WRITE);
+    if name.starts_with(b"user.") {
+        if !matches!(inode.kind, FileType::Regular | FileType::Directory) {
+            return Err(if write { Errno::EPERM } else { Errno::ENODATA }.into());
+        }
+        if write && inode.is_dir() && inode.perm & mode::STICKY != 0 && !cx.is_owner(inode) {
+            return Err(Errno::EPERM.into());
+        }
+        return cx.check(inode, want);
+    }
+    if name.starts_with(b"trusted.") {
+        let refusal = if write { Errno::EPERM } else { Errno::ENODATA };
+        return if cx.caller.is_superuser() { Ok(()) } else { Err(refusal.into()) };
+    }
+    if name.starts_with(b"security.") {
+        return if write && !cx.caller.is_superuser() { Err(Errno::EPERM.into()) } else { Ok(()) };
+    }
+    Err(Errno::EOPNOTSUPP.into())
+}

@@ -1,0 +1,211 @@
+//! The records of the tables: what they hold, under which keys, and how they are encoded.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::hash::Hasher;
+
+use espalier_proto::{Attr, FileType, Ino, Name, ObjectId, StreamStat, Time, mode};
+use serde::{Deserialize, Serialize};
+use siphasher::sip::SipHasher13;
+
+use crate::acl::Acl;
+
+/// Everything about a file but its names, its bytes and its extended attributes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    pub ino: Ino,
+    pub kind: FileType,
+    /// Permission bits with set-id and sticky.
+    pub perm: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Names of it; for directories 2 and one for each directory in it. 0: an orphan.
+    pub nlink: u32,
+    pub rdev: u32,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    pub btime: Time,
+    pub body: Body,
+    /// Present if it says more than the permission bits.
+    pub acl: Option<Box<Acl>>,
+    /// What new entries of a directory inherit.
+    pub default_acl: Option<Box<Acl>>,
+    /// There is a record of extended attributes.
+    pub has_xattrs: bool,
+}
+
+/// What an inode of a certain kind has to itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Body {
+    /// Devices, fifos, sockets.
+    Node,
+    /// A regular file whose bytes lie in a record beside its inode (carns III.B). `stored` bytes of it are kept,
+    /// at most a strip; the rest up to `size` is a hole.
+    Stuffed { size: u64, stored: u32 },
+    /// A regular file whose bytes lie in a stream; its size, blocks and mtime are the stream's.
+    Streamed,
+    Directory { parent: Ino, entries: u64 },
+    Symlink(Box<[u8]>),
+}
+
+impl Inode {
+    pub fn is_dir(&self) -> bool {
+        self.kind == FileType::Directory
+    }
+
+    pub fn is_streamed(&self) -> bool {
+        matches!(self.body, Body::Streamed)
+    }
+
+    /// `stream`: what the engine tells of its stream, if it has one.
+    pub fn attr(&self, stream: Option<&StreamStat>) -> Attr {
+        let stream = stream.copied().unwrap_or_default();
+        let (size, blocks) = match &self.body {
+            Body::Node => (0, 0),
+            Body::Stuffed { size, stored } => (*size, u64::from(*stored).div_ceil(512)),
+            Body::Streamed => (stream.size, stream.blocks),
+            Body::Directory { entries, .. } => (*entries, 0),
+            Body::Symlink(target) => (target.len() as u64, 0),
+        };
+        let (mtime, ctime) = match self.body {
+            Body::Streamed => (stream.mtime, self.ctime.max(stream.ctime)),
+            _ => (self.mtime, self.ctime),
+        };
+        Attr {
+            ino: self.ino,
+            kind: self.kind,
+            perm: self.perm,
+            nlink: self.nlink,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: self.rdev,
+            size,
+            blocks,
+            atime: self.atime,
+            mtime,
+            ctime,
+            btime: self.btime,
+        }
+    }
+
+    /// Whoever can reach this directory may search it: its entries may be cached for every caller.
+    pub fn searchable_by_all(&self) -> bool {
+        self.acl.is_none() && self.perm & mode::ANY_EXEC == mode::ANY_EXEC
+    }
+
+    /// A write or truncation by others than the superuser takes the right to act as the owner away.
+    pub fn kill_suid_gid(&mut self) {
+        self.perm &= !mode::SET_UID;
+        if self.perm & mode::GROUP_EXEC != 0 {
+            self.perm &= !mode::SET_GID;
+        }
+    }
+}
+
+/// Where an entry stands in its directory: entries are ordered by the hash of their names, so that a place in a
+/// listing survives changes, and fragments (wu 2.2) are ranges.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slot {
+    pub hash: u64,
+    pub name: Name,
+}
+
+impl Slot {
+    /// Listings know the first cursors as `.` and `..`, and the kernel takes the last for the end.
+    pub const FIRST: u64 = 3;
+    const LAST: u64 = i64::MAX as u64 - 1;
+
+    /// `key` is the file system's own secret, so that nobody can choose names that collide.
+    pub fn new(key: &[u8; 16], name: Name) -> Self {
+        let mut hasher = SipHasher13::new_with_key(key);
+        hasher.write(&name);
+        let hash = (hasher.finish() >> 1).clamp(Self::FIRST, Self::LAST);
+        Self { hash, name }
+    }
+
+    /// The key of its dentry in the fragment's object.
+    pub fn key(&self) -> Vec<u8> {
+        let mut key = Vec::with_capacity(8 + self.name.len());
+        key.extend_from_slice(&self.hash.to_be_bytes());
+        key.extend_from_slice(&self.name);
+        key
+    }
+
+    pub fn from_key(key: &[u8]) -> Option<Self> {
+        let (hash, name) = key.split_first_chunk::<8>()?;
+        Some(Self { hash: u64::from_be_bytes(*hash), name: Name::new(name).ok()? })
+    }
+}
+
+/// The value of a dentry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Dentry {
+    /// The inode lies in its only name's dentry.
+    Primary(Inode),
+    /// The inode has, or had, several names, and lies in the inode table.
+    Remote { ino: Ino, kind: FileType },
+}
+
+/// Extended attributes of an inode, sorted by name.
+pub(crate) type Xattrs = Vec<(Box<[u8]>, Box<[u8]>)>;
+
+/// The one record about the whole file system, as of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Super {
+    /// The next inode number to give out.
+    pub next_ino: u64,
+    /// Inodes in use.
+    pub files: u64,
+    /// Events that the tables contain: all up to and including this one.
+    pub sequence: u64,
+    /// Where in the journal to look for the events that follow; frames there may repeat older ones.
+    pub journal: u64,
+    /// Files whose streams the store may still hold for new.
+    pub unsettled: Vec<Ino>,
+}
+
+/// The keys of the records that are kept by inode number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum InoRecord {
+    Inode = b'i',
+    Strip = b's',
+    Xattrs = b'x',
+}
+
+impl InoRecord {
+    pub fn place(self, ino: Ino) -> (ObjectId, Vec<u8>) {
+        let mut key = Vec::with_capacity(9);
+        key.push(self as u8);
+        key.extend_from_slice(&ino.0.to_be_bytes());
+        (ObjectId::inodes(ino), key)
+    }
+
+    pub fn from_key(key: &[u8]) -> Option<(Self, Ino)> {
+        let (tag, ino) = key.split_first()?;
+        let ino = Ino(u64::from_be_bytes(ino.try_into().ok()?));
+        match tag {
+            b'i' => Some((Self::Inode, ino)),
+            b's' => Some((Self::Strip, ino)),
+            b'x' => Some((Self::Xattrs, ino)),
+            _ => None,
+        }
+    }
+}
+
+/// A stored record that cannot be what it should be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Corrupt;
+
+pub fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+    // Fails only for types whose length serde cannot know, and no record has one.
+    postcard::to_allocvec(record).unwrap_or_default()
+}
+
+pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Corrupt> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((record, [])) => Ok(record),
+        _ => Err(Corrupt),
+    }
+}

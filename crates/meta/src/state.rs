@@ -1,0 +1,596 @@
+//! The tables in memory: what is loaded of the store, with the changes since the last checkpoint.
+//!
+//! A checkpoint writes the state as it was at one position of the journal, in pieces, while operations go on: a record
+//! that changes before its piece is written is encoded just before the change ([`State::touch_inode`] and its like).
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, FileType, Ino, Name, ObjectId, TableWrite};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+use serde::Serialize;
+
+use crate::record::{Body, Corrupt, Dentry, InoRecord, Inode, Slot, Xattrs, decode, encode};
+use crate::step::{Load, Step, Stop, Wait};
+
+pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
+
+/// Where an inode's record lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// In its only name's dentry.
+    Dentry { dir: Ino, hash: u64 },
+    /// In the inode table: the root, and what has or had several names.
+    Table,
+    /// Without a name, in use.
+    Orphan,
+}
+
+#[derive(Debug)]
+pub(crate) struct Cached {
+    pub inode: Inode,
+    pub home: Home,
+    /// How often replies have named it to clients that have not forgotten it.
+    pub lookups: u64,
+    pub opens: u32,
+    /// Without a name because it never had one (`O_TMPFILE`): it may be given one.
+    pub nameless: bool,
+    pub track: Track,
+}
+
+impl Cached {
+    pub(crate) fn in_use(&self) -> bool {
+        self.lookups > 0 || self.opens > 0
+    }
+}
+
+/// Whether a record must be written by a checkpoint.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Track {
+    /// The epoch of checkpoints in which it last changed; 0: not since it was written or loaded.
+    epoch: u32,
+    /// The store may have it, so that removing it needs a write.
+    stored: bool,
+}
+
+impl Track {
+    const STORED: Self = Self { epoch: 0, stored: true };
+}
+
+/// What a name in a directory stands for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    Primary(Ino),
+    Remote(Ino, FileType),
+    /// Known not to be there.
+    Absent,
+}
+
+impl Target {
+    pub(crate) fn ino(self) -> Option<Ino> {
+        match self {
+            Self::Primary(ino) | Self::Remote(ino, _) => Some(ino),
+            Self::Absent => None,
+        }
+    }
+}
+
+/// A dentry in memory. Of a primary one only `track.stored` is used: its inode's record is its record.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub target: Target,
+    track: Track,
+}
+
+/// A directory's entries, as far as they are in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Fragment {
+    pub cells: BTreeMap<Slot, Cell>,
+    /// All entries are in memory: what is not here does not exist.
+    pub complete: bool,
+    /// All entries with hashes below this are in memory.
+    pub loaded_to: u64,
+}
+
+/// The bytes of a stuffed file.
+#[derive(Debug, Default)]
+pub(crate) struct Strip {
+    pub bytes: Vec<u8>,
+    /// The sequence number of the event that last changed it; 0: not since it was loaded.
+    pub version: u64,
+    track: Track,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct XattrCell {
+    pub list: Xattrs,
+    track: Track,
+}
+
+/// A record that has changed since a checkpoint.
+#[derive(Debug)]
+enum Changed {
+    Inode(Ino),
+    Remote(Ino, Slot),
+    Strip(Ino),
+    Xattrs(Ino),
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    pub hash_key: [u8; 16],
+    pub inodes: Map<Ino, Cached>,
+    pub fragments: Map<Ino, Fragment>,
+    pub strips: Map<Ino, Strip>,
+    pub xattrs: Map<Ino, XattrCell>,
+    pub next_ino: u64,
+    pub files: u64,
+    /// The sequence number of the last event applied.
+    pub sequence: u64,
+    /// Files that have been unstuffed, whose streams the store may still hold for new ([`StreamCall::Settle`]).
+    ///
+    /// [`StreamCall::Settle`]: crate::StreamCall::Settle
+    pub unsettled: BTreeSet<Ino>,
+    /// The current epoch: grows with every checkpoint.
+    epoch: u32,
+    changed: VecDeque<Changed>,
+    /// Keys to be removed by the next checkpoint, before its changed records are put.
+    erased: Vec<TableWrite>,
+    snapshot: Snapshot,
+}
+
+/// The checkpoint under way.
+#[derive(Debug, Default)]
+struct Snapshot {
+    /// Records that are still to be encoded, unless they have been meanwhile.
+    changed: VecDeque<Changed>,
+    /// Encoded, to be handed to the store.
+    writes: Vec<TableWrite>,
+}
+
+impl State {
+    pub(crate) fn new(hash_key: [u8; 16]) -> Self {
+        Self {
+            hash_key,
+            inodes: Map::default(),
+            fragments: Map::default(),
+            strips: Map::default(),
+            xattrs: Map::default(),
+            next_ino: Ino::ROOT.0 + 1,
+            files: 0,
+            sequence: 0,
+            unsettled: BTreeSet::new(),
+            epoch: 1,
+            changed: VecDeque::new(),
+            erased: Vec::new(),
+            snapshot: Snapshot::default(),
+        }
+    }
+
+    pub(crate) fn slot(&self, name: &Name) -> Slot {
+        Slot::new(&self.hash_key, name.clone())
+    }
+
+    // ---- Looking
+
+    /// An inode that a dentry or a client names. One that the tables do not have either is stale.
+    pub(crate) fn cached(&self, ino: Ino) -> Step<&Cached> {
+        self.inodes.get(&ino).ok_or_else(|| wait_record(InoRecord::Inode, ino))
+    }
+
+    pub(crate) fn inode(&self, ino: Ino) -> Step<&Inode> {
+        self.cached(ino).map(|cached| &cached.inode)
+    }
+
+    /// A directory; `ENOTDIR` for anything else.
+    pub(crate) fn dir(&self, ino: Ino) -> Step<&Inode> {
+        let inode = self.inode(ino)?;
+        if inode.is_dir() { Ok(inode) } else { Err(Errno::ENOTDIR.into()) }
+    }
+
+    /// What a name stands for.
+    pub(crate) fn target(&self, dir: Ino, slot: &Slot) -> Step<Target> {
+        let fragment = self.fragments.get(&dir);
+        if let Some(cell) = fragment.and_then(|fragment| fragment.cells.get(slot)) {
+            return Ok(cell.target);
+        }
+        if fragment.is_some_and(|fragment| fragment.complete) {
+            return Ok(Target::Absent);
+        }
+        // A small directory is loaded whole: then it is known what is not there, too.
+        let untouched = fragment.is_none_or(|fragment| fragment.loaded_to == 0);
+        let load = match self.dir(dir)?.body {
+            Body::Directory { entries, .. } if untouched && entries <= SMALL_DIRECTORY as u64 => {
+                Load::Dentries { dir, from: 0, limit: 2 * SMALL_DIRECTORY }
+            }
+            _ => Load::Record { object: ObjectId::fragment(dir, 0), key: slot.key() },
+        };
+        Err(Stop::Wait(Wait::Load(load)))
+    }
+
+    /// The bytes that are kept of a stuffed file.
+    pub(crate) fn strip(&self, ino: Ino) -> Step<&[u8]> {
+        match (&self.inode(ino)?.body, self.strips.get(&ino)) {
+            (_, Some(strip)) => Ok(&strip.bytes),
+            (Body::Stuffed { stored: 1.., .. }, None) => Err(wait_record(InoRecord::Strip, ino)),
+            _ => Ok(&[]),
+        }
+    }
+
+    pub(crate) fn xattr_list(&self, ino: Ino) -> Step<&[(alloc::boxed::Box<[u8]>, alloc::boxed::Box<[u8]>)]> {
+        match (self.inode(ino)?.has_xattrs, self.xattrs.get(&ino)) {
+            (_, Some(cell)) => Ok(&cell.list),
+            (true, None) => Err(wait_record(InoRecord::Xattrs, ino)),
+            (false, None) => Ok(&[]),
+        }
+    }
+
+    /// The dentry of the last checkpoint that an inode lies in, if it has not changed since.
+    pub(crate) fn unchanged_dentry(&self, ino: Ino) -> Option<(Ino, u64)> {
+        let cached = self.inodes.get(&ino)?;
+        match cached.home {
+            Home::Dentry { dir, hash } if cached.track.epoch != self.epoch => Some((dir, hash)),
+            _ => None,
+        }
+    }
+
+    // ---- Loading
+
+    /// Takes in what a load has brought. What is in memory already is newer and stays.
+    pub(crate) fn loaded(&mut self, object: ObjectId, key: &[u8], value: Option<&[u8]>) -> Result<(), Corrupt> {
+        use espalier_proto::ObjectKind::{Fragment, Inodes, Orphans, Super};
+        match object.kind {
+            Fragment => {
+                let slot = Slot::from_key(key).ok_or(Corrupt)?;
+                self.loaded_dentry(Ino(object.id), slot, value)
+            }
+            Inodes => {
+                let (record, ino) = InoRecord::from_key(key).ok_or(Corrupt)?;
+                let Some(value) = value else { return Ok(()) };
+                match record {
+                    InoRecord::Inode => self.loaded_inode(decode(value)?, Home::Table),
+                    InoRecord::Strip => {
+                        let strip = || Strip { bytes: value.to_vec(), version: 0, track: Track::STORED };
+                        self.strips.entry(ino).or_insert_with(strip);
+                    }
+                    InoRecord::Xattrs => {
+                        let list = decode(value)?;
+                        self.xattrs.entry(ino).or_insert(XattrCell { list, track: Track::STORED });
+                    }
+                }
+                Ok(())
+            }
+            Orphans => {
+                if let Some(value) = value {
+                    self.loaded_inode(decode(value)?, Home::Orphan);
+                }
+                Ok(())
+            }
+            Super => Err(Corrupt),
+        }
+    }
+
+    /// Takes in a page of a directory's dentries, from a hash on.
+    pub(crate) fn loaded_dentries(
+        &mut self,
+        dir: Ino,
+        from: u64,
+        limit: usize,
+        page: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<(), Corrupt> {
+        let mut last = from;
+        for (key, value) in page {
+            let slot = Slot::from_key(key).ok_or(Corrupt)?;
+            last = slot.hash;
+            self.loaded_dentry(dir, slot, Some(value))?;
+        }
+        let fragment = self.fragments.entry(dir).or_default();
+        if from <= fragment.loaded_to {
+            // Of the last hash there may be more names.
+            fragment.loaded_to = fragment.loaded_to.max(last);
+            fragment.complete |= page.len() < limit;
+        }
+        Ok(())
+    }
+
+    fn loaded_dentry(&mut self, dir: Ino, slot: Slot, value: Option<&[u8]>) -> Result<(), Corrupt> {
+        let fragment = self.fragments.entry(dir).or_default();
+        if fragment.complete || fragment.cells.contains_key(&slot) {
+            return Ok(());
+        }
+        let home = Home::Dentry { dir, hash: slot.hash };
+        let (target, inode) = match value.map(decode::<Dentry>).transpose()? {
+            Some(Dentry::Primary(inode)) => (Target::Primary(inode.ino), Some(inode)),
+            Some(Dentry::Remote { ino, kind }) => (Target::Remote(ino, kind), None),
+            None => (Target::Absent, None),
+        };
+        fragment.cells.insert(slot, Cell { target, track: Track { epoch: 0, stored: value.is_some() } });
+        if let Some(inode) = inode {
+            self.loaded_inode(inode, home);
+        }
+        Ok(())
+    }
+
+    fn loaded_inode(&mut self, inode: Inode, home: Home) {
+        let track = Track::STORED;
+        self.inodes.entry(inode.ino).or_insert(Cached { inode, home, lookups: 0, opens: 0, nameless: false, track });
+    }
+
+    // ---- Changing: each `touch` comes before the change itself
+
+    /// The inode is about to change, to move, or to go.
+    pub(crate) fn touch_inode(&mut self, ino: Ino) -> Option<&mut Cached> {
+        let epoch = self.epoch;
+        let cached = self.inodes.get(&ino)?;
+        if cached.track.epoch != epoch {
+            if cached.track.epoch != 0 {
+                self.encode_inode(ino);
+            }
+            self.changed.push_back(Changed::Inode(ino));
+        }
+        let cached = self.inodes.get_mut(&ino)?;
+        cached.track.epoch = epoch;
+        Some(cached)
+    }
+
+    /// The bytes of a stuffed file are about to change. They are in memory, or there are none.
+    pub(crate) fn touch_strip(&mut self, ino: Ino) -> &mut Strip {
+        let (epoch, version) = (self.epoch, self.sequence);
+        let strip = self.strips.entry(ino).or_default();
+        if strip.track.epoch != epoch {
+            if strip.track.epoch != 0 {
+                encode_strip(ino, strip, &mut self.snapshot.writes);
+            }
+            self.changed.push_back(Changed::Strip(ino));
+            strip.track.epoch = epoch;
+        }
+        strip.version = version;
+        strip
+    }
+
+    /// The bytes of a stuffed file go.
+    pub(crate) fn drop_strip(&mut self, ino: Ino) {
+        // The store has it if the inode says so or a checkpoint wrote it.
+        self.touch_strip(ino);
+        if let Some(strip) = self.strips.remove(&ino) {
+            self.erase_record(InoRecord::Strip, ino, strip.track.stored);
+        }
+    }
+
+    pub(crate) fn touch_xattrs(&mut self, ino: Ino) -> &mut Xattrs {
+        let epoch = self.epoch;
+        let cell = self.xattrs.entry(ino).or_default();
+        if cell.track.epoch != epoch {
+            if cell.track.epoch != 0 {
+                encode_xattrs(ino, cell, &mut self.snapshot.writes);
+            }
+            self.changed.push_back(Changed::Xattrs(ino));
+            cell.track.epoch = epoch;
+        }
+        &mut cell.list
+    }
+
+    pub(crate) fn drop_xattrs(&mut self, ino: Ino) {
+        self.touch_xattrs(ino);
+        if let Some(cell) = self.xattrs.remove(&ino) {
+            self.erase_record(InoRecord::Xattrs, ino, cell.track.stored);
+        }
+    }
+
+    /// An unloaded record that the store has goes.
+    pub(crate) fn erase_record(&mut self, record: InoRecord, ino: Ino, stored: bool) {
+        if stored {
+            let (object, key) = record.place(ino);
+            self.erased.push(TableWrite { object, key, value: None });
+        }
+    }
+
+    /// Gives an inode without a home in a dentry one: the name must be free.
+    pub(crate) fn put_primary(&mut self, dir: Ino, slot: Slot, ino: Ino) {
+        self.move_home(ino, Home::Dentry { dir, hash: slot.hash });
+        self.put_cell(dir, slot, Target::Primary(ino));
+    }
+
+    /// A name for an inode that lies elsewhere. It replaces what is there.
+    pub(crate) fn put_remote(&mut self, dir: Ino, slot: Slot, ino: Ino, kind: FileType) {
+        let epoch = self.epoch;
+        // A remote dentry is rare enough to be encoded anew whenever it is replaced.
+        self.encode_remote(dir, &slot);
+        self.changed.push_back(Changed::Remote(dir, slot.clone()));
+        self.put_cell(dir, slot, Target::Remote(ino, kind)).track.epoch = epoch;
+    }
+
+    fn put_cell(&mut self, dir: Ino, slot: Slot, target: Target) -> &mut Cell {
+        let cells = &mut self.fragments.entry(dir).or_default().cells;
+        let cell = cells.entry(slot).or_insert(Cell { target, track: Track::default() });
+        cell.target = target;
+        cell.track.epoch = 0;
+        cell
+    }
+
+    /// A name goes. A primary dentry's inode must have been touched before, and must get another home or go.
+    pub(crate) fn erase_cell(&mut self, dir: Ino, slot: &Slot) {
+        self.encode_remote(dir, slot);
+        let fragment = self.fragments.entry(dir).or_default();
+        let Some(cell) = fragment.cells.get_mut(slot) else { return };
+        if cell.track.stored {
+            let object = ObjectId::fragment(dir, 0);
+            self.erased.push(TableWrite { object, key: slot.key(), value: None });
+        }
+        if fragment.complete {
+            fragment.cells.remove(slot);
+        } else {
+            // The store has the name until the next checkpoint is done: remember that it went.
+            *cell = Cell { target: Target::Absent, track: Track::default() };
+        }
+    }
+
+    /// The inode, which must have been touched, lies elsewhere from now on.
+    pub(crate) fn move_home(&mut self, ino: Ino, home: Home) {
+        self.leave_home(ino);
+        if let Some(cached) = self.inodes.get_mut(&ino) {
+            cached.home = home;
+            cached.track.stored = false;
+        }
+    }
+
+    /// Removes the record from a home that is its own. `track.stored` of an inode speaks of such homes only.
+    fn leave_home(&mut self, ino: Ino) {
+        let Some(cached) = self.inodes.get_mut(&ino) else { return };
+        if cached.track.stored {
+            match cached.home {
+                Home::Dentry { .. } => {}
+                Home::Table => self.erase_record(InoRecord::Inode, ino, true),
+                Home::Orphan => self.erased.push(TableWrite { object: ObjectId::ORPHANS, key: orphan_key(ino), value: None }),
+            }
+        }
+    }
+
+    /// The inode, which must have been touched, ceases to be, with all that belongs to it.
+    pub(crate) fn drop_inode(&mut self, ino: Ino) {
+        self.leave_home(ino);
+        let Some(cached) = self.inodes.remove(&ino) else { return };
+        if self.strips.contains_key(&ino) {
+            self.drop_strip(ino);
+        } else {
+            self.erase_record(InoRecord::Strip, ino, matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. }));
+        }
+        if self.xattrs.contains_key(&ino) {
+            self.drop_xattrs(ino);
+        } else {
+            self.erase_record(InoRecord::Xattrs, ino, cached.inode.has_xattrs);
+        }
+        self.fragments.remove(&ino);
+    }
+
+    pub(crate) fn insert_inode(&mut self, inode: Inode, home: Home) {
+        let ino = inode.ino;
+        self.next_ino = self.next_ino.max(ino.0 + 1);
+        if inode.is_dir() {
+            self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
+        }
+        let track = Track { epoch: self.epoch, stored: false };
+        self.inodes.insert(ino, Cached { inode, home, lookups: 0, opens: 0, nameless: false, track });
+        self.changed.push_back(Changed::Inode(ino));
+    }
+
+    // ---- Checkpoints
+
+    /// Whether there is anything to write.
+    pub(crate) fn has_changes(&self) -> bool {
+        !self.changed.is_empty() || !self.erased.is_empty()
+    }
+
+    /// Fixes the state as it is now as what [`Self::next_writes`] hands out.
+    pub(crate) fn begin_snapshot(&mut self) {
+        self.epoch += 1;
+        self.snapshot = Snapshot {
+            changed: core::mem::take(&mut self.changed),
+            writes: core::mem::take(&mut self.erased),
+        };
+    }
+
+    /// The next piece of the snapshot: encodes up to `records` more. Empty: that was all.
+    pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
+        for _ in 0..records {
+            let Some(changed) = self.snapshot.changed.pop_front() else { break };
+            let was = self.epoch - 1;
+            match changed {
+                Changed::Inode(ino) => {
+                    if self.inodes.get(&ino).is_some_and(|cached| cached.track.epoch == was) {
+                        self.encode_inode(ino);
+                    }
+                }
+                Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
+                Changed::Strip(ino) => {
+                    if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
+                        encode_strip(ino, strip, &mut self.snapshot.writes);
+                    }
+                }
+                Changed::Xattrs(ino) => {
+                    if let Some(cell) = self.xattrs.get_mut(&ino).filter(|cell| cell.track.epoch == was) {
+                        encode_xattrs(ino, cell, &mut self.snapshot.writes);
+                    }
+                }
+            }
+        }
+        core::mem::take(&mut self.snapshot.writes)
+    }
+
+    /// Adds the inode's record, as it is, to the snapshot under way.
+    fn encode_inode(&mut self, ino: Ino) {
+        #[derive(Serialize)]
+        enum DentryRef<'a> {
+            Primary(&'a Inode),
+        }
+        let Some(cached) = self.inodes.get_mut(&ino) else { return };
+        cached.track.epoch = 0;
+        let (object, key, value) = match cached.home {
+            Home::Dentry { dir, hash } => {
+                let Some(fragment) = self.fragments.get_mut(&dir) else { return };
+                let from = Slot { hash, name: Name::lowest() };
+                let mut cells = fragment.cells.range_mut(from..);
+                let Some((slot, cell)) = cells.find(|(_, cell)| cell.target == Target::Primary(ino)) else { return };
+                cell.track.stored = true;
+                (ObjectId::fragment(dir, 0), slot.key(), encode(&DentryRef::Primary(&cached.inode)))
+            }
+            Home::Table => {
+                cached.track.stored = true;
+                let (object, key) = InoRecord::Inode.place(ino);
+                (object, key, encode(&cached.inode))
+            }
+            Home::Orphan => {
+                cached.track.stored = true;
+                (ObjectId::ORPHANS, orphan_key(ino), encode(&cached.inode))
+            }
+        };
+        self.snapshot.writes.push(TableWrite { object, key, value: Some(value) });
+    }
+
+    /// Adds a remote dentry to the snapshot under way, if it belongs to it and is not in it yet.
+    fn encode_remote(&mut self, dir: Ino, slot: &Slot) {
+        let was = self.epoch - 1;
+        let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot)) else {
+            return;
+        };
+        if let Target::Remote(ino, kind) = cell.target
+            && cell.track.epoch == was
+            && was != 0
+        {
+            cell.track = Track { epoch: 0, stored: true };
+            let value = Some(encode(&Dentry::Remote { ino, kind }));
+            self.snapshot.writes.push(TableWrite { object: ObjectId::fragment(dir, 0), key: slot.key(), value });
+        }
+    }
+}
+
+/// Directories of at most so many entries are loaded whole.
+const SMALL_DIRECTORY: usize = 256;
+
+pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
+    ino.0.to_be_bytes().to_vec()
+}
+
+fn wait_record(record: InoRecord, ino: Ino) -> Stop {
+    let (object, key) = record.place(ino);
+    Stop::Wait(Wait::Load(Load::Record { object, key }))
+}
+
+fn encode_strip(ino: Ino, strip: &mut Strip, writes: &mut Vec<TableWrite>) {
+    let (object, key) = InoRecord::Strip.place(ino);
+    let value = (!strip.bytes.is_empty()).then(|| strip.bytes.clone());
+    let was_stored = core::mem::replace(&mut strip.track, Track { epoch: 0, stored: value.is_some() }).stored;
+    if was_stored || value.is_some() {
+        writes.push(TableWrite { object, key, value });
+    }
+}
+
+fn encode_xattrs(ino: Ino, cell: &mut XattrCell, writes: &mut Vec<TableWrite>) {
+    let (object, key) = InoRecord::Xattrs.place(ino);
+    let value = (!cell.list.is_empty()).then(|| encode(&cell.list));
+    let was_stored = core::mem::replace(&mut cell.track, Track { epoch: 0, stored: value.is_some() }).stored;
+    if was_stored || value.is_some() {
+        writes.push(TableWrite { object, key, value });
+    }
+}

@@ -1,0 +1,68 @@
+//! An operation is straight-line code that may start over: it leaves early with `?` when it cannot go on yet, and is
+//! run again from its first line when what it waits for has come. Nothing is changed before its last `?`.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, Ino, ObjectId, StreamStat, Time};
+
+/// The outcome of an operation, or of a part of one.
+pub(crate) type Step<T> = Result<T, Stop>;
+
+/// Why an operation cannot go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    Wait(Wait),
+    Fail(Errno),
+}
+
+impl From<Errno> for Stop {
+    fn from(errno: Errno) -> Self {
+        Self::Fail(errno)
+    }
+}
+
+/// What an operation waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// A record of the tables to be in memory.
+    Load(Load),
+    /// The caller's supplementary groups.
+    Groups,
+    /// The byte stream of a file.
+    Stream(StreamCall),
+    /// Room in the journal.
+    Room,
+}
+
+/// What to read from the tables.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Load {
+    Record { object: ObjectId, key: Vec<u8> },
+    /// Up to `limit` dentries of a directory from a hash on.
+    Dentries { dir: Ino, from: u64, limit: usize },
+}
+
+/// What to do with byte streams. A stream that was never written is empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamCall {
+    Stat(Vec<Ino>),
+    /// Makes the stream hold just these bytes, then zeros up to `size`. `version` tells calls for one file apart;
+    /// `sync`: they must be durable when it returns, for they were durable where they come from.
+    ///
+    /// The stream is a new one until it is settled: the store can list new streams, so that those that nothing came of
+    /// are found after a crash.
+    Fill { ino: Ino, version: u64, bytes: Vec<u8>, size: u64, mtime: Time, sync: bool },
+    /// The file is known, durably, to have this stream.
+    Settle { ino: Ino },
+    Truncate { ino: Ino, size: u64 },
+    SetMtime { ino: Ino, mtime: Time },
+    Sync { ino: Ino },
+    Remove { ino: Ino },
+}
+
+/// What a [`StreamCall`] gives back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamDone {
+    Stats(Vec<StreamStat>),
+    Done,
+}

@@ -1,0 +1,99 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Ino, Time};
+
+/// The bits of `st_mode` that Espalier itself decides by.
+pub mod mode {
+    pub const TYPE: u32 = 0o170_000;
+    pub const SET_UID: u32 = 0o4000;
+    pub const SET_GID: u32 = 0o2000;
+    pub const STICKY: u32 = 0o1000;
+    pub const PERMISSIONS: u32 = 0o7777;
+    pub const GROUP_EXEC: u32 = 0o010;
+    pub const ANY_EXEC: u32 = 0o111;
+}
+
+/// The kind of thing an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum FileType {
+    Regular,
+    Directory,
+    Symlink,
+    Fifo,
+    Socket,
+    CharDevice,
+    BlockDevice,
+}
+
+impl FileType {
+    const BITS: [(Self, u32); 7] = [
+        (Self::Regular, 0o100_000),
+        (Self::Directory, 0o040_000),
+        (Self::Symlink, 0o120_000),
+        (Self::Fifo, 0o010_000),
+        (Self::Socket, 0o140_000),
+        (Self::CharDevice, 0o020_000),
+        (Self::BlockDevice, 0o060_000),
+    ];
+
+    /// The type bits of `st_mode`.
+    pub fn bits(self) -> u32 {
+        Self::BITS[self as usize].1
+    }
+
+    /// The type of a whole `st_mode`; `None` if its type bits name none.
+    pub fn from_mode(mode: u32) -> Option<Self> {
+        Self::BITS.iter().find(|(_, bits)| mode & mode::TYPE == *bits).map(|(kind, _)| *kind)
+    }
+
+    /// `d_type` of a directory entry.
+    pub fn dirent_type(self) -> u32 {
+        self.bits() >> 12
+    }
+}
+
+/// What `stat` tells of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    pub ino: Ino,
+    pub kind: FileType,
+    /// Permission bits with set-id and sticky; at most 0o7777.
+    pub perm: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    /// Device number of a device node, as the kernel encodes `dev_t` in 32 bits.
+    pub rdev: u32,
+    /// Bytes.
+    pub size: u64,
+    /// Units of 512 bytes.
+    pub blocks: u64,
+    pub atime: Time,
+    pub mtime: Time,
+    pub ctime: Time,
+    /// When the inode was made.
+    pub btime: Time,
+}
+
+/// A new value for one of the two times that `utimensat` sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SetTime {
+    Now,
+    To(Time),
+}
+
+/// What `chmod`, `chown`, `truncate` and `utimensat` ask to be changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SetAttr {
+    pub perm: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<SetTime>,
+    pub mtime: Option<SetTime>,
+    pub ctime: Option<Time>,
+    /// The change takes the set-id bits away, as a truncation or a change of owner by others than root does.
+    pub kill_suid_gid: bool,
+    /// The size is changed through an open file, so write permission was checked when it was opened.
+    pub through_handle: bool,
+}

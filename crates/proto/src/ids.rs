@@ -1,0 +1,124 @@
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::fmt;
+use core::ops::Deref;
+
+use serde::{Deserialize, Serialize};
+
+/// An inode number. Never reused within one file system, so it needs no generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Ino(pub u64);
+
+impl Ino {
+    /// The root directory, as the kernel's FUSE protocol numbers it.
+    pub const ROOT: Self = Self(1);
+}
+
+impl fmt::Display for Ino {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A client of a metadata server: one mount, or one program that uses the library.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientId(pub u64);
+
+/// A request of one client, numbered by it, unique while unanswered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u64);
+
+/// A place in a metadata server's journal: the number of bytes of events appended before it, since mkfs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Position(pub u64);
+
+/// On whose behalf an operation runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    pub pid: u32,
+    /// Supplementary groups; `None` until an operation's outcome depends on them, for the kernel does not send them.
+    pub groups: Option<Arc<[u32]>>,
+}
+
+impl Caller {
+    /// Whether the caller passes all checks, as the superuser does.
+    pub fn is_superuser(&self) -> bool {
+        self.uid == 0
+    }
+}
+
+/// One component of a path: 1 to 255 bytes, any but `/` and NUL, and neither `.` nor `..`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Box<[u8]>", into = "Box<[u8]>")]
+pub struct Name(Box<[u8]>);
+
+impl Name {
+    pub const MAX_BYTES: usize = 255;
+
+    pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
+        check(bytes)?;
+        Ok(Self(bytes.into()))
+    }
+
+    /// Sorts before every name, and is none: the lower end of a range.
+    pub fn lowest() -> Self {
+        Self(Box::default())
+    }
+}
+
+fn check(bytes: &[u8]) -> Result<(), NameError> {
+    if bytes.len() > Name::MAX_BYTES {
+        return Err(NameError::TooLong);
+    }
+    if matches!(bytes, b"" | b"." | b"..") || bytes.iter().any(|&b| b == b'/' || b == 0) {
+        return Err(NameError::Invalid);
+    }
+    Ok(())
+}
+
+impl TryFrom<Box<[u8]>> for Name {
+    type Error = NameError;
+    fn try_from(bytes: Box<[u8]>) -> Result<Self, NameError> {
+        check(&bytes)?;
+        Ok(Self(bytes))
+    }
+}
+
+impl From<Name> for Box<[u8]> {
+    fn from(name: Name) -> Self {
+        name.0
+    }
+}
+
+impl Deref for Name {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "\"{}\"", self.0.escape_ascii())
+    }
+}
+
+/// Why bytes are no name of a directory entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameError {
+    TooLong,
+    Invalid,
+}
+
+impl fmt::Display for NameError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::TooLong => "a name has at most 255 bytes",
+            Self::Invalid => "a name is not empty, not `.` or `..`, and has no `/` and no NUL",
+        })
+    }
+}
+
+impl core::error::Error for NameError {}

@@ -1,0 +1,21 @@
+//! The vocabulary that every crate of Espalier shares: ids, names, attributes, errors, messages.
+//!
+//! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod attr;
+mod errno;
+mod ids;
+mod message;
+mod object;
+mod time;
+
+pub use attr::{Attr, FileType, SetAttr, SetTime, mode};
+pub use errno::Errno;
+pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, RequestId};
+pub use message::*;
+pub use object::{ObjectId, ObjectKind, TableWrite};
+pub use time::Time;

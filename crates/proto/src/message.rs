@@ -1,0 +1,264 @@
+//! What a client asks of a metadata server, and what it is told.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use bitflags::bitflags;
+
+use crate::{Attr, FileType, Ino, Name, SetAttr, Time};
+
+bitflags! {
+    /// `renameat2`'s flags, with Linux's numbers.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct RenameFlags: u32 {
+        const NOREPLACE = 1;
+        const EXCHANGE = 2;
+        const WHITEOUT = 4;
+    }
+
+    /// What a caller wants to do to an inode, with the numbers of `access(2)`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Access: u32 {
+        const EXEC = 1;
+        const WRITE = 2;
+        const READ = 4;
+    }
+
+    /// `fallocate`'s modes that Espalier knows, with Linux's numbers.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct AllocateMode: u32 {
+        const KEEP_SIZE = 0x01;
+        const PUNCH_HOLE = 0x02;
+        const ZERO_RANGE = 0x10;
+    }
+}
+
+/// What kind of inode `create` makes, and what only that kind has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NewNode {
+    Regular,
+    Directory,
+    Symlink(Box<[u8]>),
+    Fifo,
+    Socket,
+    CharDevice(u32),
+    BlockDevice(u32),
+}
+
+/// `setxattr`'s flags.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    Any,
+    /// `XATTR_CREATE`: fail if it exists.
+    Create,
+    /// `XATTR_REPLACE`: fail if it does not.
+    Replace,
+}
+
+/// `lseek`'s two searches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeekWhat {
+    Data,
+    Hole,
+}
+
+/// One operation on the namespace or on stuffed bytes. The names are those of the system calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    Lookup {
+        dir: Ino,
+        name: Name,
+    },
+    /// The client no longer knows an inode that replies had named to it `lookups` times. Never answered.
+    Forget {
+        ino: Ino,
+        lookups: u64,
+    },
+    GetAttr {
+        ino: Ino,
+    },
+    SetAttr {
+        ino: Ino,
+        set: SetAttr,
+    },
+    ReadLink {
+        ino: Ino,
+    },
+    Create {
+        dir: Ino,
+        name: Name,
+        node: NewNode,
+        perm: u32,
+        umask: u32,
+        /// For regular files: open it too; and open what is there already, unless `exclusive`.
+        open: Option<OpenHow>,
+        exclusive: bool,
+    },
+    /// A regular file without a name, opened.
+    TmpFile {
+        dir: Ino,
+        perm: u32,
+        umask: u32,
+    },
+    Link {
+        ino: Ino,
+        dir: Ino,
+        name: Name,
+    },
+    Unlink {
+        dir: Ino,
+        name: Name,
+    },
+    RmDir {
+        dir: Ino,
+        name: Name,
+    },
+    Rename {
+        from_dir: Ino,
+        from: Name,
+        to_dir: Ino,
+        to: Name,
+        flags: RenameFlags,
+    },
+    Open {
+        ino: Ino,
+        how: OpenHow,
+    },
+    /// An open file or directory was closed for the last time.
+    Release {
+        ino: Ino,
+    },
+    Read {
+        ino: Ino,
+        offset: u64,
+        size: u32,
+    },
+    Write {
+        ino: Ino,
+        offset: u64,
+        data: Vec<u8>,
+        kill_suid_gid: bool,
+    },
+    Allocate {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    },
+    Seek {
+        ino: Ino,
+        offset: u64,
+        what: SeekWhat,
+    },
+    /// Answered when everything before it is durable.
+    Fsync {
+        ino: Ino,
+    },
+    ReadDir {
+        dir: Ino,
+        /// The cursor of the last entry that the client has; see [`Dirent::cursor`]. 0: from the start.
+        after: u64,
+        /// At most so many entries.
+        limit: u32,
+        /// With attributes (readdirplus), which counts as a lookup of each.
+        plus: bool,
+    },
+    Access {
+        ino: Ino,
+        want: Access,
+    },
+    SetXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+        value: Box<[u8]>,
+        mode: XattrMode,
+        kill_sgid: bool,
+    },
+    GetXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+    },
+    ListXattr {
+        ino: Ino,
+    },
+    RemoveXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+    },
+    StatFs,
+}
+
+/// How a file is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenHow {
+    pub access: Access,
+    pub kill_suid_gid: bool,
+    pub truncate: bool,
+}
+
+/// A name's inode, and how long what is told of it holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub attr: Attr,
+    /// The name may be cached for every caller: whoever may reach the directory may search it.
+    pub cacheable: bool,
+}
+
+/// A directory entry in a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dirent {
+    pub name: Name,
+    pub ino: Ino,
+    pub kind: FileType,
+    /// Its place in the listing: stays valid while the directory changes. In 3..2^63 - 1.
+    pub cursor: u64,
+    /// Present if the listing was asked for with attributes.
+    pub entry: Option<Entry>,
+}
+
+/// The answer to a [`Request`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reply {
+    Done,
+    Entry(Entry),
+    /// No such name, and that may be cached as a found name may be.
+    Absent {
+        cacheable: bool,
+    },
+    Attr(Attr),
+    Bytes(Vec<u8>),
+    /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; turn to its stream.
+    Streamed,
+    Opened(Opened),
+    Created(Entry, Opened),
+    Offset(u64),
+    Listing {
+        entries: Vec<Dirent>,
+        /// The directory's parent, for `..`.
+        parent: Ino,
+        end: bool,
+    },
+    StatFs {
+        /// Inodes in use.
+        files: u64,
+    },
+}
+
+/// What a client must know of a file that it has opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Opened {
+    /// Its bytes lie in a stream, not with its metadata.
+    pub streamed: bool,
+    /// What the client's cache holds of it may stay; not so when the next read must count as an access.
+    pub keep_cache: bool,
+}
+
+/// What an engine tells of a byte stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamStat {
+    pub size: u64,
+    /// Units of 512 bytes.
+    pub blocks: u64,
+    pub mtime: Time,
+    pub ctime: Time,
+}

@@ -1,0 +1,59 @@
+use alloc::vec::Vec;
+
+use crate::Ino;
+
+/// What an object of the store holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum ObjectKind {
+    /// One record about the whole file system.
+    Super = 0,
+    /// A fragment of a directory: name hash and name -> dentry.
+    Fragment = 1,
+    /// Records of a range of inode numbers: inodes with several links, strips, extended attributes, backtraces.
+    Inodes = 2,
+    /// Inodes without a name that are still in use.
+    Orphans = 3,
+}
+
+/// An object of the store: an ordered map of keys to values (PVFS's dataspace, RADOS's object).
+/// The byte stream of a file that is not stuffed is named by its [`Ino`] alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    pub kind: ObjectKind,
+    pub id: u64,
+    /// Which fragment of a directory; 0 for the other kinds.
+    pub part: u32,
+}
+
+impl ObjectId {
+    /// Inode numbers that share one `Inodes` object: bounds its keys, as an engine like RADOS needs.
+    pub const INODES_PER_OBJECT: u64 = 1024;
+    pub const SUPER: Self = Self { kind: ObjectKind::Super, id: 0, part: 0 };
+    pub const ORPHANS: Self = Self { kind: ObjectKind::Orphans, id: 0, part: 0 };
+
+    pub fn fragment(dir: Ino, part: u32) -> Self {
+        Self { kind: ObjectKind::Fragment, id: dir.0, part }
+    }
+
+    pub fn inodes(ino: Ino) -> Self {
+        Self { kind: ObjectKind::Inodes, id: ino.0 / Self::INODES_PER_OBJECT, part: 0 }
+    }
+
+    /// Sorts as the id does, so that engines with one ordered key space can prefix keys with it.
+    pub fn to_bytes(self) -> [u8; 13] {
+        let mut bytes = [0; 13];
+        bytes[0] = self.kind as u8;
+        bytes[1..9].copy_from_slice(&self.id.to_be_bytes());
+        bytes[9..].copy_from_slice(&self.part.to_be_bytes());
+        bytes
+    }
+}
+
+/// One change of a checkpoint: a key of an object gets a value, or goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableWrite {
+    pub object: ObjectId,
+    pub key: Vec<u8>,
+    pub value: Option<Vec<u8>>,
+}
