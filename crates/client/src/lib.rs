@@ -208,11 +208,6 @@ impl Client {
         }
         Next::Tell(Request::Release { ino }, Answer::Done)
     }
-
-    /// Nobody has the file open.
-    pub fn is_closed(&self, ino: Ino) -> bool {
-        !self.files.contains_key(&ino)
-    }
 }
 
 fn kill_suid_gid(ino: Ino) -> Request {

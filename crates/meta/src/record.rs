@@ -86,6 +86,7 @@ impl Inode {
             mtime,
             ctime,
             btime: self.btime,
+            streamed: self.is_streamed(),
         }
     }
 

@@ -73,6 +73,8 @@ pub struct Attr {
     pub ctime: Time,
     /// When the inode was made.
     pub btime: Time,
+    /// Its bytes lie in a stream, which may change without the metadata server's doing.
+    pub streamed: bool,
 }
 
 /// A new value for one of the two times that `utimensat` sets.

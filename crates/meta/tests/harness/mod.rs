@@ -1,5 +1,5 @@
 //! A driver of the machine for tests: tables, journal and streams in memory, any of which can lose what is not synced.
-#![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
+#![allow(dead_code, clippy::unwrap_used)]
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

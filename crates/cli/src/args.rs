@@ -1,0 +1,121 @@
+//! The command line. Help, completions and the manual page all come from here.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+
+/// A POSIX file system for very many small files.
+#[derive(Debug, Parser)]
+#[command(name = "espalier", version, max_term_width = 100)]
+pub struct Cli {
+    #[command(flatten)]
+    pub log: LogArgs,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// What to log: error, warn, info, debug, trace, or per module, as in `espalier_store=debug`.
+    #[arg(long, global = true, default_value = "warn", env = "ESPALIER_LOG", value_name = "FILTER")]
+    pub log: String,
+    /// Log one JSON object a line.
+    #[arg(long, global = true)]
+    pub log_json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make an empty file system in a directory.
+    Mkfs(MkfsArgs),
+    /// Mount a file system. Returns when it is usable.
+    Mount(MountArgs),
+    /// Unmount, and wait until everything is written.
+    Umount(UmountArgs),
+    /// Check a file system that is not mounted. Exits with 1 if anything is wrong.
+    Fsck(SourceArgs),
+    /// Tell how a file system is.
+    Status(SourceArgs),
+    /// Print completions for a shell.
+    Completions { shell: clap_complete::Shell },
+    /// Print the manual page.
+    Man,
+}
+
+#[derive(Debug, Args)]
+pub struct MkfsArgs {
+    /// The directory. It is made if it does not exist.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// A name for people.
+    #[arg(long, default_value = "")]
+    pub label: String,
+    /// Files of at most so many bytes are kept with their metadata (stuffed).
+    #[arg(long, default_value = "64K", value_parser = parse_size, value_name = "SIZE")]
+    pub strip: u64,
+    /// Room for changes that are not in the tables yet.
+    #[arg(long, default_value = "64M", value_parser = parse_size, value_name = "SIZE")]
+    pub journal: u64,
+    /// Make it even over a file system that is there, which is then lost.
+    #[arg(long)]
+    pub force: bool,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct MountArgs {
+    /// The file system: the directory that it lies in.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub source: PathBuf,
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub mountpoint: PathBuf,
+    /// Mount options, separated by commas: ro, rw, sync, noatime, relatime, strictatime, allow_other, nosuid, nodev,
+    /// noexec, dirsync, threads=N, and those that only mount(8) and fstab(5) mind.
+    #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
+    pub options: Vec<String>,
+    /// Stay in the foreground; an interrupt unmounts.
+    #[arg(short, long)]
+    pub foreground: bool,
+    /// In the background, log to this file instead of the file `log` in the file system's directory.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub log_file: Option<PathBuf>,
+    /// Say on standard output when the mount is usable, and leave the terminal's session.
+    #[arg(long, hide = true)]
+    pub announce: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UmountArgs {
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub mountpoint: PathBuf,
+    /// Even if it is in use: whoever uses it gets errors.
+    #[arg(short, long)]
+    pub force: bool,
+    /// Seconds after which it is forced, if the file system does not answer.
+    #[arg(long, default_value_t = 60)]
+    pub timeout: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct SourceArgs {
+    /// The file system: the directory that it lies in; for `status` also where it is mounted.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub source: PathBuf,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A number of bytes, as `65536`, `64K`, `64M` or `1G`.
+fn parse_size(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "K" | "KIB" => 1 << 10,
+        "M" | "MIB" => 1 << 20,
+        "G" | "GIB" => 1 << 30,
+        _ => return Err("expected a number of bytes, as in 64K, 64M or 1G".into()),
+    };
+    let number: u64 = digits.parse().map_err(|_| "expected a number of bytes, as in 64K, 64M or 1G")?;
+    number.checked_mul(unit).ok_or_else(|| "too large".into())
+}

@@ -1,0 +1,101 @@
+//! The `espalier` program.
+#![allow(clippy::print_stdout)]
+
+mod args;
+mod mount;
+mod options;
+mod report;
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use args::{Cli, Command, LogArgs, MkfsArgs};
+use clap::{CommandFactory, Parser};
+use espalier_runtime::MkfsOptions;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse_from(as_mount_helper(std::env::args_os().collect()));
+    match run(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("espalier: {error:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    let log = cli.log;
+    match cli.command {
+        // Mounting may redirect the log.
+        Command::Mount(args) => return mount::mount(args, &log),
+        Command::Umount(args) => return mount::umount(&args),
+        _ => start_log(&log, std::io::stderr)?,
+    }
+    match cli.command {
+        Command::Mkfs(args) => mkfs(&args),
+        Command::Fsck(args) => report::fsck(&args),
+        Command::Status(args) => report::status(&args),
+        Command::Completions { shell } => {
+            clap_complete::generate(shell, &mut Cli::command(), "espalier", &mut std::io::stdout());
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Man => {
+            clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Command::Mount(_) | Command::Umount(_) => unreachable!("handled above"),
+    }
+}
+
+/// `mount(8)` runs `mount.espalier SOURCE MOUNTPOINT [-sfnvrw] [-o OPTIONS] [-t TYPE]`, and so does `mount.fuse`.
+fn as_mount_helper(args: Vec<OsString>) -> Vec<OsString> {
+    let program = args.first().map(Path::new).and_then(Path::file_name).unwrap_or_default();
+    if !program.to_string_lossy().starts_with("mount.") {
+        return args;
+    }
+    let mut ours: Vec<OsString> = vec!["espalier".into(), "mount".into()];
+    let mut rest = args.into_iter().skip(1);
+    while let Some(arg) = rest.next() {
+        match arg.to_str() {
+            Some("-t") => drop(rest.next()),
+            Some("-r") => ours.extend(["-o".into(), "ro".into()]),
+            Some("-w") => ours.extend(["-o".into(), "rw".into()]),
+            Some("-s" | "-f" | "-n" | "-v" | "-sf" | "-nv") => {}
+            _ => ours.push(arg),
+        }
+    }
+    ours
+}
+
+fn mkfs(args: &MkfsArgs) -> Result<ExitCode> {
+    let strip_bytes = u32::try_from(args.strip).context("--strip is at most 4G")?;
+    let options = MkfsOptions {
+        label: args.label.clone(),
+        strip_bytes,
+        journal_bytes: args.journal,
+        force: args.force,
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+        perm: 0o755,
+    };
+    let superblock = espalier_runtime::mkfs(&args.dir, &options)?;
+    if args.json {
+        println!("{}", serde_json::json!({ "uuid": superblock.uuid.to_string(), "dir": args.dir }));
+    } else {
+        println!("made a file system in {} (uuid {})", args.dir.display(), superblock.uuid);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn start_log<W>(args: &LogArgs, writer: W) -> Result<()>
+where
+    W: for<'a> tracing_subscriber::fmt::MakeWriter<'a> + Send + Sync + 'static,
+{
+    let filter = tracing_subscriber::EnvFilter::try_new(&args.log).context("--log is not a filter")?;
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false);
+    if args.log_json { log.json().init() } else { log.init() }
+    Ok(())
+}

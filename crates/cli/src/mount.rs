@@ -1,0 +1,157 @@
+//! `espalier mount` and `espalier umount`.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use espalier_runtime::{Error, Volume};
+use espalier_store::StoreError;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+
+use crate::args::{LogArgs, MountArgs, UmountArgs};
+use crate::{options, report, start_log};
+
+/// After an unmount the store is still busy for a moment: wait so long for it.
+const PATIENCE: Duration = Duration::from_secs(35);
+/// What the background process says when the mount is usable.
+const READY: &str = "ready";
+
+pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
+    // A bad option should be told before anything happens, and here where the user sees it.
+    let superuser = rustix::process::geteuid().is_root();
+    let (remount, wanted): (Vec<_>, Vec<_>) = args.options.iter().cloned().partition(|option| option == "remount");
+    let (open, mount) = options::parse(&wanted, superuser)?;
+    if !remount.is_empty() {
+        return options::remount(&args.mountpoint, &mount.kernel);
+    }
+    if !args.foreground {
+        return mount_in_background(&args, log);
+    }
+    let source = args.source.canonicalize().with_context(|| format!("no file system in {}", args.source.display()))?;
+    if args.announce {
+        let _ = rustix::process::setsid();
+        let path = args.log_file.clone().unwrap_or_else(|| source.join("log"));
+        start_log(log, Mutex::new(log_file(&path)?))?;
+    } else {
+        start_log(log, std::io::stderr)?;
+    }
+    let volume = open_patiently(&source, open)?;
+    if volume.replayed > 0 {
+        tracing::info!(events = volume.replayed, "replayed the journal");
+    }
+    let mountpoint = args.mountpoint.clone();
+    unmount_on_signal(&mountpoint)?;
+    espalier_runtime::mount(volume, &source, &args.mountpoint, &mount, || announce(args.announce))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn log_file(path: &Path) -> Result<File> {
+    let open = OpenOptions::new().create(true).append(true).open(path);
+    // A store that cannot be written can still be mounted to be read.
+    let open = open.or_else(|_| OpenOptions::new().write(true).open("/dev/null"));
+    open.with_context(|| format!("cannot open the log {}", path.display()))
+}
+
+fn announce(wanted: bool) {
+    if wanted {
+        let mut out = std::io::stdout();
+        let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+    }
+}
+
+fn open_patiently(source: &Path, options: espalier_runtime::OpenOptions) -> Result<Volume> {
+    let started = Instant::now();
+    loop {
+        match Volume::open(source, options) {
+            Err(Error::Store(StoreError::InUse { .. }))
+                if started.elapsed() < PATIENCE && espalier_runtime::status_of(source)?.pid.is_none() =>
+            {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            outcome => return Ok(outcome?),
+        }
+    }
+}
+
+/// Starts this program again to stay, and waits until the mount is usable.
+fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
+    let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
+    command.args(["mount", "--foreground", "--announce", "--log", &log.log]);
+    if log.log_json {
+        command.arg("--log-json");
+    }
+    if let Some(file) = &args.log_file {
+        command.arg("--log-file").arg(file);
+    }
+    if !args.options.is_empty() {
+        command.arg("-o").arg(args.options.join(","));
+    }
+    command.arg(&args.source).arg(&args.mountpoint);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the server")?;
+    let mut line = String::new();
+    if let Some(out) = child.stdout.take() {
+        BufReader::new(out).read_line(&mut line)?;
+    }
+    if line.trim_end() == READY {
+        return Ok(ExitCode::SUCCESS);
+    }
+    // It has said why, on the same standard error.
+    let status = child.wait()?;
+    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(2)))
+}
+
+/// An interrupt or a request to terminate unmounts; the second one does so even if it is in use.
+fn unmount_on_signal(mountpoint: &Path) -> Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
+    let mountpoint = mountpoint.to_path_buf();
+    std::thread::spawn(move || {
+        let mut asked = false;
+        for _ in signals.forever() {
+            let outcome = if asked { espalier_fuse::force_unmount(&mountpoint) } else { espalier_fuse::unmount(&mountpoint) };
+            if let Err(error) = outcome {
+                eprintln!("espalier: cannot unmount {}: {error}; interrupt again to force it", mountpoint.display());
+            }
+            asked = true;
+        }
+    });
+    Ok(())
+}
+
+pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
+    let mountpoint = &args.mountpoint;
+    let Some(store) = report::store_of(mountpoint)? else {
+        bail!("no Espalier file system is mounted on {}", mountpoint.display());
+    };
+    let timeout = Duration::from_secs(args.timeout);
+    let started = Instant::now();
+    // Whatever is stuck, this thread is not.
+    let (done, outcome) = channel();
+    let (path, force) = (mountpoint.clone(), args.force);
+    std::thread::spawn(move || {
+        let unmount = if force { espalier_fuse::force_unmount } else { espalier_fuse::unmount };
+        let _ = done.send(unmount(&path));
+    });
+    match outcome.recv_timeout(timeout) {
+        Ok(outcome) => outcome.with_context(|| {
+            format!("cannot unmount {}: end what uses it, or unmount with --force", mountpoint.display())
+        })?,
+        Err(RecvTimeoutError::Timeout) => {
+            eprintln!("espalier: the file system does not answer: forcing");
+            espalier_fuse::force_unmount(mountpoint)?;
+        }
+        Err(RecvTimeoutError::Disconnected) => bail!("cannot unmount {}", mountpoint.display()),
+    }
+    // The server writes out what it has not written, and then lets go of the store.
+    while espalier_store::is_locked(&store) && started.elapsed() < timeout {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    if espalier_store::is_locked(&store) {
+        bail!("unmounted, but the server still holds {} after {timeout:?}", store.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}

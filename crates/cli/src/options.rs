@@ -1,0 +1,89 @@
+//! Mount options, as `mount -o` and fstab have them.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use espalier_meta::Atime;
+use espalier_runtime::{MountOptions, OpenOptions};
+use rustix::mount::MountFlags;
+
+/// How long unmounting may take to write everything out. The journal bounds what there can be to write.
+const DRAIN: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// What all options together mean. A later one overrules an earlier one. `superuser`: others may enter by default,
+/// for whoever mounts as root mounts for all.
+pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountOptions)> {
+    let mut open = OpenOptions::default();
+    let mut kernel = espalier_fuse::MountOptions { allow_other: superuser, ..Default::default() };
+    (kernel.no_suid, kernel.no_dev) = (!superuser, !superuser);
+    let mut threads = std::thread::available_parallelism().map_or(4, usize::from).max(2) + 2;
+    for option in options.iter().map(|option| option.trim()).filter(|option| !option.is_empty()) {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("ro", "") => (open.read_only, kernel.read_only) = (true, true),
+            ("rw", "") => (open.read_only, kernel.read_only) = (false, false),
+            ("sync", "") => (open.sync, kernel.sync) = (true, true),
+            ("async", "") => (open.sync, kernel.sync) = (false, false),
+            ("dirsync", "") => (open.sync, kernel.dir_sync) = (true, true),
+            ("noatime", "") => (open.atime, kernel.no_atime) = (Atime::Never, true),
+            ("atime" | "relatime", "") => (open.atime, kernel.no_atime) = (Atime::Relative, false),
+            ("strictatime", "") => (open.atime, kernel.no_atime) = (Atime::Always, false),
+            ("allow_other", "") => kernel.allow_other = true,
+            ("suid", "") => kernel.no_suid = false,
+            ("nosuid", "") => kernel.no_suid = true,
+            ("dev", "") => kernel.no_dev = false,
+            ("nodev", "") => kernel.no_dev = true,
+            ("exec", "") => kernel.no_exec = false,
+            ("noexec", "") => kernel.no_exec = true,
+            ("default_permissions", "") => kernel.default_permissions = true,
+            ("threads", number) => {
+                threads = number.parse().ok().filter(|n| (1..=256).contains(n)).context("threads= takes 1 to 256")?;
+            }
+            // These are for mount(8) and fstab(5), and mean nothing to the file system.
+            ("defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "users" | "owner" | "group", _) => {}
+            (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}
+            _ => bail!(
+                "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
+                 allow_other [no]suid [no]dev [no]exec default_permissions threads=N"
+            ),
+        }
+    }
+    Ok((open, MountOptions { kernel, threads, drain: DRAIN }))
+}
+
+/// Changes what the kernel itself minds of a mount: ro or rw, suid, dev, exec, sync.
+pub fn remount(mountpoint: &Path, options: &espalier_fuse::MountOptions) -> Result<ExitCode> {
+    let mut flags = MountFlags::empty();
+    flags.set(MountFlags::RDONLY, options.read_only);
+    flags.set(MountFlags::NOSUID, options.no_suid);
+    flags.set(MountFlags::NODEV, options.no_dev);
+    flags.set(MountFlags::NOEXEC, options.no_exec);
+    flags.set(MountFlags::SYNCHRONOUS, options.sync);
+    flags.set(MountFlags::NOATIME, options.no_atime);
+    rustix::mount::mount_remount(mountpoint, flags, "")
+        .with_context(|| format!("cannot change how {} is mounted", mountpoint.display()))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse_text(text: &str) -> Result<(OpenOptions, MountOptions)> {
+        parse(&text.split(',').map(String::from).collect::<Vec<_>>(), true)
+    }
+
+    #[test]
+    fn a_later_option_overrules_an_earlier_one() {
+        let (open, mount) = parse_text("ro,sync,rw,noatime").expect("good options");
+        assert!(!open.read_only && !mount.kernel.read_only && open.sync && open.atime == Atime::Never);
+    }
+
+    #[test]
+    fn what_only_mount_minds_is_accepted_and_nonsense_is_not() {
+        assert!(parse_text("defaults,nofail,x-systemd.automount,_netdev").is_ok());
+        for bad in ["nonsense", "ro=1", "threads=0", "threads=many"] {
+            assert!(parse_text(bad).is_err(), "{bad}");
+        }
+    }
+}

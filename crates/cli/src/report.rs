@@ -1,0 +1,113 @@
+//! Commands that report: for people, or as JSON.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::SourceArgs;
+
+pub(crate) fn fsck(args: &SourceArgs) -> Result<ExitCode> {
+    // Shown on a terminal only.
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("{spinner} checked {human_pos} records ({per_sec})")?);
+    let report = espalier_runtime::fsck(&args.source, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    let clean = report.findings.is_empty();
+    if args.json {
+        let findings: Vec<_> = report
+            .findings
+            .iter()
+            .map(|finding| serde_json::json!({ "ino": finding.ino.map(|ino| ino.0), "what": finding.what }))
+            .collect();
+        let json = serde_json::json!({
+            "clean": clean,
+            "replayed": report.replayed,
+            "records": report.records,
+            "files": report.files,
+            "directories": report.directories,
+            "findings": findings,
+        });
+        println!("{json}");
+    } else {
+        for finding in &report.findings {
+            match finding.ino {
+                Some(ino) => println!("inode {ino}: {}", finding.what),
+                None => println!("{}", finding.what),
+            }
+        }
+        let verdict = if clean { "clean".into() } else { format!("{} problems", report.findings.len()) };
+        let (files, directories, replayed) = (report.files, report.directories, report.replayed);
+        println!("{verdict}: {files} inodes, {directories} of them directories; {replayed} events replayed");
+    }
+    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
+    let store = store_of(&args.source)?.unwrap_or_else(|| args.source.clone());
+    let status = espalier_runtime::status_of(&store)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&status)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("store       {}", store.display());
+    println!("uuid        {}  format {}", status.uuid, status.format);
+    if !status.label.is_empty() {
+        println!("label       {}", status.label);
+    }
+    match (&status.mountpoint, status.pid) {
+        (Some(mountpoint), Some(pid)) => println!("mounted on  {} by process {pid}", mountpoint.display()),
+        _ => println!("mounted on  nothing"),
+    }
+    println!("strip       {} bytes", status.strip_bytes);
+    match status.journal_used_bytes {
+        Some(used) => println!("journal     {used} of {} bytes in use", status.journal_bytes),
+        None => println!("journal     {} bytes", status.journal_bytes),
+    }
+    if let Some(files) = status.files {
+        println!("inodes      {files} in use");
+    }
+    if let (Some(fuse), Some(passthrough)) = (&status.fuse, status.passthrough) {
+        println!("kernel      FUSE {fuse}, passthrough of big files {}", if passthrough { "on" } else { "off" });
+    }
+    if let Some(failure) = &status.failure {
+        println!("FAILED      nothing can be changed any more: {failure}; unmount, and run `espalier fsck`");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The store that is mounted on a path, if one is.
+pub(crate) fn store_of(mountpoint: &Path) -> Result<Option<PathBuf>> {
+    // Looking at the mount point itself would wait for a file system that does not answer.
+    let wanted = std::path::absolute(mountpoint)?;
+    let table = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mount table")?;
+    let entry = table.lines().rev().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        let at = unescape(left.split(' ').nth(4)?);
+        let mut right = right.split(' ');
+        (right.next()? == "fuse.espalier" && at == wanted).then(|| right.next().map(unescape))?
+    });
+    Ok(entry)
+}
+
+/// The mount table writes blanks and backslashes as three octal digits.
+fn unescape(field: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let mut bytes = Vec::new();
+    let mut rest = field.as_bytes();
+    while let Some((&byte, after)) = rest.split_first() {
+        let code = after.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match code.and_then(|digits| u8::from_str_radix(digits, 8).ok()) {
+            Some(code) if byte == b'\\' => {
+                bytes.push(code);
+                rest = &after[3..];
+            }
+            _ => {
+                bytes.push(byte);
+                rest = after;
+            }
+        }
+    }
+    std::ffi::OsString::from_vec(bytes).into()
+}

@@ -1,0 +1,255 @@
+//! Attaching a FUSE device to a directory, and taking it off again, alive or dead.
+
+use crate::channel::Channel;
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::{MountFlags, UnmountFlags};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use std::ffi::{CString, OsString};
+use std::io::{self, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// How to mount. The default is a plain writable mount for the mounting user alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Shown as `fuse.<subtype>` in the mount table.
+    pub subtype: String,
+    /// Users other than the one who mounts may enter.
+    pub allow_other: bool,
+    /// The kernel checks modes itself, at the price of fetching a directory's attributes before each change of it.
+    pub default_permissions: bool,
+    pub read_only: bool,
+    pub no_suid: bool,
+    pub no_dev: bool,
+    pub no_exec: bool,
+    pub no_atime: bool,
+    pub sync: bool,
+    pub dir_sync: bool,
+    /// Largest READ, if smaller than what was negotiated.
+    pub max_read: Option<u32>,
+}
+
+impl Default for MountOptions {
+    fn default() -> MountOptions {
+        MountOptions {
+            subtype: "espalier".into(),
+            allow_other: false,
+            default_permissions: false,
+            read_only: false,
+            no_suid: false,
+            no_dev: false,
+            no_exec: false,
+            no_atime: false,
+            sync: false,
+            dir_sync: false,
+            max_read: None,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum MountError {
+    #[error("cannot use the mount point")]
+    Mountpoint(#[source] io::Error),
+    #[error("cannot open /dev/fuse")]
+    Device(#[source] io::Error),
+    #[error("mount refused")]
+    Refused(#[source] io::Error),
+    #[error("a mount option contains a NUL")]
+    Option,
+    #[error("cannot run fusermount3")]
+    Helper(#[source] io::Error),
+    #[error("fusermount3 failed: {0}")]
+    HelperFailed(String),
+    #[error("the kernel speaks FUSE {major}.{minor}, too old or too new for this program")]
+    Version { major: u32, minor: u32 },
+    #[error("the opening exchange with the kernel failed")]
+    Handshake(#[source] io::Error),
+}
+
+impl MountOptions {
+    fn flags(&self) -> MountFlags {
+        [
+            (self.read_only, MountFlags::RDONLY),
+            (self.no_suid, MountFlags::NOSUID),
+            (self.no_dev, MountFlags::NODEV),
+            (self.no_exec, MountFlags::NOEXEC),
+            (self.no_atime, MountFlags::NOATIME),
+            (self.sync, MountFlags::SYNCHRONOUS),
+            (self.dir_sync, MountFlags::DIRSYNC),
+        ]
+        .into_iter()
+        .filter_map(|(asked, flag)| asked.then_some(flag))
+        .collect()
+    }
+
+    /// Options that FUSE itself understands, each with a comma before it.
+    fn fuse_options(&self) -> String {
+        let mut options = String::new();
+        if self.default_permissions {
+            options.push_str(",default_permissions");
+        }
+        if self.allow_other {
+            options.push_str(",allow_other");
+        }
+        if let Some(size) = self.max_read {
+            options.push_str(&format!(",max_read={size}"));
+        }
+        options
+    }
+
+    /// The same wishes in the words of fusermount3.
+    fn helper_options(&self, source: &str) -> String {
+        let mut options = format!("fsname={},subtype={}", escaped(source), escaped(&self.subtype));
+        for (asked, word) in [
+            (self.read_only, ",ro"),
+            (self.no_suid, ",nosuid"),
+            (self.no_dev, ",nodev"),
+            (self.no_exec, ",noexec"),
+            (self.no_atime, ",noatime"),
+            (self.sync, ",sync"),
+            (self.dir_sync, ",dirsync"),
+        ] {
+            if asked {
+                options.push_str(word);
+            }
+        }
+        options + &self.fuse_options()
+    }
+}
+
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace(',', "\\,")
+}
+
+/// Mounts and returns the device. The kernel's INIT is then waiting in it.
+pub(crate) fn mount(source: &str, mountpoint: &Path, options: &MountOptions) -> Result<Channel, MountError> {
+    if rustix::process::geteuid().is_root() {
+        mount_as_root(source, mountpoint, options)
+    } else {
+        mount_by_helper(source, mountpoint, options)
+    }
+}
+
+fn mount_as_root(source: &str, mountpoint: &Path, options: &MountOptions) -> Result<Channel, MountError> {
+    let channel = Channel::open().map_err(|error| MountError::Device(error.into()))?;
+    let root_mode = mountpoint.metadata().map_err(MountError::Mountpoint)?.mode() & 0o170_000;
+    let data = format!(
+        "fd={},rootmode={root_mode:o},user_id={},group_id={}{}",
+        std::os::fd::AsFd::as_fd(&channel).as_raw_fd(),
+        rustix::process::getuid().as_raw(),
+        rustix::process::getgid().as_raw(),
+        options.fuse_options(),
+    );
+    let data = CString::new(data).map_err(|_| MountError::Option)?;
+    let kind = format!("fuse.{}", options.subtype);
+    rustix::mount::mount(source, mountpoint, kind.as_str(), options.flags(), data.as_c_str())
+        .map_err(|error| MountError::Refused(error.into()))?;
+    Ok(channel)
+}
+
+/// The helper is set-uid root. It mounts for us and passes the device back over the socket it finds as its standard
+/// input: that one is inherited without ado.
+fn mount_by_helper(source: &str, mountpoint: &Path, options: &MountOptions) -> Result<Channel, MountError> {
+    let (ours, theirs) = UnixStream::pair().map_err(MountError::Helper)?;
+    let mut child = Command::new("fusermount3")
+        .arg("-o")
+        .arg(options.helper_options(source))
+        .arg("--")
+        .arg(mountpoint)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(OwnedFd::from(theirs))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(MountError::Helper)?;
+    let device = receive_device(&ours);
+    let mut complaint = String::new();
+    if let Some(stderr) = &mut child.stderr {
+        let _ = stderr.read_to_string(&mut complaint);
+    }
+    child.wait().map_err(MountError::Helper)?;
+    match device.map_err(MountError::Helper)? {
+        Some(device) => Ok(Channel::from(device)),
+        None => Err(MountError::HelperFailed(complaint.trim().to_owned())),
+    }
+}
+
+fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    rustix::io::retry_on_intr(|| {
+        let mut data = [IoSliceMut::new(&mut byte)];
+        rustix::net::recvmsg(socket, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    }))
+}
+
+/// Unmounts; EBUSY while anything below is in use.
+pub fn unmount(mountpoint: &Path) -> io::Result<()> {
+    unmount_with(mountpoint, UnmountFlags::NOFOLLOW, "-u")
+}
+
+/// Ends the connection, so that every request fails with ENOTCONN instead of waiting, and detaches the mount whether
+/// in use or not.
+pub fn force_unmount(mountpoint: &Path) -> io::Result<()> {
+    if let Some(device) = mounted_device(mountpoint)? {
+        // Not all systems mount this directory, and not all users may write there. MNT_FORCE does the same.
+        let _ = std::fs::write(format!("/sys/fs/fuse/connections/{device}/abort"), "1");
+    }
+    let flags = UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH;
+    unmount_with(mountpoint, flags, "-uz")
+}
+
+/// Whether a FUSE mount whose server is gone sits at `path`. Asks the server if there is one, and so waits for it.
+pub fn is_dead(path: &Path) -> io::Result<bool> {
+    match rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS) {
+        Err(Errno::NOTCONN | Errno::CONNABORTED) => Ok(true),
+        Ok(_) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Removes a dead mount from `path`, if there is one.
+pub fn detach_dead(path: &Path) -> io::Result<bool> {
+    let dead = is_dead(path)?;
+    if dead {
+        force_unmount(path)?;
+    }
+    Ok(dead)
+}
+
+/// The minor number of the device mounted at `path`, if something without a block device is. Asks no server.
+pub(crate) fn mounted_device(path: &Path) -> io::Result<Option<u32>> {
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::empty())?;
+    let is_root = stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);
+    Ok((is_root && stat.stx_dev_major == 0).then_some(stat.stx_dev_minor))
+}
+
+fn unmount_with(mountpoint: &Path, flags: UnmountFlags, helper_flags: &str) -> io::Result<()> {
+    match rustix::mount::unmount(mountpoint, flags) {
+        Err(Errno::PERM) if !rustix::process::geteuid().is_root() => {
+            unmount_by_helper(mountpoint, helper_flags)
+        }
+        other => Ok(other?),
+    }
+}
+
+fn unmount_by_helper(mountpoint: &Path, flags: &str) -> io::Result<()> {
+    let arguments: [OsString; 3] = [flags.into(), "--".into(), mountpoint.into()];
+    let output = Command::new("fusermount3").args(arguments).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+}

@@ -1,0 +1,343 @@
+//! The answer to one request. Each method consumes the reply, so there is exactly one; dropping it answers EIO.
+
+use crate::abi::{self, AttrBody, Opcode, OpenedFlags};
+use crate::channel::{BackingId, Channel};
+use rustix::io::Errno;
+use std::io::IoSlice;
+use std::time::Duration;
+use zerocopy::{Immutable, IntoBytes};
+
+/// The obligation to answer one request, from any thread, at any time.
+#[derive(Debug)]
+pub struct Reply {
+    channel: Channel,
+    unique: u64,
+    opcode: u32,
+    owed: Owed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owed {
+    /// Somebody waits.
+    Answer,
+    /// May be answered (INTERRUPT).
+    Optional,
+    /// Must not be answered (FORGET), or has been.
+    Nothing,
+}
+
+/// Attributes of a node. Times are seconds since 1970 and nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Attr {
+    pub ino: u64,
+    pub size: u64,
+    /// In units of 512 bytes.
+    pub blocks: u64,
+    pub atime: (i64, u32),
+    pub mtime: (i64, u32),
+    pub ctime: (i64, u32),
+    /// With the file type bits.
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    pub blksize: u32,
+}
+
+/// A name's node, and how long the kernel may believe either. The default (node zero) says that there is none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Entry {
+    pub node: u64,
+    pub generation: u64,
+    pub attr: Attr,
+    pub entry_valid: Duration,
+    pub attr_valid: Duration,
+}
+
+/// An open file or directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Opened {
+    pub handle: u64,
+    pub flags: OpenedFlags,
+    /// Sets PASSTHROUGH, and clears the flags that the kernel refuses together with it.
+    pub backing: Option<BackingId>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StatFs {
+    pub blocks: u64,
+    pub blocks_free: u64,
+    pub blocks_available: u64,
+    pub files: u64,
+    pub files_free: u64,
+    pub block_size: u32,
+    pub fragment_size: u32,
+    pub name_max: u32,
+}
+
+/// What statx(2) tells beyond [`Attr`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct StatXExtra {
+    pub btime: Option<(i64, u32)>,
+    pub attributes: u64,
+    pub attributes_mask: u64,
+}
+
+impl Reply {
+    pub(crate) fn new(channel: Channel, unique: u64, opcode: u32) -> Reply {
+        let owed = match Opcode::from_wire(opcode) {
+            Some(Opcode::Forget | Opcode::BatchForget) => Owed::Nothing,
+            Some(Opcode::Interrupt) => Owed::Optional,
+            _ => Owed::Answer,
+        };
+        Reply { channel, unique, opcode, owed }
+    }
+
+    /// The queue the request came from; a place to register backing files.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Success, with nothing to tell.
+    pub fn ok(mut self) {
+        self.send(0, &[]);
+    }
+
+    /// Failure. What is no errno becomes EIO, because the kernel would refuse the message and let the caller wait.
+    pub fn error(mut self, errno: i32) {
+        self.fail(errno);
+    }
+
+    /// For requests that have no answer: FORGET, INTERRUPT. For others it is EIO, like any other drop.
+    pub fn none(self) {}
+
+    /// Bytes: of a file, a directory, a link's target, an attribute's value.
+    pub fn data(mut self, data: &[u8]) {
+        self.send(0, &[IoSlice::new(data)]);
+    }
+
+    /// Bytes that lie in several places. Up to sixteen pieces go without an allocation.
+    pub fn data_vectored(mut self, data: &[IoSlice<'_>]) {
+        self.send(0, data);
+    }
+
+    /// LOOKUP, MKNOD, MKDIR, SYMLINK, LINK. The kernel then holds one more lookup of the node.
+    pub fn entry(mut self, entry: &Entry) {
+        self.send_body(&entry.to_wire());
+    }
+
+    /// GETATTR, SETATTR.
+    pub fn attr(mut self, attr: &Attr, valid: Duration) {
+        let (valid, valid_nanos) = split(valid);
+        self.send_body(&abi::AttrOut { valid, valid_nanos, attr: attr.to_wire(), ..Default::default() });
+    }
+
+    /// STATX.
+    pub fn statx(mut self, attr: &Attr, extra: &StatXExtra, valid: Duration) {
+        self.send_body(&statx_out(attr, extra, valid));
+    }
+
+    /// OPEN, OPENDIR.
+    pub fn open(mut self, opened: &Opened) {
+        self.send_body(&opened.to_wire());
+    }
+
+    /// CREATE, TMPFILE.
+    pub fn create(mut self, entry: &Entry, opened: &Opened) {
+        let (entry, opened) = (entry.to_wire(), opened.to_wire());
+        self.send(0, &[IoSlice::new(entry.as_bytes()), IoSlice::new(opened.as_bytes())]);
+    }
+
+    /// WRITE.
+    pub fn written(mut self, size: u32) {
+        self.send_body(&abi::WriteOut { size, ..Default::default() });
+    }
+
+    /// COPY_FILE_RANGE, in either width. The narrow one reports at most 4 GiB less one, as a short copy.
+    pub fn copied(mut self, bytes: u64) {
+        if self.opcode == Opcode::CopyFileRange64 as u32 {
+            self.send_body(&abi::CopiedOut { bytes });
+        } else {
+            let size = u32::try_from(bytes).unwrap_or(u32::MAX);
+            self.send_body(&abi::WriteOut { size, ..Default::default() });
+        }
+    }
+
+    pub fn statfs(mut self, stat: &StatFs) {
+        self.send_body(&abi::StatFsOut {
+            blocks: stat.blocks,
+            blocks_free: stat.blocks_free,
+            blocks_available: stat.blocks_available,
+            files: stat.files,
+            files_free: stat.files_free,
+            block_size: stat.block_size,
+            name_max: stat.name_max,
+            fragment_size: stat.fragment_size,
+            ..Default::default()
+        });
+    }
+
+    /// GETXATTR and LISTXATTR that asked for the size.
+    pub fn xattr_size(mut self, size: u32) {
+        self.send_body(&abi::XattrSizeOut { size, ..Default::default() });
+    }
+
+    pub fn lseek(mut self, offset: u64) {
+        self.send_body(&abi::LSeekOut { offset });
+    }
+
+    /// GETLK: the lock in the way, or one of kind `F_UNLCK`.
+    pub fn lock(mut self, start: u64, end: u64, kind: u32, pid: u32) {
+        self.send_body(&abi::LockOut { start, end, kind, pid });
+    }
+
+    pub fn bmap(mut self, block: u64) {
+        self.send_body(&abi::BMapOut { block });
+    }
+
+    pub fn ioctl(mut self, result: i32, data: &[u8]) {
+        let out = abi::IoctlOut { result, ..Default::default() };
+        self.send(0, &[IoSlice::new(out.as_bytes()), IoSlice::new(data)]);
+    }
+
+    pub fn poll(mut self, events: u32) {
+        self.send_body(&abi::PollOut { events, ..Default::default() });
+    }
+
+    /// INIT, by the session only.
+    pub(crate) fn init(mut self, out: &abi::InitOut) {
+        self.send_body(out);
+    }
+
+    fn send_body<T: IntoBytes + Immutable>(&mut self, body: &T) {
+        self.send(0, &[IoSlice::new(body.as_bytes())]);
+    }
+
+    fn fail(&mut self, errno: i32) {
+        let errno = if (1..512).contains(&errno) { errno } else { Errno::IO.raw_os_error() };
+        self.send(-errno, &[]);
+    }
+
+    fn send(&mut self, error: i32, body: &[IoSlice<'_>]) {
+        if self.owed == Owed::Nothing {
+            return;
+        }
+        self.owed = Owed::Nothing;
+        match self.channel.send(self.unique, error, body) {
+            // The caller was killed, or the mount is gone: nobody waits.
+            Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
+            Err(refused) => {
+                tracing::error!(opcode = self.opcode, error = %refused, "the kernel refused a reply");
+                // If the message was refused before it was matched with its request, the caller still waits.
+                let _ = self.channel.send(self.unique, -Errno::IO.raw_os_error(), &[]);
+            }
+        }
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.owed == Owed::Answer {
+            tracing::warn!(
+                opcode = self.opcode,
+                unique = self.unique,
+                "a request was dropped without an answer"
+            );
+            self.fail(Errno::IO.raw_os_error());
+        }
+    }
+}
+
+impl Attr {
+    fn to_wire(self) -> AttrBody {
+        AttrBody {
+            ino: self.ino,
+            size: self.size,
+            blocks: self.blocks,
+            atime: self.atime.0,
+            mtime: self.mtime.0,
+            ctime: self.ctime.0,
+            atime_nanos: self.atime.1,
+            mtime_nanos: self.mtime.1,
+            ctime_nanos: self.ctime.1,
+            mode: self.mode,
+            nlink: self.nlink,
+            uid: self.uid,
+            gid: self.gid,
+            rdev: self.rdev,
+            blksize: self.blksize,
+            flags: 0,
+        }
+    }
+}
+
+impl Entry {
+    /// "There is no such name", which the kernel remembers for `valid`.
+    pub fn absent(valid: Duration) -> Entry {
+        Entry { entry_valid: valid, ..Entry::default() }
+    }
+
+    pub(crate) fn to_wire(self) -> abi::EntryOut {
+        let (entry_valid, entry_valid_nanos) = split(self.entry_valid);
+        let (attr_valid, attr_valid_nanos) = split(self.attr_valid);
+        abi::EntryOut {
+            node: self.node,
+            generation: self.generation,
+            entry_valid,
+            attr_valid,
+            entry_valid_nanos,
+            attr_valid_nanos,
+            attr: self.attr.to_wire(),
+        }
+    }
+}
+
+impl Opened {
+    fn to_wire(self) -> abi::OpenOut {
+        let besides_passthrough =
+            OpenedFlags::DIRECT_IO | OpenedFlags::PARALLEL_DIRECT_WRITES | OpenedFlags::NOFLUSH;
+        let (flags, backing) = match self.backing {
+            Some(id) => (self.flags & besides_passthrough | OpenedFlags::PASSTHROUGH, id.0),
+            None => (self.flags, 0),
+        };
+        abi::OpenOut { handle: self.handle, flags: flags.bits(), backing }
+    }
+}
+
+fn statx_out(attr: &Attr, extra: &StatXExtra, valid: Duration) -> abi::StatXOut {
+    const BASIC: u32 = 0x7ff;
+    const BTIME: u32 = 0x800;
+    let time = |(seconds, nanos)| abi::StatXTime { seconds, nanos, ..Default::default() };
+    let (valid, valid_nanos) = split(valid);
+    abi::StatXOut {
+        valid,
+        valid_nanos,
+        mask: if extra.btime.is_some() { BASIC | BTIME } else { BASIC },
+        blksize: attr.blksize,
+        attributes: extra.attributes,
+        attributes_mask: extra.attributes_mask,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        mode: attr.mode as u16,
+        ino: attr.ino,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime),
+        btime: time(extra.btime.unwrap_or_default()),
+        ctime: time(attr.ctime),
+        mtime: time(attr.mtime),
+        // The 32 bits of the protocol's rdev: minor's low byte, major's twelve, the rest of minor.
+        rdev_major: (attr.rdev >> 8) & 0xfff,
+        rdev_minor: (attr.rdev & 0xff) | ((attr.rdev >> 12) & 0xfff00),
+        ..Default::default()
+    }
+}
+
+fn split(valid: Duration) -> (u64, u32) {
+    (valid.as_secs(), valid.subsec_nanos())
+}
+
+#[cfg(test)]
+mod tests;

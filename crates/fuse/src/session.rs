@@ -1,0 +1,368 @@
+//! One mount from its first message to its last: the opening exchange, then workers that read, decode and dispatch.
+
+use crate::abi::{self, InitFlags, Opcode};
+use crate::channel::{Channel, Received};
+use crate::mount::{self, MountError, MountOptions};
+use crate::notify::Notifier;
+use crate::reply::Reply;
+use crate::request::{Init, Op, Request};
+use rustix::io::Errno;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+
+/// A file system, as seen by the kernel.
+pub trait Filesystem: Send + Sync + 'static {
+    /// Called once, before the first request.
+    fn init(&self, granted: &Granted) {
+        let _ = granted;
+    }
+
+    /// One request, on one of several threads. The request borrows that thread's buffer; the reply may outlive the
+    /// call and be sent from anywhere.
+    fn request(&self, request: Request<'_>, reply: Reply);
+
+    /// Called once, after the last request.
+    fn destroy(&self) {}
+}
+
+/// What to ask of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Taken as far as the kernel offers them.
+    pub flags: InitFlags,
+    /// Largest WRITE and READ, rounded up to pages.
+    pub max_write: u32,
+    pub max_readahead: u32,
+    /// How many readahead and asynchronous requests may be under way.
+    pub max_background: u16,
+}
+
+impl Default for Wanted {
+    fn default() -> Wanted {
+        Wanted {
+            flags: InitFlags::ASYNC_READ
+                | InitFlags::DO_READDIRPLUS
+                | InitFlags::READDIRPLUS_AUTO
+                | InitFlags::PARALLEL_DIROPS,
+            max_write: 1 << 20,
+            max_readahead: u32::MAX,
+            max_background: 64,
+        }
+    }
+}
+
+/// What the kernel and we have agreed on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Granted {
+    /// The protocol is 7.`minor`.
+    pub minor: u32,
+    pub flags: InitFlags,
+    pub max_write: u32,
+    pub max_readahead: u32,
+    /// [`Notifier::inc_epoch`] works.
+    pub epoch: bool,
+    /// [`Notifier::prune`] works.
+    pub prune: bool,
+}
+
+/// Why [`Session::run`] ended other than by an unmount.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error("cannot start a worker")]
+    Worker(#[source] io::Error),
+    #[error("cannot read from the kernel")]
+    Read(#[source] io::Error),
+}
+
+/// A mounted file system that nobody serves yet. Dropping it unmounts.
+#[derive(Debug)]
+pub struct Session {
+    channel: Channel,
+    mountpoint: PathBuf,
+    device: Option<u32>,
+    granted: Granted,
+    notifiers: Vec<Notifier>,
+}
+
+/// Without these the decoder would need a second form of some messages. Every kernel that we accept offers them.
+const ALWAYS: InitFlags = InitFlags::INIT_EXT
+    .union(InitFlags::MAX_PAGES)
+    .union(InitFlags::BIG_WRITES)
+    .union(InitFlags::SETXATTR_EXT);
+
+impl Session {
+    /// Mounts, and settles the protocol with the kernel. `source` is what the mount table shows as the device.
+    ///
+    /// Whoever uses the mount waits until [`Session::run`] is called; so the caller must not, on this thread.
+    pub fn mount(
+        source: &str,
+        mountpoint: &Path,
+        options: &MountOptions,
+        wanted: &Wanted,
+    ) -> Result<Session, MountError> {
+        let mountpoint = mountpoint.canonicalize().map_err(MountError::Mountpoint)?;
+        let channel = mount::mount(source, &mountpoint, options)?;
+        let device = mount::mounted_device(&mountpoint).map_err(MountError::Mountpoint);
+        let granted = handshake(&channel, wanted);
+        match (device, granted) {
+            (Ok(device), Ok(granted)) => {
+                Ok(Session { channel, mountpoint, device, granted, notifiers: Vec::new() })
+            }
+            (Err(error), _) | (_, Err(error)) => {
+                let _ = mount::force_unmount(&mountpoint);
+                Err(error)
+            }
+        }
+    }
+
+    pub fn granted(&self) -> &Granted {
+        &self.granted
+    }
+
+    /// The canonical path of the mount.
+    pub fn mountpoint(&self) -> &Path {
+        &self.mountpoint
+    }
+
+    /// For registering backing files outside of a request.
+    pub fn channel(&self) -> &Channel {
+        &self.channel
+    }
+
+    /// Starts a queue of at most `capacity` notifications, and its thread. It closes when the session ends.
+    pub fn notifier(&mut self, capacity: usize) -> io::Result<Notifier> {
+        let notifier = Notifier::start(self.channel.clone(), capacity)?;
+        self.notifiers.push(notifier.clone());
+        Ok(notifier)
+    }
+
+    /// Serves requests on `threads` threads until the file system is unmounted.
+    pub fn run<F: Filesystem + ?Sized>(self, threads: usize, filesystem: Arc<F>) -> Result<(), RunError> {
+        filesystem.init(&self.granted);
+        let outcome = thread::scope(|scope| {
+            let mut workers = Vec::new();
+            let mut outcome = Ok(());
+            for index in 0..threads.max(1) {
+                let (channel, filesystem, session) = (self.queue(index), &*filesystem, &self);
+                let started = thread::Builder::new()
+                    .name(format!("fuse-{index}"))
+                    .spawn_scoped(scope, move || session.work(&channel, filesystem));
+                match started {
+                    Ok(worker) => workers.push(worker),
+                    Err(error) => {
+                        outcome = Err(RunError::Worker(error));
+                        self.abort();
+                        break;
+                    }
+                }
+            }
+            for worker in workers {
+                // A worker catches its handlers' panics and has no other.
+                let ended = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                outcome = outcome.and(ended);
+            }
+            outcome
+        });
+        filesystem.destroy();
+        outcome
+    }
+
+    /// A queue for one worker. Who was mounted by the helper may have no right to open another; sharing the first is
+    /// slower, not wrong.
+    fn queue(&self, index: usize) -> Channel {
+        let own = if index == 0 { Ok(self.channel.clone()) } else { self.channel.clone_queue() };
+        own.unwrap_or_else(|error| {
+            tracing::info!(%error, "the workers share a queue");
+            self.channel.clone()
+        })
+    }
+
+    fn work<F: Filesystem + ?Sized>(&self, channel: &Channel, filesystem: &F) -> Result<(), RunError> {
+        let mut buffer = Buffer::new(self.granted.max_write as usize);
+        loop {
+            match channel.receive(buffer.as_mut()) {
+                Ok(Received::Message(length)) => dispatch(channel, &buffer.as_mut()[..length], filesystem),
+                Ok(Received::Nothing) => {}
+                Ok(Received::Closed) => return Ok(()),
+                Err(error) => {
+                    // The other workers would serve on, but nobody would know that one is missing.
+                    self.abort();
+                    return Err(RunError::Read(error.into()));
+                }
+            }
+        }
+    }
+
+    /// Unmounts, unless something else is mounted there by now.
+    fn abort(&self) {
+        let ours = self.device.is_some() && mount::mounted_device(&self.mountpoint).ok() == Some(self.device);
+        if ours && let Err(error) = mount::force_unmount(&self.mountpoint) {
+            tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for notifier in &self.notifiers {
+            notifier.close();
+        }
+        self.abort();
+    }
+}
+
+/// Decodes one message and gives it to the file system, whose panic costs this request only.
+fn dispatch<F: Filesystem + ?Sized>(channel: &Channel, message: &[u8], filesystem: &F) {
+    let request = match Request::parse(message) {
+        Ok(request) => request,
+        Err(malformed) => {
+            tracing::error!(%malformed, "cannot decode a request");
+            if let Some(unique) = malformed.unique {
+                let opcode = malformed.opcode.unwrap_or_default();
+                Reply::new(channel.clone(), unique, opcode).error(Errno::IO.raw_os_error());
+            }
+            return;
+        }
+    };
+    let opcode = opcode_of(message);
+    let reply = Reply::new(channel.clone(), request.unique, opcode);
+    match request.op {
+        Op::Init(_) => reply.error(Errno::PROTO.raw_os_error()),
+        Op::Destroy => reply.ok(),
+        _ => {
+            let (unique, node) = (request.unique, request.node);
+            // The reply is dropped while unwinding, which answers EIO.
+            if catch_unwind(AssertUnwindSafe(|| filesystem.request(request, reply))).is_err() {
+                tracing::error!(opcode = ?Opcode::from_wire(opcode), unique, node, "a request's handler panicked");
+            }
+        }
+    }
+}
+
+fn opcode_of(message: &[u8]) -> u32 {
+    use zerocopy::FromBytes;
+    abi::InHeader::read_from_prefix(message).map_or(0, |(header, _)| header.opcode)
+}
+
+/// Reads the kernel's INIT and answers it.
+fn handshake(channel: &Channel, wanted: &Wanted) -> Result<Granted, MountError> {
+    let mut buffer = Buffer::new(abi::PAGE);
+    let length = loop {
+        match channel.receive(buffer.as_mut()).map_err(|error| MountError::Handshake(error.into()))? {
+            Received::Message(length) => break length,
+            Received::Nothing => {}
+            Received::Closed => return Err(MountError::Handshake(Errno::NODEV.into())),
+        }
+    };
+    let request =
+        Request::parse(&buffer.as_mut()[..length]).map_err(|e| MountError::Handshake(io::Error::other(e)))?;
+    let reply = Reply::new(channel.clone(), request.unique, Opcode::Init as u32);
+    let Op::Init(offer) = request.op else {
+        reply.error(Errno::PROTO.raw_os_error());
+        return Err(MountError::Handshake(Errno::PROTO.into()));
+    };
+    if offer.major != abi::MAJOR || offer.minor < abi::MINOR_MIN {
+        reply.error(Errno::PROTO.raw_os_error());
+        return Err(MountError::Version { major: offer.major, minor: offer.minor });
+    }
+    let (granted, out) = negotiate(&offer, wanted);
+    reply.init(&out);
+    Ok(granted)
+}
+
+/// The agreement, and how it is put to the kernel.
+fn negotiate(offer: &Init, wanted: &Wanted) -> (Granted, abi::InitOut) {
+    let minor = offer.minor.min(abi::MINOR);
+    let flags = offer.flags & (wanted.flags | ALWAYS);
+    let max_pages = wanted.max_write.div_ceil(abi::PAGE as u32).clamp(1, u32::from(u16::MAX)) as u16;
+    let max_write = u32::from(max_pages) * abi::PAGE as u32;
+    let max_readahead = offer.max_readahead.min(wanted.max_readahead);
+    let granted = Granted {
+        minor,
+        flags,
+        max_write,
+        max_readahead,
+        epoch: minor >= abi::MINOR_EPOCH,
+        prune: minor >= abi::MINOR_PRUNE,
+    };
+    let out = abi::InitOut {
+        major: abi::MAJOR,
+        minor,
+        max_readahead,
+        flags: flags.bits() as u32,
+        flags2: (flags.bits() >> 32) as u32,
+        max_background: wanted.max_background,
+        congestion_threshold: wanted.max_background / 4 * 3,
+        max_write,
+        time_granularity: 1,
+        max_pages,
+        // Backing files must not lie on a stacked file system themselves.
+        max_stack_depth: u32::from(flags.contains(InitFlags::PASSTHROUGH)),
+        ..Default::default()
+    };
+    (granted, out)
+}
+
+/// A receive buffer placed so that the data of a WRITE starts on a page.
+struct Buffer {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Buffer {
+    fn new(max_write: usize) -> Buffer {
+        // One page for alignment, one for the headers, and one because the kernel asks for 8 KiB at the least.
+        let bytes = vec![0; max_write + 3 * abi::PAGE];
+        let data = (bytes.as_ptr() as usize + abi::WRITE_PREFIX).next_multiple_of(abi::PAGE);
+        let start = data - abi::WRITE_PREFIX - bytes.as_ptr() as usize;
+        Buffer { bytes, start }
+    }
+
+    fn as_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.start..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OFFER: Init = Init { major: 7, minor: 45, max_readahead: 131_072, flags: InitFlags::all() };
+
+    #[test]
+    fn takes_what_is_wanted_of_what_is_offered() {
+        let wanted = Wanted { flags: InitFlags::PASSTHROUGH | InitFlags::DONT_MASK, ..Wanted::default() };
+        let (granted, out) = negotiate(&OFFER, &wanted);
+        assert_eq!(granted.flags, wanted.flags | ALWAYS);
+        assert_eq!(u64::from(out.flags) | u64::from(out.flags2) << 32, granted.flags.bits());
+        assert_eq!((out.max_write, out.max_pages, out.max_stack_depth), (1 << 20, 256, 1));
+        assert_eq!((out.max_background, out.congestion_threshold, out.max_readahead), (64, 48, 131_072));
+        assert!(granted.epoch && granted.prune);
+
+        let poor = Init { minor: 36, flags: ALWAYS | InitFlags::DONT_MASK, ..OFFER };
+        let (granted, out) = negotiate(&poor, &wanted);
+        assert_eq!((granted.minor, granted.flags), (36, ALWAYS | InitFlags::DONT_MASK));
+        assert_eq!(out.max_stack_depth, 0);
+        assert!(!granted.epoch && !granted.prune);
+    }
+
+    #[test]
+    fn odd_sizes_become_pages() {
+        for (max_write, pages) in [(0, 1), (1, 1), (4097, 2), (u32::MAX, u16::MAX)] {
+            let (granted, out) = negotiate(&OFFER, &Wanted { max_write, ..Wanted::default() });
+            assert_eq!(out.max_pages, pages);
+            assert_eq!(granted.max_write, u32::from(pages) * 4096);
+        }
+    }
+
+    #[test]
+    fn write_data_lies_on_a_page() {
+        let mut buffer = Buffer::new(1 << 20);
+        let bytes = buffer.as_mut();
+        assert_eq!((bytes.as_ptr() as usize + abi::WRITE_PREFIX) % abi::PAGE, 0);
+        assert!(bytes.len() >= (1 << 20) + abi::PAGE);
+    }
+}

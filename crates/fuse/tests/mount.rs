@@ -1,0 +1,601 @@
+//! Mounts a small file system for real. Needs root and `/dev/fuse`.
+#![allow(clippy::unwrap_used)]
+
+use espalier_fuse::{
+    Attr, BackingId, DirBuffer, Entry, Filesystem, Granted, InitFlags, MountError, MountOptions, Notifier,
+    Op, Opened, OpenedFlags, ROOT_NODE, Reply, Request, Session, StatFs, Wanted, detach_dead, force_unmount,
+    is_dead, unmount,
+};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const EIO: i32 = 5;
+const ENOENT: i32 = 2;
+const ENOSYS: i32 = 38;
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// One directory of files in memory. Some names misbehave, see `lookup`.
+#[derive(Default)]
+struct Memory {
+    state: Mutex<State>,
+    /// What passthrough opens lead to.
+    backing: Option<File>,
+    lookups: AtomicU64,
+    forgets: AtomicU64,
+    plus: AtomicU64,
+    begun: AtomicU64,
+    ended: AtomicU64,
+    closed: AtomicU64,
+}
+
+#[derive(Default)]
+struct State {
+    names: BTreeMap<Vec<u8>, u64>,
+    data: BTreeMap<u64, Vec<u8>>,
+    last: u64,
+    open: Option<BackingId>,
+}
+
+impl State {
+    fn attr(&self, node: u64) -> Option<Attr> {
+        if node == ROOT_NODE {
+            return Some(Attr { ino: 1, mode: 0o040755, nlink: 2, ..Attr::default() });
+        }
+        let size = self.data.get(&node)?.len() as u64;
+        Some(Attr {
+            ino: node,
+            size,
+            blocks: size.div_ceil(512),
+            mode: 0o100644,
+            nlink: 1,
+            blksize: 4096,
+            ..Attr::default()
+        })
+    }
+
+    fn entry(&self, node: u64) -> Option<Entry> {
+        Some(Entry { node, generation: 1, attr: self.attr(node)?, entry_valid: HOUR, attr_valid: HOUR })
+    }
+
+    fn add(&mut self, name: &[u8]) -> u64 {
+        self.last += 1;
+        let node = ROOT_NODE + self.last;
+        self.names.insert(name.into(), node);
+        self.data.insert(node, Vec::new());
+        node
+    }
+
+    fn listing(&self) -> Vec<(u64, u32, &[u8])> {
+        let dots = [&b"."[..], b".."].map(|name| (ROOT_NODE, 0o040000, name));
+        dots.into_iter().chain(self.names.iter().map(|(name, node)| (*node, 0o100000, &name[..]))).collect()
+    }
+}
+
+impl Filesystem for Memory {
+    fn init(&self, granted: &Granted) {
+        assert!(granted.minor >= 36);
+        self.begun.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn destroy(&self) {
+        self.ended.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn request(&self, request: Request<'_>, reply: Reply) {
+        if let Op::Lookup { name } = request.op {
+            self.lookups.fetch_add(1, Ordering::Relaxed);
+            match name {
+                b"dropped" => return drop(reply),
+                b"panic" => panic!("as told"),
+                b"later" => {
+                    // Answered by another thread after this one has gone on to other requests.
+                    std::thread::spawn(move || {
+                        std::thread::sleep(Duration::from_millis(50));
+                        reply.error(ENOENT);
+                    });
+                    return;
+                }
+                _ => {}
+            }
+        }
+        let state = &mut *self.state.lock().unwrap();
+        match request.op {
+            Op::Lookup { name } => match state.names.get(name).and_then(|&node| state.entry(node)) {
+                Some(entry) => reply.entry(&entry),
+                None => reply.error(ENOENT),
+            },
+            Op::Forget { .. } => {
+                self.forgets.fetch_add(1, Ordering::Relaxed);
+            }
+            Op::BatchForget(forgets) => {
+                self.forgets.fetch_add(forgets.count() as u64, Ordering::Relaxed);
+            }
+            Op::GetAttr { .. } => match state.attr(request.node) {
+                Some(attr) => reply.attr(&attr, HOUR),
+                None => reply.error(ENOENT),
+            },
+            Op::SetAttr(set) => {
+                if let (Some(size), Some(data)) = (set.size, state.data.get_mut(&request.node)) {
+                    data.resize(size as usize, 0);
+                }
+                reply.attr(&state.attr(request.node).unwrap(), HOUR);
+            }
+            Op::Create { name, .. } => {
+                let node = state.add(name);
+                reply.create(&state.entry(node).unwrap(), &Opened { handle: node, ..Opened::default() });
+            }
+            Op::Open { .. } => match &self.backing {
+                Some(file) => {
+                    let id = reply.channel().backing_open(file.as_fd()).unwrap();
+                    assert!(state.open.replace(id).is_none());
+                    reply.open(&Opened {
+                        backing: Some(id),
+                        flags: OpenedFlags::KEEP_CACHE,
+                        ..Opened::default()
+                    });
+                }
+                None => reply.open(&Opened {
+                    handle: request.node,
+                    flags: OpenedFlags::KEEP_CACHE,
+                    ..Opened::default()
+                }),
+            },
+            Op::Read { offset, size, .. } => {
+                let data = &state.data[&request.node];
+                let start = data.len().min(offset as usize);
+                let end = data.len().min(start + size as usize);
+                reply.data(&data[start..end]);
+            }
+            Op::Write { offset, data, .. } => {
+                let file = state.data.get_mut(&request.node).unwrap();
+                let end = offset as usize + data.len();
+                file.resize(file.len().max(end), 0);
+                file[offset as usize..end].copy_from_slice(data);
+                reply.written(data.len() as u32);
+            }
+            Op::ReadDir { offset, size, .. } => {
+                let mut bytes = Vec::new();
+                let mut buffer = DirBuffer::new(&mut bytes, size);
+                for (index, (ino, mode, name)) in
+                    state.listing().into_iter().enumerate().skip(offset as usize)
+                {
+                    if !buffer.push(ino, index as u64 + 1, mode, name) {
+                        break;
+                    }
+                }
+                reply.data(buffer.as_bytes());
+            }
+            Op::ReadDirPlus { offset, size, .. } => {
+                self.plus.fetch_add(1, Ordering::Relaxed);
+                let mut bytes = Vec::new();
+                let mut buffer = DirBuffer::new(&mut bytes, size);
+                for (index, (ino, mode, name)) in
+                    state.listing().into_iter().enumerate().skip(offset as usize)
+                {
+                    let entry = if ino == ROOT_NODE { Entry::default() } else { state.entry(ino).unwrap() };
+                    if !buffer.push_plus(&entry, ino, index as u64 + 1, mode, name) {
+                        break;
+                    }
+                }
+                reply.data(buffer.as_bytes());
+            }
+            Op::Rename { name, new_name, .. } => {
+                let node = state.names.remove(name).unwrap();
+                state.names.insert(new_name.into(), node);
+                reply.ok();
+            }
+            Op::Unlink { name } => {
+                state.names.remove(name);
+                reply.ok();
+            }
+            Op::StatFs => {
+                reply.statfs(&StatFs { blocks: 1000, block_size: 4096, name_max: 255, ..StatFs::default() })
+            }
+            Op::OpenDir { .. } => reply.open(&Opened::default()),
+            Op::Release { .. } => {
+                if let Some(id) = state.open.take() {
+                    reply.channel().backing_close(id).unwrap();
+                    assert!(reply.channel().backing_close(id).is_err(), "it is gone");
+                    self.closed.fetch_add(1, Ordering::Relaxed);
+                }
+                reply.ok();
+            }
+            Op::ReleaseDir { .. } | Op::Flush { .. } => reply.ok(),
+            _ => reply.error(ENOSYS),
+        }
+    }
+}
+
+/// A served mount, which its end unmounts.
+struct Mounted {
+    directory: tempfile::TempDir,
+    filesystem: Arc<Memory>,
+    notifier: Notifier,
+    granted: Granted,
+    server: Option<JoinHandle<()>>,
+}
+
+fn mount(filesystem: Memory, options: &MountOptions) -> Mounted {
+    let directory = tempfile::tempdir().unwrap();
+    let flags = Wanted::default().flags | InitFlags::PASSTHROUGH | InitFlags::HAS_EXPIRE_ONLY;
+    let wanted = Wanted { flags, ..Wanted::default() };
+    let mut session = Session::mount("a,test", directory.path(), options, &wanted).unwrap();
+    let notifier = session.notifier(16).unwrap();
+    let granted = *session.granted();
+    let filesystem = Arc::new(filesystem);
+    let served = Arc::clone(&filesystem);
+    let server = std::thread::spawn(move || session.run(2, served).unwrap());
+    Mounted { directory, filesystem, notifier, granted, server: Some(server) }
+}
+
+impl Mounted {
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Waits until the kernel has acted on what the notifier was told.
+    fn settle(&self) {
+        let (done, settled) = mpsc::sync_channel(1);
+        while !self.notifier.fence({
+            let done = done.clone();
+            move || done.send(()).unwrap()
+        }) {
+            std::thread::yield_now();
+        }
+        settled.recv_timeout(Duration::from_secs(10)).unwrap();
+    }
+
+    fn lookups_during(&self, action: impl FnOnce()) -> u64 {
+        let before = self.filesystem.lookups.load(Ordering::Relaxed);
+        action();
+        self.filesystem.lookups.load(Ordering::Relaxed) - before
+    }
+
+    fn end(mut self) {
+        unmount(self.directory.path()).unwrap();
+        self.server.take().unwrap().join().unwrap();
+        assert_eq!(self.filesystem.begun.load(Ordering::Relaxed), 1);
+        assert_eq!(self.filesystem.ended.load(Ordering::Relaxed), 1);
+        assert!(!self.notifier.inc_epoch(), "the queue ended with its session");
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if self.server.is_some() {
+            let _ = force_unmount(self.directory.path());
+        }
+    }
+}
+
+fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
+    result.unwrap_err().raw_os_error().unwrap()
+}
+
+#[test]
+fn files_can_be_made_read_listed_renamed_and_removed() {
+    let mounted = mount(Memory::default(), &MountOptions::default());
+    let names = |mounted: &Mounted| -> BTreeSet<String> {
+        fs::read_dir(mounted.directory.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect()
+    };
+
+    fs::write(mounted.path("a"), b"hello").unwrap();
+    assert_eq!(fs::read(mounted.path("a")).unwrap(), b"hello");
+    assert_eq!(fs::metadata(mounted.path("a")).unwrap().len(), 5);
+    fs::write(mounted.path("b"), b"").unwrap();
+    assert_eq!(names(&mounted), BTreeSet::from(["a".into(), "b".into()]));
+    assert!(mounted.filesystem.plus.load(Ordering::Relaxed) > 0);
+
+    fs::rename(mounted.path("a"), mounted.path("c")).unwrap();
+    assert_eq!(fs::read(mounted.path("c")).unwrap(), b"hello");
+    assert_eq!(fs::read(mounted.path("a")).unwrap_err().kind(), ErrorKind::NotFound);
+    fs::remove_file(mounted.path("c")).unwrap();
+    assert_eq!(names(&mounted), BTreeSet::from(["b".into()]));
+    assert_eq!(errno(fs::create_dir(mounted.path("d"))), ENOSYS);
+
+    for index in 0..3000 {
+        File::create(mounted.path(&format!("a file with a name of some length, number {index}"))).unwrap();
+    }
+    assert_eq!(names(&mounted).len(), 3001, "a listing of several buffers");
+    mounted.end();
+}
+
+#[test]
+fn large_reads_and_writes_keep_their_bytes() {
+    let mounted = mount(Memory::default(), &MountOptions::default());
+    assert_eq!(mounted.granted.max_write, 1 << 20);
+    let bytes: Vec<u8> = (0..9_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    std::thread::scope(|scope| {
+        for name in ["a", "b", "c"] {
+            scope.spawn(|| {
+                let mut file = OpenOptions::new()
+                    .create(true)
+                    .truncate(true)
+                    .read(true)
+                    .write(true)
+                    .open(mounted.path(name))
+                    .unwrap();
+                file.write_all(&bytes).unwrap();
+                assert!(mounted.notifier.inval_inode(file.metadata().unwrap().ino(), 0, 0));
+                mounted.settle();
+                file.seek(SeekFrom::Start(0)).unwrap();
+                let mut read = Vec::new();
+                file.read_to_end(&mut read).unwrap();
+                assert!(read == bytes);
+            });
+        }
+    });
+    mounted.end();
+}
+
+#[test]
+fn a_dropped_reply_and_a_panic_cost_that_request_only() {
+    let mounted = mount(Memory::default(), &MountOptions::default());
+    fs::write(mounted.path("a"), b"hello").unwrap();
+    for _ in 0..3 {
+        // More often than there are workers.
+        assert_eq!(errno(fs::metadata(mounted.path("dropped"))), EIO);
+        assert_eq!(errno(fs::metadata(mounted.path("panic"))), EIO);
+    }
+    assert_eq!(fs::read(mounted.path("a")).unwrap(), b"hello");
+    mounted.end();
+}
+
+#[test]
+fn a_reply_may_come_later_and_from_another_thread() {
+    let mounted = mount(Memory::default(), &MountOptions::default());
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| assert_eq!(errno(fs::metadata(mounted.path("later"))), ENOENT));
+        }
+    });
+    // Lookups of one name wait for each other, but no worker is lost to them.
+    assert!(start.elapsed() < Duration::from_secs(5));
+    mounted.end();
+}
+
+#[test]
+fn notifications_make_the_kernel_forget() {
+    let mounted = mount(Memory::default(), &MountOptions::default());
+    fs::write(mounted.path("a"), b"hello").unwrap();
+    let look = || assert!(fs::metadata(mounted.path("a")).is_ok());
+    assert_eq!(mounted.lookups_during(look), 0, "believed for an hour");
+
+    assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a"));
+    mounted.settle();
+    assert_eq!(mounted.lookups_during(look), 1);
+    assert_eq!(mounted.lookups_during(look), 0);
+
+    assert!(mounted.granted.flags.contains(InitFlags::HAS_EXPIRE_ONLY));
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
+    mounted.settle();
+    assert_eq!(mounted.lookups_during(look), 1);
+
+    if mounted.granted.epoch {
+        assert!(mounted.notifier.inc_epoch());
+        mounted.settle();
+        assert_eq!(mounted.lookups_during(look), 1);
+    }
+
+    // The file changes behind the kernel's back.
+    let node = fs::metadata(mounted.path("a")).unwrap().ino();
+    let read = || fs::read(mounted.path("a")).unwrap();
+    assert_eq!(read(), b"hello");
+    mounted.filesystem.state.lock().unwrap().data.insert(node, b"world".to_vec());
+    assert_eq!(read(), b"hello");
+    assert!(mounted.notifier.inval_inode(node, 0, 0));
+    mounted.settle();
+    assert_eq!(read(), b"world");
+
+    // And it goes.
+    mounted.filesystem.state.lock().unwrap().names.clear();
+    assert!(mounted.notifier.delete(ROOT_NODE, node, b"a"));
+    mounted.settle();
+    assert_eq!(fs::metadata(mounted.path("a")).unwrap_err().kind(), ErrorKind::NotFound);
+    mounted.end();
+}
+
+#[test]
+fn pruned_nodes_are_forgotten() {
+    let mounted = mount(Memory::default(), &MountOptions::default());
+    if !mounted.granted.prune {
+        return mounted.end();
+    }
+    fs::write(mounted.path("a"), b"hello").unwrap();
+    let node = fs::metadata(mounted.path("a")).unwrap().ino();
+    // Closing a file is asynchronous, and a node in use is kept: so ask more than once.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while mounted.filesystem.forgets.load(Ordering::Relaxed) == 0 {
+        assert!(Instant::now() < deadline);
+        assert!(mounted.notifier.prune(&[node, 4711]));
+        mounted.settle();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    mounted.end();
+}
+
+#[test]
+fn a_full_notifier_says_so() {
+    let mounted = mount(Memory::default(), &MountOptions::default());
+    let (release, held) = mpsc::channel::<()>();
+    let (started, running) = mpsc::channel();
+    let hold = move || {
+        started.send(()).unwrap();
+        let _ = held.recv();
+    };
+    assert!(mounted.notifier.fence(hold));
+    running.recv().unwrap();
+    for _ in 0..16 {
+        assert!(mounted.notifier.inval_inode(ROOT_NODE, -1, 0));
+    }
+    assert!(!mounted.notifier.inval_inode(ROOT_NODE, -1, 0));
+    release.send(()).unwrap();
+    while !mounted.notifier.inval_inode(ROOT_NODE, -1, 0) {
+        std::thread::yield_now();
+    }
+    while !mounted.notifier.fence(|| panic!("as told")) {
+        std::thread::yield_now();
+    }
+    mounted.settle();
+    mounted.end();
+}
+
+#[test]
+fn a_backing_file_is_read_and_written_without_us() {
+    // Where the backing file lies: a disk's file system, and memory.
+    for place in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
+        let mut file = tempfile::tempfile_in(place).unwrap();
+        file.write_all(b"from the backing file").unwrap();
+        let backing = Some(file.try_clone().unwrap());
+        let mounted = mount(Memory { backing, ..Memory::default() }, &MountOptions::default());
+        assert!(mounted.granted.flags.contains(InitFlags::PASSTHROUGH));
+        {
+            let mut state = mounted.filesystem.state.lock().unwrap();
+            let node = state.add(b"a");
+            // The kernel does not read past the size that it was told.
+            state.data.insert(node, vec![0; 21]);
+        }
+        let opened = OpenOptions::new().read(true).write(true).open(mounted.path("a")).unwrap();
+        let mut bytes = [0; 21];
+        opened.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"from the backing file");
+        opened.write_all_at(b"INTO", 0).unwrap();
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(&bytes, b"INTO the backing file");
+        assert_eq!(mounted.filesystem.state.lock().unwrap().data[&2], [0; 21]);
+        drop(opened);
+        let filesystem = Arc::clone(&mounted.filesystem);
+        mounted.end();
+        assert_eq!(filesystem.closed.load(Ordering::Relaxed), 1);
+    }
+}
+
+#[test]
+fn options_reach_the_mount_table() {
+    let options = MountOptions {
+        read_only: true,
+        no_suid: true,
+        no_dev: true,
+        no_exec: true,
+        no_atime: true,
+        allow_other: true,
+        default_permissions: true,
+        max_read: Some(65536),
+        ..MountOptions::default()
+    };
+    let mounted = mount(Memory::default(), &options);
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().find(|line| line.contains(mounted.directory.path().to_str().unwrap())).unwrap();
+    let fields: Vec<_> = line.split(' ').collect();
+    assert_eq!((fields[0], fields[2]), ("a,test", "fuse.espalier"));
+    let shown: BTreeSet<_> = fields[3].split(',').collect();
+    for option in
+        ["ro", "nosuid", "nodev", "noexec", "noatime", "allow_other", "default_permissions", "max_read=65536"]
+    {
+        assert!(shown.contains(option), "{option} in {line}");
+    }
+    assert_eq!(fs::write(mounted.path("a"), b"").unwrap_err().kind(), ErrorKind::ReadOnlyFilesystem);
+    mounted.end();
+}
+
+#[test]
+fn a_busy_mount_is_detached_by_force_only() {
+    let mut mounted = mount(Memory::default(), &MountOptions::default());
+    fs::write(mounted.path("a"), b"hello").unwrap();
+    let mut open = File::open(mounted.path("a")).unwrap();
+    assert_eq!(unmount(mounted.directory.path()).unwrap_err().kind(), ErrorKind::ResourceBusy);
+    force_unmount(mounted.directory.path()).unwrap();
+    mounted.server.take().unwrap().join().unwrap();
+    assert!(open.read(&mut [0; 8]).is_err());
+    assert_eq!(fs::read_dir(mounted.directory.path()).unwrap().count(), 0, "the directory is its own again");
+}
+
+#[test]
+fn a_session_that_never_runs_unmounts_itself() {
+    let directory = tempfile::tempdir().unwrap();
+    let session =
+        Session::mount("idle", directory.path(), &MountOptions::default(), &Wanted::default()).unwrap();
+    drop(session);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+#[ignore = "run as an ordinary user, with fusermount3 in the path"]
+fn an_ordinary_user_mounts_with_the_helper() {
+    let mounted = mount(Memory::default(), &MountOptions { no_exec: true, ..MountOptions::default() });
+    let table = fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = table.lines().find(|line| line.contains(mounted.directory.path().to_str().unwrap())).unwrap();
+    assert!(
+        line.starts_with("a,test ") && line.contains(" fuse.espalier ") && line.contains("noexec"),
+        "{line}"
+    );
+    fs::write(mounted.path("a"), b"hello").unwrap();
+    assert_eq!(fs::read(mounted.path("a")).unwrap(), b"hello");
+    mounted.end();
+
+    let mut mounted = mount(Memory::default(), &MountOptions::default());
+    fs::write(mounted.path("a"), b"hello").unwrap();
+    let open = File::open(mounted.path("a")).unwrap();
+    force_unmount(mounted.directory.path()).unwrap();
+    drop(open);
+    mounted.server.take().unwrap().join().unwrap();
+
+    let refused = MountOptions { subtype: "x,nonsense".into(), allow_other: true, ..MountOptions::default() };
+    let directory = tempfile::tempdir().unwrap();
+    let error = Session::mount("a", directory.path(), &refused, &Wanted::default()).unwrap_err();
+    assert!(
+        matches!(&error, MountError::HelperFailed(complaint) if complaint.contains("allow_other")),
+        "{error}"
+    );
+}
+
+const MOUNTPOINT: &str = "ESPALIER_TEST_MOUNTPOINT";
+
+#[test]
+#[ignore = "run in a process of its own, by the test below"]
+fn serve_until_killed() {
+    let path = PathBuf::from(std::env::var_os(MOUNTPOINT).unwrap());
+    let session = Session::mount("doomed", &path, &MountOptions::default(), &Wanted::default()).unwrap();
+    session.run(1, Arc::new(Memory::default())).unwrap();
+}
+
+#[test]
+fn the_mount_of_a_dead_server_is_recognised_and_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut server = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "serve_until_killed"])
+        .env(MOUNTPOINT, directory.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let outside = device(directory.path());
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while device(directory.path()) == outside {
+        assert!(Instant::now() < deadline);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!is_dead(directory.path()).unwrap());
+    assert!(!detach_dead(directory.path()).unwrap());
+    server.kill().unwrap();
+    server.wait().unwrap();
+    assert!(is_dead(directory.path()).unwrap());
+    assert!(detach_dead(directory.path()).unwrap());
+    assert!(!detach_dead(directory.path()).unwrap());
+    assert_eq!(device(directory.path()), outside);
+}
+
+fn device(path: &Path) -> u64 {
+    fs::metadata(path).unwrap().dev()
+}

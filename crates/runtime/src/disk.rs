@@ -1,0 +1,180 @@
+//! The I/O that the machines ask for, done on the store and its journal.
+
+use std::fs::File;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use espalier_client::{Answer, StreamIo};
+use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
+use espalier_proto::{Errno, Ino, ObjectId, Position};
+use espalier_store::{Journal, JournalError, LocalStore, RealFile, Space, Store, StoreError};
+
+/// The local store and the journal beside it.
+pub struct Disk {
+    pub store: LocalStore,
+    journal: Mutex<Journal<RealFile>>,
+}
+
+impl Disk {
+    pub fn new(store: LocalStore, journal: Journal<RealFile>) -> Self {
+        Self { store, journal: Mutex::new(journal) }
+    }
+
+    /// Does one I/O. What goes wrong is logged here, where it is known best.
+    pub fn execute(&self, io: Io) -> Result<IoDone, Errno> {
+        match io {
+            Io::Load(wanted) => load(&self.store, &wanted),
+            Io::Groups { pid } => Ok(IoDone::Groups(groups(pid))),
+            Io::Stream(call) => self.stream_call(call).map(IoDone::Stream).map_err(logged),
+            Io::Journal { frame, sync } => self.append(&frame, sync).map_err(|error| {
+                tracing::error!(%error, "the journal cannot be written: the file system is read-only until mounted again");
+                Errno::EIO
+            }),
+            Io::Stage { writes } => self.store.stage(writes).map(|()| IoDone::Staged).map_err(logged),
+            Io::Publish { trim } => {
+                self.store.publish().map_err(logged)?;
+                let mut journal = self.journal();
+                journal.trim(trim);
+                Ok(IoDone::Published { used: journal.used() })
+            }
+        }
+    }
+
+    fn append(&self, frame: &[u8], sync: bool) -> Result<IoDone, JournalError> {
+        let mut journal = self.journal();
+        let end = if frame.is_empty() { journal.position() } else { journal.append(frame)? };
+        if sync {
+            journal.sync()?;
+        }
+        Ok(IoDone::Journaled { end, used: journal.used() })
+    }
+
+    fn journal(&self) -> std::sync::MutexGuard<'_, Journal<RealFile>> {
+        // Each of its methods leaves it whole, even by a panic: there is nothing to distrust.
+        self.journal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes of the journal in use, its capacity, and where it ends.
+    pub fn journal_state(&self) -> (u64, u64, Position) {
+        let journal = self.journal();
+        (journal.used(), journal.capacity(), journal.position())
+    }
+
+    pub fn stream_call(&self, call: StreamCall) -> Result<StreamDone, StoreError> {
+        let store = &self.store;
+        match call {
+            StreamCall::Stat(inos) => {
+                let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
+                return Ok(StreamDone::Stats(stats));
+            }
+            StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {
+                store.stream_create(ino)?;
+                store.stream_write(ino, 0, &bytes)?;
+                store.stream_truncate(ino, size)?;
+                store.stream_set_mtime(ino, mtime)?;
+                if sync {
+                    store.stream_sync(ino)?;
+                }
+            }
+            StreamCall::Settle { ino } => store.stream_settle(ino)?,
+            StreamCall::Truncate { ino, size } => store.stream_truncate(ino, size)?,
+            StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
+            StreamCall::Sync { ino } => store.stream_sync(ino)?,
+            StreamCall::Remove { ino } => store.stream_remove(ino)?,
+        }
+        Ok(StreamDone::Done)
+    }
+
+    /// Reads into a buffer that is kept for it.
+    pub fn read_stream<'a>(
+        &self,
+        ino: Ino,
+        offset: u64,
+        size: u32,
+        buffer: &'a mut Vec<u8>,
+    ) -> Result<&'a [u8], Errno> {
+        let size = size as usize;
+        if buffer.len() < size {
+            buffer.resize(size, 0);
+        }
+        let read = self.store.stream_read(ino, offset, &mut buffer[..size]).map_err(logged)?;
+        Ok(&buffer[..read])
+    }
+
+    /// The other things that are done with streams for a call. `data`: what is to be written.
+    pub fn stream_io(&self, io: StreamIo, data: &[u8]) -> Result<Answer, Errno> {
+        let store = &self.store;
+        let answer = match io {
+            StreamIo::Read { .. } => return Err(Errno::EINVAL),
+            StreamIo::Write { ino, offset } => {
+                store.stream_write(ino, offset, data).map(|()| Answer::Written(data.len() as u32))
+            }
+            StreamIo::Allocate { ino, offset, length, mode } => {
+                store.stream_allocate(ino, offset, length, mode).map(|()| Answer::Done)
+            }
+            StreamIo::Seek { ino, offset, what } => match store.stream_seek(ino, offset, what) {
+                Ok(Some(found)) => Ok(Answer::Offset(found)),
+                Ok(None) => return Err(Errno::ENXIO),
+                Err(error) => Err(error),
+            },
+            StreamIo::Copy { from, from_offset, to, to_offset, length } => store
+                .stream_copy(from, from_offset, to, to_offset, length)
+                .map(|copied| Answer::Written(copied as u32)),
+        };
+        answer.map_err(logged)
+    }
+
+    /// The file that holds a stream, for the kernel to read and write itself.
+    pub fn stream_file(&self, ino: Ino) -> Option<Arc<File>> {
+        self.store.stream_file(ino).map_err(logged).ok().flatten()
+    }
+
+    pub fn space(&self) -> Result<Space, Errno> {
+        self.store.space().map_err(logged)
+    }
+
+    pub fn free_space(&self) -> Result<u64, StoreError> {
+        self.store.space().map(|space| space.available)
+    }
+
+    /// Background upkeep of the tables.
+    pub fn maintain(&self) {
+        loop {
+            match self.store.maintain() {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(error) => return tracing::warn!(%error, "the tables' upkeep failed, and will be tried again"),
+            }
+        }
+    }
+}
+
+/// Reads what a load asks for.
+pub fn load(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
+    let done = match load {
+        Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
+        Load::Dentries { dir, from, limit } => {
+            let object = ObjectId::fragment(*dir, 0);
+            store.scan(object, Bound::Included(&from.to_be_bytes()), *limit).map(IoDone::Dentries)
+        }
+    };
+    done.map_err(logged)
+}
+
+/// The errno of an error, which is logged unless it is the caller's own doing.
+fn logged(error: StoreError) -> Errno {
+    let errno = error.errno();
+    if matches!(errno, Errno::EIO | Errno::ENOSPC) {
+        tracing::error!(%error, "the store failed");
+    } else {
+        tracing::debug!(%error, "the store refused");
+    }
+    errno
+}
+
+/// The supplementary groups of a thread; none if it is gone.
+fn groups(pid: u32) -> Arc<[u32]> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|gid| gid.parse().ok()).collect()
+}

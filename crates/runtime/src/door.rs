@@ -1,0 +1,448 @@
+//! The FUSE door: turns the kernel's requests into calls, and what comes of them into the kernel's replies.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use espalier_client::{Answer, Call, Opening};
+use espalier_fuse::{self as fuse, BackingId, DirBuffer, Filesystem, Granted, Notifier, Op, OpenedFlags, StatXExtra};
+use espalier_proto::{
+    Access, AllocateMode, Attr, Caller, Dirent, Entry, Errno, FileType, Ino, Name, NameError, NewNode, OpenHow,
+    RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+};
+
+use crate::node::{Door, Node, Outcome};
+
+/// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
+const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+/// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
+const STREAM_ATTR: Duration = Duration::from_secs(1);
+/// The size that the kernel is told to prefer for I/O.
+const BLOCK_BYTES: u32 = 4096;
+const O_ACCMODE: u32 = 0o3;
+const O_TRUNC: u32 = 0o1000;
+const O_EXCL: u32 = 0o200;
+/// The kernel's own flag for opening in order to execute.
+const FMODE_EXEC: u32 = 0x20;
+
+/// Answers to the kernel.
+#[derive(Default)]
+pub struct FuseDoor {
+    notifier: OnceLock<Notifier>,
+    /// Streams that the kernel reads and writes itself, while they are open.
+    backing: Mutex<HashMap<Ino, Backing>>,
+}
+
+struct Backing {
+    id: BackingId,
+    opens: u32,
+}
+
+/// A request of the kernel's that is to be answered.
+pub struct Ticket {
+    reply: fuse::Reply,
+    form: Form,
+}
+
+/// How an answer is to be put.
+#[derive(Clone, Copy)]
+enum Form {
+    Plain,
+    /// An extended attribute's value or a list of names, of which only the size is asked with 0.
+    Xattr(u32),
+    /// Of a change that may take from somebody the right to search a directory.
+    Restricting,
+    Flush,
+    StatX,
+    Copy,
+    /// A listing of a directory: the offset, the room, and whether with attributes.
+    Listing { dir: Ino, offset: u64, size: u32, plus: bool },
+    StatFs,
+}
+
+/// The embedded file system behind the kernel's requests.
+pub struct Embedded {
+    pub node: Arc<Node<FuseDoor>>,
+}
+
+impl Filesystem for Embedded {
+    fn init(&self, granted: &Granted) {
+        self.node.set_passthrough(granted.flags.contains(fuse::InitFlags::PASSTHROUGH));
+    }
+
+    fn request(&self, request: fuse::Request<'_>, reply: fuse::Reply) {
+        let (unique, node) = (request.unique, request.node);
+        match &request.op {
+            Op::Forget { lookups } => {
+                self.node.tell([Request::Forget { ino: Ino(node), lookups: *lookups }]);
+                return reply.none();
+            }
+            Op::BatchForget(forgets) => {
+                self.node.tell(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
+                return reply.none();
+            }
+            Op::Interrupt { unique } => {
+                self.node.interrupt(*unique);
+                return reply.none();
+            }
+            _ => {}
+        }
+        if matches!(request.op, Op::Release { .. }) {
+            self.node.door().close_backing(&reply, Ino(node));
+        }
+        let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid, groups: None };
+        match self.call(&request) {
+            Ok((call, form)) => self.node.call(unique, caller, call, Ticket { reply, form }),
+            Err(errno) => reply.error(errno.raw()),
+        }
+    }
+}
+
+impl Embedded {
+    fn call<'a>(&self, request: &fuse::Request<'a>) -> Result<(Call<'a>, Form), Errno> {
+        let ino = Ino(request.node);
+        let plain = |request| Ok((Call::Request(request), Form::Plain));
+        let create = |bytes: &[u8], node, perm: u32, umask| {
+            let (open, exclusive) = (None, true);
+            let perm = perm & mode::PERMISSIONS;
+            plain(Request::Create { dir: ino, name: name(bytes)?, node, perm, umask, open, exclusive })
+        };
+        match request.op {
+            Op::Lookup { name: bytes } => plain(Request::Lookup { dir: ino, name: name(bytes)? }),
+            Op::GetAttr { .. } => plain(Request::GetAttr { ino }),
+            Op::StatX { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::StatX)),
+            Op::SetAttr(ref set) => {
+                let searchable = set.mode.is_none_or(|mode| mode & mode::ANY_EXEC == mode::ANY_EXEC);
+                let form = if searchable { Form::Plain } else { Form::Restricting };
+                Ok((Call::Request(Request::SetAttr { ino, set: set_attr(set) }), form))
+            }
+            Op::ReadLink => plain(Request::ReadLink { ino }),
+            Op::Symlink { name, target } => create(name, NewNode::Symlink(target.into()), 0o777, 0),
+            Op::MkDir { name, mode, umask } => create(name, NewNode::Directory, mode, umask),
+            Op::MkNod { name, mode, umask, rdev } => {
+                let node = match FileType::from_mode(mode).unwrap_or(FileType::Regular) {
+                    FileType::Regular => NewNode::Regular,
+                    FileType::Fifo => NewNode::Fifo,
+                    FileType::Socket => NewNode::Socket,
+                    FileType::CharDevice => NewNode::CharDevice(rdev),
+                    FileType::BlockDevice => NewNode::BlockDevice(rdev),
+                    FileType::Directory | FileType::Symlink => return Err(Errno::EINVAL),
+                };
+                create(name, node, mode, umask)
+            }
+            Op::Create { name: bytes, flags, mode: perm, umask, kill_suid_gid } => {
+                let open = Some(open_how(flags, kill_suid_gid));
+                let (name, perm, exclusive) = (name(bytes)?, perm & mode::PERMISSIONS, flags & O_EXCL != 0);
+                let node = NewNode::Regular;
+                plain(Request::Create { dir: ino, name, node, perm, umask, open, exclusive })
+            }
+            Op::TmpFile { mode: perm, umask, .. } => {
+                plain(Request::TmpFile { dir: ino, perm: perm & mode::PERMISSIONS, umask })
+            }
+            Op::Link { node, new_name } => plain(Request::Link { ino: Ino(node), dir: ino, name: name(new_name)? }),
+            Op::Unlink { name: bytes } => plain(Request::Unlink { dir: ino, name: name(bytes)? }),
+            Op::RmDir { name: bytes } => plain(Request::RmDir { dir: ino, name: name(bytes)? }),
+            Op::Rename { name: from, new_parent, new_name, flags } => {
+                let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
+                let (from, to) = (name(from)?, name(new_name)?);
+                plain(Request::Rename { from_dir: ino, from, to_dir: Ino(new_parent), to, flags })
+            }
+            Op::Open { flags, kill_suid_gid } => {
+                // The kernel truncates by itself, when the file is open.
+                plain(Request::Open { ino, how: open_how(flags & !O_TRUNC, kill_suid_gid) })
+            }
+            Op::OpenDir { .. } => {
+                let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false };
+                plain(Request::Open { ino, how })
+            }
+            Op::Read { offset, size, .. } => Ok((Call::Read { ino, offset, size }, Form::Plain)),
+            Op::Write { offset, data, kill_suid_gid, .. } => {
+                Ok((Call::Write { ino, offset, data: data.into(), kill_suid_gid }, Form::Plain))
+            }
+            Op::Release { .. } | Op::ReleaseDir { .. } => {
+                Ok((Call::Release { ino }, Form::Plain))
+            }
+            // Nothing is kept back that closing would have to write.
+            Op::Flush { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::Flush)),
+            Op::FSync { .. } | Op::FSyncDir { .. } | Op::SyncFs => plain(Request::Fsync { ino }),
+            Op::ReadDir { offset, size, .. } => Ok(self.listing(ino, offset, size, false)),
+            Op::ReadDirPlus { offset, size, .. } => Ok(self.listing(ino, offset, size, true)),
+            Op::Access { mask } => plain(Request::Access { ino, want: Access::from_bits_truncate(mask) }),
+            Op::SetXattr { name, value, flags, acl_kill_sgid } => {
+                let mode = match flags {
+                    0 => XattrMode::Any,
+                    1 => XattrMode::Create,
+                    2 => XattrMode::Replace,
+                    _ => return Err(Errno::EINVAL),
+                };
+                let (name, value, kill_sgid) = (name.into(), value.into(), acl_kill_sgid);
+                plain(Request::SetXattr { ino, name, value, mode, kill_sgid })
+            }
+            Op::GetXattr { name, size } => {
+                Ok((Call::Request(Request::GetXattr { ino, name: name.into() }), Form::Xattr(size)))
+            }
+            Op::ListXattr { size } => Ok((Call::Request(Request::ListXattr { ino }), Form::Xattr(size))),
+            Op::RemoveXattr { name } => plain(Request::RemoveXattr { ino, name: name.into() }),
+            Op::StatFs => Ok((Call::Request(Request::StatFs), Form::StatFs)),
+            Op::FAllocate { offset, length, mode, .. } => {
+                let mode = AllocateMode::from_bits(mode).ok_or(Errno::EOPNOTSUPP)?;
+                Ok((Call::Allocate { ino, offset, length, mode }, Form::Plain))
+            }
+            Op::LSeek { offset, whence, .. } => {
+                let what = match whence {
+                    3 => SeekWhat::Data,
+                    4 => SeekWhat::Hole,
+                    _ => return Err(Errno::EINVAL),
+                };
+                let offset = u64::try_from(offset).map_err(|_| Errno::ENXIO)?;
+                Ok((Call::Seek { ino, offset, what }, Form::Plain))
+            }
+            Op::CopyFileRange { offset_in, node_out, offset_out, length, .. } => {
+                let (from_offset, to, to_offset) = (offset_in, Ino(node_out), offset_out);
+                Ok((Call::Copy { from: ino, from_offset, to, to_offset, length }, Form::Copy))
+            }
+            Op::Ioctl { .. } => Err(Errno::ENOTTY),
+            // Locks, polls and block maps are the kernel's own business on one machine.
+            _ => Err(Errno::ENOSYS),
+        }
+    }
+
+    fn listing<'a>(&self, dir: Ino, offset: u64, size: u32, plus: bool) -> (Call<'a>, Form) {
+        // Even the shortest entries take so many bytes.
+        let shortest = if plus { 160 } else { 32 };
+        let (after, limit) = (if offset < 3 { 0 } else { offset }, size / shortest + 1);
+        let call = Call::Request(Request::ReadDir { dir, after, limit, plus });
+        (call, Form::Listing { dir, offset, size, plus })
+    }
+}
+
+impl Door for FuseDoor {
+    type Ticket = Ticket;
+
+    fn answer(&self, node: &Node<Self>, ticket: Ticket, outcome: Result<Outcome<'_>, Errno>) {
+        let Ticket { reply, form } = ticket;
+        let answer = match outcome {
+            Err(errno) => return reply.error(errno.raw()),
+            Ok(Outcome::Data(data)) => return answer_data(reply, form, data),
+            Ok(Outcome::Answer(answer)) => answer,
+        };
+        match (answer, form) {
+            (Answer::Attr(_), Form::Flush) | (Answer::Done, _) => reply.ok(),
+            (Answer::Attr(attr), Form::StatX) => {
+                let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
+                reply.statx(&attr_out(&attr), &extra, attr_valid(&attr));
+            }
+            (Answer::Attr(attr), Form::Restricting) if attr.kind == FileType::Directory => {
+                self.after_distrust(move || reply.attr(&attr_out(&attr), attr_valid(&attr)));
+            }
+            (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr)),
+            (Answer::Entry(entry), _) => reply.entry(&entry_out(&entry)),
+            (Answer::Absent { cacheable: true }, _) => reply.entry(&fuse::Entry::absent(FOREVER)),
+            (Answer::Absent { cacheable: false }, _) => reply.error(Errno::ENOENT.raw()),
+            (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),
+            (Answer::Written(written), _) => reply.written(written),
+            (Answer::Offset(offset), _) => reply.lseek(offset),
+            (Answer::Opened(opening), _) => {
+                let opened = self.opened(node, &reply, opening);
+                reply.open(&opened);
+            }
+            (Answer::Created(entry, opening), _) => {
+                let opened = self.opened(node, &reply, opening);
+                reply.create(&entry_out(&entry), &opened);
+            }
+            (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
+                answer_listing(node, reply, &entries, (dir, parent), (offset, size, plus));
+            }
+            (Answer::StatFs { files }, _) => answer_statfs(node, reply, files),
+            (Answer::Bytes(_) | Answer::Listing { .. }, _) => reply.error(Errno::EIO.raw()),
+        }
+    }
+}
+
+impl FuseDoor {
+    /// Before the first request.
+    pub fn set_notifier(&self, notifier: Notifier) {
+        let _ = self.notifier.set(notifier);
+    }
+
+    /// Calls `done` once the kernel trusts no name that it has cached until now: who may search a directory has
+    /// changed, and the kernel does not check that itself.
+    fn after_distrust(&self, done: impl FnOnce() + Send + 'static) {
+        let done = Arc::new(Mutex::new(Some(done)));
+        let call = |done: &Mutex<Option<_>>| {
+            let taken: Option<_> = done.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(done) = taken {
+                let done: Box<dyn FnOnce()> = Box::new(done);
+                done();
+            }
+        };
+        let queued = self.notifier.get().is_some_and(|notifier| {
+            let done = Arc::clone(&done);
+            notifier.inc_epoch() && notifier.fence(move || call(&done))
+        });
+        if !queued {
+            call(&done);
+        }
+    }
+
+    fn opened(&self, node: &Node<Self>, reply: &fuse::Reply, opening: Opening) -> fuse::Opened {
+        let backing = if opening.passthrough { self.open_backing(node, reply, opening.ino) } else { None };
+        let mut flags = OpenedFlags::NOFLUSH;
+        flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none());
+        fuse::Opened { handle: 0, flags, backing }
+    }
+
+    fn open_backing(&self, node: &Node<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {
+        let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backing) = all.get_mut(&ino) {
+            backing.opens += 1;
+            return Some(backing.id);
+        }
+        let file = node.disk.stream_file(ino);
+        let id = file.and_then(|file| reply.channel().backing_open(file.as_fd()).ok());
+        match id {
+            Some(id) => drop(all.insert(ino, Backing { id, opens: 1 })),
+            None => drop(node.with_client(|client| client.without_passthrough(ino))),
+        }
+        id
+    }
+
+    fn close_backing(&self, reply: &fuse::Reply, ino: Ino) {
+        let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backing) = all.get_mut(&ino) {
+            backing.opens -= 1;
+            if backing.opens == 0 {
+                let _ = reply.channel().backing_close(backing.id);
+                all.remove(&ino);
+            }
+        }
+    }
+}
+
+fn answer_data(reply: fuse::Reply, form: Form, data: &[u8]) {
+    match form {
+        Form::Xattr(0) => reply.xattr_size(data.len() as u32),
+        Form::Xattr(room) if data.len() > room as usize => reply.error(Errno::ERANGE.raw()),
+        _ => reply.data(data),
+    }
+}
+
+fn answer_listing(
+    node: &Node<FuseDoor>,
+    reply: fuse::Reply,
+    entries: &[Dirent],
+    (dir, parent): (Ino, Ino),
+    (offset, size, plus): (u64, u32, bool),
+) {
+    let mut bytes = Vec::new();
+    let mut buffer = DirBuffer::new(&mut bytes, size);
+    let mut push = |ino: Ino, next: u64, kind: FileType, name: &[u8], entry: Option<&Entry>| {
+        if !plus {
+            return buffer.push(ino.0, next, kind.bits(), name);
+        }
+        let entry = entry.map_or(fuse::Entry::default(), entry_out);
+        buffer.push_plus(&entry, ino.0, next, kind.bits(), name)
+    };
+    let dots: [(&[u8], Ino, u64); 2] = [(b".", dir, 1), (b"..", parent, 2)];
+    for (name, ino, next) in dots.into_iter().filter(|(_, _, next)| *next > offset) {
+        push(ino, next, FileType::Directory, name, None);
+    }
+    let fits = |entry: &&Dirent| push(entry.ino, entry.cursor, entry.kind, &entry.name, entry.entry.as_ref());
+    let left = entries.iter().skip_while(fits);
+    // The kernel has not been told of the rest, so it does not know them.
+    let unknown: Vec<Request> = left
+        .filter(|entry| entry.entry.is_some())
+        .map(|entry| Request::Forget { ino: entry.ino, lookups: 1 })
+        .collect();
+    reply.data(&bytes);
+    if !unknown.is_empty() {
+        node.tell(unknown);
+    }
+}
+
+fn answer_statfs(node: &Node<FuseDoor>, reply: fuse::Reply, files: u64) {
+    let space = match node.disk.space() {
+        Ok(space) => space,
+        Err(errno) => return reply.error(errno.raw()),
+    };
+    let blocks = |bytes: u64| bytes / u64::from(BLOCK_BYTES);
+    // Inodes take nothing but space: there can be as many as it holds.
+    let files_free = space.available / 256;
+    reply.statfs(&fuse::StatFs {
+        blocks: blocks(space.total),
+        blocks_free: blocks(space.free),
+        blocks_available: blocks(space.available),
+        files: files + files_free,
+        files_free,
+        block_size: BLOCK_BYTES,
+        fragment_size: BLOCK_BYTES,
+        name_max: Name::MAX_BYTES as u32,
+    });
+}
+
+fn name(bytes: &[u8]) -> Result<Name, Errno> {
+    Name::new(bytes).map_err(|error| match error {
+        NameError::TooLong => Errno::ENAMETOOLONG,
+        NameError::Invalid => Errno::EINVAL,
+    })
+}
+
+fn open_how(flags: u32, kill_suid_gid: bool) -> OpenHow {
+    let access = match flags & O_ACCMODE {
+        _ if flags & FMODE_EXEC != 0 => Access::EXEC,
+        0 => Access::READ,
+        1 => Access::WRITE,
+        _ => Access::READ | Access::WRITE,
+    };
+    OpenHow { access, kill_suid_gid, truncate: flags & O_TRUNC != 0 }
+}
+
+fn set_attr(set: &fuse::SetAttr) -> SetAttr {
+    let set_time = |time| match time {
+        fuse::SetTime::Now => SetTime::Now,
+        fuse::SetTime::To(secs, nanos) => SetTime::To(Time::new(secs, nanos)),
+    };
+    SetAttr {
+        perm: set.mode.map(|mode| mode & mode::PERMISSIONS),
+        uid: set.uid,
+        gid: set.gid,
+        size: set.size,
+        atime: set.atime.map(set_time),
+        mtime: set.mtime.map(set_time),
+        ctime: set.ctime.map(|(secs, nanos)| Time::new(secs, nanos)),
+        kill_suid_gid: set.kill_suid_gid,
+        through_handle: set.handle.is_some(),
+    }
+}
+
+fn time(time: Time) -> (i64, u32) {
+    (time.secs, time.nanos)
+}
+
+fn attr_out(attr: &Attr) -> fuse::Attr {
+    fuse::Attr {
+        ino: attr.ino.0,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime),
+        mtime: time(attr.mtime),
+        ctime: time(attr.ctime),
+        mode: attr.kind.bits() | attr.perm,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_BYTES,
+    }
+}
+
+fn attr_valid(attr: &Attr) -> Duration {
+    if attr.streamed { STREAM_ATTR } else { FOREVER }
+}
+
+fn entry_out(entry: &Entry) -> fuse::Entry {
+    let entry_valid = if entry.cacheable { FOREVER } else { Duration::ZERO };
+    let attr = &entry.attr;
+    fuse::Entry { node: attr.ino.0, generation: 0, attr: attr_out(attr), entry_valid, attr_valid: attr_valid(attr) }
+}

@@ -1,0 +1,30 @@
+use std::path::PathBuf;
+
+use espalier_meta::RecoveryError;
+use espalier_proto::Errno;
+use espalier_store::{FormatError, JournalError, StoreError, SuperblockError};
+
+/// Why a file system cannot be made, opened, checked or mounted.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error("{0}")]
+    Recovery(#[from] RecoveryError),
+    #[error("{} was not completely made: run `espalier mkfs --force` on it", .0.display())]
+    Unfinished(PathBuf),
+    #[error("cannot mount on {}", .mountpoint.display())]
+    Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
+    #[error("the connection to the kernel failed")]
+    Session(#[from] espalier_fuse::RunError),
+    #[error("{what}")]
+    Io { what: String, source: std::io::Error },
+    #[error("not everything could be written when the file system was closed: {0}")]
+    Unwritten(Errno),
+}

@@ -1,0 +1,69 @@
+//! Checks a store that is not mounted.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use espalier_meta::{Check, Finding};
+use espalier_proto::Errno;
+use espalier_store::Store;
+
+use crate::disk::Disk;
+use crate::error::Error;
+use crate::node::{Door, Node, Outcome};
+use crate::volume::{OpenOptions, Volume};
+
+/// What a check has found.
+#[derive(Debug)]
+pub struct FsckReport {
+    /// Events that were replayed from the journal first.
+    pub replayed: u64,
+    pub records: u64,
+    pub files: u64,
+    pub directories: u64,
+    /// Empty: the file system is clean.
+    pub findings: Vec<Finding>,
+}
+
+/// Replays the journal, as mounting would, and then checks that all records fit together. `progress` is told the
+/// number of records read, now and then.
+pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
+    let volume = Volume::open(dir, OpenOptions::default())?;
+    let (hash_key, replayed) = (volume.superblock.hash_key, volume.replayed);
+    let disk = checkpoint(volume)?;
+    let mut check = Check::new(hash_key);
+    for record in disk.store.records() {
+        let (object, key, value) = record?;
+        check.record(object, &key, &value);
+        if check.records.is_multiple_of(4096) {
+            progress(check.records);
+        }
+    }
+    for ino in disk.store.streams()? {
+        check.stream(ino);
+    }
+    progress(check.records);
+    let (records, files, directories) = (check.records, check.files, check.directories);
+    Ok(FsckReport { replayed, records, files, directories, findings: check.finish() })
+}
+
+/// Brings the tables up to the journal.
+fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
+    let (node, background) = Node::new(volume.meta, Arc::clone(&volume.disk), Closed);
+    std::thread::scope(|scope| {
+        scope.spawn(|| node.run_background(background));
+        let drained = node.drain(Duration::from_secs(600));
+        node.stop_background();
+        if drained { Ok(()) } else { Err(Error::Unwritten(node.state().1.unwrap_or(Errno::EIO))) }
+    })?;
+    Ok(volume.disk)
+}
+
+/// No calls come in.
+struct Closed;
+
+impl Door for Closed {
+    type Ticket = ();
+
+    fn answer(&self, _: &Node<Self>, (): (), _: Result<Outcome<'_>, Errno>) {}
+}

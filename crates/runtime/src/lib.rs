@@ -1,0 +1,17 @@
+//! The driver for real life: opens a store, recovers the machines from it, and runs them for the kernel's requests.
+
+mod clock;
+mod control;
+mod disk;
+mod door;
+mod error;
+mod fsck;
+mod mount;
+mod node;
+mod volume;
+
+pub use control::{Status, status_of};
+pub use error::Error;
+pub use fsck::{FsckReport, fsck};
+pub use mount::{MountOptions, mount};
+pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};

@@ -1,0 +1,98 @@
+//! A mounted file system, from the first request to the last byte written out.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+use espalier_fuse::{InitFlags, Session, Wanted};
+use espalier_proto::Errno;
+
+use crate::control;
+use crate::door::{Embedded, FuseDoor};
+use crate::error::Error;
+use crate::node::Node;
+use crate::volume::Volume;
+
+/// How a file system is mounted, apart from how its store is opened.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// Flags and options for the kernel.
+    pub kernel: espalier_fuse::MountOptions,
+    /// Threads that serve requests.
+    pub threads: usize,
+    /// How long unmounting may take to write out what has not been written.
+    pub drain: Duration,
+}
+
+/// Notifications to the kernel that may be under way.
+const NOTIFICATIONS: usize = 1024;
+
+/// Mounts and serves until somebody unmounts. `ready` is called once the mount point is usable.
+pub fn mount(
+    volume: Volume,
+    source: &Path,
+    mountpoint: &Path,
+    options: &MountOptions,
+    ready: impl FnOnce(),
+) -> Result<(), Error> {
+    let failed = |error| Error::Mount { mountpoint: mountpoint.into(), source: error };
+    espalier_fuse::detach_dead(mountpoint)
+        .map_err(|source| Error::Io { what: format!("cannot remove a dead mount from {}", mountpoint.display()), source })?;
+    let name = source.to_string_lossy();
+    let mut session = Session::mount(&name, mountpoint, &options.kernel, &wanted()).map_err(failed)?;
+    if !session.granted().epoch && !options.kernel.default_permissions {
+        // Without epochs the kernel cannot be told to distrust names that a caller may not look up any more: let it
+        // check permissions itself.
+        drop(session);
+        let kernel = espalier_fuse::MountOptions { default_permissions: true, ..options.kernel.clone() };
+        session = Session::mount(&name, mountpoint, &kernel, &wanted()).map_err(failed)?;
+    }
+    let door = FuseDoor::default();
+    match session.notifier(NOTIFICATIONS) {
+        Ok(notifier) => door.set_notifier(notifier),
+        Err(source) => return Err(Error::Io { what: "cannot start the thread for notifications".into(), source }),
+    }
+    let Volume { disk, meta, superblock, .. } = volume;
+    let (node, background) = Node::new(meta, disk, door);
+    let node = Arc::new(node);
+    let listener = control::Listener::bind(source, session.mountpoint(), &superblock, session.granted());
+
+    std::thread::scope(|scope| {
+        let (stop_clock, stopped) = channel::<()>();
+        scope.spawn(|| node.run_background(background));
+        scope.spawn({
+            let node = &node;
+            move || {
+                node.tick();
+                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_secs(1)) {
+                    node.tick();
+                }
+            }
+        });
+        let served = listener.as_ref().map(|listener| scope.spawn(|| listener.serve(&node)));
+        ready();
+        let outcome = session.run(options.threads, Arc::new(Embedded { node: Arc::clone(&node) }));
+        let drained = node.drain(options.drain);
+        drop(stop_clock);
+        node.stop_background();
+        if let (Some(listener), Some(served)) = (&listener, served) {
+            listener.stop();
+            let _ = served.join();
+        }
+        outcome?;
+        if drained { Ok(()) } else { Err(Error::Unwritten(node.state().1.unwrap_or(Errno::EIO))) }
+    })
+}
+
+fn wanted() -> Wanted {
+    let flags = InitFlags::ASYNC_READ
+        | InitFlags::DONT_MASK
+        | InitFlags::DO_READDIRPLUS
+        | InitFlags::READDIRPLUS_AUTO
+        | InitFlags::PARALLEL_DIROPS
+        | InitFlags::HANDLE_KILLPRIV_V2
+        | InitFlags::PASSTHROUGH
+        | InitFlags::DIRECT_IO_ALLOW_MMAP;
+    Wanted { flags, ..Wanted::default() }
+}

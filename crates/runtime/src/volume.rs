@@ -1,0 +1,116 @@
+//! A store that has been opened: its machine, recovered, and its disk.
+
+use std::ops::Bound;
+use std::path::Path;
+use std::sync::Arc;
+
+use espalier_meta::{Atime, Config, Format, IoDone, Load, Meta, Recovery};
+use espalier_proto::{Errno, ObjectId};
+use espalier_store::{FormatOptions, Journal, LocalStore, Store, Superblock, superblock};
+
+use crate::clock;
+use crate::disk::Disk;
+use crate::error::Error;
+
+/// How a file system is made.
+#[derive(Clone, Debug)]
+pub struct MkfsOptions {
+    pub label: String,
+    /// Files of at most so many bytes are stuffed: kept with their metadata.
+    pub strip_bytes: u32,
+    pub journal_bytes: u64,
+    /// Make it even where there is one already, whose contents are lost.
+    pub force: bool,
+    /// Who owns the root directory, and its permissions.
+    pub uid: u32,
+    pub gid: u32,
+    pub perm: u32,
+}
+
+impl MkfsOptions {
+    pub const STRIP_BYTES: u32 = 64 * 1024;
+    pub const JOURNAL_BYTES: u64 = 64 * 1024 * 1024;
+}
+
+/// Makes an empty file system in a directory.
+pub fn mkfs(dir: &Path, options: &MkfsOptions) -> Result<Superblock, Error> {
+    let MkfsOptions { label, strip_bytes, journal_bytes, force, uid, gid, perm } = options.clone();
+    let superblock = superblock::format(dir, &FormatOptions { label, strip_bytes, journal_bytes, force })?;
+    let (store, _) = LocalStore::open(dir, false)?;
+    store.stage(Format { time: clock::now(), uid, gid, perm }.writes())?;
+    store.publish()?;
+    Ok(superblock)
+}
+
+/// How a file system is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    pub read_only: bool,
+    /// Every change is durable before it is acknowledged.
+    pub sync: bool,
+    pub atime: Atime,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self { read_only: false, sync: false, atime: Atime::Relative }
+    }
+}
+
+/// An open store. It is locked until this is dropped.
+pub struct Volume {
+    pub disk: Arc<Disk>,
+    pub meta: Meta,
+    pub superblock: Superblock,
+    /// Events replayed from the journal: 0 after a clean unmount.
+    pub replayed: u64,
+}
+
+impl Volume {
+    /// Opens a store and brings it to the state after the last event in its journal.
+    pub fn open(dir: &Path, options: OpenOptions) -> Result<Self, Error> {
+        let superblock = superblock::read(dir)?;
+        let (store, mut journal) = LocalStore::open(dir, options.read_only)?;
+        let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
+        (config.read_only, config.sync, config.atime) = (options.read_only, options.sync, options.atime);
+        let Some(first) = store.get(ObjectId::SUPER, b"")? else {
+            return Err(Error::Unfinished(dir.into()));
+        };
+        let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
+        let (mut recovery, from) = Recovery::begin(config, &first, &orphans)?;
+        replay(&mut journal, from, &mut recovery, &store)?;
+        if !options.read_only {
+            journal.forget_torn()?;
+        }
+        let replayed = recovery.events;
+        let new_streams = store.new_streams()?;
+        let (end, used) = (journal.position(), journal.used());
+        let (meta, calls) = recovery.finish(end, used, &new_streams, &mut |load| fetch(&store, load))?;
+        let disk = Arc::new(Disk::new(store, journal));
+        if !options.read_only {
+            for call in calls {
+                disk.stream_call(call)?;
+            }
+        }
+        Ok(Self { disk, meta, superblock, replayed })
+    }
+}
+
+fn replay(
+    journal: &mut Journal<espalier_store::RealFile>,
+    from: espalier_proto::Position,
+    recovery: &mut Recovery,
+    store: &LocalStore,
+) -> Result<(), Error> {
+    let mut failed = None;
+    journal.replay(from, |_, frame| {
+        if failed.is_none() {
+            failed = recovery.frame(frame, &mut |load| fetch(store, load)).err();
+        }
+    })?;
+    failed.map_or(Ok(()), |error| Err(error.into()))
+}
+
+fn fetch(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
+    crate::disk::load(store, load)
+}
