@@ -71,7 +71,7 @@ pub struct MountArgs {
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas: ro, rw, sync, noatime, relatime, strictatime, allow_other, nosuid, nodev,
-    /// noexec, dirsync, threads=N, and those that only mount(8) and fstab(5) mind.
+    /// noexec, dirsync, nodefault_permissions, threads=N, and those that only mount(8) and fstab(5) mind.
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Stay in the foreground; an interrupt unmounts.

@@ -27,8 +27,9 @@ const O_EXCL: u32 = 0o200;
 const FMODE_EXEC: u32 = 0x20;
 
 /// Answers to the kernel.
-#[derive(Default)]
 pub struct FuseDoor {
+    /// The kernel checks permissions, so that it may cache every name for every caller.
+    kernel_checks: bool,
     notifier: OnceLock<Notifier>,
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
@@ -233,13 +234,15 @@ impl Door for FuseDoor {
                 let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
                 reply.statx(&attr_out(&attr), &extra, attr_valid(&attr));
             }
-            (Answer::Attr(attr), Form::Restricting) if attr.kind == FileType::Directory => {
+            (Answer::Attr(attr), Form::Restricting) if attr.kind == FileType::Directory && !self.kernel_checks => {
                 self.after_distrust(move || reply.attr(&attr_out(&attr), attr_valid(&attr)));
             }
             (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr)),
-            (Answer::Entry(entry), _) => reply.entry(&entry_out(&entry)),
-            (Answer::Absent { cacheable: true }, _) => reply.entry(&fuse::Entry::absent(FOREVER)),
-            (Answer::Absent { cacheable: false }, _) => reply.error(Errno::ENOENT.raw()),
+            (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry)),
+            (Answer::Absent { cacheable }, _) if cacheable || self.kernel_checks => {
+                reply.entry(&fuse::Entry::absent(FOREVER));
+            }
+            (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
             (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),
             (Answer::Written(written), _) => reply.written(written),
             (Answer::Offset(offset), _) => reply.lseek(offset),
@@ -249,7 +252,7 @@ impl Door for FuseDoor {
             }
             (Answer::Created(entry, opening), _) => {
                 let opened = self.opened(node, &reply, opening);
-                reply.create(&entry_out(&entry), &opened);
+                reply.create(&self.entry_out(&entry), &opened);
             }
             (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
                 answer_listing(node, reply, &entries, (dir, parent), (offset, size, plus));
@@ -261,6 +264,10 @@ impl Door for FuseDoor {
 }
 
 impl FuseDoor {
+    pub fn new(kernel_checks: bool) -> Self {
+        Self { kernel_checks, notifier: OnceLock::new(), backing: Mutex::default() }
+    }
+
     /// Before the first request.
     pub fn set_notifier(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
@@ -284,6 +291,12 @@ impl FuseDoor {
         if !queued {
             call(&done);
         }
+    }
+
+    fn entry_out(&self, entry: &Entry) -> fuse::Entry {
+        let entry_valid = if entry.cacheable || self.kernel_checks { FOREVER } else { Duration::ZERO };
+        let attr = &entry.attr;
+        fuse::Entry { node: attr.ino.0, generation: 0, attr: attr_out(attr), entry_valid, attr_valid: attr_valid(attr) }
     }
 
     fn opened(&self, node: &Node<Self>, reply: &fuse::Reply, opening: Opening) -> fuse::Opened {
@@ -341,7 +354,7 @@ fn answer_listing(
         if !plus {
             return buffer.push(ino.0, next, kind.bits(), name);
         }
-        let entry = entry.map_or(fuse::Entry::default(), entry_out);
+        let entry = entry.map_or(fuse::Entry::default(), |entry| node.door().entry_out(entry));
         buffer.push_plus(&entry, ino.0, next, kind.bits(), name)
     };
     let dots: [(&[u8], Ino, u64); 2] = [(b".", dir, 1), (b"..", parent, 2)];
@@ -441,8 +454,3 @@ fn attr_valid(attr: &Attr) -> Duration {
     if attr.streamed { STREAM_ATTR } else { FOREVER }
 }
 
-fn entry_out(entry: &Entry) -> fuse::Entry {
-    let entry_valid = if entry.cacheable { FOREVER } else { Duration::ZERO };
-    let attr = &entry.attr;
-    fuse::Entry { node: attr.ino.0, generation: 0, attr: attr_out(attr), entry_valid, attr_valid: attr_valid(attr) }
-}

@@ -40,15 +40,16 @@ pub fn mount(
     espalier_fuse::detach_dead(mountpoint)
         .map_err(|source| Error::Io { what: format!("cannot remove a dead mount from {}", mountpoint.display()), source })?;
     let name = source.to_string_lossy();
-    let mut session = Session::mount(&name, mountpoint, &options.kernel, &wanted()).map_err(failed)?;
-    if !session.granted().epoch && !options.kernel.default_permissions {
+    let mut kernel = options.kernel.clone();
+    let mut session = Session::mount(&name, mountpoint, &kernel, &wanted(&kernel)).map_err(failed)?;
+    if !session.granted().epoch && !kernel.default_permissions {
         // Without epochs the kernel cannot be told to distrust names that a caller may not look up any more: let it
         // check permissions itself.
         drop(session);
-        let kernel = espalier_fuse::MountOptions { default_permissions: true, ..options.kernel.clone() };
-        session = Session::mount(&name, mountpoint, &kernel, &wanted()).map_err(failed)?;
+        kernel.default_permissions = true;
+        session = Session::mount(&name, mountpoint, &kernel, &wanted(&kernel)).map_err(failed)?;
     }
-    let door = FuseDoor::default();
+    let door = FuseDoor::new(kernel.default_permissions);
     match session.notifier(NOTIFICATIONS) {
         Ok(notifier) => door.set_notifier(notifier),
         Err(source) => return Err(Error::Io { what: "cannot start the thread for notifications".into(), source }),
@@ -85,8 +86,8 @@ pub fn mount(
     })
 }
 
-fn wanted() -> Wanted {
-    let flags = InitFlags::ASYNC_READ
+fn wanted(kernel: &espalier_fuse::MountOptions) -> Wanted {
+    let mut flags = InitFlags::ASYNC_READ
         | InitFlags::DONT_MASK
         | InitFlags::DO_READDIRPLUS
         | InitFlags::READDIRPLUS_AUTO
@@ -94,5 +95,7 @@ fn wanted() -> Wanted {
         | InitFlags::HANDLE_KILLPRIV_V2
         | InitFlags::PASSTHROUGH
         | InitFlags::DIRECT_IO_ALLOW_MMAP;
+    // A kernel that checks permissions must know the access control lists.
+    flags.set(InitFlags::POSIX_ACL, kernel.default_permissions);
     Wanted { flags, ..Wanted::default() }
 }

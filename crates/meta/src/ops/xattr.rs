@@ -130,14 +130,9 @@ impl Meta {
             return Ok(Reply::Done);
         }
         let mut perm = inode.perm;
-        match &acl {
-            Some(acl) => perm = perm & !0o777 | acl.perm(),
-            // What the owning group may do is what it might without the mask.
-            None => {
-                if let Some(old) = &inode.acl {
-                    perm = perm & !0o070 | u32::from(old.group) << 3;
-                }
-            }
+        // Without a list the mode keeps what the mask had said.
+        if let Some(acl) = &acl {
+            perm = perm & !0o777 | acl.perm();
         }
         if kill_sgid {
             perm &= !mode::SET_GID;
@@ -162,6 +157,9 @@ fn full(acl: &Acl, inode: &Inode) -> Acl {
 /// Each namespace of attributes has rules of its own (`xattr(7)`).
 fn check_namespace(cx: &Cx<'_>, inode: &Inode, name: &[u8], want: Access) -> Step<()> {
     let write = want.contains(Access::WRITE);
+    if matches!(name, b"user." | b"trusted." | b"security.") {
+        return Err(Errno::EINVAL.into());
+    }
     if name.starts_with(b"user.") {
         if !matches!(inode.kind, FileType::Regular | FileType::Directory) {
             return Err(if write { Errno::EPERM } else { Errno::ENODATA }.into());
