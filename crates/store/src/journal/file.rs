@@ -1,46 +1,36 @@
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
 
-use crate::error::StoreError;
-
-/// What the journal needs of a file.
+/// A file of fixed size that can be read and written anywhere. What is written may be lost, or be there in part, after
+/// a power failure, until [`Self::sync_data`] has returned.
 pub trait BlockFile: Send + Sync {
-    /// Fills the buffer.
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()>;
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
-    /// Makes all writes durable.
-    fn sync(&self) -> io::Result<()>;
+    /// Fills `buf`, or fails.
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()>;
+    /// Writes all of `data`, or fails.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+    fn sync_data(&self) -> io::Result<()>;
     fn len(&self) -> io::Result<u64>;
+
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
 }
 
-/// A file of the operating system's.
+/// A file of the operating system.
 #[derive(Debug)]
-pub struct RealFile(File);
-
-impl RealFile {
-    pub fn create(path: &Path) -> Result<Self, StoreError> {
-        let file = OpenOptions::new().read(true).write(true).create(true).truncate(true).open(path);
-        file.map(Self).map_err(StoreError::io("make", path))
-    }
-
-    pub fn open(path: &Path, read_only: bool) -> Result<Self, StoreError> {
-        let file = OpenOptions::new().read(true).write(!read_only).open(path);
-        file.map(Self).map_err(StoreError::io("open", path))
-    }
-}
+pub struct RealFile(pub File);
 
 impl BlockFile for RealFile {
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        self.0.read_exact_at(bytes, offset)
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.0.read_exact_at(buf, offset)
     }
 
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        self.0.write_all_at(bytes, offset)
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_all_at(data, offset)
     }
 
-    fn sync(&self) -> io::Result<()> {
+    fn sync_data(&self) -> io::Result<()> {
         self.0.sync_data()
     }
 

@@ -1,86 +1,147 @@
-//! A file that can lose power.
-
+use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::BlockFile;
 
-/// Disks write whole sectors, or not.
-const SECTOR: u64 = 512;
+const SECTOR_BYTES: usize = 512;
 
-/// A file in memory that remembers which writes are not durable. Clones are the same file.
-#[derive(Clone, Debug, Default)]
-pub struct SimFile(Arc<Mutex<Image>>);
+/// A file in memory that can lose power, for tests and the simulator.
+pub struct SimFile(Mutex<State>);
 
-#[derive(Debug, Default)]
-struct Image {
+#[derive(Clone)]
+struct State {
+    /// What the system shows.
+    bytes: Vec<u8>,
+    /// What is on the medium for sure.
     durable: Vec<u8>,
-    seen: Vec<u8>,
-    /// Since the last sync, by sector.
-    pending: Vec<(u64, Vec<u8>)>,
+    /// What each sector that was written since the last sync held after each of the writes, by its number. The medium
+    /// may have any of them: writeback copies a sector as it is at that moment.
+    written: BTreeMap<usize, Vec<Vec<u8>>>,
+    /// Writes and syncs that still succeed.
+    left: u64,
+    syncs: u64,
 }
 
 impl SimFile {
-    /// What may be on the disk after the power went: of the writes since the last sync any sectors, in any order.
-    /// `choose(n)` is a number below `n`.
-    pub fn crash(&self, mut choose: impl FnMut(usize) -> usize) -> Self {
-        let image = self.lock();
-        let mut durable = image.durable.clone();
-        let mut pending = image.pending.clone();
-        let lost = choose(4);
-        while !pending.is_empty() {
-            let (offset, bytes) = pending.swap_remove(choose(pending.len()));
-            // Mostly lost, mostly written, or anything between.
-            if choose(3) < lost {
-                put(&mut durable, offset, &bytes);
-            }
-        }
-        Self(Arc::new(Mutex::new(Image { seen: durable.clone(), durable, pending: Vec::new() })))
+    /// A file of so many zeros.
+    pub fn new(len: usize) -> Self {
+        Self::with_bytes(vec![0; len])
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Image> {
+    /// A file with this content, durable.
+    pub fn with_bytes(bytes: Vec<u8>) -> Self {
+        let durable = bytes.clone();
+        Self(Mutex::new(State { bytes, durable, written: BTreeMap::new(), left: u64::MAX, syncs: 0 }))
+    }
+
+    /// The file as it may be found after a power failure now. Each sector holds what was synced last or anything that
+    /// was written to it since, independently of the others. Every outcome has some seed.
+    pub fn crash(&self, seed: u64) -> Self {
+        let state = self.state();
+        let mut random = seed;
+        let mut bytes = state.durable.clone();
+        // Some crashes lose or keep nearly everything: tails that are torn once are likelier to be found then.
+        let bias = next(&mut random) % 4;
+        for (sector, versions) in &state.written {
+            let chosen = match bias {
+                0 if !next(&mut random).is_multiple_of(8) => 0,
+                1 if !next(&mut random).is_multiple_of(8) => versions.len(),
+                _ => (next(&mut random) % (versions.len() as u64 + 1)) as usize,
+            };
+            if let Some(version) = chosen.checked_sub(1).and_then(|index| versions.get(index)) {
+                let start = sector * SECTOR_BYTES;
+                bytes[start..start + version.len()].copy_from_slice(version);
+            }
+        }
+        Self::with_bytes(bytes)
+    }
+
+    /// What a process finds that opens the file after another one was killed: nothing written is lost.
+    pub fn reopen(&self) -> Self {
+        Self(Mutex::new(self.state().clone()))
+    }
+
+    /// After so many writes and syncs all others fail; `u64::MAX`: none.
+    pub fn fail_after(&self, operations: u64) {
+        self.state().left = operations;
+    }
+
+    /// Changes bytes on the medium, as decay does.
+    pub fn damage(&self, offset: usize, mask: u8) {
+        let mut state = self.state();
+        state.bytes[offset] ^= mask;
+        state.durable[offset] ^= mask;
+    }
+
+    /// How many syncs there were.
+    pub fn syncs(&self) -> u64 {
+        self.state().syncs
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl State {
+    fn count(&mut self) -> io::Result<()> {
+        if self.left == 0 {
+            return Err(io::Error::other("the simulated disk fails"));
+        }
+        self.left -= u64::from(self.left < u64::MAX);
+        Ok(())
+    }
+}
+
 impl BlockFile for SimFile {
-    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let image = self.lock();
-        let from = image.seen.get(offset as usize..).unwrap_or_default();
-        let from = from.get(..bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
-        bytes.copy_from_slice(from);
+    fn read_at(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        let state = self.state();
+        let start = offset as usize;
+        let source = state.bytes.get(start..start + buf.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+        buf.copy_from_slice(source);
         Ok(())
     }
 
-    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let mut image = self.lock();
-        put(&mut image.seen, offset, bytes);
-        let mut done = 0;
-        while done < bytes.len() {
-            let at = offset + done as u64;
-            let size = ((SECTOR - at % SECTOR) as usize).min(bytes.len() - done);
-            image.pending.push((at, bytes[done..done + size].to_vec()));
-            done += size;
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let mut state = self.state();
+        let (start, end) = (offset as usize, offset as usize + data.len());
+        state.count()?;
+        if end > state.bytes.len() {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        state.bytes[start..end].copy_from_slice(data);
+        if data.is_empty() {
+            return Ok(());
+        }
+        for sector in start / SECTOR_BYTES..=(end - 1) / SECTOR_BYTES {
+            let from = sector * SECTOR_BYTES;
+            let to = (from + SECTOR_BYTES).min(state.bytes.len());
+            let version = state.bytes[from..to].to_vec();
+            state.written.entry(sector).or_default().push(version);
         }
         Ok(())
     }
 
-    fn sync(&self) -> io::Result<()> {
-        let mut image = self.lock();
-        image.durable = image.seen.clone();
-        image.pending.clear();
+    fn sync_data(&self) -> io::Result<()> {
+        let mut state = self.state();
+        state.count()?;
+        state.durable = state.bytes.clone();
+        state.written.clear();
+        state.syncs += 1;
         Ok(())
     }
 
     fn len(&self) -> io::Result<u64> {
-        Ok(self.lock().seen.len() as u64)
+        Ok(self.state().bytes.len() as u64)
     }
 }
 
-fn put(image: &mut Vec<u8>, offset: u64, bytes: &[u8]) {
-    let (from, to) = (offset as usize, offset as usize + bytes.len());
-    if image.len() < to {
-        image.resize(to, 0);
-    }
-    image[from..to].copy_from_slice(bytes);
+/// SplitMix64: a seed must give the same crash for ever, so this is no library's.
+fn next(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut mixed = *state;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }

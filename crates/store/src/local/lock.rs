@@ -1,43 +1,89 @@
-//! One process at a time has a store open.
-
-use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
-use crate::error::StoreError;
+use crate::StoreError;
+use crate::error::Context;
 
-/// The lock on a store. The kernel releases it with the process, however that ends.
+const FILE: &str = "lock";
+/// [`is_locked`] holds the lock for a moment: wait that out.
+const ATTEMPTS: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A store's lock, held until this is dropped or the process ends.
 #[derive(Debug)]
-pub(crate) struct Lock {
-    _file: File,
-}
+pub(crate) struct Lock(File);
 
 impl Lock {
+    /// Takes the lock for a writer.
     pub(crate) fn take(dir: &Path) -> Result<Self, StoreError> {
-        let path = dir.join("lock");
-        let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
-        // On a medium that cannot be written an existing lock will do, to read.
-        let mut file = open.or_else(|_| File::open(&path)).map_err(StoreError::io("open", &path))?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
-            let mut holder = String::new();
-            let _ = file.read_to_string(&mut holder);
-            let holder = if holder.trim().is_empty() { "?".into() } else { holder.trim().to_owned() };
-            return Err(StoreError::InUse { path: dir.into(), holder });
-        }
-        // It is only for that message.
-        let note = |file: &mut File| {
-            file.set_len(0)?;
-            file.seek(SeekFrom::Start(0))?;
-            writeln!(file, "{}", std::process::id())
+        let path = dir.join(FILE);
+        let mut options = File::options();
+        let file = options.read(true).write(true).create(true).truncate(false).open(&path);
+        let lock = Self(file.context("open", &path)?);
+        lock.acquire(&path, FlockOperation::NonBlockingLockExclusive)?;
+        lock.sign().context("write", &path)?;
+        Ok(lock)
+    }
+
+    /// Takes the lock for one of several readers, without writing anything.
+    pub(crate) fn share(dir: &Path) -> Result<Option<Self>, StoreError> {
+        let path = dir.join(FILE);
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            // A copy of a store on a medium that cannot be written: nobody will.
+            Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(cause) => return Err(StoreError::io("open", &path, cause)),
         };
-        let _ = note(&mut file);
-        Ok(Self { _file: file })
+        let lock = Self(file);
+        lock.acquire(&path, FlockOperation::NonBlockingLockShared)?;
+        Ok(Some(lock))
+    }
+
+    fn acquire(&self, path: &Path, how: FlockOperation) -> Result<(), StoreError> {
+        for _ in 0..ATTEMPTS {
+            match flock(&self.0, how) {
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(PAUSE),
+                outcome => return outcome.context("lock", path),
+            }
+        }
+        Err(StoreError::InUse { path: path.parent().unwrap_or(path).into(), pid: self.holder() })
+    }
+
+    /// Writes down who holds the lock.
+    fn sign(&self) -> std::io::Result<()> {
+        let pid = std::process::id();
+        let text = format!("pid = {pid}\nstarted = {}\n", started(pid).unwrap_or_default());
+        let mut file = &self.0;
+        file.set_len(0)?;
+        file.rewind()?;
+        file.write_all(text.as_bytes())
+    }
+
+    /// Who has written down that it holds the lock, if it still runs. A reader does not write.
+    fn holder(&self) -> Option<u32> {
+        let mut text = String::new();
+        (&self.0).take(256).read_to_string(&mut text).ok()?;
+        let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
+        let pid = field("pid = ")?.parse().ok()?;
+        let same = started(pid) == field("started = ")?.parse().ok();
+        same.then_some(pid)
     }
 }
 
-/// Whether some process has the store open.
+/// When a process was started, in clock ticks since the system was: a number may be used again, but not with that.
+fn started(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is a name in parentheses, with any characters.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// Whether a process has the store in this directory open.
 pub fn is_locked(dir: &Path) -> bool {
-    File::open(dir.join("lock")).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
+    let Ok(file) = File::open(dir.join(FILE)) else { return false };
+    flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
 }

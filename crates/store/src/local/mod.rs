@@ -1,62 +1,115 @@
-//! A store in a directory of this machine's disk.
+//! A store in a directory of this machine.
 
+mod check;
+mod files;
 mod lock;
 mod streams;
 mod tables;
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, StreamStat, TableWrite, Time};
 
-use crate::error::StoreError;
-use crate::journal::{Journal, RealFile};
-use crate::{Pair, Record, Space, Store, sync_dir};
 pub(crate) use lock::Lock;
 pub use lock::is_locked;
 use streams::Streams;
 use tables::Tables;
 
+use crate::error::Context;
+use crate::store::{Pairs, Records, Space, Store};
+use crate::{Journal, JournalError, RealFile, StoreError, Superblock, superblock};
+
+pub(crate) const JOURNAL: &str = "journal";
+const TABLES: &str = "tables";
+const STREAMS: &str = "streams";
+
+/// How a store is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct LocalOptions {
+    /// Write nothing. Several processes may have the store open so.
+    pub read_only: bool,
+    /// Memory for blocks of the tables.
+    pub cache_bytes: u64,
+    /// Files of streams that are kept open.
+    pub open_files: usize,
+}
+
+impl Default for LocalOptions {
+    fn default() -> Self {
+        Self { read_only: false, cache_bytes: 64 << 20, open_files: 1024 }
+    }
+}
+
+/// A store in a directory, locked until this is dropped.
 pub struct LocalStore {
-    path: PathBuf,
+    superblock: Superblock,
     tables: Tables,
     streams: Streams,
+    path: PathBuf,
     read_only: bool,
-    /// Held as long as the store is open.
-    _lock: Lock,
+    _lock: Option<Lock>,
 }
 
 impl LocalStore {
-    /// Makes the empty tables and the places for streams.
-    pub(crate) fn format(dir: &Path) -> Result<(), StoreError> {
-        Tables::open(&dir.join("tables"))?;
-        Streams::format(&dir.join("streams"))?;
-        sync_dir(dir)
+    /// Opens a store, and its journal, which is to be replayed.
+    ///
+    /// # Errors
+    /// [`StoreError::InUse`], [`StoreError::Superblock`]; [`StoreError::Journal`] and [`StoreError::Corrupt`] if the
+    /// store is damaged.
+    pub fn open(dir: &Path, read_only: bool) -> Result<(Self, Journal<RealFile>), StoreError> {
+        Self::open_with(dir, LocalOptions { read_only, ..LocalOptions::default() })
     }
 
-    /// Opens a store that is not in use, and its journal, which is still to be replayed.
-    pub fn open(dir: &Path, read_only: bool) -> Result<(Self, Journal<RealFile>), StoreError> {
-        let lock = Lock::take(dir)?;
-        let tables = dir.join("tables");
-        if !tables.is_dir() {
-            return Err(StoreError::Corrupt { what: format!("{} is missing", tables.display()) });
-        }
-        let journal = Journal::open(RealFile::open(&dir.join("journal"), read_only)?).map_err(Box::new)?;
-        let store = Self {
-            path: dir.into(),
-            tables: Tables::open(&tables)?,
-            streams: Streams::open(dir.join("streams"))?,
-            read_only,
-            _lock: lock,
-        };
+    /// As [`Self::open`], with all options.
+    ///
+    /// # Errors
+    /// As [`Self::open`].
+    pub fn open_with(dir: &Path, options: LocalOptions) -> Result<(Self, Journal<RealFile>), StoreError> {
+        let LocalOptions { read_only, cache_bytes, open_files } = options;
+        // Before the lock, which would make a file in a directory that is no store.
+        superblock::read(dir)?;
+        let lock = if read_only { Lock::share(dir)? } else { Some(Lock::take(dir)?) };
+        let superblock = superblock::read(dir)?;
+        let journal = open_journal(&dir.join(JOURNAL), read_only, superblock.tag())?;
+        let tables = Tables::open(dir.join(TABLES), read_only, cache_bytes)?;
+        let streams = Streams::open(dir.join(STREAMS), read_only, open_files)?;
+        let store = Self { superblock, tables, streams, path: dir.into(), read_only, _lock: lock };
         Ok((store, journal))
     }
 
-    fn writable(&self) -> Result<(), StoreError> {
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    fn check_writable(&self) -> Result<(), StoreError> {
         if self.read_only { Err(StoreError::ReadOnly) } else { Ok(()) }
     }
+}
+
+fn open_journal(path: &Path, read_only: bool, tag: u64) -> Result<Journal<RealFile>, StoreError> {
+    let file = match File::options().read(true).write(!read_only).open(path) {
+        Ok(file) => RealFile(file),
+        Err(cause) if cause.kind() == ErrorKind::NotFound => {
+            return Err(StoreError::corrupt(format!("{} is missing", path.display())));
+        }
+        Err(cause) => return Err(StoreError::io("open", path, cause)),
+    };
+    let journal = if read_only { Journal::open_read_only(file)? } else { Journal::open(file)? };
+    if journal.tag() == tag { Ok(journal) } else { Err(JournalError::Foreign.into()) }
+}
+
+/// Makes the empty tables of a new store.
+pub(crate) fn create_tables(dir: &Path) -> Result<(), StoreError> {
+    Tables::create(&dir.join(TABLES))
+}
+
+/// Makes the directories for the streams of a new store.
+pub(crate) fn create_streams(dir: &Path) -> Result<(), StoreError> {
+    Streams::create(&dir.join(STREAMS))
 }
 
 impl Store for LocalStore {
@@ -64,33 +117,30 @@ impl Store for LocalStore {
         self.tables.get(object, key)
     }
 
-    fn scan(&self, object: ObjectId, from: Bound<&[u8]>, limit: usize) -> Result<Vec<Pair>, StoreError> {
+    fn scan(&self, object: ObjectId, from: Bound<&[u8]>, limit: usize) -> Result<Pairs, StoreError> {
         self.tables.scan(object, from, limit)
     }
 
-    fn records(&self) -> Box<dyn Iterator<Item = Result<Record, StoreError>> + '_> {
-        Box::new(self.tables.records())
+    fn records(&self) -> Records<'_> {
+        self.tables.records()
     }
 
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {
-        self.writable()?;
-        self.tables.stage(writes);
-        Ok(())
+        self.check_writable()?;
+        self.tables.stage(writes)
     }
 
     fn publish(&self) -> Result<(), StoreError> {
-        self.writable()?;
+        self.check_writable()?;
         self.tables.publish()
     }
 
     fn maintain(&self) -> Result<bool, StoreError> {
-        self.writable()?;
-        self.tables.maintain()
+        if self.read_only { Ok(false) } else { self.tables.maintain() }
     }
 
     fn stream_create(&self, ino: Ino) -> Result<(), StoreError> {
-        self.writable()?;
-        self.streams.create(ino)
+        self.streams.make(ino)
     }
 
     fn stream_settle(&self, ino: Ino) -> Result<(), StoreError> {
@@ -98,19 +148,14 @@ impl Store for LocalStore {
     }
 
     fn new_streams(&self) -> Result<Vec<Ino>, StoreError> {
-        self.streams.new_streams()
+        self.streams.list_new()
     }
 
-    fn streams(&self) -> Result<Vec<Ino>, StoreError> {
-        self.streams.all()
-    }
-
-    fn stream_read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
-        self.streams.read(ino, offset, buffer)
+    fn stream_read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        self.streams.read(ino, offset, buf)
     }
 
     fn stream_write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
-        self.writable()?;
         self.streams.write(ino, offset, data)
     }
 
@@ -119,12 +164,16 @@ impl Store for LocalStore {
     }
 
     fn stream_truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError> {
-        self.writable()?;
         self.streams.truncate(ino, size)
     }
 
-    fn stream_allocate(&self, ino: Ino, offset: u64, length: u64, mode: AllocateMode) -> Result<(), StoreError> {
-        self.writable()?;
+    fn stream_allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    ) -> Result<(), StoreError> {
         self.streams.allocate(ino, offset, length, mode)
     }
 
@@ -140,12 +189,10 @@ impl Store for LocalStore {
         to_offset: u64,
         length: u64,
     ) -> Result<u64, StoreError> {
-        self.writable()?;
-        self.streams.copy((from, from_offset), (to, to_offset), length)
+        self.streams.copy(from, from_offset, to, to_offset, length)
     }
 
     fn stream_set_mtime(&self, ino: Ino, mtime: Time) -> Result<(), StoreError> {
-        self.writable()?;
         self.streams.set_mtime(ino, mtime)
     }
 
@@ -154,18 +201,26 @@ impl Store for LocalStore {
     }
 
     fn stream_remove(&self, ino: Ino) -> Result<(), StoreError> {
-        self.writable()?;
         self.streams.remove(ino)
     }
 
     fn stream_file(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError> {
-        self.streams.file(ino).map(Some)
+        self.streams.file(ino)
+    }
+
+    fn streams(&self) -> Result<Vec<Ino>, StoreError> {
+        self.streams.list()
     }
 
     fn space(&self) -> Result<Space, StoreError> {
-        let stat = rustix::fs::statvfs(&self.path)
-            .map_err(|error| StoreError::io("measure the space of", &self.path)(error.into()))?;
+        let stat = rustix::fs::statvfs(&self.path).context("measure", &self.path)?;
         let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
-        Ok(Space { total: bytes(stat.f_blocks), free: bytes(stat.f_bfree), available: bytes(stat.f_bavail) })
+        Ok(Space {
+            total: bytes(stat.f_blocks),
+            free: bytes(stat.f_bfree),
+            available: bytes(stat.f_bavail),
+            files: stat.f_files,
+            files_free: stat.f_favail,
+        })
     }
 }

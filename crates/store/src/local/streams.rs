@@ -1,270 +1,278 @@
-//! Byte streams: one plain file for each, spread over directories, opened when needed and kept open for a while.
-//!
-//! A new stream lies in a directory of its own until it is settled.
-
-use std::collections::HashSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use espalier_proto::{AllocateMode, Ino, SeekWhat, StreamStat, Time};
-use quick_cache::sync::Cache;
-use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT};
-use rustix::io::Errno;
+use espalier_proto::{AllocateMode, Errno, Ino, SeekWhat, StreamStat, Time};
+use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT, copy_file_range};
+use rustix::io::Errno as Os;
 
-use crate::error::StoreError;
-use crate::sync_dir;
+use super::files::{Files, Places};
+use crate::StoreError;
+use crate::error::Context;
 
-/// Files kept open. A process may have 20,000 on usual machines, and the kernel's passthrough takes its share.
-const OPEN_FILES: usize = 4096;
-const NEW: &str = "new";
+/// One copy moves no more at once, so that it can be interrupted.
+const MAX_COPY_BYTES: u64 = 1 << 30;
 
+/// The byte streams: one plain file each.
 pub(super) struct Streams {
-    path: PathBuf,
-    open: Cache<Ino, Arc<File>>,
-    /// Streams that are not settled.
-    new: Mutex<HashSet<Ino>>,
-    /// Directories whose entries are not durable.
-    dirty: Mutex<HashSet<PathBuf>>,
+    places: Places,
+    files: Files,
+    read_only: bool,
 }
 
 impl Streams {
-    pub(super) fn format(path: &Path) -> Result<(), StoreError> {
-        let make = |dir: PathBuf| fs::create_dir_all(&dir).map_err(StoreError::io("make", &dir));
-        make(path.join(NEW))?;
-        for low in 0..=255 {
-            make(path.join(format!("{low:02x}")))?;
+    pub(super) fn create(path: &Path) -> Result<(), StoreError> {
+        Places::create(path)
+    }
+
+    pub(super) fn open(path: PathBuf, read_only: bool, open_files: usize) -> Result<Self, StoreError> {
+        // Damage that would otherwise read as empty streams.
+        if !path.is_dir() {
+            return Err(StoreError::corrupt(format!("{} is missing", path.display())));
         }
-        sync_dir(path)
+        Ok(Self { places: Places::new(path), files: Files::new(open_files), read_only })
     }
 
-    pub(super) fn open(path: PathBuf) -> Result<Self, StoreError> {
-        let streams = Self {
-            path,
-            open: Cache::new(OPEN_FILES),
-            new: Mutex::default(),
-            dirty: Mutex::default(),
-        };
-        let new = streams.list(&streams.path.join(NEW))?;
-        *locked(&streams.new) = new.into_iter().collect();
-        Ok(streams)
-    }
-
-    fn dir_of(&self, ino: Ino) -> PathBuf {
-        let is_new = locked(&self.new).contains(&ino);
-        self.path.join(if is_new { NEW.into() } else { format!("{:02x}", ino.0 & 0xff) })
-    }
-
-    fn path_of(&self, ino: Ino) -> PathBuf {
-        self.dir_of(ino).join(format!("{:x}", ino.0))
-    }
-
-    /// The file of a stream that is there.
-    fn find(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError> {
-        if let Some(file) = self.open.get(&ino) {
-            return Ok(Some(file));
-        }
-        loop {
-            let path = self.path_of(ino);
-            match open(&path, false) {
-                Ok(file) => {
-                    let file = Arc::new(file);
-                    self.open.insert(ino, Arc::clone(&file));
-                    return Ok(Some(file));
-                }
-                // It may have been settled between the two looks.
-                Err(error) if error.kind() == ErrorKind::NotFound && self.path_of(ino) != path => {}
-                Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-                Err(error) => return Err(StoreError::io("open", &path)(error)),
-            }
-        }
-    }
-
-    /// The file of a stream, made if it is not there: the file system below may have lost it in a crash.
-    pub(super) fn file(&self, ino: Ino) -> Result<Arc<File>, StoreError> {
-        if let Some(file) = self.find(ino)? {
-            return Ok(file);
-        }
-        let path = self.path_of(ino);
-        let file = Arc::new(open(&path, true).map_err(StoreError::io("make", &path))?);
-        locked(&self.dirty).insert(self.dir_of(ino));
-        self.open.insert(ino, Arc::clone(&file));
-        Ok(file)
-    }
-
-    pub(super) fn create(&self, ino: Ino) -> Result<(), StoreError> {
-        self.remove(ino)?;
-        locked(&self.new).insert(ino);
-        self.file(ino).map(drop)
+    pub(super) fn make(&self, ino: Ino) -> Result<(), StoreError> {
+        self.check_writable()?;
+        let path = self.places.new_path(ino);
+        let file = self.files.get(ino, || match self.open_file(ino)? {
+            None => self.create_file(ino, &path, true).map(Some),
+            found => Ok(found),
+        })?;
+        file.map_or(Ok(()), |file| file.set_len(0)).context("empty", &path)
     }
 
     pub(super) fn settle(&self, ino: Ino) -> Result<(), StoreError> {
-        let mut new = locked(&self.new);
-        let name = format!("{:x}", ino.0);
-        let (from, dir) = (self.path.join(NEW).join(&name), self.path.join(format!("{:02x}", ino.0 & 0xff)));
-        match fs::rename(&from, dir.join(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(StoreError::io("settle", &from)(error)),
-            _ => {}
+        self.check_writable()?;
+        let (from, to) = (self.places.new_path(ino), self.places.path(ino));
+        match std::fs::rename(&from, &to) {
+            Ok(()) => {}
+            // A settled stream, an absent one, or none that a directory was ever made for.
+            Err(cause) if cause.kind() == ErrorKind::NotFound && !from.exists() => return Ok(()),
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {
+                self.places.make_dir_of(&to)?;
+                std::fs::rename(&from, &to).context("settle", &from)?;
+            }
+            Err(cause) => return Err(StoreError::io("settle", &from, cause)),
         }
-        new.remove(&ino);
-        locked(&self.dirty).insert(dir);
-        Ok(())
+        self.places.entered(ino, false);
+        self.places.sync(ino, false)
     }
 
-    pub(super) fn new_streams(&self) -> Result<Vec<Ino>, StoreError> {
-        let mut new: Vec<Ino> = locked(&self.new).iter().copied().collect();
-        new.sort_unstable();
-        Ok(new)
+    pub(super) fn list_new(&self) -> Result<Vec<Ino>, StoreError> {
+        self.places.list_new()
     }
 
-    pub(super) fn all(&self) -> Result<Vec<Ino>, StoreError> {
-        let mut all = self.list(&self.path.join(NEW))?;
-        for low in 0..=255 {
-            all.extend(self.list(&self.path.join(format!("{low:02x}")))?);
+    pub(super) fn list(&self) -> Result<Vec<Ino>, StoreError> {
+        self.places.list()
+    }
+
+    pub(super) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        let Some(file) = self.existing(ino)? else { return Ok(0) };
+        if i64::try_from(offset).is_err() {
+            return Ok(0);
         }
-        Ok(all)
-    }
-
-    fn list(&self, dir: &Path) -> Result<Vec<Ino>, StoreError> {
-        let foreign = |path: PathBuf| StoreError::Corrupt { what: format!("{} is no stream", path.display()) };
-        let entries = fs::read_dir(dir).map_err(StoreError::io("list", dir))?;
-        let ino = |entry: io::Result<fs::DirEntry>| {
-            let entry = entry.map_err(StoreError::io("list", dir))?;
-            let name = entry.file_name();
-            let number = name.to_str().and_then(|name| u64::from_str_radix(name, 16).ok());
-            number.map(Ino).ok_or_else(|| foreign(entry.path()))
-        };
-        entries.map(ino).collect()
-    }
-
-    pub(super) fn read(&self, ino: Ino, offset: u64, buffer: &mut [u8]) -> Result<usize, StoreError> {
-        let Some(file) = self.find(ino)? else { return Ok(0) };
         let mut done = 0;
-        while done < buffer.len() {
-            match file.read_at(&mut buffer[done..], offset + done as u64) {
+        while done < buf.len() {
+            match file.read_at(&mut buf[done..], offset + done as u64) {
                 Ok(0) => break,
                 Ok(read) => done += read,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(self.failed("read", ino)(error)),
+                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
+                Err(cause) => return Err(StoreError::io("read", &self.places.path(ino), cause)),
             }
         }
         Ok(done)
     }
 
     pub(super) fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
-        self.file(ino)?.write_all_at(data, offset).map_err(self.failed("write", ino))
+        check_end(offset, data.len() as u64)?;
+        let file = self.writable(ino)?;
+        file.write_all_at(data, offset).context("write", &self.places.path(ino))
     }
 
     pub(super) fn stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {
-        let stat = match self.open.get(&ino) {
-            Some(file) => rustix::fs::fstat(&*file),
-            None => rustix::fs::stat(self.path_of(ino)),
+        let found = match self.files.cached(ino) {
+            Some(file) => file.metadata().map(Some),
+            None => self.places.find(ino, |path| std::fs::symlink_metadata(path)),
         };
-        let stat = match stat {
-            Err(Errno::NOENT) => match self.find(ino)? {
-                Some(file) => rustix::fs::fstat(&*file).map_err(|error| self.failed("look at", ino)(error.into()))?,
-                None => return Ok(StreamStat::default()),
-            },
-            stat => stat.map_err(|error| self.failed("look at", ino)(error.into()))?,
+        let Some(stat) = found.context("examine", &self.places.path(ino))? else {
+            return Ok(StreamStat::default());
         };
         Ok(StreamStat {
-            size: stat.st_size as u64,
-            blocks: stat.st_blocks as u64,
-            mtime: Time::new(stat.st_mtime, stat.st_mtime_nsec as u32),
-            ctime: Time::new(stat.st_ctime, stat.st_ctime_nsec as u32),
+            size: stat.len(),
+            blocks: stat.blocks(),
+            mtime: Time::new(stat.mtime(), stat.mtime_nsec() as u32),
+            ctime: Time::new(stat.ctime(), stat.ctime_nsec() as u32),
         })
     }
 
     pub(super) fn truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError> {
-        self.file(ino)?.set_len(size).map_err(self.failed("truncate", ino))
+        check_end(size, 0)?;
+        let file = self.writable(ino)?;
+        file.set_len(size).context("truncate", &self.places.path(ino))
     }
 
-    pub(super) fn allocate(&self, ino: Ino, offset: u64, length: u64, mode: AllocateMode) -> Result<(), StoreError> {
-        let flags = FallocateFlags::from_bits_retain(mode.bits());
-        let file = self.file(ino)?;
-        rustix::fs::fallocate(&*file, flags, offset, length).map_err(|error| self.failed("allocate", ino)(error.into()))
+    pub(super) fn allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    ) -> Result<(), StoreError> {
+        check_end(offset, length)?;
+        let file = self.writable(ino)?;
+        let mode = FallocateFlags::from_bits_retain(mode.bits());
+        let done = retry(|| rustix::fs::fallocate(&*file, mode, offset, length));
+        done.context("allocate", &self.places.path(ino))
     }
 
     pub(super) fn seek(&self, ino: Ino, offset: u64, what: SeekWhat) -> Result<Option<u64>, StoreError> {
-        let Some(file) = self.find(ino)? else { return Ok(None) };
-        let whence = match what {
+        let Some(file) = self.existing(ino)? else { return Ok(None) };
+        if i64::try_from(offset).is_err() {
+            return Ok(None);
+        }
+        let seek = match what {
             SeekWhat::Data => SeekFrom::Data(offset),
             SeekWhat::Hole => SeekFrom::Hole(offset),
         };
-        // The position of the open file is nobody's: all reads and writes say theirs.
-        match rustix::fs::seek(&*file, whence) {
+        // This moves the descriptor's own offset, which nothing uses.
+        match rustix::fs::seek(&*file, seek) {
             Ok(found) => Ok(Some(found)),
-            Err(Errno::NXIO) => Ok(None),
-            Err(error) => Err(self.failed("search", ino)(error.into())),
+            Err(Os::NXIO) => Ok(None),
+            Err(errno) => Err(StoreError::io("seek in", &self.places.path(ino), errno.into())),
         }
     }
 
-    pub(super) fn copy(&self, from: (Ino, u64), to: (Ino, u64), length: u64) -> Result<u64, StoreError> {
-        let Some(source) = self.find(from.0)? else { return Ok(0) };
-        let target = self.file(to.0)?;
-        let (mut from_offset, mut to_offset) = (from.1, to.1);
-        let length = usize::try_from(length).unwrap_or(usize::MAX).min(1 << 30);
-        rustix::fs::copy_file_range(&*source, Some(&mut from_offset), &*target, Some(&mut to_offset), length)
-            .map(|copied| copied as u64)
-            .map_err(|error| self.failed("copy to", to.0)(error.into()))
+    pub(super) fn copy(
+        &self,
+        from: Ino,
+        mut from_offset: u64,
+        to: Ino,
+        mut to_offset: u64,
+        length: u64,
+    ) -> Result<u64, StoreError> {
+        let length = length.min(MAX_COPY_BYTES);
+        let Some(source) = self.existing(from)? else { return Ok(0) };
+        if check_end(from_offset, length).is_err() {
+            return Ok(0);
+        }
+        check_end(to_offset, length)?;
+        let target = self.writable(to)?;
+        let mut copied = 0;
+        while copied < length {
+            let left = (length - copied) as usize;
+            let step =
+                || copy_file_range(&*source, Some(&mut from_offset), &*target, Some(&mut to_offset), left);
+            match retry(step) {
+                Ok(0) => break,
+                Ok(done) => copied += done as u64,
+                // What has been copied is told; the rest fails when it is asked for again.
+                Err(_) if copied > 0 => break,
+                Err(errno) => return Err(StoreError::io("copy to", &self.places.path(to), errno.into())),
+            }
+        }
+        Ok(copied)
     }
 
     pub(super) fn set_mtime(&self, ino: Ino, mtime: Time) -> Result<(), StoreError> {
-        let last_access = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
-        let last_modification = Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() };
-        let file = self.file(ino)?;
-        rustix::fs::futimens(&*file, &Timestamps { last_access, last_modification })
-            .map_err(|error| self.failed("set the time of", ino)(error.into()))
+        let file = self.writable(ino)?;
+        let omit = Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT };
+        let time = Timespec { tv_sec: mtime.secs, tv_nsec: mtime.nanos.into() };
+        let times = Timestamps { last_access: omit, last_modification: time };
+        rustix::fs::futimens(&*file, &times).context("set the time of", &self.places.path(ino))
     }
 
     pub(super) fn sync(&self, ino: Ino) -> Result<(), StoreError> {
-        if let Some(file) = self.find(ino)? {
-            file.sync_all().map_err(self.failed("sync", ino))?;
+        if self.read_only {
+            return Ok(());
         }
-        let dir = self.dir_of(ino);
-        let was_dirty = locked(&self.dirty).remove(&dir);
-        if was_dirty {
-            let synced = sync_dir(&dir);
-            if synced.is_err() {
-                locked(&self.dirty).insert(dir);
-            }
-            return synced;
-        }
-        Ok(())
+        let Some(file) = self.existing(ino)? else { return Ok(()) };
+        file.sync_all().context("sync", &self.places.path(ino))?;
+        self.places.sync(ino, self.places.is_new(ino))
     }
 
     pub(super) fn remove(&self, ino: Ino) -> Result<(), StoreError> {
-        let path = self.path_of(ino);
-        let removed = fs::remove_file(&path);
-        self.open.remove(&ino);
-        locked(&self.new).remove(&ino);
-        match removed {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(StoreError::io("remove", &path)(error)),
-            _ => Ok(()),
+        self.check_writable()?;
+        self.files.forget_and(ino, || {
+            for path in [self.places.path(ino), self.places.new_path(ino)] {
+                match std::fs::remove_file(&path) {
+                    Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                        return Err(StoreError::io("remove", &path, cause));
+                    }
+                    _ => {}
+                }
+            }
+            Ok(())
+        })
+    }
+
+    pub(super) fn file(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError> {
+        if self.read_only { self.existing(ino) } else { self.writable(ino).map(Some) }
+    }
+
+    fn existing(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError> {
+        self.files.get(ino, || self.open_file(ino))
+    }
+
+    fn writable(&self, ino: Ino) -> Result<Arc<File>, StoreError> {
+        self.check_writable()?;
+        let path = self.places.path(ino);
+        let file = self.files.get(ino, || match self.open_file(ino)? {
+            None => self.create_file(ino, &path, false).map(Some),
+            found => Ok(found),
+        })?;
+        // The closure above gives a file.
+        file.ok_or_else(|| StoreError::io("create", &path, ErrorKind::NotFound.into()))
+    }
+
+    fn check_writable(&self) -> Result<(), StoreError> {
+        if self.read_only { Err(StoreError::ReadOnly) } else { Ok(()) }
+    }
+
+    fn open_file(&self, ino: Ino) -> Result<Option<File>, StoreError> {
+        let flags = if self.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+        self.places.find(ino, |path| open(path, flags)).context("open", &self.places.path(ino))
+    }
+
+    fn create_file(&self, ino: Ino, path: &Path, new: bool) -> Result<File, StoreError> {
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let file = match open(path, flags) {
+            Err(cause) if cause.kind() == ErrorKind::NotFound => {
+                self.places.make_dir_of(path)?;
+                open(path, flags)
+            }
+            outcome => outcome,
+        };
+        let file = file.context("create", path)?;
+        self.places.entered(ino, new);
+        Ok(file)
+    }
+}
+
+/// Opens a file so that reading it does not count as an access, where that is permitted.
+fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+    let (flags, mode) = (flags | OFlags::CLOEXEC, 0o600.into());
+    let opened = match rustix::fs::open(path, flags | OFlags::NOATIME, mode) {
+        Err(Os::PERM) => rustix::fs::open(path, flags, mode),
+        outcome => outcome,
+    };
+    opened.map(File::from).map_err(io::Error::from)
+}
+
+fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+    loop {
+        match call() {
+            Err(Os::INTR) => {}
+            outcome => return outcome,
         }
     }
-
-    fn failed(&self, what: &'static str, ino: Ino) -> impl FnOnce(io::Error) -> StoreError {
-        StoreError::io(what, self.path_of(ino))
-    }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Sets are whole after every statement.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn open(path: &Path, create: bool) -> io::Result<File> {
-    let noatime = OFlags::NOATIME.bits() as i32;
-    let with = |flags| OpenOptions::new().read(true).write(true).create(create).mode(0o600).custom_flags(flags).open(path);
-    with(noatime)
-        // Only the owner may leave the access time alone.
-        .or_else(|error| if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) { with(0) } else { Err(error) })
-        // On a read-only file system, or of somebody else's store.
-        .or_else(|error| match Errno::from_io_error(&error) {
-            Some(Errno::ROFS | Errno::ACCESS) if !create => File::open(path),
-            _ => Err(error),
-        })
+/// Offsets are signed in system calls.
+fn check_end(offset: u64, length: u64) -> Result<(), StoreError> {
+    let end = offset.checked_add(length).filter(|&end| i64::try_from(end).is_ok());
+    end.map(drop).ok_or(StoreError::Refused(Errno::EFBIG))
 }

@@ -1,155 +1,286 @@
-//! The tables: a log-structured merge tree without a log of its own, for the journal is the log.
-//!
-//! `stage` fills the tree's memory table and `publish` writes that to disk, which `lsm-tree` does atomically. If a
-//! publish fails, what is staged stays in memory and is part of the next one.
-
+use std::collections::HashSet;
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use espalier_proto::{ObjectId, ObjectKind, TableWrite};
 use lsm_tree::compaction::Leveled;
-use lsm_tree::{AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, SeqNo, SequenceNumberCounter};
+use lsm_tree::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
+use lsm_tree::{
+    AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, SeqNo, SequenceNumberCounter, Table,
+};
+use tempfile::TempDir;
 
-use crate::error::StoreError;
-use crate::{Pair, Record};
+use super::check;
+use crate::StoreError;
+use crate::error::Context;
+use crate::store::{Pairs, Record, Records};
 
 const OBJECT_BYTES: usize = 13;
-const CACHE_BYTES: u64 = 64 << 20;
-const OPEN_FILES: usize = 256;
-/// Of one file of the tree.
-const TABLE_BYTES: u64 = 64 << 20;
+const OPEN_TABLES: usize = 256;
+/// Small, so that one round of compaction is short.
+const TABLE_BYTES: u64 = 16 << 20;
 
+/// The records: a log-structured merge tree without a log of its own. Keys are an object's id and a key of the object.
+///
+/// The tree panics on some damage. No panic leaves this module: it becomes [`StoreError::Corrupt`].
 pub(super) struct Tables {
     tree: AnyTree,
     seqno: SequenceNumberCounter,
-    visible: SequenceNumberCounter,
-    /// One flush or compaction at a time.
-    upkeep: Mutex<()>,
+    path: PathBuf,
+    /// Held while something is staged or published, so that a checkpoint is never cut in two.
+    staging: Mutex<()>,
+    compacting: Mutex<()>,
+    /// Where the tree of a store open for reading only works.
+    _shadow: Option<TempDir>,
 }
 
 impl Tables {
-    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
-        let (seqno, visible) = (SequenceNumberCounter::default(), SequenceNumberCounter::default());
-        let config = Config::new(path, seqno.clone(), visible.clone())
-            .use_cache(Arc::new(Cache::with_capacity_bytes(CACHE_BYTES)))
-            .use_descriptor_table(Some(Arc::new(DescriptorTable::new(OPEN_FILES))));
-        let tree = guarded(|| config.open())?;
-        let next = tree.get_highest_seqno().map_or(0, |seqno| seqno + 1);
+    /// Makes an empty tree, durable.
+    pub(super) fn create(path: &Path) -> Result<(), StoreError> {
+        let (seqno, visible) = Default::default();
+        guarded(path, || config(path, 0, seqno, visible).open())?;
+        let parent = path.parent().unwrap_or(path);
+        std::fs::File::open(parent).and_then(|dir| dir.sync_all()).context("sync", parent)
+    }
+
+    pub(super) fn open(path: PathBuf, read_only: bool, cache_bytes: u64) -> Result<Self, StoreError> {
+        check::tables(&path)?;
+        let shadow = if read_only { Some(shadow(&path)?) } else { None };
+        if !read_only {
+            remove_leftovers(&path)?;
+        }
+        let (seqno, visible) = <(SequenceNumberCounter, SequenceNumberCounter)>::default();
+        let place = shadow.as_ref().map_or(path.as_path(), TempDir::path);
+        let config = config(place, cache_bytes, seqno.clone(), visible.clone());
+        let tree = guarded(&path, || config.open())?;
+        let highest = guarded(&path, || Ok(tree.get_highest_persisted_seqno()))?;
+        let next = highest.map_or(1, |highest| highest + 1);
         seqno.set(next);
         visible.set(next);
-        Ok(Self { tree, seqno, visible, upkeep: Mutex::new(()) })
+        let (staging, compacting) = Default::default();
+        Ok(Self { tree, seqno, path, staging, compacting, _shadow: shadow })
     }
 
     pub(super) fn get(&self, object: ObjectId, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
-        let value = guarded(|| self.tree.get(full_key(object, key), SeqNo::MAX))?;
+        let key = full_key(object, key);
+        let value = self.guarded(|| self.tree.get(&key, SeqNo::MAX))?;
         Ok(value.map(|value| value.to_vec()))
     }
 
-    pub(super) fn scan(&self, object: ObjectId, from: Bound<&[u8]>, limit: usize) -> Result<Vec<Pair>, StoreError> {
-        let start = match from {
+    pub(super) fn scan(
+        &self,
+        object: ObjectId,
+        from: Bound<&[u8]>,
+        limit: usize,
+    ) -> Result<Pairs, StoreError> {
+        let from = match from {
             Bound::Included(key) => Bound::Included(full_key(object, key)),
             Bound::Excluded(key) => Bound::Excluded(full_key(object, key)),
-            Bound::Unbounded => Bound::Included(full_key(object, &[])),
+            Bound::Unbounded => Bound::Included(full_key(object, b"")),
         };
-        let end = match next_object(object) {
-            Some(next) => Bound::Excluded(next.to_vec()),
-            None => Bound::Unbounded,
-        };
-        guarded(|| {
-            let pairs = self.tree.range::<Vec<u8>, _>((start, end), SeqNo::MAX, None).take(limit);
-            let pairs = pairs.map(|guard| {
-                let (key, value) = guard.into_inner()?;
-                Ok((key[OBJECT_BYTES..].to_vec(), value.to_vec()))
-            });
-            pairs.collect()
+        let range = (from, end_of(object));
+        self.guarded(|| {
+            let mut found = Vec::new();
+            for pair in self.tree.range(range, SeqNo::MAX, None).take(limit) {
+                let (key, value) = pair.into_inner()?;
+                found.push((key[OBJECT_BYTES..].to_vec(), value.to_vec()));
+            }
+            Ok(found)
         })
     }
 
-    pub(super) fn records(&self) -> impl Iterator<Item = Result<Record, StoreError>> + '_ {
-        let mut pairs = self.tree.iter(SeqNo::MAX, None);
+    pub(super) fn records(&self) -> Records<'_> {
+        // Nothing is published meanwhile, so the version of the tree that the number belongs to is still there.
+        let whole = lock(&self.staging);
+        let pairs = self.guarded(|| Ok(self.tree.iter(self.seqno.get(), None)));
+        drop(whole);
+        let mut pairs = match pairs {
+            Ok(pairs) => pairs,
+            Err(error) => return Box::new(std::iter::once(Err(error))),
+        };
         let mut failed = false;
-        std::iter::from_fn(move || {
+        Box::new(std::iter::from_fn(move || {
             if failed {
                 return None;
             }
-            let next = guarded(|| pairs.next().map(|guard| guard.into_inner()).transpose());
-            failed = next.is_err();
-            next.map(|pair| pair.map(|(key, value)| Ok((parse_object(&key)?, key[OBJECT_BYTES..].to_vec(), value.to_vec()))))
-                .map_or_else(|error| Some(Err(error)), |record| record)
+            let pair = self.guarded(|| pairs.next().map(Guard::into_inner).transpose());
+            let record = pair.and_then(|pair| pair.map(|(key, value)| parse(&key, &value)).transpose());
+            failed = record.is_err();
+            record.transpose()
+        }))
+    }
+
+    pub(super) fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {
+        let _whole = lock(&self.staging);
+        self.guarded(|| {
+            for TableWrite { object, key, value } in writes {
+                let (key, seqno) = (full_key(object, &key), self.seqno.next());
+                let _sizes = match value {
+                    Some(value) => self.tree.insert(key, value, seqno),
+                    None => self.tree.remove(key, seqno),
+                };
+            }
+            Ok(())
         })
     }
 
-    pub(super) fn stage(&self, writes: Vec<TableWrite>) {
-        // Of several writes of one key the last must win, so each has a number of its own.
-        for TableWrite { object, key, value } in writes {
-            let seqno = self.seqno.next();
-            let key = full_key(object, &key);
-            match value {
-                Some(value) => self.tree.insert(key, value, seqno),
-                None => self.tree.remove(key, seqno),
-            };
-            self.visible.fetch_max(seqno + 1);
-        }
-    }
-
     pub(super) fn publish(&self) -> Result<(), StoreError> {
-        let _upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
-        guarded(|| {
-            let lock = self.tree.get_flush_lock();
+        let _whole = lock(&self.staging);
+        let flushed = self.guarded(|| {
+            let flushing = self.tree.get_flush_lock();
             self.tree.rotate_memtable();
-            self.tree.flush(&lock, self.seqno.get())
-        })?;
-        Ok(())
+            // All memtables become one run of tables, which the tree adds to its version atomically.
+            self.tree.flush(&flushing, self.seqno.get())
+        });
+        if flushed.is_err() && !is_held(&self.compacting) {
+            self.remove_unused();
+        }
+        flushed.map(drop)
     }
 
     pub(super) fn maintain(&self) -> Result<bool, StoreError> {
-        let _upkeep = self.upkeep.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = self.tree.current_version().id();
+        let _one = lock(&self.compacting);
         let strategy = Arc::new(Leveled::default().with_table_target_size(TABLE_BYTES));
-        // No older versions are ever read, so all may go.
-        guarded(|| self.tree.compact(strategy, self.seqno.get()))?;
-        Ok(self.tree.current_version().id() != before)
+        let compacted = self.guarded(|| {
+            let before = self.tree.current_version().id();
+            self.tree.compact(strategy, self.seqno.get())?;
+            Ok(self.tree.current_version().id() != before)
+        });
+        if compacted.is_err() && !is_held(&self.staging) {
+            self.remove_unused();
+        }
+        compacted
     }
+
+    /// Removes tables that were written in vain, for the disk may be full of them. Those that are just being written look
+    /// the same, so this is for when nobody writes any.
+    fn remove_unused(&self) {
+        let removed = self.guarded(|| {
+            let version = self.tree.current_version();
+            let used: HashSet<u64> = version.iter_tables().map(Table::id).collect();
+            for entry in std::fs::read_dir(self.path.join(check::TABLES))? {
+                let entry = entry?;
+                let id = entry.file_name().to_str().and_then(|name| name.parse().ok());
+                if id.is_some_and(|id| !used.contains(&id)) {
+                    std::fs::remove_file(entry.path())?;
+                }
+            }
+            Ok(())
+        });
+        if let Err(error) = removed {
+            tracing::warn!(%error, "unused tables stay until the store is opened again");
+        }
+    }
+
+    fn guarded<T>(&self, body: impl FnOnce() -> lsm_tree::Result<T>) -> Result<T, StoreError> {
+        guarded(&self.path, body)
+    }
+}
+
+fn config(
+    path: &Path,
+    cache_bytes: u64,
+    seqno: SequenceNumberCounter,
+    visible: SequenceNumberCounter,
+) -> Config {
+    let bloom = FilterPolicyEntry::Bloom(BloomConstructionPolicy::BitsPerKey(10.0));
+    Config::new(path, seqno, visible)
+        .use_cache(Arc::new(Cache::with_capacity_bytes(cache_bytes)))
+        .use_descriptor_table(Some(Arc::new(DescriptorTable::new(OPEN_TABLES))))
+        .filter_policy(FilterPolicy::all(bloom))
+}
+
+/// Opening a tree removes what is left over in its directory. To write nothing, open one whose tables are links.
+fn shadow(path: &Path) -> Result<TempDir, StoreError> {
+    let shadow = TempDir::with_prefix("espalier-").context("make a directory in", &std::env::temp_dir())?;
+    let (from, to) = (path.join(check::TABLES), shadow.path().join(check::TABLES));
+    std::fs::create_dir(&to).context("create", &to)?;
+    let absolute = from.canonicalize().context("find", &from)?;
+    for entry in std::fs::read_dir(&from).context("read", &from)? {
+        let name = entry.context("read", &from)?.file_name();
+        std::os::unix::fs::symlink(absolute.join(&name), to.join(&name)).context("link", &to)?;
+    }
+    for entry in std::fs::read_dir(path).context("read", path)? {
+        let name = entry.context("read", path)?.file_name();
+        if name != check::TABLES {
+            std::fs::copy(path.join(&name), shadow.path().join(&name)).context("copy", path)?;
+        }
+    }
+    Ok(shadow)
+}
+
+/// Removes temporary files of a process that was killed; the tree removes all else.
+fn remove_leftovers(path: &Path) -> Result<(), StoreError> {
+    for entry in std::fs::read_dir(path).context("read", path)? {
+        let entry = entry.context("read", path)?;
+        if entry.file_name().as_encoded_bytes().starts_with(b".tmp") {
+            std::fs::remove_file(entry.path()).context("remove", &entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Calls the tree.
+fn guarded<T>(path: &Path, body: impl FnOnce() -> lsm_tree::Result<T>) -> Result<T, StoreError> {
+    // What a panic leaves behind in the tree are poisoned locks, which panic again: it is never used half changed.
+    let outcome = catch_unwind(AssertUnwindSafe(body)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no reason");
+        StoreError::corrupt(format!("the tables in {} cannot be used: {text}", path.display()))
+    })?;
+    outcome.map_err(|error| match error {
+        lsm_tree::Error::Io(cause) if cause.raw_os_error().is_some() => {
+            StoreError::io("use the tables in", path, cause)
+        }
+        error => StoreError::corrupt(format!("the tables in {}: {error}", path.display())),
+    })
+}
+
+fn lock(mutex: &Mutex<()>) -> MutexGuard<'_, ()> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether another thread has it now. The caller has the other of the two.
+fn is_held(mutex: &Mutex<()>) -> bool {
+    matches!(mutex.try_lock(), Err(TryLockError::WouldBlock))
 }
 
 fn full_key(object: ObjectId, key: &[u8]) -> Vec<u8> {
     let mut full = Vec::with_capacity(OBJECT_BYTES + key.len());
-    full.extend_from_slice(&object.to_bytes());
-    full.extend_from_slice(key);
+    full.extend(object.to_bytes());
+    full.extend(key);
     full
 }
 
-/// The first key behind all keys of an object.
-fn next_object(object: ObjectId) -> Option<[u8; OBJECT_BYTES]> {
-    let mut bytes = object.to_bytes();
-    let last = bytes.iter().rposition(|byte| *byte != u8::MAX)?;
-    bytes[last] += 1;
-    bytes[last + 1..].fill(0);
-    Some(bytes)
+/// What no key of the object reaches.
+fn end_of(object: ObjectId) -> Bound<Vec<u8>> {
+    let mut end = object.to_bytes().to_vec();
+    // The id is a number of fixed size, big endian: one more is the next id.
+    for byte in end.iter_mut().rev() {
+        let (sum, overflow) = byte.overflowing_add(1);
+        *byte = sum;
+        if !overflow {
+            return Bound::Excluded(end);
+        }
+    }
+    Bound::Unbounded
 }
 
-fn parse_object(key: &[u8]) -> Result<ObjectId, StoreError> {
-    let damaged = || StoreError::Corrupt { what: "a key of the tables is too short or of no known kind".into() };
-    let (head, part) = (key.get(..9).ok_or_else(damaged)?, key.get(9..OBJECT_BYTES).ok_or_else(damaged)?);
-    let kind = match head[0] {
+fn parse(key: &[u8], value: &[u8]) -> Result<Record, StoreError> {
+    let unknown = || StoreError::corrupt(format!("a record has the key {}", key.escape_ascii()));
+    let (object, key) = key.split_first_chunk::<OBJECT_BYTES>().ok_or_else(unknown)?;
+    let kind = match object[0] {
         0 => ObjectKind::Super,
         1 => ObjectKind::Fragment,
         2 => ObjectKind::Inodes,
         3 => ObjectKind::Orphans,
-        _ => return Err(damaged()),
+        _ => return Err(unknown()),
     };
-    let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-    Ok(ObjectId { kind, id: number(&head[1..]), part: number(part) as u32 })
-}
-
-/// Damaged files can make the tree panic; to its user that is an error like any other.
-fn guarded<T>(work: impl FnOnce() -> lsm_tree::Result<T>) -> Result<T, StoreError> {
-    match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(lsm_tree::Error::Io(source))) => Err(StoreError::Io { what: "read or write", path: "tables".into(), source }),
-        Ok(Err(error)) => Err(StoreError::Corrupt { what: format!("the tables cannot be read back ({error:?})") }),
-        Err(_) => Err(StoreError::Corrupt { what: "the tables cannot be understood".into() }),
-    }
+    let (mut id, mut part) = ([0; 8], [0; 4]);
+    id.copy_from_slice(&object[1..9]);
+    part.copy_from_slice(&object[9..]);
+    let object = ObjectId { kind, id: u64::from_be_bytes(id), part: u32::from_be_bytes(part) };
+    Ok((object, key.to_vec(), value.to_vec()))
 }

@@ -1,0 +1,50 @@
+# The one entry point for people and for CI. Recipes are short: what is long is in scripts/.
+
+DATA ?= ./data
+MNT ?= ./mnt
+PREFIX ?= /usr/local
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+BIN := $(TARGET)/release/espalier
+
+.PHONY: help run build test unit mount-test lint install clean
+
+help:
+	@echo 'make run [DATA=./data] [MNT=./mnt]   build, create a file system in DATA if there is none, mount it on MNT'
+	@echo 'make test                            every test: unit, and on a mount (as root)'
+	@echo 'make lint                            formatting and clippy'
+	@echo 'make install [PREFIX=/usr/local]     program, manual page, completions, mount(8) helpers'
+
+run:
+	@scripts/setup.sh run
+	@$(MAKE) --no-print-directory build
+	@BIN='$(BIN)' scripts/run.sh '$(DATA)' '$(MNT)'
+
+build:
+	$(CARGO) build --release --workspace
+
+test:
+	scripts/setup.sh test
+	@$(MAKE) --no-print-directory unit mount-test
+
+unit:
+	$(CARGO) test --workspace
+
+mount-test: build
+	TARGET='$(TARGET)' scripts/mount-tests.sh
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# DESTDIR= is for packagers. The helpers let mount(8) and fstab find the program by the type's name.
+install: build
+	install -Dm755 '$(BIN)' '$(DESTDIR)$(PREFIX)/bin/espalier'
+	install -d '$(DESTDIR)/sbin' '$(DESTDIR)$(PREFIX)/share/man/man1'
+	ln -sfn '$(PREFIX)/bin/espalier' '$(DESTDIR)/sbin/mount.espalier'
+	ln -sfn '$(PREFIX)/bin/espalier' '$(DESTDIR)/sbin/mount.fuse.espalier'
+	'$(BIN)' man > '$(DESTDIR)$(PREFIX)/share/man/man1/espalier.1'
+	BIN='$(BIN)' scripts/install-completions.sh '$(DESTDIR)$(PREFIX)'
+
+clean:
+	$(CARGO) clean

@@ -1,0 +1,187 @@
+//! Reading directories, also while they change.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::prelude::*;
+use crate::sys::{Entry, Reader, names};
+
+/// Small, so that a listing takes many calls.
+const PIECE: usize = 512;
+
+fn fill(d: &Dir, count: usize) -> Outcome {
+    (0..count).try_for_each(|n| d.file(format!("keep{n:05}"), b"").map(drop))
+}
+
+/// Every entry that was there all the time appears once; nothing appears twice.
+pub(super) fn seek_while_changing(d: &Dir) -> Outcome {
+    fill(d, 800)?;
+    for n in 0..400 {
+        d.file(format!("go{n:05}"), b"")?;
+    }
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut reader = Reader::open(d.path(), PIECE)?;
+    let mut seen: Vec<Entry> = Vec::new();
+    let (mut gone, mut made) = (0, 0);
+    loop {
+        let some = reader.some()?;
+        if some.is_empty() {
+            break;
+        }
+        // Take only a part of what was given, go away, and come back by the offset.
+        let take = rng.usize(1..=some.len());
+        seen.extend_from_slice(&some[..take]);
+        for _ in 0..5 {
+            if gone < 400 {
+                fs::remove_file(d.at(format!("go{gone:05}")))?;
+                gone += 1;
+            }
+            if made < 2000 {
+                d.file(format!("new{made:05}"), b"")?;
+                made += 1;
+            }
+        }
+        if rng.bool() {
+            reader = Reader::open(d.path(), PIECE)?;
+        }
+        reader.seek(some[take - 1].next)?;
+    }
+    let mut count = BTreeMap::new();
+    for entry in &seen {
+        *count.entry(entry.name.clone()).or_insert(0) += 1;
+    }
+    for (name, times) in &count {
+        same!(*times, 1, "{name:?}");
+    }
+    for n in 0..800 {
+        let name: std::ffi::OsString = format!("keep{n:05}").into();
+        check!(count.contains_key(&name), "{name:?} was never listed");
+    }
+    Ok(())
+}
+
+pub(super) fn rewind(d: &Dir) -> Outcome {
+    fill(d, 100)?;
+    let mut reader = Reader::open(d.path(), PIECE)?;
+    reader.some()?;
+    d.file("late", b"")?;
+    fs::remove_file(d.at("keep00000"))?;
+    reader.seek(0)?;
+    let listed: BTreeSet<_> = reader.rest()?.into_iter().map(|e| e.name).collect();
+    check!(listed.contains(std::ffi::OsStr::new("late")) && listed.len() == 100);
+    same!(reader.some()?.len(), 0);
+    reader.seek(0)?;
+    same!(reader.rest()?.len(), 100);
+    Ok(())
+}
+
+/// What `rm -rf` does: read a piece, delete it, read on.
+pub(super) fn remove_while_reading(d: &Dir) -> Outcome {
+    for (count, piece) in [(1000, PIECE), (3000, 32 * 1024), (10, 4096)] {
+        fill(d, count)?;
+        let mut reader = Reader::open(d.path(), piece)?;
+        let mut removed = 0;
+        loop {
+            let some = reader.some()?;
+            if some.is_empty() {
+                break;
+            }
+            for entry in some.iter().filter(|e| e.name != "." && e.name != "..") {
+                fs::remove_file(d.at(&entry.name))?;
+                removed += 1;
+            }
+        }
+        same!(removed, count);
+        same!(names(d.path())?.len(), 0);
+    }
+    Ok(())
+}
+
+pub(super) fn types_and_inodes(d: &Dir) -> Outcome {
+    use rustix::fs::FileType;
+    d.file("file", b"")?;
+    fs::create_dir(d.at("dir"))?;
+    rustix::fs::symlink("x", d.at("link"))?;
+    rustix::fs::mkfifoat(CWD, d.at("fifo"), Mode::from_raw_mode(0o600))?;
+    std::os::unix::net::UnixListener::bind(d.at("sock"))?;
+    rustix::fs::mknodat(CWD, d.at("char"), FileType::CharacterDevice, Mode::from_raw_mode(0o600), 0x103)?;
+    rustix::fs::mknodat(CWD, d.at("block"), FileType::BlockDevice, Mode::from_raw_mode(0o600), 0x700)?;
+    fs::hard_link(d.at("file"), d.at("hard"))?;
+    let entries = Reader::open(d.path(), 32 * 1024)?.rest()?;
+    same!(entries.len(), 8);
+    for entry in entries {
+        let s = stat(d.at(&entry.name))?;
+        same!(entry.ino, s.st_ino, "{:?}", entry.name);
+        same!(entry.kind, FileType::from_raw_mode(s.st_mode), "{:?}", entry.name);
+    }
+    Ok(())
+}
+
+pub(super) fn dots(d: &Dir) -> Outcome {
+    fs::create_dir_all(d.at("a/b"))?;
+    for (path, parent) in [("a/b", "a"), ("a", "")] {
+        let all = {
+            let mut reader = Reader::open(d.at(path), 32 * 1024)?;
+            reader.some()?
+        };
+        for (name, target) in [(".", path), ("..", parent)] {
+            let found: Vec<_> = all.iter().filter(|e| e.name == name).collect();
+            same!(found.len(), 1, "{name} in {path}");
+            same!(found[0].ino, stat(d.at(target))?.st_ino, "{name} in {path}");
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn small_buffers(d: &Dir) -> Outcome {
+    let long = "n".repeat(255);
+    d.file(&long, b"")?;
+    d.file("short", b"")?;
+    let mut reader = Reader::open(d.path(), 300)?;
+    same!(reader.rest()?.len(), 2);
+    // A buffer that cannot hold the next entry is an error, not an end.
+    let mut reader = Reader::open(d.path(), 64)?;
+    fails!(reader.rest().map_err(|_| rustix::io::Errno::INVAL), EINVAL);
+    Ok(())
+}
+
+pub(super) fn empty_and_removed(d: &Dir) -> Outcome {
+    fs::create_dir(d.at("e"))?;
+    let mut reader = Reader::open(d.at("e"), PIECE)?;
+    same!(reader.rest()?.len(), 0);
+    reader.seek(0)?;
+    fs::remove_dir(d.at("e"))?;
+    if let Ok(rest) = reader.rest() {
+        same!(rest.len(), 0);
+    }
+    d.file("f", b"")?;
+    fails!(fs::read_dir(d.at("f")), ENOTDIR);
+    fails!(fs::remove_dir(d.at("f")), ENOTDIR);
+    fs::create_dir_all(d.at("full/x"))?;
+    fails!(fs::remove_dir(d.at("full")), ENOTEMPTY | EEXIST);
+    fails!(rustix::fs::rmdir(d.at("full/.")), EINVAL);
+    fails!(rustix::fs::rmdir(d.at("full/x/..")), ENOTEMPTY | EEXIST);
+    fails!(fs::remove_file(d.at("full")), EISDIR | EPERM);
+    Ok(())
+}
+
+/// An offset of long ago still leads to the same place.
+pub(super) fn stable_cookies(d: &Dir) -> Outcome {
+    fill(d, 500)?;
+    let mut reader = Reader::open(d.path(), PIECE)?;
+    let all = reader.rest()?;
+    let mut rng = fastrand::Rng::with_seed(2);
+    for n in 0..100 {
+        d.file(format!("other{n}"), b"")?;
+    }
+    for n in 0..100 {
+        fs::remove_file(d.at(format!("other{n}")))?;
+    }
+    for _ in 0..100 {
+        let at = rng.usize(..all.len());
+        reader.seek(all[at].next)?;
+        let rest: Vec<_> = reader.rest()?.into_iter().map(|e| e.name).collect();
+        let want: Vec<_> = all[at + 1..].iter().map(|e| e.name.clone()).collect();
+        same!(rest, want, "from entry {at}");
+    }
+    Ok(())
+}

@@ -1,0 +1,202 @@
+//! Memory mappings, shared and private.
+
+use std::os::fd::AsFd;
+use std::ptr::null_mut;
+
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+
+use super::prelude::*;
+
+/// A mapping of the first `len` bytes of a file.
+struct Map {
+    start: *mut u8,
+    len: usize,
+}
+
+impl Map {
+    fn new(file: impl AsFd, len: usize, flags: MapFlags, writable: bool) -> Result<Self, Failure> {
+        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a new mapping at a place of the kernel's choice.
+        let start = unsafe { mmap(null_mut(), len, protection, flags, file, 0)? };
+        Ok(Self { start: start.cast(), len })
+    }
+
+    fn shared(file: &File, len: usize) -> Result<Self, Failure> {
+        Self::new(file, len, MapFlags::SHARED, true)
+    }
+
+    fn store(&self, at: usize, bytes: &[u8]) {
+        assert!(at + bytes.len() <= self.len);
+        for (n, byte) in bytes.iter().enumerate() {
+            // SAFETY: within the mapping; volatile, because others change the same memory.
+            unsafe { self.start.add(at + n).write_volatile(*byte) };
+        }
+    }
+
+    fn load(&self, at: usize, len: usize) -> Vec<u8> {
+        assert!(at + len <= self.len);
+        // SAFETY: as in `store`.
+        (at..at + len).map(|n| unsafe { self.start.add(n).read_volatile() }).collect()
+    }
+
+    fn sync(&self) -> Outcome {
+        // SAFETY: exactly the mapping.
+        unsafe { msync(self.start.cast(), self.len, MsyncFlags::SYNC)? };
+        Ok(())
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping, which nobody uses any more.
+        let _ = unsafe { munmap(self.start.cast(), self.len) };
+    }
+}
+
+pub(super) fn shared_store_read(d: &Dir) -> Outcome {
+    for len in [4096, 65_536, 300_000] {
+        let name = format!("f{len}");
+        let mut want = pattern(1, len);
+        d.file(&name, &want)?;
+        let file = d.open(&name)?;
+        let map = Map::shared(&file, len)?;
+        same!(map.load(0, len), want);
+        for at in [0, len / 2, len - 5] {
+            map.store(at, b"store");
+            want[at..at + 5].copy_from_slice(b"store");
+            same!(fs::read(d.at(&name))?, want, "read sees the store");
+        }
+        map.sync()?;
+        drop((map, file));
+        same!(fs::read(d.at(&name))?, want, "after unmapping");
+    }
+    Ok(())
+}
+
+pub(super) fn write_seen_by_mapping(d: &Dir) -> Outcome {
+    let file = d.open("f")?;
+    file.set_len(200_000)?;
+    let map = Map::shared(&file, 200_000)?;
+    for at in [0usize, 10, 4090, 65_530, 199_990] {
+        file.write_all_at(b"written", at.min(199_993) as u64)?;
+        same!(map.load(at.min(199_993), 7), b"written");
+    }
+    let other = d.open("f")?;
+    other.write_all_at(b"by another", 100_000)?;
+    same!(map.load(100_000, 10), b"by another");
+    Ok(())
+}
+
+pub(super) fn shared_between_processes(d: &Dir) -> Outcome {
+    let file = d.open("f")?;
+    file.set_len(100_000)?;
+    let map = Map::shared(&file, 100_000)?;
+    in_child(|| {
+        let mine = Map::shared(&d.open("f")?, 100_000)?;
+        mine.store(70_000, b"from the child");
+        Ok(())
+    })?;
+    same!(map.load(70_000, 14), b"from the child");
+    map.store(5, b"x");
+    in_child(|| {
+        same!(fs::read(d.at("f"))?[5], b'x');
+        Ok(())
+    })
+}
+
+pub(super) fn private_copy(d: &Dir) -> Outcome {
+    let f = d.file("f", &pattern(1, 10_000))?;
+    let map = Map::new(File::open(&f)?, 10_000, MapFlags::PRIVATE, true)?;
+    map.store(100, b"mine only");
+    same!(map.load(100, 9), b"mine only");
+    same!(fs::read(&f)?, pattern(1, 10_000));
+    let read_only = File::open(&f)?;
+    fails!(Map::shared(&read_only, 100).map_err(|_| rustix::io::Errno::ACCESS), EACCES);
+    Ok(())
+}
+
+pub(super) fn growing(d: &Dir) -> Outcome {
+    let file = d.open("f")?;
+    file.write_all_at(b"short", 0)?;
+    let map = Map::shared(&file, 256 * 1024)?;
+    same!(map.load(0, 5), b"short");
+    file.set_len(256 * 1024)?;
+    map.store(200_000, b"grown");
+    same!(map.load(0, 5), b"short");
+    let all = fs::read(d.at("f"))?;
+    same!(all.len(), 256 * 1024);
+    same!(all[200_000..200_005], *b"grown");
+    // Writing past the end by write(2) appears in the mapping as well.
+    file.write_all_at(b"appended", 100_000)?;
+    same!(map.load(100_000, 8), b"appended");
+    Ok(())
+}
+
+pub(super) fn past_end_zero(d: &Dir) -> Outcome {
+    let file = d.open("f")?;
+    file.write_all_at(b"abc", 0)?;
+    let map = Map::shared(&file, 4096)?;
+    same!(map.load(3, 100), [0; 100]);
+    // A store behind the end is never part of the file.
+    map.store(10, b"lost");
+    map.sync()?;
+    same!(fs::read(d.at("f"))?, b"abc");
+    drop(map);
+    file.set_len(20)?;
+    same!(fs::read(d.at("f"))?[..3], *b"abc");
+    same!(fs::read(d.at("f"))?.len(), 20);
+    // A load from a page behind the end is a bus error.
+    let map = Map::shared(&file, 16_384)?;
+    let outcome = in_child(|| {
+        map.load(8192, 1);
+        Ok(())
+    });
+    check!(outcome.is_err(), "a load behind the end succeeded");
+    Ok(())
+}
+
+/// A program larger than a strip, run from a mapping as the kernel runs programs.
+pub(super) fn executable(d: &Dir) -> Outcome {
+    let program = d.at("sh");
+    fs::copy("/bin/sh", &program)?;
+    chmod(&program, 0o755)?;
+    for _ in 0..3 {
+        let output = std::process::Command::new(&program).args(["-c", "echo $((6 * 7))"]).output()?;
+        same!(output.stdout, b"42\n");
+    }
+    Ok(())
+}
+
+pub(super) fn unlinked_mapping(d: &Dir) -> Outcome {
+    let f = d.file("f", &pattern(3, 150_000))?;
+    let map = Map::shared(&d.open("f")?, 150_000)?;
+    fs::remove_file(&f)?;
+    d.file("f", b"another")?;
+    same!(map.load(0, 150_000), pattern(3, 150_000));
+    map.store(100, b"still mine");
+    map.sync()?;
+    same!(map.load(100, 10), b"still mine");
+    same!(fs::read(&f)?, b"another");
+    Ok(())
+}
+
+/// The file outgrows the strip while a mapping of its small form is in use.
+pub(super) fn strip_crossing(d: &Dir) -> Outcome {
+    let file = d.open("f")?;
+    let mut want = pattern(4, 60_000);
+    file.write_all_at(&want, 0)?;
+    let map = Map::shared(&file, 60_000)?;
+    map.store(1000, b"before");
+    want[1000..1006].copy_from_slice(b"before");
+    file.write_all_at(&pattern(5, 100_000), 60_000)?;
+    want.extend(pattern(5, 100_000));
+    map.store(2000, b"after");
+    want[2000..2005].copy_from_slice(b"after");
+    file.write_all_at(b"written", 3000)?;
+    want[3000..3007].copy_from_slice(b"written");
+    same!(map.load(0, 60_000), want[..60_000]);
+    check!(fs::read(d.at("f"))? == want);
+    drop((map, file));
+    check!(fs::read(d.at("f"))? == want, "after closing all");
+    Ok(())
+}

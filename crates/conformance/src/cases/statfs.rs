@@ -1,0 +1,31 @@
+//! `statfs(2)` and `statvfs(3)`.
+
+use super::prelude::*;
+
+pub(super) fn sane(d: &Dir) -> Outcome {
+    let s = d.statfs()?;
+    check!(s.f_bsize > 0 && s.f_blocks > 0);
+    check!(s.f_bfree <= s.f_blocks && s.f_bavail <= s.f_bfree);
+    check!(s.f_ffree <= s.f_files || s.f_files == 0);
+    let f = d.file("f", b"")?;
+    let v = rustix::fs::statvfs(&f)?;
+    check!(v.f_frsize > 0 && v.f_namemax >= 255);
+    same!(rustix::fs::fstatfs(&d.open("f")?)?.f_blocks, s.f_blocks);
+    Ok(())
+}
+
+pub(super) fn counts_change(d: &Dir) -> Outcome {
+    let before = d.statfs()?;
+    let file = d.open("f")?;
+    file.write_all_at(&pattern(1, 32 << 20), 0)?;
+    file.sync_all()?;
+    let after = d.statfs()?;
+    let used = before.f_bfree.saturating_sub(after.f_bfree) * before.f_bsize as u64;
+    check!(used >= 24 << 20, "32 MiB written, {used} bytes less free");
+    Ok(())
+}
+
+pub(super) fn names(d: &Dir) -> Outcome {
+    same!(d.statfs()?.f_namelen, 255);
+    Ok(())
+}

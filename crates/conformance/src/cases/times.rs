@@ -1,0 +1,200 @@
+//! Time stamps: what changes which of them, and what can be set.
+
+use rustix::fs::{Timestamps, UTIME_NOW, UTIME_OMIT, utimensat};
+
+use super::prelude::*;
+use crate::dir::{nanos, timespec};
+
+fn set(path: &Path, access: (i64, i64), modification: (i64, i64)) -> rustix::io::Result<()> {
+    let times = Timestamps {
+        last_access: timespec(access.0, access.1),
+        last_modification: timespec(modification.0, modification.1),
+    };
+    utimensat(CWD, path, &times, AtFlags::empty())
+}
+
+pub(super) fn nanoseconds(d: &Dir) -> Outcome {
+    let f = d.file("f", b"")?;
+    set(&f, (1_000_000_000, 123_456_789), (1_500_000_000, 987_654_321))?;
+    let s = stat(&f)?;
+    same!(atime(&s), nanos(1_000_000_000, 123_456_789));
+    same!(mtime(&s), nanos(1_500_000_000, 987_654_321));
+    set(d.path(), (5, 1), (6, 999_999_999))?;
+    same!(mtime(&stat(d.path())?), nanos(6, 999_999_999));
+    fails!(set(&f, (0, 1_000_000_000), (0, 0)), EINVAL);
+    fails!(set(&f, (0, -1), (0, 0)), EINVAL);
+    Ok(())
+}
+
+pub(super) fn now_and_omit(d: &Dir) -> Outcome {
+    let f = d.file("f", b"")?;
+    let (now, omit) = ((0, UTIME_NOW), (0, UTIME_OMIT));
+    set(&f, (10, 1), (20, 2))?;
+    let before = stat(&f)?;
+    tick();
+    set(&f, omit, (30, 3))?;
+    let s = stat(&f)?;
+    same!((atime(&s), mtime(&s)), (nanos(10, 1), nanos(30, 3)));
+    check!(ctime(&s) > ctime(&before));
+    set(&f, now, omit)?;
+    let s = stat(&f)?;
+    check!(atime(&s) > ctime(&before));
+    same!(mtime(&s), nanos(30, 3));
+    set(&f, omit, omit)?;
+    let unchanged = stat(&f)?;
+    same!((atime(&unchanged), mtime(&unchanged)), (atime(&s), mtime(&s)));
+    set(&f, (1, 0), now)?;
+    check!(mtime(&stat(&f)?) > ctime(&before));
+    Ok(())
+}
+
+/// 1901 to 2446: what ext4 can store.
+pub(super) fn range(d: &Dir) -> Outcome {
+    let f = d.file("f", b"")?;
+    for seconds in [-2_147_483_647, -1, 0, 1, 2_147_483_647, 2_147_483_648, 4_294_967_296, 15_032_385_534] {
+        set(&f, (seconds, 500_000_000), (seconds, 1))?;
+        let s = stat(&f)?;
+        same!((s.st_atime, s.st_atime_nsec), (seconds, 500_000_000));
+        same!((s.st_mtime, s.st_mtime_nsec), (seconds, 1));
+    }
+    Ok(())
+}
+
+/// What an operation did to a file's three times: whether each one moved.
+fn moved(path: &Path, operation: impl FnOnce() -> Outcome) -> Result<(bool, bool, bool), Failure> {
+    let before = stat(path)?;
+    tick();
+    operation()?;
+    let after = stat(path)?;
+    let past = |time: fn(&rustix::fs::Stat) -> i128| time(&after) != time(&before);
+    Ok((past(atime), past(mtime), past(ctime)))
+}
+
+pub(super) fn each_operation(d: &Dir) -> Outcome {
+    let f = d.file("f", b"some bytes")?;
+    let file = OpenOptions::new().read(true).write(true).open(&f)?;
+    same!(moved(&f, || Ok(file.write_all_at(b"x", 0)?))?, (false, true, true), "write");
+    same!(moved(&f, || Ok(file.set_len(5)?))?, (false, true, true), "ftruncate");
+    same!(moved(&f, || chmod(&f, 0o600))?, (false, false, true), "chmod");
+    same!(moved(&f, || chown(&f, 60_001, 60_001))?, (false, false, true), "chown");
+    same!(moved(&f, || Ok(fs::hard_link(&f, d.at("g"))?))?, (false, false, true), "link");
+    same!(moved(&f, || Ok(fs::remove_file(d.at("g"))?))?, (false, false, true), "unlink of another name");
+    same!(moved(&f, || { stat(&f)?; Ok(()) })?, (false, false, false), "stat");
+    same!(moved(&f, || Ok(file.sync_all()?))?, (false, false, false), "fsync");
+    same!(moved(&f, || { rustix::io::write(&file, b"")?; Ok(()) })?, (false, false, false), "empty write");
+    same!(moved(&f, || { open(&f, OFlags::WRONLY | OFlags::TRUNC)?; Ok(()) })?, (false, true, true), "O_TRUNC");
+    same!(moved(&f, || Ok(file.write_all_at(&[1; 70_000], 0)?))?, (false, true, true), "big write");
+    Ok(())
+}
+
+pub(super) fn parent_directory(d: &Dir) -> Outcome {
+    let p = d.mkdir("p", 0o755)?;
+    let changed = (false, true, true);
+    let f = p.join("f");
+    same!(moved(&p, || Ok(fs::write(&f, b"")?))?, changed, "create");
+    same!(moved(&p, || Ok(fs::write(&f, b"more")?))?, (false, false, false), "write to a child");
+    same!(moved(&p, || chmod(&f, 0o600))?, (false, false, false), "chmod of a child");
+    same!(moved(&p, || Ok(fs::hard_link(&f, p.join("g"))?))?, changed, "link");
+    same!(moved(&p, || Ok(fs::rename(&f, p.join("h"))?))?, changed, "rename");
+    same!(moved(&p, || Ok(fs::remove_file(p.join("g"))?))?, changed, "unlink");
+    same!(moved(&p, || Ok(fs::create_dir(p.join("sub"))?))?, changed, "mkdir");
+    same!(moved(&p, || Ok(fs::remove_dir(p.join("sub"))?))?, changed, "rmdir");
+    same!(moved(&p, || Ok(rustix::fs::symlink("x", p.join("l"))?))?, changed, "symlink");
+    let fifo = || rustix::fs::mkfifoat(CWD, p.join("p"), Mode::from_raw_mode(0o600));
+    same!(moved(&p, || Ok(fifo()?))?, changed, "mkfifo");
+    same!(moved(&p, || { fails!(fs::create_dir(p.join("l")), EEXIST); Ok(()) })?, (false, false, false), "EEXIST");
+    Ok(())
+}
+
+pub(super) fn chmod_and_chown(d: &Dir) -> Outcome {
+    let dir = d.mkdir("dir", 0o755)?;
+    same!(moved(&dir, || chmod(&dir, 0o700))?, (false, false, true));
+    same!(moved(&dir, || chown(&dir, 60_001, 60_001))?, (false, false, true));
+    // Even a change to what it is already counts.
+    same!(moved(&dir, || chmod(&dir, 0o700))?, (false, false, true));
+    Ok(())
+}
+
+pub(super) fn relatime(d: &Dir) -> Outcome {
+    let f = d.file("f", b"bytes")?;
+    let flags = rustix::fs::statvfs(&f)?.f_flag;
+    if flags.contains(rustix::fs::StatVfsMountFlags::NOATIME) {
+        same!(moved(&f, || Ok(fs::read(&f).map(drop)?))?, (false, false, false), "read with noatime");
+        return Ok(());
+    }
+    same!(moved(&f, || Ok(fs::read(&f).map(drop)?))?, (true, false, false), "first read after a write");
+    if flags.contains(rustix::fs::StatVfsMountFlags::RELATIME) {
+        same!(moved(&f, || Ok(fs::read(&f).map(drop)?))?, (false, false, false), "second read");
+        // An access time of more than a day ago moves in any case.
+        set(&f, (1_000_000_000, 0), (900_000_000, 0))?;
+        same!(moved(&f, || Ok(fs::read(&f).map(drop)?))?, (true, false, false), "read after a day");
+    }
+    BOB.run(|| {
+        fails!(open(&f, OFlags::RDONLY | OFlags::NOATIME), EPERM);
+        Ok(())
+    })
+}
+
+/// As `relatime`, through one handle: reads that a page cache may answer.
+pub(super) fn relatime_of_open_file(d: &Dir) -> Outcome {
+    let f = d.file("f", b"bytes")?;
+    if rustix::fs::statvfs(&f)?.f_flag.contains(rustix::fs::StatVfsMountFlags::NOATIME) {
+        return Ok(());
+    }
+    set(&f, (1_000_000_000, 0), (900_000_000, 0))?;
+    fs::read(&f)?; // leaves the page in the cache, and an access time that is new
+    let file = OpenOptions::new().read(true).write(true).open(&f)?;
+    tick();
+    file.write_all_at(b"again", 0)?;
+    tick();
+    // Through a handle of its own: what one handle has just written, a network file system may read back unseen.
+    let again = File::open(&f)?;
+    same!(moved(&f, || { again.read_exact_at(&mut [0; 5], 0)?; Ok(()) })?, (true, false, false), "read again");
+    let silent = open(&f, OFlags::RDWR | OFlags::NOATIME)?;
+    silent.write_all_at(b"AGAIN", 0)?;
+    same!(moved(&f, || { silent.read_exact_at(&mut [0; 5], 0)?; Ok(()) })?, (false, false, false), "O_NOATIME");
+    Ok(())
+}
+
+pub(super) fn read_and_write_order(d: &Dir) -> Outcome {
+    // An explicit time set after a write must not be overtaken by that write's own stamp.
+    let file = d.open("f")?;
+    for n in 0..20 {
+        file.write_all_at(&pattern(n, 3000 * (n as usize + 1)), 0)?;
+        let time = crate::dir::timespec(1_000_000 + n as i64, 5);
+        rustix::fs::futimens(&file, &Timestamps { last_access: time, last_modification: time })?;
+        same!(mtime(&stat(d.at("f"))?), nanos(1_000_000 + n as i64, 5));
+        file.sync_all()?;
+        same!(mtime(&stat(d.at("f"))?), nanos(1_000_000 + n as i64, 5), "after fsync");
+    }
+    drop(file);
+    same!(mtime(&stat(d.at("f"))?), nanos(1_000_019, 5), "after close");
+    Ok(())
+}
+
+pub(super) fn birth(d: &Dir) -> Outcome {
+    let f = d.file("f", b"")?;
+    let born = || -> Result<_, Failure> {
+        let s = rustix::fs::statx(CWD, &f, AtFlags::empty(), rustix::fs::StatxFlags::BTIME)?;
+        Ok((s.stx_mask & rustix::fs::StatxFlags::BTIME.bits() != 0, s.stx_btime.tv_sec, s.stx_btime.tv_nsec))
+    };
+    let first = born()?;
+    if !first.0 {
+        return Ok(()); // FUSE has no birth time before protocol 7.39
+    }
+    tick();
+    fs::write(&f, b"x")?;
+    set(&f, (1, 1), (1, 1))?;
+    same!(born()?, first);
+    Ok(())
+}
+
+pub(super) fn monotonic_enough(d: &Dir) -> Outcome {
+    let mut last = 0;
+    for n in 0..200 {
+        let now = mtime(&stat(d.file(format!("f{n}"), b"x")?)?);
+        check!(now >= last, "file {n} is older than the one before");
+        last = now;
+    }
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! POSIX tests that run on any directory of any file system, through system calls only.
+//!
+//! Nothing here knows Espalier: a case that fails on ext4 is a wrong case. `cases` holds the tests, one file
+//! per subject and one table of all; `model` drives random operations against a reference in memory.
+
+mod dir;
+mod macros;
+mod process;
+mod sys;
+
+pub mod cases;
+pub mod model;
+pub mod runner;
+
+pub use dir::{Dir, Limits};
+pub use process::{Failure, Outcome};

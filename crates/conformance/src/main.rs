@@ -1,0 +1,123 @@
+//! `espalier-conformance DIR`: does this directory behave as POSIX and Linux say?
+
+#![allow(clippy::print_stdout)] // its output is its purpose
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser;
+use espalier_conformance::{Failure, Limits, cases, model, runner};
+
+/// Tests any directory of any file system through system calls only.
+#[derive(Parser)]
+struct Args {
+    /// A directory on the file system to test; fresh directories are made in it and removed again
+    #[arg(required_unless_present = "list")]
+    dir: Option<PathBuf>,
+    /// Run only cases whose `subject::name` contains one of these
+    #[arg(long, value_name = "TEXT")]
+    filter: Vec<String>,
+    /// List the cases and leave
+    #[arg(long)]
+    list: bool,
+    /// One JSON object per case
+    #[arg(long)]
+    json: bool,
+    /// A million entries where 20,000 are the default
+    #[arg(long)]
+    large: bool,
+    /// Seconds after which a case is given up
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    timeout: u64,
+    /// Instead of the cases, run random operations against the reference model
+    #[arg(long, value_name = "SEED")]
+    model: Option<u64>,
+    /// Operations of a model run (of each thread)
+    #[arg(long, default_value_t = 1000)]
+    steps: usize,
+    /// Model runs, with seeds counted up from the given one
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Threads of a model run; with more than one, the end state is checked
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if args.list {
+        for case in cases::ALL {
+            println!("{case}");
+        }
+        return ExitCode::SUCCESS;
+    }
+    let failed = match (&args.dir, args.model) {
+        (Some(dir), Some(seed)) => run_model(&args, dir.clone(), seed),
+        (Some(dir), None) => run_cases(&args, dir.clone()),
+        (None, _) => return ExitCode::from(2),
+    };
+    if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_cases(args: &Args, base: PathBuf) -> u64 {
+    let limits = Limits { entries: if args.large { 1_000_000 } else { 20_000 } };
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for case in cases::ALL {
+        let name = case.to_string();
+        if !args.filter.is_empty() && !args.filter.iter().any(|f| name.contains(f.as_str())) {
+            continue;
+        }
+        let report = runner::run(&base, case, limits, Duration::from_secs(args.timeout));
+        let (word, detail) = match &report.outcome {
+            Ok(()) => ("ok", String::new()),
+            Err(Failure { message, skip: true }) => ("skipped", message.clone()),
+            Err(Failure { message, .. }) => ("FAILED", message.clone()),
+        };
+        match word {
+            "ok" => passed += 1,
+            "skipped" => skipped += 1,
+            _ => failed += 1,
+        }
+        if args.json {
+            println!(
+                "{}",
+                serde_json::json!({
+                    "case": name, "result": word, "detail": detail, "seconds": report.seconds,
+                })
+            );
+        } else {
+            println!("{name:52} {word:8} {:6.2} s  {detail}", report.seconds);
+        }
+    }
+    if skipped > 0 && !args.json {
+        println!("{skipped} skipped");
+    }
+    println!("{passed} passed, {failed} failed");
+    failed
+}
+
+fn run_model(args: &Args, base: PathBuf, first: u64) -> u64 {
+    let (mut passed, mut failed) = (0, 0);
+    for seed in first..first + args.runs {
+        let outcome = match args.threads {
+            0 | 1 => model::run(&base, seed, args.steps),
+            threads => model::run_threads(&base, seed, args.steps, threads),
+        };
+        match outcome {
+            Ok(()) => passed += 1,
+            Err(failure) => {
+                failed += 1;
+                println!("seed {seed}: {}", failure.message);
+                println!(
+                    "replay: espalier-conformance {} --model {seed} --steps {} --threads {}",
+                    base.display(),
+                    args.steps,
+                    args.threads
+                );
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed");
+    failed
+}

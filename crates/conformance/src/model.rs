@@ -1,0 +1,123 @@
+//! Random operations on a mounted file system and on a small reference in memory, compared after each one.
+
+mod op;
+mod real;
+mod reference;
+mod threads;
+
+use std::path::Path;
+
+use crate::process::Child;
+use crate::{Failure, Outcome, runner};
+use op::Op;
+use reference::Reference;
+
+pub use threads::run_threads;
+
+/// Reruns that shrinking may cost.
+const SHRINK_RUNS: usize = 300;
+/// How often the whole tree is compared.
+const TREE_EVERY: usize = 40;
+
+/// Runs `steps` operations; a failure is shrunk and told as a list of operations.
+pub fn run(base: &Path, seed: u64, steps: usize) -> Outcome {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let ops: Vec<Op> = std::iter::repeat_with(|| Op::random(&mut rng)).take(steps).collect();
+    match attempt(base, &ops) {
+        Ok(()) => Ok(()),
+        Err((_, failure)) if failure.skip => Err(failure),
+        Err((at, failure)) => {
+            let (ops, failure) = shrink(base, ops[..=at.min(steps - 1)].to_vec(), failure);
+            let listed: Vec<String> = ops.iter().map(|op| format!("    {op:?}")).collect();
+            Err(Failure {
+                message: format!(
+                    "{}\n  after {} operations:\n{}",
+                    failure.message,
+                    ops.len(),
+                    listed.join("\n")
+                ),
+                skip: false,
+            })
+        }
+    }
+}
+
+/// Drops ever smaller pieces as long as the rest still fails.
+fn shrink(base: &Path, mut ops: Vec<Op>, mut failure: Failure) -> (Vec<Op>, Failure) {
+    let mut runs = 0;
+    let mut piece = ops.len().div_ceil(2);
+    while piece > 0 {
+        let mut start = 0;
+        while start < ops.len() && runs < SHRINK_RUNS {
+            let end = (start + piece).min(ops.len());
+            let rest: Vec<Op> = ops[..start].iter().chain(&ops[end..]).cloned().collect();
+            runs += 1;
+            match attempt(base, &rest) {
+                Err((at, found)) if !found.skip => {
+                    ops = rest[..=at.min(rest.len().saturating_sub(1))].to_vec();
+                    failure = found;
+                }
+                _ => start = end,
+            }
+        }
+        piece = if piece == 1 { 0 } else { piece.div_ceil(2) };
+    }
+    (ops, failure)
+}
+
+/// One run in a fresh directory; says at which operation it differed.
+fn attempt(base: &Path, ops: &[Op]) -> Result<(), (usize, Failure)> {
+    let root = runner::fresh(base, "model").map_err(|e| (0, e))?;
+    let mut at = 0;
+    let outcome = replay(&root, ops, &mut at);
+    runner::remove(&root);
+    outcome.map_err(|failure| (at, failure))
+}
+
+fn replay(root: &Path, ops: &[Op], at: &mut usize) -> Outcome {
+    let mut reference = Reference::new();
+    for (step, op) in ops.iter().enumerate() {
+        *at = step;
+        step_both(root, &mut reference, op)
+            .map_err(|e| Failure { message: format!("step {step}: {}", e.message), skip: e.skip })?;
+        if step % TREE_EVERY == TREE_EVERY - 1 {
+            compare_tree(root, &reference)?;
+        }
+    }
+    compare_tree(root, &reference)
+}
+
+/// Does `op` on both sides and compares what they say.
+fn step_both(root: &Path, reference: &mut Reference, op: &Op) -> Outcome {
+    let want = reference.apply(op);
+    let found = real::apply(root, op);
+    if want != found {
+        let (want, found) = (crate::process::short(&want), crate::process::short(&found));
+        return Err(Failure { message: format!("{op:?} gave {found}, not {want}"), skip: false });
+    }
+    Ok(())
+}
+
+/// Compares every name, attribute, byte and extended attribute.
+fn compare_tree(root: &Path, reference: &Reference) -> Outcome {
+    let (want, found) = (reference.tree(), real::tree(root)?);
+    for (path, node) in &want {
+        match found.get(path) {
+            None => return Err(Failure { message: format!("{path} is missing"), skip: false }),
+            Some(other) if other != node => {
+                let (want, found) = (crate::process::short(node), crate::process::short(other));
+                return Err(Failure { message: format!("{path} is {found}, not {want}"), skip: false });
+            }
+            Some(_) => {}
+        }
+    }
+    match found.keys().find(|path| !want.contains_key(*path)) {
+        Some(path) => Err(Failure { message: format!("{path} exists but should not"), skip: false }),
+        None => Ok(()),
+    }
+}
+
+/// Runs in a child, so that a hanging file system ends the run and not the tester.
+pub(crate) fn guarded(limit: std::time::Duration, body: impl FnOnce() -> Outcome) -> Outcome {
+    Child::start(body)?.wait_for(limit)
+}

@@ -1,0 +1,109 @@
+//! Operations and where they come from.
+
+/// A path below the root, as `/a/b`.
+pub(super) type Name = String;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Op {
+    Create { path: Name, exclusive: bool },
+    Mkdir { path: Name, mode: u32 },
+    Unlink { path: Name },
+    Rmdir { path: Name },
+    Rename { from: Name, to: Name, how: How },
+    Link { from: Name, to: Name },
+    Symlink { path: Name, target: String },
+    Write { path: Name, at: u64, len: usize, fill: u8 },
+    Truncate { path: Name, len: u64 },
+    Read { path: Name },
+    Stat { path: Name },
+    List { path: Name },
+    Chmod { path: Name, mode: u32 },
+    SetXattr { path: Name, name: String, len: usize, fill: u8 },
+    RemoveXattr { path: Name, name: String },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum How {
+    Plain,
+    NoReplace,
+    Exchange,
+}
+
+/// What an operation says; an error is its number.
+pub(super) type Answer = Result<Out, i32>;
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Out {
+    Done,
+    Bytes(Vec<u8>),
+    Names(Vec<String>),
+    Attr(Attr),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Attr {
+    pub(super) kind: char,
+    pub(super) mode: u32,
+    pub(super) nlink: u64,
+    /// Of files and symbolic links; file systems differ on what a directory's size is.
+    pub(super) size: u64,
+}
+
+/// A node as the comparison of whole trees sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Seen {
+    pub(super) attr: Attr,
+    pub(super) content: Vec<u8>,
+    pub(super) xattrs: Vec<(String, Vec<u8>)>,
+}
+
+/// Few names, so that operations meet.
+fn path(rng: &mut fastrand::Rng) -> Name {
+    let depth = [1, 1, 2, 2, 2, 3, 3, 4][rng.usize(..8)];
+    (0..depth)
+        .map(|_| format!("/{}", ["a", "b", "c", "d", "long-name-number-five"][rng.usize(..5)]))
+        .collect()
+}
+
+/// Lengths and offsets around the places where files change their form.
+fn place(rng: &mut fastrand::Rng) -> u64 {
+    const EDGES: [u64; 8] = [0, 0, 100, 4096, 65_536, 65_536, 131_072, 1 << 20];
+    (EDGES[rng.usize(..EDGES.len())] + rng.u64(..40)).saturating_sub(20)
+}
+
+impl Op {
+    pub(super) fn random(rng: &mut fastrand::Rng) -> Self {
+        let (path, to) = (path(rng), path(rng));
+        match rng.u8(..40) {
+            0..5 => Self::Create { path, exclusive: rng.bool() },
+            5..9 => Self::Mkdir { path, mode: [0o755, 0o700, 0o1777][rng.usize(..3)] },
+            9..12 => Self::Unlink { path },
+            12..14 => Self::Rmdir { path },
+            14..20 => {
+                let how = [How::Plain, How::Plain, How::NoReplace, How::Exchange][rng.usize(..4)];
+                Self::Rename { from: path, to, how }
+            }
+            20..22 => Self::Link { from: path, to },
+            22 => Self::Symlink { path, target: format!("dangling{}", "x".repeat(rng.usize(..200))) },
+            23..28 => {
+                let len = if rng.u8(..4) == 0 { rng.usize(..70_000) } else { rng.usize(..300) };
+                Self::Write { path, at: place(rng), len, fill: rng.u8(1..) }
+            }
+            28..30 => Self::Truncate { path, len: place(rng) },
+            30..32 => Self::Read { path },
+            32..34 => Self::Stat { path },
+            34..36 => Self::List { path },
+            36 => Self::Chmod { path, mode: [0o644, 0o600, 0o4755, 0o000][rng.usize(..4)] },
+            37..39 => {
+                let len = [0, 1, 30, 500][rng.usize(..4)];
+                Self::SetXattr { path, name: format!("user.x{}", rng.u8(..3)), len, fill: rng.u8(1..) }
+            }
+            _ => Self::RemoveXattr { path, name: format!("user.x{}", rng.u8(..3)) },
+        }
+    }
+}
+
+/// The bytes of a write: told apart by where they are, so that a shifted piece shows.
+pub(super) fn bytes(fill: u8, len: usize) -> Vec<u8> {
+    (0..len).map(|n| fill.wrapping_add((n / 509) as u8) | 1).collect()
+}

@@ -1,0 +1,129 @@
+//! The same operations as system calls, and a walk of all that they left.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, XattrFlags};
+
+use super::op::{Answer, Attr, How, Op, Out, Seen, bytes};
+use crate::Failure;
+use crate::process::Code;
+
+pub(super) fn apply(root: &Path, op: &Op) -> Answer {
+    let at = |path: &str| PathBuf::from(format!("{}{path}", root.display()));
+    match op {
+        Op::Create { path, exclusive } => {
+            let how = if *exclusive { OFlags::EXCL } else { OFlags::empty() };
+            done(open(&at(path), OFlags::CREATE | OFlags::RDWR | how).map(drop))
+        }
+        Op::Mkdir { path, mode } => done(rustix::fs::mkdir(at(path), Mode::from_raw_mode(*mode))),
+        Op::Unlink { path } => done(rustix::fs::unlink(at(path))),
+        Op::Rmdir { path } => done(rustix::fs::rmdir(at(path))),
+        Op::Rename { from, to, how } => {
+            let flags = match how {
+                How::Plain => RenameFlags::empty(),
+                How::NoReplace => RenameFlags::NOREPLACE,
+                How::Exchange => RenameFlags::EXCHANGE,
+            };
+            done(rustix::fs::renameat_with(CWD, at(from), CWD, at(to), flags))
+        }
+        Op::Link { from, to } => done(rustix::fs::linkat(CWD, at(from), CWD, at(to), AtFlags::empty())),
+        Op::Symlink { path, target } => done(rustix::fs::symlink(target, at(path))),
+        Op::Write { path, at: offset, len, fill } => {
+            let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
+            done(file.write_all_at(&bytes(*fill, *len), *offset))
+        }
+        Op::Truncate { path, len } => {
+            let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
+            done(file.set_len(*len))
+        }
+        Op::Read { path } => read(&at(path)).map(Out::Bytes),
+        Op::Stat { path } => rustix::fs::lstat(at(path)).map(|s| Out::Attr(attr(&s))).map_err(|e| e.code()),
+        Op::List { path } => names(&at(path)).map(Out::Names),
+        Op::Chmod { path, mode } => done(rustix::fs::chmod(at(path), Mode::from_raw_mode(*mode))),
+        Op::SetXattr { path, name, len, fill } => {
+            done(rustix::fs::lsetxattr(at(path), name, &bytes(*fill, *len), XattrFlags::empty()))
+        }
+        Op::RemoveXattr { path, name } => done(rustix::fs::lremovexattr(at(path), name)),
+    }
+}
+
+fn done<E: Code>(result: Result<(), E>) -> Answer {
+    result.map(|()| Out::Done).map_err(|e| e.code())
+}
+
+fn open(path: &Path, flags: OFlags) -> rustix::io::Result<File> {
+    crate::dir::open(path, flags | OFlags::NOFOLLOW)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, i32> {
+    let mut data = Vec::new();
+    let mut file = open(path, OFlags::RDONLY).map_err(|e| e.code())?;
+    file.read_to_end(&mut data).map_err(|e| e.code())?;
+    Ok(data)
+}
+
+fn names(path: &Path) -> Result<Vec<String>, i32> {
+    let file = open(path, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|e| e.code())?;
+    let mut names = Vec::new();
+    for entry in rustix::fs::Dir::read_from(file).map_err(|e| e.code())? {
+        let name = entry.map_err(|e| e.code())?.file_name().to_string_lossy().into_owned();
+        if name != "." && name != ".." {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn attr(s: &Stat) -> Attr {
+    let kind = match s.st_mode & libc::S_IFMT {
+        libc::S_IFREG => 'f',
+        libc::S_IFDIR => 'd',
+        libc::S_IFLNK => 'l',
+        _ => '?',
+    };
+    let size = if kind == 'd' { 0 } else { s.st_size as u64 };
+    Attr { kind, mode: s.st_mode & 0o7777, nlink: s.st_nlink, size }
+}
+
+/// Every path below the root with all that can be seen of it.
+pub(super) fn tree(root: &Path) -> Result<BTreeMap<String, Seen>, Failure> {
+    let mut all = BTreeMap::new();
+    let mut stack = vec![String::new()];
+    while let Some(path) = stack.pop() {
+        let full = PathBuf::from(format!("{}{path}", root.display()));
+        let attr = attr(&rustix::fs::lstat(&full)?);
+        let code = |e: i32| Failure::at(format!("{path}: {}", std::io::Error::from_raw_os_error(e)));
+        let content = match attr.kind {
+            'd' => {
+                stack.extend(names(&full).map_err(code)?.iter().map(|name| format!("{path}/{name}")));
+                Vec::new()
+            }
+            'l' => fs::read_link(&full)?.into_os_string().into_encoded_bytes(),
+            _ => read(&full).map_err(code)?,
+        };
+        let xattrs = if attr.kind == 'l' { Vec::new() } else { xattrs(&full)? };
+        if !path.is_empty() {
+            all.insert(path, Seen { attr, content, xattrs });
+        }
+    }
+    Ok(all)
+}
+
+fn xattrs(path: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    let mut list = vec![0; 4096];
+    let len = rustix::fs::llistxattr(path, &mut list[..])?;
+    let mut all = Vec::new();
+    for name in list[..len].split(|b| *b == 0).filter(|n| n.starts_with(b"user.")) {
+        let mut value = vec![0; 4096];
+        let len = rustix::fs::lgetxattr(path, name, &mut value[..])?;
+        value.truncate(len);
+        all.push((String::from_utf8_lossy(name).into_owned(), value));
+    }
+    all.sort();
+    Ok(all)
+}

@@ -1,0 +1,300 @@
+//! The reference: what each operation should do, in the simplest form that can be right.
+
+use std::collections::{BTreeMap, HashMap};
+
+use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENODATA, ENOENT, ENOTDIR, ENOTEMPTY, EPERM};
+
+use super::op::{Answer, Attr, How, Op, Out, Seen, bytes};
+
+type Id = u64;
+const ROOT: Id = 1;
+
+#[derive(Clone, Debug)]
+enum Body {
+    File(Vec<u8>),
+    Dir(BTreeMap<String, Id>),
+    Symlink(String),
+}
+
+#[derive(Clone, Debug)]
+struct Node {
+    body: Body,
+    mode: u32,
+    /// Names; of a directory, always one.
+    names: u64,
+    xattrs: BTreeMap<String, Vec<u8>>,
+}
+
+pub(super) struct Reference {
+    nodes: HashMap<Id, Node>,
+    next: Id,
+}
+
+impl Reference {
+    pub(super) fn new() -> Self {
+        let mut this = Self { nodes: HashMap::new(), next: ROOT };
+        this.add(Body::Dir(BTreeMap::new()), 0o755);
+        this
+    }
+
+    pub(super) fn apply(&mut self, op: &Op) -> Answer {
+        match op {
+            Op::Create { path, exclusive } => self.create(path, *exclusive),
+            Op::Mkdir { path, mode } => self.make(path, Body::Dir(BTreeMap::new()), mode & !0o022),
+            Op::Symlink { path, target } => self.make(path, Body::Symlink(target.clone()), 0o777),
+            Op::Unlink { path } => self.unlink(path),
+            Op::Rmdir { path } => self.rmdir(path),
+            Op::Rename { from, to, how } => self.rename(from, to, *how),
+            Op::Link { from, to } => self.link(from, to),
+            Op::Write { path, at, len, fill } => self.write(path, *at as usize, &bytes(*fill, *len)),
+            Op::Truncate { path, len } => {
+                self.file(path, EISDIR)?.resize(*len as usize, 0);
+                Ok(Out::Done)
+            }
+            Op::Read { path } => Ok(Out::Bytes(self.file(path, EISDIR)?.clone())),
+            Op::Stat { path } => Ok(Out::Attr(self.attr(self.lookup(path)?))),
+            Op::List { path } => match &self.node(self.lookup(path)?).body {
+                Body::Dir(entries) => Ok(Out::Names(entries.keys().cloned().collect())),
+                _ => Err(ENOTDIR),
+            },
+            Op::Chmod { path, mode } => {
+                let id = self.lookup(path)?;
+                if matches!(self.node(id).body, Body::Symlink(_)) {
+                    return Err(ENOENT); // chmod follows, and all targets dangle
+                }
+                self.node_mut(id).mode = *mode;
+                Ok(Out::Done)
+            }
+            Op::SetXattr { path, name, len, fill } => {
+                let id = self.lookup(path)?;
+                if matches!(self.node(id).body, Body::Symlink(_)) {
+                    return Err(EPERM);
+                }
+                self.node_mut(id).xattrs.insert(name.clone(), bytes(*fill, *len));
+                Ok(Out::Done)
+            }
+            Op::RemoveXattr { path, name } => {
+                let id = self.lookup(path)?;
+                if matches!(self.node(id).body, Body::Symlink(_)) {
+                    return Err(EPERM);
+                }
+                self.node_mut(id).xattrs.remove(name).map(|_| Out::Done).ok_or(ENODATA)
+            }
+        }
+    }
+
+    /// Every path with all that can be seen of it.
+    pub(super) fn tree(&self) -> BTreeMap<String, Seen> {
+        let mut all = BTreeMap::new();
+        let mut stack = vec![(String::new(), ROOT)];
+        while let Some((path, id)) = stack.pop() {
+            let node = self.node(id);
+            let content = match &node.body {
+                Body::File(data) => data.clone(),
+                Body::Symlink(target) => target.clone().into_bytes(),
+                Body::Dir(entries) => {
+                    stack.extend(entries.iter().map(|(name, id)| (format!("{path}/{name}"), *id)));
+                    Vec::new()
+                }
+            };
+            let xattrs = node.xattrs.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+            if id != ROOT {
+                all.insert(path, Seen { attr: self.attr(id), content, xattrs });
+            }
+        }
+        all
+    }
+
+    fn add(&mut self, body: Body, mode: u32) -> Id {
+        let id = self.next;
+        self.next += 1;
+        self.nodes.insert(id, Node { body, mode, names: 1, xattrs: BTreeMap::new() });
+        id
+    }
+
+    fn node(&self, id: Id) -> &Node {
+        &self.nodes[&id]
+    }
+
+    fn node_mut(&mut self, id: Id) -> &mut Node {
+        self.nodes.get_mut(&id).expect("ids in directories are of nodes")
+    }
+
+    fn entries(&mut self, dir: Id) -> &mut BTreeMap<String, Id> {
+        match &mut self.node_mut(dir).body {
+            Body::Dir(entries) => entries,
+            _ => unreachable!("`parent` returns directories only"),
+        }
+    }
+
+    /// The directory that a path's last name is in.
+    fn parent(&self, path: &str) -> Result<(Id, String), i32> {
+        let mut names: Vec<&str> = path.split('/').skip(1).collect();
+        let last = names.pop().unwrap_or_default();
+        let mut at = ROOT;
+        for name in names {
+            at = self.child(at, name)?;
+        }
+        // Whether the last name may be looked up is for the directory to say.
+        match &self.node(at).body {
+            Body::Dir(_) => Ok((at, last.to_owned())),
+            Body::File(_) => Err(ENOTDIR),
+            Body::Symlink(_) => Err(ENOENT),
+        }
+    }
+
+    fn child(&self, dir: Id, name: &str) -> Result<Id, i32> {
+        match &self.node(dir).body {
+            Body::Dir(entries) => entries.get(name).copied().ok_or(ENOENT),
+            Body::File(_) => Err(ENOTDIR),
+            Body::Symlink(_) => Err(ENOENT),
+        }
+    }
+
+    fn lookup(&self, path: &str) -> Result<Id, i32> {
+        let (dir, name) = self.parent(path)?;
+        self.child(dir, &name)
+    }
+
+    fn attr(&self, id: Id) -> Attr {
+        let node = self.node(id);
+        let (kind, nlink, size) = match &node.body {
+            Body::File(data) => ('f', node.names, data.len() as u64),
+            Body::Symlink(target) => ('l', node.names, target.len() as u64),
+            Body::Dir(entries) => {
+                let subdirectories = entries.values().filter(|id| self.is_dir(**id)).count();
+                ('d', 2 + subdirectories as u64, 0)
+            }
+        };
+        Attr { kind, mode: node.mode, nlink, size }
+    }
+
+    fn is_dir(&self, id: Id) -> bool {
+        matches!(self.node(id).body, Body::Dir(_))
+    }
+
+    /// A file's bytes, opened without following links.
+    fn file(&mut self, path: &str, directory: i32) -> Result<&mut Vec<u8>, i32> {
+        let id = self.lookup(path)?;
+        match &mut self.node_mut(id).body {
+            Body::File(data) => Ok(data),
+            Body::Dir(_) => Err(directory),
+            Body::Symlink(_) => Err(ELOOP),
+        }
+    }
+
+    fn create(&mut self, path: &str, exclusive: bool) -> Answer {
+        match self.lookup(path) {
+            Ok(_) if exclusive => Err(EEXIST),
+            Ok(_) => self.file(path, EISDIR).map(|_| Out::Done),
+            Err(_) => self.make(path, Body::File(Vec::new()), 0o644),
+        }
+    }
+
+    fn make(&mut self, path: &str, body: Body, mode: u32) -> Answer {
+        let (dir, name) = self.parent(path)?;
+        if self.child(dir, &name).is_ok() {
+            return Err(EEXIST);
+        }
+        let id = self.add(body, mode);
+        self.entries(dir).insert(name, id);
+        Ok(Out::Done)
+    }
+
+    fn drop_name(&mut self, id: Id) {
+        let node = self.node_mut(id);
+        node.names -= 1;
+        if node.names == 0 {
+            self.nodes.remove(&id);
+        }
+    }
+
+    fn unlink(&mut self, path: &str) -> Answer {
+        let (dir, name) = self.parent(path)?;
+        let id = self.child(dir, &name)?;
+        if self.is_dir(id) {
+            return Err(EISDIR);
+        }
+        self.entries(dir).remove(&name);
+        self.drop_name(id);
+        Ok(Out::Done)
+    }
+
+    fn rmdir(&mut self, path: &str) -> Answer {
+        let (dir, name) = self.parent(path)?;
+        let id = self.child(dir, &name)?;
+        self.must_be_empty(id)?;
+        self.entries(dir).remove(&name);
+        self.drop_name(id);
+        Ok(Out::Done)
+    }
+
+    fn must_be_empty(&self, id: Id) -> Result<(), i32> {
+        match &self.node(id).body {
+            Body::Dir(entries) if entries.is_empty() => Ok(()),
+            Body::Dir(_) => Err(ENOTEMPTY),
+            _ => Err(ENOTDIR),
+        }
+    }
+
+    fn link(&mut self, from: &str, to: &str) -> Answer {
+        let id = self.lookup(from)?;
+        let (dir, name) = self.parent(to)?;
+        if self.child(dir, &name).is_ok() {
+            return Err(EEXIST);
+        }
+        if self.is_dir(id) {
+            return Err(EPERM);
+        }
+        self.node_mut(id).names += 1;
+        self.entries(dir).insert(name, id);
+        Ok(Out::Done)
+    }
+
+    fn rename(&mut self, from: &str, to: &str, how: How) -> Answer {
+        let (from_dir, from_name) = self.parent(from)?;
+        let (to_dir, to_name) = self.parent(to)?;
+        let id = self.child(from_dir, &from_name)?;
+        let target = self.child(to_dir, &to_name).ok();
+        match (how, target) {
+            (How::NoReplace, Some(_)) => return Err(EEXIST),
+            (How::Exchange, None) => return Err(ENOENT),
+            _ => {}
+        }
+        if to.starts_with(&format!("{from}/")) {
+            return Err(EINVAL);
+        }
+        if from.starts_with(&format!("{to}/")) {
+            return Err(if how == How::Exchange { EINVAL } else { ENOTEMPTY });
+        }
+        if target == Some(id) {
+            return Ok(Out::Done);
+        }
+        match (how, target) {
+            (How::Exchange, Some(target)) => {
+                self.entries(from_dir).insert(from_name, target);
+                self.entries(to_dir).insert(to_name, id);
+                return Ok(Out::Done);
+            }
+            (_, Some(target)) if self.is_dir(id) => self.must_be_empty(target)?,
+            (_, Some(target)) if self.is_dir(target) => return Err(EISDIR),
+            _ => {}
+        }
+        self.entries(from_dir).remove(&from_name);
+        self.entries(to_dir).insert(to_name, id);
+        if let Some(target) = target {
+            self.drop_name(target);
+        }
+        Ok(Out::Done)
+    }
+
+    fn write(&mut self, path: &str, at: usize, data: &[u8]) -> Answer {
+        let file = self.file(path, EISDIR)?;
+        if !data.is_empty() {
+            let end = at + data.len();
+            file.resize(file.len().max(end), 0);
+            file[at..end].copy_from_slice(data);
+        }
+        Ok(Out::Done)
+    }
+}

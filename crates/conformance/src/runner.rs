@@ -1,0 +1,60 @@
+//! Runs the table's cases, each in a fresh directory and a child of its own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::cases::Case;
+use crate::process::Child;
+use crate::{Dir, Failure, Limits, Outcome};
+
+/// What became of one case.
+pub struct Report {
+    pub case: &'static Case,
+    pub outcome: Outcome,
+    pub seconds: f64,
+}
+
+impl Report {
+    pub fn passed(&self) -> bool {
+        self.outcome.is_ok()
+    }
+
+    pub fn skipped(&self) -> bool {
+        matches!(&self.outcome, Err(failure) if failure.skip)
+    }
+}
+
+/// Makes a fresh directory that others may traverse.
+pub fn fresh(base: &Path, name: &str) -> Result<PathBuf, Failure> {
+    use std::os::unix::fs::PermissionsExt;
+    let path = base.join(format!("{name}.{}", std::process::id()));
+    remove(&path);
+    fs::create_dir(&path)?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+    Ok(path)
+}
+
+/// Removes what a case left behind; a case that failed half-way may have left anything.
+pub fn remove(path: &Path) {
+    let _ = fs::remove_dir_all(path);
+}
+
+pub fn run(base: &Path, case: &'static Case, limits: Limits, limit: Duration) -> Report {
+    let start = Instant::now();
+    let outcome = (|| {
+        let path = fresh(base, &format!("{}-{}", case.subject, case.name))?;
+        let dir = Dir::new(path.clone(), limits);
+        let outcome = Child::start(|| {
+            crate::dir::umask(0o022);
+            (case.run)(&dir)
+        })?
+        .wait_for(limit);
+        remove(&path);
+        if outcome.is_ok() && path.exists() {
+            return Err(Failure { message: "its directory cannot be removed".into(), skip: false });
+        }
+        outcome
+    })();
+    Report { case, outcome, seconds: start.elapsed().as_secs_f64() }
+}

@@ -1,0 +1,143 @@
+//! System calls that rustix does not offer in the shape needed: byte-range locks and raw directory reads.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io;
+use std::mem::{MaybeUninit, zeroed};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+
+use rustix::fs::{FileType, OFlags, RawDir};
+
+use crate::Failure;
+
+/// Which lock command: the process's own locks or those of the open file, waiting or not.
+#[derive(Clone, Copy)]
+pub(crate) enum Cmd {
+    Set = libc::F_SETLK as isize,
+    Wait = libc::F_SETLKW as isize,
+    OfdSet = libc::F_OFD_SETLK as isize,
+}
+
+/// `fcntl` locking of `[start, start + len)`; `kind` is `F_RDLCK`, `F_WRLCK` or `F_UNLCK`.
+pub(crate) fn lock(file: &File, cmd: Cmd, kind: i32, start: i64, len: i64) -> io::Result<()> {
+    let lock = region(kind, start, len);
+    // SAFETY: `lock` outlives the call.
+    done(unsafe { libc::fcntl(file.as_raw_fd(), cmd as i32, &raw const lock) })
+}
+
+/// Who would be in the way of a lock: its kind, start, length and owner, or nothing.
+pub(crate) fn get_lock(
+    file: &File,
+    kind: i32,
+    start: i64,
+    len: i64,
+) -> io::Result<Option<(i32, i64, i64, i32)>> {
+    let mut lock = region(kind, start, len);
+    // SAFETY: `lock` outlives the call.
+    done(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETLK, &raw mut lock) })?;
+    let free = i32::from(lock.l_type) == libc::F_UNLCK;
+    Ok((!free).then_some((i32::from(lock.l_type), lock.l_start, lock.l_len, lock.l_pid)))
+}
+
+fn region(kind: i32, start: i64, len: i64) -> libc::flock {
+    // SAFETY: all zeroes is a valid value of this plain struct.
+    let mut lock: libc::flock = unsafe { zeroed() };
+    lock.l_type = kind as i16;
+    lock.l_whence = libc::SEEK_SET as i16;
+    lock.l_start = start;
+    lock.l_len = len;
+    lock
+}
+
+/// Lets SIGALRM interrupt a system call after `millis` instead of ending the process.
+pub(crate) fn interrupt_after(millis: i64) {
+    extern "C" fn ignore(_: i32) {}
+    let handler: extern "C" fn(i32) = ignore;
+    let timer = libc::itimerval {
+        it_interval: libc::timeval { tv_sec: 0, tv_usec: 0 },
+        it_value: libc::timeval { tv_sec: millis / 1000, tv_usec: millis % 1000 * 1000 },
+    };
+    // SAFETY: the handler touches nothing; no SA_RESTART, so that waits end with EINTR.
+    unsafe {
+        let mut action: libc::sigaction = zeroed();
+        action.sa_sigaction = handler as libc::sighandler_t;
+        libc::sigaction(libc::SIGALRM, &raw const action, std::ptr::null_mut());
+        libc::setitimer(libc::ITIMER_REAL, &raw const timer, std::ptr::null_mut());
+    }
+}
+
+pub(crate) fn sync_file_range(file: &File, offset: i64, len: i64, flags: u32) -> io::Result<()> {
+    // SAFETY: no pointers are passed.
+    done(unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) })
+}
+
+fn done(result: i32) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// One entry as `getdents64` gives it; `next` is what `telldir` would say after it.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) name: OsString,
+    pub(crate) ino: u64,
+    pub(crate) kind: FileType,
+    pub(crate) next: u64,
+}
+
+/// An open directory that is read a known small piece at a time.
+pub(crate) struct Reader {
+    file: File,
+    buffer: Vec<MaybeUninit<u8>>,
+}
+
+impl Reader {
+    pub(crate) fn open(path: impl AsRef<Path>, buffer: usize) -> Result<Self, Failure> {
+        let file = crate::dir::open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        Ok(Self { file, buffer: vec![MaybeUninit::uninit(); buffer] })
+    }
+
+    /// What one `getdents64` returns; empty at the end.
+    pub(crate) fn some(&mut self) -> Result<Vec<Entry>, Failure> {
+        let mut entries = Vec::new();
+        let mut raw = RawDir::new(self.file.as_fd(), &mut self.buffer);
+        while let Some(entry) = raw.next() {
+            let entry = entry?;
+            entries.push(Entry {
+                name: OsString::from_vec(entry.file_name().to_bytes().to_vec()),
+                ino: entry.ino(),
+                kind: entry.file_type(),
+                next: entry.next_entry_cookie(),
+            });
+            if raw.is_buffer_empty() {
+                break;
+            }
+        }
+        Ok(entries)
+    }
+
+    /// All that is left, without `.` and `..`.
+    pub(crate) fn rest(&mut self) -> Result<Vec<Entry>, Failure> {
+        let mut all = Vec::new();
+        loop {
+            let some = self.some()?;
+            if some.is_empty() {
+                return Ok(all);
+            }
+            all.extend(some.into_iter().filter(|e| e.name != "." && e.name != ".."));
+        }
+    }
+
+    pub(crate) fn seek(&self, offset: u64) -> Result<(), Failure> {
+        rustix::fs::seek(&self.file, rustix::fs::SeekFrom::Start(offset))?;
+        Ok(())
+    }
+}
+
+/// The names in a directory, without `.` and `..`, sorted.
+pub(crate) fn names(path: impl AsRef<Path>) -> Result<Vec<OsString>, Failure> {
+    let mut names: Vec<_> = Reader::open(path, 32 * 1024)?.rest()?.into_iter().map(|e| e.name).collect();
+    names.sort();
+    Ok(names)
+}

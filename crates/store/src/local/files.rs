@@ -1,0 +1,230 @@
+//! Where streams lie, and the descriptors that are kept open for them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use espalier_proto::Ino;
+
+use crate::StoreError;
+use crate::error::Context;
+
+const FAN_OUT: usize = 256;
+/// The directory of streams that were not settled.
+const NEW: &str = "new";
+const SHARDS: usize = 16;
+
+/// The directories that streams lie in.
+pub(super) struct Places {
+    root: PathBuf,
+    /// By the low byte of the inode number; the last one is [`NEW`].
+    dirs: [Dir; FAN_OUT + 1],
+}
+
+/// Whether a directory's entries are durable.
+#[derive(Default)]
+struct Dir {
+    entries: AtomicU64,
+    synced: Mutex<u64>,
+}
+
+impl Places {
+    pub(super) fn create(root: &Path) -> Result<(), StoreError> {
+        let subdirs = (0..FAN_OUT).map(|low| root.join(format!("{low:02x}")));
+        for dir in [root.to_path_buf()].into_iter().chain(subdirs).chain([root.join(NEW)]) {
+            std::fs::create_dir(&dir).context("create", &dir)?;
+        }
+        sync_dir(root)
+    }
+
+    pub(super) fn new(root: PathBuf) -> Self {
+        // Another process may have made entries, and been killed before they were durable.
+        let dir = |_| Dir { entries: AtomicU64::new(1), synced: Mutex::new(0) };
+        Self { root, dirs: std::array::from_fn(dir) }
+    }
+
+    pub(super) fn path(&self, ino: Ino) -> PathBuf {
+        self.root.join(format!("{:02x}/{:x}", ino.0 as u8, ino.0))
+    }
+
+    pub(super) fn new_path(&self, ino: Ino) -> PathBuf {
+        self.root.join(format!("{NEW}/{:x}", ino.0))
+    }
+
+    /// Tries both places of a stream. It may be settled meanwhile, so the first is tried again.
+    pub(super) fn find<T>(
+        &self,
+        ino: Ino,
+        attempt: impl Fn(&Path) -> io::Result<T>,
+    ) -> io::Result<Option<T>> {
+        let path = self.path(ino);
+        for path in [&path, &self.new_path(ino), &path] {
+            match attempt(path) {
+                Err(cause) if cause.kind() == ErrorKind::NotFound => {}
+                outcome => return outcome.map(Some),
+            }
+        }
+        Ok(None)
+    }
+
+    pub(super) fn is_new(&self, ino: Ino) -> bool {
+        self.new_path(ino).exists()
+    }
+
+    /// An entry was made, so that it must be made durable when its stream is.
+    pub(super) fn entered(&self, ino: Ino, new: bool) {
+        self.dir(ino, new).entries.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Makes a stream's entry durable.
+    pub(super) fn sync(&self, ino: Ino, new: bool) -> Result<(), StoreError> {
+        let dir = self.dir(ino, new);
+        let wanted = dir.entries.load(Ordering::Acquire);
+        let mut synced = lock(&dir.synced);
+        if *synced < wanted {
+            let entries = dir.entries.load(Ordering::Acquire);
+            let path = if new { self.new_path(ino) } else { self.path(ino) };
+            sync_dir(path.parent().unwrap_or(&self.root))?;
+            *synced = entries;
+        }
+        Ok(())
+    }
+
+    /// Makes the directory of a path that should have been there.
+    pub(super) fn make_dir_of(&self, path: &Path) -> Result<(), StoreError> {
+        let dir = path.parent().unwrap_or(&self.root);
+        match std::fs::create_dir(dir) {
+            Err(cause) if cause.kind() != ErrorKind::AlreadyExists => {
+                Err(StoreError::io("create", dir, cause))
+            }
+            _ => sync_dir(&self.root),
+        }
+    }
+
+    pub(super) fn list_new(&self) -> Result<Vec<Ino>, StoreError> {
+        let mut inos = Vec::new();
+        list(&self.root.join(NEW), &mut inos)?;
+        // One that is settled as well was settled, and only its old name was not yet gone when power failed.
+        inos.retain(|&ino| !self.path(ino).exists());
+        inos.sort_unstable();
+        Ok(inos)
+    }
+
+    pub(super) fn list(&self) -> Result<Vec<Ino>, StoreError> {
+        let mut inos = Vec::new();
+        for low in 0..FAN_OUT {
+            list(&self.root.join(format!("{low:02x}")), &mut inos)?;
+        }
+        list(&self.root.join(NEW), &mut inos)?;
+        inos.sort_unstable();
+        inos.dedup();
+        Ok(inos)
+    }
+
+    fn dir(&self, ino: Ino, new: bool) -> &Dir {
+        &self.dirs[if new { FAN_OUT } else { usize::from(ino.0 as u8) }]
+    }
+}
+
+fn list(dir: &Path, inos: &mut Vec<Ino>) -> Result<(), StoreError> {
+    let entries = match std::fs::read_dir(dir) {
+        Ok(entries) => entries,
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(cause) => return Err(StoreError::io("read", dir, cause)),
+    };
+    for entry in entries {
+        let name = entry.context("read", dir)?.file_name();
+        let number = name.to_str().and_then(|name| u64::from_str_radix(name, 16).ok());
+        inos.extend(number.map(Ino));
+    }
+    Ok(())
+}
+
+fn sync_dir(path: &Path) -> Result<(), StoreError> {
+    File::open(path).and_then(|dir| dir.sync_all()).context("sync", path)
+}
+
+/// Open files, the least recently used of which are closed when there are too many. A closed one that is still in use
+/// stays open until it no longer is.
+pub(super) struct Files {
+    shards: [Mutex<Shard>; SHARDS],
+    capacity: usize,
+}
+
+#[derive(Default)]
+struct Shard {
+    files: HashMap<Ino, (Arc<File>, u64)>,
+    /// By the time of last use.
+    order: BTreeMap<u64, Ino>,
+    now: u64,
+}
+
+impl Files {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { shards: Default::default(), capacity: capacity.div_ceil(SHARDS).max(1) }
+    }
+
+    /// The file of a stream, which `open` opens if it is not open. Two threads open no stream at once, and none while it
+    /// is removed.
+    pub(super) fn get(
+        &self,
+        ino: Ino,
+        open: impl FnOnce() -> Result<Option<File>, StoreError>,
+    ) -> Result<Option<Arc<File>>, StoreError> {
+        let mut shard = self.shard(ino);
+        if let Some(file) = shard.touch(ino) {
+            return Ok(Some(file));
+        }
+        let Some(file) = open()? else { return Ok(None) };
+        let file = Arc::new(file);
+        let now = shard.tick();
+        shard.files.insert(ino, (Arc::clone(&file), now));
+        shard.order.insert(now, ino);
+        if shard.files.len() > self.capacity
+            && let Some((_, oldest)) = shard.order.pop_first()
+        {
+            shard.files.remove(&oldest);
+        }
+        Ok(Some(file))
+    }
+
+    pub(super) fn cached(&self, ino: Ino) -> Option<Arc<File>> {
+        self.shard(ino).touch(ino)
+    }
+
+    /// Closes a stream's file, and does something before it can be opened again.
+    pub(super) fn forget_and<T>(&self, ino: Ino, then: impl FnOnce() -> T) -> T {
+        let mut shard = self.shard(ino);
+        if let Some((_, used)) = shard.files.remove(&ino) {
+            shard.order.remove(&used);
+        }
+        then()
+    }
+
+    fn shard(&self, ino: Ino) -> MutexGuard<'_, Shard> {
+        lock(&self.shards[ino.0 as usize % SHARDS])
+    }
+}
+
+impl Shard {
+    fn touch(&mut self, ino: Ino) -> Option<Arc<File>> {
+        let now = self.tick();
+        let (file, used) = self.files.get_mut(&ino)?;
+        self.order.remove(used);
+        *used = now;
+        self.order.insert(now, ino);
+        Some(Arc::clone(file))
+    }
+
+    fn tick(&mut self) -> u64 {
+        self.now += 1;
+        self.now
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

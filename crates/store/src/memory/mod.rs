@@ -1,0 +1,287 @@
+//! A store in memory, for tests and the simulator.
+
+mod stream;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Bound;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use espalier_proto::{AllocateMode, Errno, Ino, ObjectId, SeekWhat, StreamStat, TableWrite, Time};
+
+use crate::StoreError;
+use crate::store::{Pairs, Records, Space, Store};
+use stream::Bytes;
+
+const TOTAL_BYTES: u64 = 1 << 40;
+
+/// A store in memory that can lose power.
+///
+/// It has no clock: changes of streams happen at the time that was last given to [`Self::set_now`].
+#[derive(Default)]
+pub struct MemoryStore(Mutex<State>);
+
+type Key = (ObjectId, Vec<u8>);
+
+#[derive(Clone, Default)]
+struct State {
+    published: BTreeMap<Key, Vec<u8>>,
+    staged: BTreeMap<Key, Option<Vec<u8>>>,
+    streams: BTreeMap<Ino, Stream>,
+    now: Time,
+    full: bool,
+}
+
+#[derive(Clone, Default)]
+struct Stream {
+    live: Bytes,
+    /// As it was when it was last synced.
+    durable: Option<Bytes>,
+    new: bool,
+}
+
+impl MemoryStore {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The store as it is found after a power failure now: without what was staged and not published, and each stream as
+    /// it was synced last.
+    #[must_use]
+    pub fn crash(&self) -> Self {
+        let mut state = self.state().clone();
+        state.staged.clear();
+        state.full = false;
+        state.streams.retain(|_, stream| match &stream.durable {
+            Some(durable) => {
+                stream.live = durable.clone();
+                true
+            }
+            None => false,
+        });
+        Self(Mutex::new(state))
+    }
+
+    /// From now on it is then.
+    pub fn set_now(&self, now: Time) {
+        self.state().now = now;
+    }
+
+    /// From now on, or no longer, there is no space for anything.
+    pub fn set_full(&self, full: bool) {
+        self.state().full = full;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn change<T>(
+        &self,
+        ino: Ino,
+        change: impl FnOnce(&mut Bytes) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut state = self.state();
+        state.check_space()?;
+        let now = state.now;
+        let stream = state.streams.entry(ino).or_default();
+        let done = change(&mut stream.live)?;
+        (stream.live.mtime, stream.live.ctime) = (now, now);
+        Ok(done)
+    }
+}
+
+impl State {
+    fn check_space(&self) -> Result<(), StoreError> {
+        if self.full { Err(StoreError::NoSpace { path: "memory".into() }) } else { Ok(()) }
+    }
+
+    /// Records from a key on, what is staged counting: of one object, or all.
+    fn range(&self, from: Bound<Key>, of: Option<ObjectId>, limit: usize) -> Vec<(Key, Vec<u8>)> {
+        let wanted = |key: &Key| of.is_none_or(|object| key.0 == object);
+        let range = (from, Bound::Unbounded);
+        let mut published = self.published.range(range.clone()).take_while(|(key, _)| wanted(key)).peekable();
+        let mut staged = self.staged.range(range).take_while(|(key, _)| wanted(key)).peekable();
+        let mut found = Vec::new();
+        while found.len() < limit {
+            let take_staged = match (published.peek(), staged.peek()) {
+                (None, None) => break,
+                (Some((old, _)), Some((new, _))) => {
+                    let take_staged = new <= old;
+                    if new == old {
+                        published.next();
+                    }
+                    take_staged
+                }
+                (None, Some(_)) => true,
+                (Some(_), None) => false,
+            };
+            if take_staged {
+                let changed = staged.next().and_then(|(key, value)| Some((key.clone(), value.clone()?)));
+                found.extend(changed);
+            } else {
+                found.extend(published.next().map(|(key, value)| (key.clone(), value.clone())));
+            }
+        }
+        found
+    }
+
+    fn stream(&self, ino: Ino) -> Option<&Bytes> {
+        self.streams.get(&ino).map(|stream| &stream.live)
+    }
+}
+
+impl Store for MemoryStore {
+    fn get(&self, object: ObjectId, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
+        let (state, key) = (self.state(), (object, key.to_vec()));
+        Ok(match state.staged.get(&key) {
+            Some(staged) => staged.clone(),
+            None => state.published.get(&key).cloned(),
+        })
+    }
+
+    fn scan(&self, object: ObjectId, from: Bound<&[u8]>, limit: usize) -> Result<Pairs, StoreError> {
+        let from = match from {
+            Bound::Unbounded => Bound::Included((object, Vec::new())),
+            from => from.map(|key| (object, key.to_vec())),
+        };
+        let found = self.state().range(from, Some(object), limit);
+        Ok(found.into_iter().map(|((_, key), value)| (key, value)).collect())
+    }
+
+    fn records(&self) -> Records<'_> {
+        let found = self.state().range(Bound::Unbounded, None, usize::MAX);
+        Box::new(found.into_iter().map(|((object, key), value)| Ok((object, key, value))))
+    }
+
+    fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError> {
+        let writes = writes.into_iter().map(|TableWrite { object, key, value }| ((object, key), value));
+        self.state().staged.extend(writes);
+        Ok(())
+    }
+
+    fn publish(&self) -> Result<(), StoreError> {
+        let mut state = self.state();
+        state.check_space()?;
+        for (key, value) in std::mem::take(&mut state.staged) {
+            match value {
+                Some(value) => state.published.insert(key, value),
+                None => state.published.remove(&key),
+            };
+        }
+        Ok(())
+    }
+
+    fn maintain(&self) -> Result<bool, StoreError> {
+        Ok(false)
+    }
+
+    fn stream_create(&self, ino: Ino) -> Result<(), StoreError> {
+        let found = self.state().streams.contains_key(&ino);
+        self.change(ino, |bytes| bytes.truncate(0))?;
+        if !found && let Some(stream) = self.state().streams.get_mut(&ino) {
+            stream.new = true;
+        }
+        Ok(())
+    }
+
+    fn stream_settle(&self, ino: Ino) -> Result<(), StoreError> {
+        if let Some(stream) = self.state().streams.get_mut(&ino)
+            && std::mem::take(&mut stream.new)
+        {
+            // Its existence is durable from now on, not its bytes.
+            stream.durable.get_or_insert_default();
+        }
+        Ok(())
+    }
+
+    fn new_streams(&self) -> Result<Vec<Ino>, StoreError> {
+        Ok(self.state().streams.iter().filter(|(_, stream)| stream.new).map(|(&ino, _)| ino).collect())
+    }
+
+    fn stream_read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
+        Ok(self.state().stream(ino).map_or(0, |bytes| bytes.read(offset, buf)))
+    }
+
+    fn stream_write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        self.change(ino, |bytes| bytes.write(offset, data))
+    }
+
+    fn stream_stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {
+        Ok(self.state().stream(ino).map(Bytes::stat).unwrap_or_default())
+    }
+
+    fn stream_truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError> {
+        self.change(ino, |bytes| bytes.truncate(size))
+    }
+
+    fn stream_allocate(
+        &self,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    ) -> Result<(), StoreError> {
+        self.change(ino, |bytes| bytes.allocate(offset, length, mode))
+    }
+
+    fn stream_seek(&self, ino: Ino, offset: u64, what: SeekWhat) -> Result<Option<u64>, StoreError> {
+        Ok(self.state().stream(ino).and_then(|bytes| bytes.seek(offset, what)))
+    }
+
+    fn stream_copy(
+        &self,
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        length: u64,
+    ) -> Result<u64, StoreError> {
+        let size = self.stream_stat(from)?.size;
+        let length = length.min(size.saturating_sub(from_offset));
+        if from == to && from_offset.abs_diff(to_offset) < length {
+            return Err(StoreError::Refused(Errno::EINVAL));
+        }
+        let mut buf = vec![0; length as usize];
+        let read = self.stream_read(from, from_offset, &mut buf)?;
+        if read > 0 {
+            self.stream_write(to, to_offset, &buf[..read])?;
+        }
+        Ok(read as u64)
+    }
+
+    fn stream_set_mtime(&self, ino: Ino, mtime: Time) -> Result<(), StoreError> {
+        self.change(ino, |_| Ok(()))?;
+        if let Some(stream) = self.state().streams.get_mut(&ino) {
+            stream.live.mtime = mtime;
+        }
+        Ok(())
+    }
+
+    fn stream_sync(&self, ino: Ino) -> Result<(), StoreError> {
+        if let Some(stream) = self.state().streams.get_mut(&ino) {
+            stream.durable = Some(stream.live.clone());
+        }
+        Ok(())
+    }
+
+    fn stream_remove(&self, ino: Ino) -> Result<(), StoreError> {
+        self.state().streams.remove(&ino);
+        Ok(())
+    }
+
+    fn stream_file(&self, _: Ino) -> Result<Option<Arc<File>>, StoreError> {
+        Ok(None)
+    }
+
+    fn streams(&self) -> Result<Vec<Ino>, StoreError> {
+        Ok(self.state().streams.keys().copied().collect())
+    }
+
+    fn space(&self) -> Result<Space, StoreError> {
+        let state = self.state();
+        let used: u64 = state.streams.values().map(|stream| stream.live.stat().blocks * 512).sum();
+        let free = if state.full { 0 } else { TOTAL_BYTES.saturating_sub(used) };
+        Ok(Space { total: TOTAL_BYTES, free, available: free, files: 0, files_free: 0 })
+    }
+}

@@ -1,0 +1,122 @@
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use uuid::Uuid;
+
+use super::{FILE, FILE_NEW, FORMAT, Superblock, SuperblockError, is_store, write};
+use crate::local::{self, Lock};
+use crate::{Journal, RealFile, StoreError};
+
+/// How a store is made.
+#[derive(Clone, Debug)]
+pub struct FormatOptions {
+    pub label: String,
+    /// Files of at most so many bytes are stuffed.
+    pub strip_bytes: u32,
+    /// Capacity of the journal; rounded up to a multiple of 4096, and at least 1 MiB.
+    pub journal_bytes: u64,
+    /// Make it even where there is a store already, which is lost.
+    pub force: bool,
+}
+
+impl Default for FormatOptions {
+    fn default() -> Self {
+        Self { label: String::new(), strip_bytes: 64 << 10, journal_bytes: 64 << 20, force: false }
+    }
+}
+
+/// Why a store cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum FormatError {
+    #[error("{} is an Espalier store already: use --force to make a new one, which loses all its files", .0.display())]
+    Exists(PathBuf),
+    #[error("{} is not empty: name an empty directory, or one that does not exist yet", .0.display())]
+    NotEmpty(PathBuf),
+    #[error("cannot {what} {}: {cause}", path.display())]
+    Io { what: &'static str, path: PathBuf, cause: io::Error },
+    #[error(transparent)]
+    Superblock(#[from] SuperblockError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// What may lie in a store's directory, and goes when it is made anew. The superblock goes first: without it there is no
+/// store. The lock is held meanwhile.
+const ENTRIES: [&str; 8] = [FILE, FILE_NEW, "journal", "tables", "streams", "control", "log", "lock"];
+
+/// Makes an empty store in a directory, which is created if it does not exist. It is durable on return, and without a
+/// superblock until it is whole.
+///
+/// # Errors
+/// Each says what to do. Where there was no store, nothing was changed but by [`FormatError::Io`] and what follows it.
+pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatError> {
+    let io = |what| move |cause| FormatError::Io { what, path: dir.into(), cause };
+    std::fs::create_dir_all(dir).map_err(io("create"))?;
+    check(dir, options.force)?;
+    let _lock = Lock::take(dir)?;
+    clear(dir)?;
+
+    let mut hash_key = [0; 16];
+    let all = rustix::rand::getrandom(&mut hash_key, rustix::rand::GetRandomFlags::empty());
+    // The system gives so few bytes always at once.
+    if all.map_err(|errno| io("draw a secret for")(errno.into()))? < hash_key.len() {
+        return Err(io("draw a secret for")(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
+    let superblock = Superblock {
+        format: FORMAT,
+        uuid: Uuid::new_v4(),
+        label: options.label.clone(),
+        hash_key,
+        strip_bytes: options.strip_bytes,
+        journal_bytes: options.journal_bytes.max(1 << 20).next_multiple_of(4096),
+        created,
+    };
+    let path = dir.join(local::JOURNAL);
+    let file = std::fs::File::create_new(&path).map_err(io("create the journal in"))?;
+    Journal::create(RealFile(file), superblock.journal_bytes, superblock.tag()).map_err(StoreError::from)?;
+    local::create_tables(dir)?;
+    local::create_streams(dir)?;
+    write(dir, &superblock)?;
+    // The store's own name: it may have been made just now.
+    if let Some(parent) = dir.canonicalize().ok().as_deref().and_then(Path::parent) {
+        std::fs::File::open(parent)
+            .and_then(|parent| parent.sync_all())
+            .map_err(io("sync the directory of"))?;
+    }
+    Ok(superblock)
+}
+
+fn check(dir: &Path, force: bool) -> Result<(), FormatError> {
+    let io = |cause| FormatError::Io { what: "read", path: dir.into(), cause };
+    let store = is_store(dir);
+    if store && !force {
+        return Err(FormatError::Exists(dir.into()));
+    }
+    // One that was never finished has a lock, but no superblock.
+    let replace = force && (store || dir.join("lock").exists());
+    for entry in std::fs::read_dir(dir).map_err(io)? {
+        let name = entry.map_err(io)?.file_name();
+        let known = ENTRIES.iter().any(|known| name == *known);
+        // A new file system has the latter.
+        if !(replace && known || name == "lost+found" || name == "lock") {
+            return Err(FormatError::NotEmpty(dir.into()));
+        }
+    }
+    Ok(())
+}
+
+fn clear(dir: &Path) -> Result<(), FormatError> {
+    for name in ENTRIES.iter().filter(|&&name| name != "lock") {
+        let path = dir.join(name);
+        let removed = match std::fs::symlink_metadata(&path) {
+            Ok(entry) if entry.is_dir() => std::fs::remove_dir_all(&path),
+            Ok(_) => std::fs::remove_file(&path),
+            Err(cause) if cause.kind() == io::ErrorKind::NotFound => continue,
+            Err(cause) => Err(cause),
+        };
+        removed.map_err(|cause| FormatError::Io { what: "remove", path, cause })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,67 @@
+#!/bin/bash
+# Tests on a mount: pjdfstest, our conformance cases, the model, a user's first hour, and fsck at the end.
+#
+# TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
+# ONLY="pjdfstest conformance model first-hour" picks parts.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+target=${TARGET:-target}
+bin=$target/release/espalier
+conformance=$target/release/espalier-conformance
+only=${ONLY:-pjdfstest conformance model first-hour}
+
+if [ "$(id -u)" != 0 ]; then
+    echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
+    exit 1
+fi
+
+work=$(mktemp -d)
+chmod 755 "$work" # other users must reach the mount
+mkdir "$work/second" "$work/mnt"
+mount -t tmpfs -o size=512m tmpfs "$work/second"
+mounted=
+cleanup() {
+    [ -z "$mounted" ] || "$bin" umount "$work/mnt" || umount -l "$work/mnt" || true
+    umount "$work/second" || umount -l "$work/second" || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+
+if [ -n "${TARGET_DIR:-}" ]; then
+    # Also through a mount point of its own, as pjdfstest remounts what it finds there.
+    dir=$TARGET_DIR
+else
+    "$bin" mkfs "$work/data"
+    "$bin" mount -o allow_other "$work/data" "$work/mnt"
+    mounted=yes
+    dir=$work/mnt
+fi
+
+part() {
+    case " $only " in *" $1 "*) echo "== $1" ;; *) return 1 ;; esac
+}
+
+if part pjdfstest; then
+    TARGET=$target scripts/pjdfstest.sh "$dir" "$work/second"
+fi
+if part conformance; then
+    "$conformance" "$dir"
+fi
+if part model; then
+    "$conformance" "$dir" --model 1 --runs 100 --steps 1000
+    "$conformance" "$dir" --model 1 --runs 20 --steps 2000 --threads 4
+    # And a seed that nobody has seen: a failure prints how to replay it.
+    "$conformance" "$dir" --model "$(date +%s)" --runs 20 --steps 1000
+fi
+if part first-hour; then
+    scripts/first-hour.sh "$dir"
+fi
+
+if [ -n "$mounted" ]; then
+    echo '== umount, fsck'
+    "$bin" umount "$work/mnt"
+    mounted=
+    "$bin" fsck "$work/data"
+fi
+echo 'mount-tests: all passed'

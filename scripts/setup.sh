@@ -1,0 +1,68 @@
+#!/bin/bash
+# setup.sh run|test: installs what is missing, and only that; says what to do where it cannot.
+set -euo pipefail
+
+need() { # package, then the commands or files that show it is there
+    local package=$1 sign
+    shift
+    for sign in "$@"; do
+        case $sign in
+        /*) compgen -G "$sign" > /dev/null || missing+=("$package") ;;
+        *) PATH=$PATH:/sbin:/usr/sbin command -v "$sign" > /dev/null || missing+=("$package") ;;
+        esac
+    done
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo > /dev/null; then
+        sudo "$@"
+    else
+        echo "setup: needs root for: $*" >&2
+        exit 1
+    fi
+}
+
+missing=()
+if ! command -v cargo > /dev/null; then
+    echo 'setup: no cargo. Install Rust from https://rustup.rs; rust-toolchain.toml picks the version.' >&2
+    exit 1
+fi
+need fuse3 fusermount3
+need gcc cc
+if [ "${1:-run}" = test ]; then
+    need acl setfacl
+    need attr setfattr
+    need libacl1-dev '/usr/include/sys/acl.h'
+    need git git
+    need make make
+    need postgresql '/usr/lib/postgresql/*/bin/initdb'
+    need rsync rsync
+    need sqlite3 sqlite3
+fi
+if [ ${#missing[@]} -gt 0 ]; then
+    if ! command -v apt-get > /dev/null; then
+        echo "setup: please install: ${missing[*]}" >&2
+        exit 1
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    if ! as_root apt-get install -y --no-install-recommends "${missing[@]}" > /dev/null; then
+        as_root apt-get update > /dev/null
+        as_root apt-get install -y --no-install-recommends "${missing[@]}" > /dev/null
+    fi
+    echo "setup: installed ${missing[*]}"
+fi
+
+if [ ! -e /dev/fuse ]; then
+    as_root modprobe fuse || {
+        echo 'setup: no /dev/fuse and the module cannot be loaded; a container needs --device /dev/fuse' >&2
+        exit 1
+    }
+fi
+
+# pjdfstest acts as two users, each with its primary group.
+if [ "${1:-run}" = test ]; then
+    getent passwd nobody > /dev/null || as_root useradd -r -M -d / -s /usr/sbin/nologin nobody
+    getent passwd tests > /dev/null || as_root useradd -r -M -U -d / -s /usr/sbin/nologin tests
+fi
