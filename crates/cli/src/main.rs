@@ -96,6 +96,10 @@ where
 {
     let filter = tracing_subscriber::EnvFilter::try_new(&args.log).context("--log is not a filter")?;
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_ansi(false);
-    if args.log_json { log.json().init() } else { log.init() }
+    if args.log_json {
+        log.json().init()
+    } else {
+        log.init()
+    }
     Ok(())
 }

@@ -24,7 +24,8 @@ const READY: &str = "ready";
 pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     // A bad option should be told before anything happens, and here where the user sees it.
     let superuser = rustix::process::geteuid().is_root();
-    let (remount, wanted): (Vec<_>, Vec<_>) = args.options.iter().cloned().partition(|option| option == "remount");
+    let (remount, wanted): (Vec<_>, Vec<_>) =
+        args.options.iter().cloned().partition(|option| option == "remount");
     let (open, mount) = options::parse(&wanted, superuser)?;
     if !remount.is_empty() {
         return options::remount(&args.mountpoint, &mount.kernel);
@@ -32,7 +33,8 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     if !args.foreground {
         return mount_in_background(&args, log);
     }
-    let source = args.source.canonicalize().with_context(|| format!("no file system in {}", args.source.display()))?;
+    let source =
+        args.source.canonicalize().with_context(|| format!("no file system in {}", args.source.display()))?;
     if args.announce {
         let _ = rustix::process::setsid();
         let path = args.log_file.clone().unwrap_or_else(|| source.join("log"));
@@ -92,7 +94,8 @@ fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
         command.arg("-o").arg(args.options.join(","));
     }
     command.arg(&args.source).arg(&args.mountpoint);
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the server")?;
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the server")?;
     let mut line = String::new();
     if let Some(out) = child.stdout.take() {
         BufReader::new(out).read_line(&mut line)?;
@@ -102,19 +105,29 @@ fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
     }
     // It has said why, on the same standard error.
     let status = child.wait()?;
-    Ok(ExitCode::from(status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(2)))
+    Ok(ExitCode::from(
+        status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(2),
+    ))
 }
 
 /// An interrupt or a request to terminate unmounts; the second one does so even if it is in use.
 fn unmount_on_signal(mountpoint: &Path) -> Result<()> {
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
+    let mut signals =
+        signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP]).context("cannot handle signals")?;
     let mountpoint = mountpoint.to_path_buf();
     std::thread::spawn(move || {
         let mut asked = false;
         for _ in signals.forever() {
-            let outcome = if asked { espalier_fuse::force_unmount(&mountpoint) } else { espalier_fuse::unmount(&mountpoint) };
+            let outcome = if asked {
+                espalier_fuse::force_unmount(&mountpoint)
+            } else {
+                espalier_fuse::unmount(&mountpoint)
+            };
             if let Err(error) = outcome {
-                eprintln!("espalier: cannot unmount {}: {error}; interrupt again to force it", mountpoint.display());
+                eprintln!(
+                    "espalier: cannot unmount {}: {error}; interrupt again to force it",
+                    mountpoint.display()
+                );
             }
             asked = true;
         }

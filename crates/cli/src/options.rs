@@ -15,8 +15,11 @@ const DRAIN: std::time::Duration = std::time::Duration::from_secs(30);
 /// for whoever mounts as root mounts for all.
 pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountOptions)> {
     let mut open = OpenOptions::default();
-    let mut kernel =
-        espalier_fuse::MountOptions { allow_other: superuser, default_permissions: true, ..Default::default() };
+    let mut kernel = espalier_fuse::MountOptions {
+        allow_other: superuser,
+        default_permissions: true,
+        ..Default::default()
+    };
     (kernel.no_suid, kernel.no_dev) = (!superuser, !superuser);
     let mut threads = std::thread::available_parallelism().map_or(4, usize::from).max(2) + 2;
     for option in options.iter().map(|option| option.trim()).filter(|option| !option.is_empty()) {
@@ -39,12 +42,23 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             ("default_permissions", "") => kernel.default_permissions = true,
             ("nodefault_permissions", "") => kernel.default_permissions = false,
             ("threads", number) => {
-                threads = number.parse().ok().filter(|n| (1..=256).contains(n)).context("threads= takes 1 to 256")?;
+                threads = number
+                    .parse()
+                    .ok()
+                    .filter(|n| (1..=256).contains(n))
+                    .context("threads= takes 1 to 256")?;
             }
             // What the mount table shows, and so what mount(8) repeats when it remounts.
-            ("user_id" | "group_id" | "rootmode" | "max_read" | "blksize" | "fsname" | "subtype" | "fd", _) => {}
+            (
+                "user_id" | "group_id" | "rootmode" | "max_read" | "blksize" | "fsname" | "subtype" | "fd",
+                _,
+            ) => {}
             // These are for mount(8) and fstab(5), and mean nothing to the file system.
-            ("defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "users" | "owner" | "group", _) => {}
+            (
+                "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "users" | "owner"
+                | "group",
+                _,
+            ) => {}
             (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \

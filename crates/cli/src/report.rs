@@ -69,7 +69,10 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
         println!("inodes      {files} in use");
     }
     if let (Some(fuse), Some(passthrough)) = (&status.fuse, status.passthrough) {
-        println!("kernel      FUSE {fuse}, passthrough of big files {}", if passthrough { "on" } else { "off" });
+        println!(
+            "kernel      FUSE {fuse}, passthrough of big files {}",
+            if passthrough { "on" } else { "off" }
+        );
     }
     if let Some(failure) = &status.failure {
         println!("FAILED      nothing can be changed any more: {failure}; unmount, and run `espalier fsck`");

@@ -10,7 +10,9 @@ extern crate alloc;
 use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
-use espalier_proto::{AllocateMode, Attr, Dirent, Entry, Errno, Ino, Opened, Reply, Request, SeekWhat, SetAttr};
+use espalier_proto::{
+    AllocateMode, Attr, Dirent, Entry, Errno, Ino, Opened, Reply, Request, SeekWhat, SetAttr,
+};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -19,12 +21,38 @@ use rustc_hash::FxBuildHasher;
 pub enum Call<'a> {
     /// All that is the metadata server's alone; also `Open`, `Create` and `TmpFile`.
     Request(Request),
-    Read { ino: Ino, offset: u64, size: u32 },
-    Write { ino: Ino, offset: u64, data: Cow<'a, [u8]>, kill_suid_gid: bool },
-    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode },
-    Seek { ino: Ino, offset: u64, what: SeekWhat },
-    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64 },
-    Release { ino: Ino },
+    Read {
+        ino: Ino,
+        offset: u64,
+        size: u32,
+    },
+    Write {
+        ino: Ino,
+        offset: u64,
+        data: Cow<'a, [u8]>,
+        kill_suid_gid: bool,
+    },
+    Allocate {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    },
+    Seek {
+        ino: Ino,
+        offset: u64,
+        what: SeekWhat,
+    },
+    Copy {
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        length: u64,
+    },
+    Release {
+        ino: Ino,
+    },
 }
 
 impl Call<'_> {
@@ -61,12 +89,34 @@ pub enum Next {
 /// What is to be done with the streams of files that are not stuffed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamIo {
-    Read { ino: Ino, offset: u64, size: u32 },
+    Read {
+        ino: Ino,
+        offset: u64,
+        size: u32,
+    },
     /// The call's data.
-    Write { ino: Ino, offset: u64 },
-    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode },
-    Seek { ino: Ino, offset: u64, what: SeekWhat },
-    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64 },
+    Write {
+        ino: Ino,
+        offset: u64,
+    },
+    Allocate {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    },
+    Seek {
+        ino: Ino,
+        offset: u64,
+        what: SeekWhat,
+    },
+    Copy {
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        length: u64,
+    },
 }
 
 /// What a call comes to.
@@ -118,7 +168,9 @@ impl Client {
         let streamed = |ino: Ino| self.files.get(&ino).is_some_and(|file| file.streamed);
         match *call {
             Call::Request(ref request) => Next::Ask(request.clone()),
-            Call::Read { ino, offset, size } if streamed(ino) => Next::Stream(StreamIo::Read { ino, offset, size }),
+            Call::Read { ino, offset, size } if streamed(ino) => {
+                Next::Stream(StreamIo::Read { ino, offset, size })
+            }
             Call::Read { ino, offset, size } => Next::Ask(Request::Read { ino, offset, size }),
             Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
             Call::Write { ino, offset, .. } if streamed(ino) => Next::Stream(StreamIo::Write { ino, offset }),
@@ -128,8 +180,12 @@ impl Client {
             Call::Allocate { ino, offset, length, mode } if streamed(ino) => {
                 Next::Stream(StreamIo::Allocate { ino, offset, length, mode })
             }
-            Call::Allocate { ino, offset, length, mode } => Next::Ask(Request::Allocate { ino, offset, length, mode }),
-            Call::Seek { ino, offset, what } if streamed(ino) => Next::Stream(StreamIo::Seek { ino, offset, what }),
+            Call::Allocate { ino, offset, length, mode } => {
+                Next::Ask(Request::Allocate { ino, offset, length, mode })
+            }
+            Call::Seek { ino, offset, what } if streamed(ino) => {
+                Next::Stream(StreamIo::Seek { ino, offset, what })
+            }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
             Call::Copy { from, from_offset, to, to_offset, length } if streamed(from) && streamed(to) => {
                 Next::Stream(StreamIo::Copy { from, from_offset, to, to_offset, length })
@@ -174,7 +230,10 @@ impl Client {
     /// The file was stuffed when it was opened and is not any more.
     fn turn_to_stream(&mut self, call: &Call<'_>) -> Next {
         let ino = match call {
-            Call::Read { ino, .. } | Call::Write { ino, .. } | Call::Allocate { ino, .. } | Call::Seek { ino, .. } => *ino,
+            Call::Read { ino, .. }
+            | Call::Write { ino, .. }
+            | Call::Allocate { ino, .. }
+            | Call::Seek { ino, .. } => *ino,
             _ => return Next::Answer(Err(Errno::EIO)),
         };
         self.files.entry(ino).or_default().streamed = true;

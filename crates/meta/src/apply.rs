@@ -71,7 +71,8 @@ impl State {
             }
             Event::Zero { ino, offset, length, time } => {
                 let stored = self.strip(*ino)?.len() as u64;
-                let (from, to) = ((*offset).min(stored) as usize, offset.saturating_add(*length).min(stored) as usize);
+                let (from, to) =
+                    ((*offset).min(stored) as usize, offset.saturating_add(*length).min(stored) as usize);
                 let bytes = &mut self.touch_strip(*ino).bytes;
                 bytes[from..to].fill(0);
                 if to == bytes.len() {
@@ -145,7 +146,13 @@ impl State {
         }
     }
 
-    fn stuffed_changed(&mut self, ino: Ino, new_size: impl FnOnce(u64) -> u64, kill_suid_gid: bool, time: Time) {
+    fn stuffed_changed(
+        &mut self,
+        ino: Ino,
+        new_size: impl FnOnce(u64) -> u64,
+        kill_suid_gid: bool,
+        time: Time,
+    ) {
         let kept = self.strips.get(&ino).map_or(0, |strip| strip.bytes.len() as u32);
         self.change(ino, |inode| {
             if let Body::Stuffed { size, stored } = &mut inode.body {
@@ -225,7 +232,8 @@ impl State {
     /// The slot of an inode that lies in a dentry.
     fn primary_slot(&self, dir: Ino, hash: u64, ino: Ino) -> Option<Slot> {
         let from = Slot { hash, name: Name::lowest() };
-        let mut cells = self.fragments.get(&dir)?.cells.range(from..).take_while(|(slot, _)| slot.hash == hash);
+        let mut cells =
+            self.fragments.get(&dir)?.cells.range(from..).take_while(|(slot, _)| slot.hash == hash);
         cells.find(|(_, cell)| cell.target == Target::Primary(ino)).map(|(slot, _)| slot.clone())
     }
 

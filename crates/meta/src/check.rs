@@ -84,7 +84,13 @@ impl Check {
             }),
         };
         if !understood {
-            self.find(None, format!("a record of {object:?} is damaged (key {:?})", key.escape_ascii().collect::<Vec<_>>()));
+            self.find(
+                None,
+                format!(
+                    "a record of {object:?} is damaged (key {:?})",
+                    key.escape_ascii().collect::<Vec<_>>()
+                ),
+            );
         }
     }
 
@@ -99,7 +105,10 @@ impl Check {
                 if inode.is_dir() {
                     self.seen.entry(dir).or_default().subdirs += 1;
                 } else if inode.nlink != 1 {
-                    self.find(Some(inode.ino), format!("lies in its dentry {:?} but has {} links", slot.name, inode.nlink));
+                    self.find(
+                        Some(inode.ino),
+                        format!("lies in its dentry {:?} but has {} links", slot.name, inode.nlink),
+                    );
                 }
                 self.inode(&inode, 0, dir);
             }
@@ -168,7 +177,10 @@ impl Check {
                     self.find(None, format!("{} inodes are counted, {} found", record.files, self.files));
                 }
                 if let Some(last) = inos.last().filter(|last| last.0 >= record.next_ino) {
-                    self.find(Some(*last), format!("is beyond the next inode number to give out, {}", record.next_ino));
+                    self.find(
+                        Some(*last),
+                        format!("is beyond the next inode number to give out, {}", record.next_ino),
+                    );
                 }
             }
         }

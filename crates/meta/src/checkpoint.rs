@@ -35,9 +35,10 @@ impl Checkpoint {
     /// Records encoded at a time: bounds how long operations wait behind it.
     const PIECE: usize = 256;
 
-    /// Begins one, if none is under way and there is something to write. `end`: where the journal ends.
-    pub(crate) fn begin(&mut self, state: &mut State, end: Position) -> Option<Io> {
-        if !matches!(self, Self::Idle) || !state.has_changes() {
+    /// Begins one, if none is under way and there is something to write or to trim. `end`: where the journal ends;
+    /// `used`: how much there is before it.
+    pub(crate) fn begin(&mut self, state: &mut State, end: Position, used: u64) -> Option<Io> {
+        if !matches!(self, Self::Idle) || (!state.has_changes() && used == 0) {
             return None;
         }
         state.begin_snapshot();

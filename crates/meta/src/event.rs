@@ -14,32 +14,101 @@ use crate::record::{Corrupt, Inode};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A new name for a new inode.
-    Create { dir: Ino, name: Name, inode: Inode },
+    Create {
+        dir: Ino,
+        name: Name,
+        inode: Inode,
+    },
     /// A new inode without a name.
-    TmpFile { inode: Inode },
-    Link { ino: Ino, dir: Ino, name: Name, time: Time },
+    TmpFile {
+        inode: Inode,
+    },
+    Link {
+        ino: Ino,
+        dir: Ino,
+        name: Name,
+        time: Time,
+    },
     /// A name goes, and with the last name the inode becomes an orphan; also of empty directories.
-    Unlink { dir: Ino, name: Name, time: Time },
+    Unlink {
+        dir: Ino,
+        name: Name,
+        time: Time,
+    },
     /// `to`, if it is there, goes as in `Unlink`.
-    Rename { from_dir: Ino, from: Name, to_dir: Ino, to: Name, whiteout: Option<Box<Inode>>, time: Time },
-    Exchange { from_dir: Ino, from: Name, to_dir: Ino, to: Name, time: Time },
-    SetAttr { ino: Ino, change: Change },
+    Rename {
+        from_dir: Ino,
+        from: Name,
+        to_dir: Ino,
+        to: Name,
+        whiteout: Option<Box<Inode>>,
+        time: Time,
+    },
+    Exchange {
+        from_dir: Ino,
+        from: Name,
+        to_dir: Ino,
+        to: Name,
+        time: Time,
+    },
+    SetAttr {
+        ino: Ino,
+        change: Change,
+    },
     /// A stuffed file is written; also past its end.
-    Write { ino: Ino, offset: u64, data: Vec<u8>, kill_suid_gid: bool, time: Time },
+    Write {
+        ino: Ino,
+        offset: u64,
+        data: Vec<u8>,
+        kill_suid_gid: bool,
+        time: Time,
+    },
     /// A stuffed file gets another size.
-    Resize { ino: Ino, size: u64, kill_suid_gid: bool, time: Time },
+    Resize {
+        ino: Ino,
+        size: u64,
+        kill_suid_gid: bool,
+        time: Time,
+    },
     /// Bytes of a stuffed file become zero; its size stays.
-    Zero { ino: Ino, offset: u64, length: u64, time: Time },
+    Zero {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        time: Time,
+    },
     /// A file's bytes, having been copied to a stream, are no longer kept with its inode (carns III.B).
-    Unstuff { ino: Ino },
-    SetAcl { ino: Ino, acl: Option<Box<Acl>>, perm: u32, time: Time },
-    SetDefaultAcl { ino: Ino, acl: Option<Box<Acl>>, time: Time },
+    Unstuff {
+        ino: Ino,
+    },
+    SetAcl {
+        ino: Ino,
+        acl: Option<Box<Acl>>,
+        perm: u32,
+        time: Time,
+    },
+    SetDefaultAcl {
+        ino: Ino,
+        acl: Option<Box<Acl>>,
+        time: Time,
+    },
     /// `None` removes it.
-    SetXattr { ino: Ino, name: Box<[u8]>, value: Option<Box<[u8]>>, time: Time },
+    SetXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+        value: Option<Box<[u8]>>,
+        time: Time,
+    },
     /// An orphan that nobody uses any more ceases to be.
-    Purge { ino: Ino },
+    Purge {
+        ino: Ino,
+    },
     /// Changes nothing: says in which dentry of the last checkpoint an inode lies that the next event speaks of.
-    Locate { ino: Ino, dir: Ino, hash: u64 },
+    Locate {
+        ino: Ino,
+        dir: Ino,
+        hash: u64,
+    },
 }
 
 /// New values of attributes; `None` leaves them.

@@ -35,7 +35,7 @@ pub(crate) struct Journal {
     held: VecDeque<(u64, Held)>,
     /// Where the journal ends, as far as the driver has told.
     pub end: Position,
-    used: u64,
+    pub used: u64,
     capacity: u64,
     low_watermark: usize,
     high_watermark: usize,
@@ -58,7 +58,13 @@ impl Journal {
     /// Kept free for what an operation and the driver's framing add.
     const RESERVE: u64 = 1024 * 1024;
 
-    pub(crate) fn new(sequence: u64, end: Position, used: u64, capacity: u64, watermarks: (usize, usize)) -> Self {
+    pub(crate) fn new(
+        sequence: u64,
+        end: Position,
+        used: u64,
+        capacity: u64,
+        watermarks: (usize, usize),
+    ) -> Self {
         Self {
             frame: Vec::new(),
             last: sequence,
@@ -87,12 +93,6 @@ impl Journal {
     pub(crate) fn hold(&mut self, until: u64, held: Held) {
         let at = self.held.partition_point(|(sequence, _)| *sequence <= until);
         self.held.insert(at, (until, held));
-    }
-
-    /// Takes a waiting request back.
-    pub(crate) fn cancel(&mut self, from: ClientId, id: RequestId) -> bool {
-        let found = self.held.iter().position(|(_, held)| matches!(held, Held::Reply(f, i, _) if (*f, *i) == (from, id)));
-        found.is_some_and(|at| self.held.remove(at).is_some())
     }
 
     /// Whether another event fits. If not, writers wait until a checkpoint has trimmed the journal.

@@ -4,7 +4,8 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId, StreamStat, Time,
+    Caller, ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId, StreamStat,
+    Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -170,13 +171,16 @@ impl Meta {
                 self.tick(out);
             }
         }
-        let flush = self.draining && self.tasks.is_empty();
+        // What is appended can be trimmed by the checkpoint after; that makes room.
+        let flush = !self.roomless.is_empty() || (self.draining && self.tasks.is_empty());
         self.flush(now.queued, flush, out);
     }
 
     /// After [`Input::Drain`]: everything is written.
     pub fn is_quiet(&self) -> bool {
-        self.tasks.is_empty() && self.journal.is_quiet() && (self.checkpoint.is_idle() || self.checkpoint.failure().is_some())
+        self.tasks.is_empty()
+            && self.journal.is_quiet()
+            && (self.checkpoint.is_idle() || self.checkpoint.failure().is_some())
     }
 
     /// Why nothing can be changed any more, if so.
@@ -263,8 +267,12 @@ impl Meta {
             Request::Open { ino, how } => self.open(cx, *ino, *how),
             Request::Release { ino } => self.release(cx, *ino),
             Request::Read { ino, offset, size } => self.read(cx, *ino, *offset, *size),
-            Request::Write { ino, offset, data, kill_suid_gid } => self.write(cx, *ino, *offset, data, *kill_suid_gid),
-            Request::Allocate { ino, offset, length, mode } => self.allocate(cx, *ino, *offset, *length, *mode),
+            Request::Write { ino, offset, data, kill_suid_gid } => {
+                self.write(cx, *ino, *offset, data, *kill_suid_gid)
+            }
+            Request::Allocate { ino, offset, length, mode } => {
+                self.allocate(cx, *ino, *offset, *length, *mode)
+            }
             Request::Seek { ino, offset, what } => self.seek(cx, *ino, *offset, *what),
             Request::Fsync { ino } => self.fsync(cx, *ino),
             Request::ReadDir { dir, after, limit, plus } => self.readdir(cx, *dir, *after, *limit, *plus),
@@ -342,7 +350,8 @@ impl Meta {
     /// Frees what belongs to an inode that has no name, if nobody uses it.
     pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
-        if cached.inode.nlink > 0 || cached.in_use() || self.config.read_only || self.journal.broken.is_some() {
+        if cached.inode.nlink > 0 || cached.in_use() || self.config.read_only || self.journal.broken.is_some()
+        {
             return Ok(());
         }
         if cached.inode.is_streamed() {
@@ -362,9 +371,14 @@ impl Meta {
         out.io.push((id, io));
     }
 
+    /// Only what waits for room may wait for long. A change that has been made cannot be called interrupted, and an
+    /// `fsync` that says so makes databases panic: on a local file system it never does.
     fn cancel(&mut self, from: ClientId, id: RequestId, out: &mut Outbox) {
-        let waiting = self.tasks.iter().find(|(_, task)| (task.from, task.id) == (from, id)).map(|(number, _)| *number);
-        if waiting.is_some_and(|number| self.tasks.remove(&number).is_some()) || self.journal.cancel(from, id) {
+        let asked =
+            |number: &u64| self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (from, id));
+        if let Some(at) = self.roomless.iter().position(asked) {
+            let number = self.roomless.swap_remove(at);
+            self.tasks.remove(&number);
             out.replies.push((from, id, Err(Errno::EINTR)));
         }
     }
@@ -382,13 +396,16 @@ impl Meta {
             (Some(Purpose::Groups(number)), result) => {
                 if let Some(task) = self.tasks.get_mut(&number) {
                     // A process that is gone has no groups to lend.
-                    task.caller.groups = Some(if let Ok(IoDone::Groups(groups)) = result { groups } else { [].into() });
+                    task.caller.groups =
+                        Some(if let Ok(IoDone::Groups(groups)) = result { groups } else { [].into() });
                 }
                 self.resume(now, number, out);
             }
             (Some(Purpose::Stream(number, call)), result) => {
                 if let Some(task) = self.tasks.get_mut(&number) {
-                    let result = result.and_then(|done| if let IoDone::Stream(done) = done { Ok(done) } else { Err(Errno::EIO) });
+                    let result = result.and_then(|done| {
+                        if let IoDone::Stream(done) = done { Ok(done) } else { Err(Errno::EIO) }
+                    });
                     task.streams.push((call, result));
                 }
                 self.resume(now, number, out);
@@ -426,7 +443,10 @@ impl Meta {
             }
             (Load::Dentries { dir, from, limit }, Ok(IoDone::Dentries(pairs))) => {
                 let end = pairs.len() < *limit;
-                let last = pairs.last().and_then(|(key, _)| key.first_chunk::<8>()).map(|hash| u64::from_be_bytes(*hash));
+                let last = pairs
+                    .last()
+                    .and_then(|(key, _)| key.first_chunk::<8>())
+                    .map(|hash| u64::from_be_bytes(*hash));
                 // Of the last hash there may be more names, so it is not covered.
                 page = Some((*from, if end { u64::MAX } else { last.unwrap_or(*from) }, end));
                 self.state.loaded_dentries(*dir, *from, *limit, &pairs).map_err(|_| Errno::EIO)
@@ -440,7 +460,9 @@ impl Meta {
                     if let Some(task) = self.tasks.get_mut(&number) {
                         // Pages that follow on each other are one.
                         task.page = match (task.page, page) {
-                            (Some((from, reached, _)), Some((next, to, end))) if next == reached => Some((from, to, end)),
+                            (Some((from, reached, _)), Some((next, to, end))) if next == reached => {
+                                Some((from, to, end))
+                            }
                             _ => page,
                         };
                     }
@@ -482,7 +504,8 @@ impl Meta {
 
     fn purge_removed(&mut self, now: Now, ino: Ino) {
         let caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
-        let mut cx = Cx { now: now.time, caller: &caller, streams: &[], page: None, durable: false, changed: false };
+        let mut cx =
+            Cx { now: now.time, caller: &caller, streams: &[], page: None, durable: false, changed: false };
         // It was loaded to become an orphan, and orphans stay loaded; if not, the next mount purges it.
         let _ = self.commit(&mut cx, &Event::Purge { ino });
     }
@@ -502,7 +525,7 @@ impl Meta {
         if self.config.read_only || self.journal.broken.is_some() {
             return;
         }
-        if let Some(io) = self.checkpoint.begin(&mut self.state, self.journal.end) {
+        if let Some(io) = self.checkpoint.begin(&mut self.state, self.journal.end, self.journal.used) {
             self.ask_checkpoint(io, out);
         }
     }

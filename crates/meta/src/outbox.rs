@@ -21,12 +21,25 @@ pub struct IoId(pub u64);
 
 #[derive(Debug)]
 pub enum Input {
-    Request { from: ClientId, id: RequestId, caller: Caller, request: Request },
-    /// The caller does not want to wait any longer: the request is answered `EINTR` if it is still waiting.
-    Cancel { from: ClientId, id: RequestId },
-    Done { id: IoId, result: Result<IoDone, Errno> },
+    Request {
+        from: ClientId,
+        id: RequestId,
+        caller: Caller,
+        request: Request,
+    },
+    /// The caller got a signal: the request is answered `EINTR` if it waits for something that may take long.
+    Cancel {
+        from: ClientId,
+        id: RequestId,
+    },
+    Done {
+        id: IoId,
+        result: Result<IoDone, Errno>,
+    },
     /// Bytes that the store can still take.
-    Space { free: u64 },
+    Space {
+        free: u64,
+    },
     /// Comes once a second.
     Tick,
     /// Write everything out, to be stopped: [`Meta::is_quiet`](crate::Meta::is_quiet) tells when that is done.
@@ -38,14 +51,23 @@ pub enum Input {
 pub enum Io {
     Load(Load),
     /// The supplementary groups of a process.
-    Groups { pid: u32 },
+    Groups {
+        pid: u32,
+    },
     Stream(StreamCall),
     /// Append a frame to the journal (there is one at a time), and with `sync` make all of the journal durable.
-    Journal { frame: Vec<u8>, sync: bool },
+    Journal {
+        frame: Vec<u8>,
+        sync: bool,
+    },
     /// Add to the checkpoint.
-    Stage { writes: Vec<TableWrite> },
+    Stage {
+        writes: Vec<TableWrite>,
+    },
     /// Make the checkpoint durable, then trim the journal.
-    Publish { trim: Position },
+    Publish {
+        trim: Position,
+    },
 }
 
 /// What an I/O gives back.
@@ -56,9 +78,14 @@ pub enum IoDone {
     Groups(Arc<[u32]>),
     Stream(StreamDone),
     /// Where the journal now ends, and how many bytes of it are in use.
-    Journaled { end: Position, used: u64 },
+    Journaled {
+        end: Position,
+        used: u64,
+    },
     Staged,
-    Published { used: u64 },
+    Published {
+        used: u64,
+    },
 }
 
 /// What the machine wants done. What must wait until the journal is durable is kept back in the machine

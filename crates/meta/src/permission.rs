@@ -23,7 +23,11 @@ impl Cx<'_> {
         }
         let Some(acl) = &inode.acl else {
             // Groups are costly to learn: ask only if they matter.
-            return Ok(grants(if grants(group) != grants(other) && self.is_member(inode.gid)? { group } else { other }));
+            return Ok(grants(if grants(group) != grants(other) && self.is_member(inode.gid)? {
+                group
+            } else {
+                other
+            }));
         };
         let mask = acl.mask.map_or(7, u32::from);
         if let Some((_, right)) = acl.users.iter().find(|(uid, _)| *uid == self.caller.uid) {

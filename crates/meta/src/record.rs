@@ -42,10 +42,16 @@ pub enum Body {
     Node,
     /// A regular file whose bytes lie in a record beside its inode (carns III.B). `stored` bytes of it are kept,
     /// at most a strip; the rest up to `size` is a hole.
-    Stuffed { size: u64, stored: u32 },
+    Stuffed {
+        size: u64,
+        stored: u32,
+    },
     /// A regular file whose bytes lie in a stream; its size, blocks and mtime are the stream's.
     Streamed,
-    Directory { parent: Ino, entries: u64 },
+    Directory {
+        parent: Ino,
+        entries: u64,
+    },
     Symlink(Box<[u8]>),
 }
 

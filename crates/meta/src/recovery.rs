@@ -90,7 +90,8 @@ impl Recovery {
         orphans: &[(Vec<u8>, Vec<u8>)],
     ) -> Result<(Self, Position), RecoveryError> {
         let damaged = |what: &str| RecoveryError::Corrupt(what.into());
-        let record: Super = decode(super_value).map_err(|_| damaged("the tables' first record is damaged"))?;
+        let record: Super =
+            decode(super_value).map_err(|_| damaged("the tables' first record is damaged"))?;
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         state.unsettled = record.unsettled.into_iter().collect();
@@ -118,7 +119,8 @@ impl Recovery {
             if sequence > self.state.sequence {
                 if sequence != self.state.sequence + 1 {
                     let after = self.state.sequence;
-                    let what = alloc::format!("the journal goes on with event {sequence} after event {after}");
+                    let what =
+                        alloc::format!("the journal goes on with event {sequence} after event {after}");
                     return Err(RecoveryError::Corrupt(what));
                 }
                 self.replay(&event, fetch)?;
@@ -141,7 +143,8 @@ impl Recovery {
                 Err(Stop::Wait(Wait::Load(load))) if last.as_ref() != Some(&load) => load,
                 Err(stop) => {
                     let sequence = self.state.sequence + 1;
-                    let what = alloc::format!("event {sequence} of the journal does not fit the tables ({stop:?})");
+                    let what =
+                        alloc::format!("event {sequence} of the journal does not fit the tables ({stop:?})");
                     return Err(RecoveryError::Corrupt(what));
                 }
             };
@@ -157,13 +160,17 @@ impl Recovery {
     ) -> Result<(), RecoveryError> {
         let done = fetch(load).map_err(RecoveryError::Read)?;
         let loaded = match (load, done) {
-            (Load::Record { object, key }, IoDone::Record(value)) => self.state.loaded(*object, key, value.as_deref()),
+            (Load::Record { object, key }, IoDone::Record(value)) => {
+                self.state.loaded(*object, key, value.as_deref())
+            }
             (Load::Dentries { dir, from, limit }, IoDone::Dentries(pairs)) => {
                 self.state.loaded_dentries(*dir, *from, *limit, &pairs)
             }
             _ => return Err(RecoveryError::Read(Errno::EIO)),
         };
-        loaded.map_err(|_| RecoveryError::Corrupt(alloc::format!("a record of the tables is damaged ({load:?})")))
+        loaded.map_err(|_| {
+            RecoveryError::Corrupt(alloc::format!("a record of the tables is damaged ({load:?})"))
+        })
     }
 
     /// The machine, ready, and what is to be done with streams before it is used. Orphans left over are purged, for
@@ -189,7 +196,8 @@ impl Recovery {
             return Err(RecoveryError::Corrupt("the tables have no root directory".into()));
         }
         let orphans = self.state.inodes.values().filter(|cached| cached.home == Home::Orphan);
-        let mut orphans: Vec<(Ino, bool)> = orphans.map(|cached| (cached.inode.ino, cached.inode.is_streamed())).collect();
+        let mut orphans: Vec<(Ino, bool)> =
+            orphans.map(|cached| (cached.inode.ino, cached.inode.is_streamed())).collect();
         orphans.sort_unstable();
         let mut meta = Meta::with_state(self.config, self.state, end, used);
         if !meta.config.read_only {

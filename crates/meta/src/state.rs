@@ -218,11 +218,14 @@ impl State {
         }
     }
 
-    pub(crate) fn xattr_list(&self, ino: Ino) -> Step<&[(alloc::boxed::Box<[u8]>, alloc::boxed::Box<[u8]>)]> {
+    pub(crate) fn xattr_list(&self, ino: Ino) -> Step<&Xattrs> {
         match (self.inode(ino)?.has_xattrs, self.xattrs.get(&ino)) {
             (_, Some(cell)) => Ok(&cell.list),
             (true, None) => Err(wait_record(InoRecord::Xattrs, ino)),
-            (false, None) => Ok(&[]),
+            (false, None) => {
+                static NONE: Xattrs = Xattrs::new();
+                Ok(&NONE)
+            }
         }
     }
 
@@ -238,7 +241,12 @@ impl State {
     // ---- Loading
 
     /// Takes in what a load has brought. What is in memory already is newer and stays.
-    pub(crate) fn loaded(&mut self, object: ObjectId, key: &[u8], value: Option<&[u8]>) -> Result<(), Corrupt> {
+    pub(crate) fn loaded(
+        &mut self,
+        object: ObjectId,
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<(), Corrupt> {
         use espalier_proto::ObjectKind::{Fragment, Inodes, Orphans, Super};
         match object.kind {
             Fragment => {
@@ -314,7 +322,14 @@ impl State {
 
     fn loaded_inode(&mut self, inode: Inode, home: Home) {
         let track = Track::STORED;
-        self.inodes.entry(inode.ino).or_insert(Cached { inode, home, lookups: 0, opens: 0, nameless: false, track });
+        self.inodes.entry(inode.ino).or_insert(Cached {
+            inode,
+            home,
+            lookups: 0,
+            opens: 0,
+            nameless: false,
+            track,
+        });
     }
 
     // ---- Changing: each `touch` comes before the change itself
@@ -442,7 +457,11 @@ impl State {
             match cached.home {
                 Home::Dentry { .. } => {}
                 Home::Table => self.erase_record(InoRecord::Inode, ino, true),
-                Home::Orphan => self.erased.push(TableWrite { object: ObjectId::ORPHANS, key: orphan_key(ino), value: None }),
+                Home::Orphan => self.erased.push(TableWrite {
+                    object: ObjectId::ORPHANS,
+                    key: orphan_key(ino),
+                    value: None,
+                }),
             }
         }
     }
@@ -454,7 +473,11 @@ impl State {
         if self.strips.contains_key(&ino) {
             self.drop_strip(ino);
         } else {
-            self.erase_record(InoRecord::Strip, ino, matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. }));
+            self.erase_record(
+                InoRecord::Strip,
+                ino,
+                matches!(cached.inode.body, Body::Stuffed { stored: 1.., .. }),
+            );
         }
         if self.xattrs.contains_key(&ino) {
             self.drop_xattrs(ino);
@@ -531,7 +554,9 @@ impl State {
                 let Some(fragment) = self.fragments.get_mut(&dir) else { return };
                 let from = Slot { hash, name: Name::lowest() };
                 let mut cells = fragment.cells.range_mut(from..);
-                let Some((slot, cell)) = cells.find(|(_, cell)| cell.target == Target::Primary(ino)) else { return };
+                let Some((slot, cell)) = cells.find(|(_, cell)| cell.target == Target::Primary(ino)) else {
+                    return;
+                };
                 cell.track.stored = true;
                 (ObjectId::fragment(dir, 0), slot.key(), encode(&DentryRef::Primary(&cached.inode)))
             }
@@ -551,7 +576,8 @@ impl State {
     /// Adds a remote dentry to the snapshot under way, if it belongs to it and is not in it yet.
     fn encode_remote(&mut self, dir: Ino, slot: &Slot) {
         let was = self.epoch - 1;
-        let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot)) else {
+        let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot))
+        else {
             return;
         };
         if let Target::Remote(ino, kind) = cell.target
@@ -560,7 +586,11 @@ impl State {
         {
             cell.track = Track { epoch: 0, stored: true };
             let value = Some(encode(&Dentry::Remote { ino, kind }));
-            self.snapshot.writes.push(TableWrite { object: ObjectId::fragment(dir, 0), key: slot.key(), value });
+            self.snapshot.writes.push(TableWrite {
+                object: ObjectId::fragment(dir, 0),
+                key: slot.key(),
+                value,
+            });
         }
     }
 }

@@ -37,9 +37,16 @@ pub(crate) enum Wait {
 /// What to read from the tables.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Load {
-    Record { object: ObjectId, key: Vec<u8> },
+    Record {
+        object: ObjectId,
+        key: Vec<u8>,
+    },
     /// Up to `limit` dentries of a directory from a hash on.
-    Dentries { dir: Ino, from: u64, limit: usize },
+    Dentries {
+        dir: Ino,
+        from: u64,
+        limit: usize,
+    },
 }
 
 /// What to do with byte streams. A stream that was never written is empty.
@@ -51,13 +58,32 @@ pub enum StreamCall {
     ///
     /// The stream is a new one until it is settled: the store can list new streams, so that those that nothing came of
     /// are found after a crash.
-    Fill { ino: Ino, version: u64, bytes: Vec<u8>, size: u64, mtime: Time, sync: bool },
+    Fill {
+        ino: Ino,
+        version: u64,
+        bytes: Vec<u8>,
+        size: u64,
+        mtime: Time,
+        sync: bool,
+    },
     /// The file is known, durably, to have this stream.
-    Settle { ino: Ino },
-    Truncate { ino: Ino, size: u64 },
-    SetMtime { ino: Ino, mtime: Time },
-    Sync { ino: Ino },
-    Remove { ino: Ino },
+    Settle {
+        ino: Ino,
+    },
+    Truncate {
+        ino: Ino,
+        size: u64,
+    },
+    SetMtime {
+        ino: Ino,
+        mtime: Time,
+    },
+    Sync {
+        ino: Ino,
+    },
+    Remove {
+        ino: Ino,
+    },
 }
 
 /// What a [`StreamCall`] gives back.

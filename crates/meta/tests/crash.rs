@@ -46,7 +46,8 @@ impl Walker {
             4 => drop(fs.ask(Request::Unlink { dir, name: name(&a) })),
             5 => drop(fs.ask(Request::RmDir { dir, name: name(&a) })),
             6 | 7 => {
-                let request = Request::Rename { from_dir: dir, from: name(&a), to_dir: other, to: name(&b), flags };
+                let request =
+                    Request::Rename { from_dir: dir, from: name(&a), to_dir: other, to: name(&b), flags };
                 drop(fs.ask(request));
             }
             8 => {
@@ -113,7 +114,11 @@ fn every_state_after_a_crash_was_once_the_state() {
             fs = fs.crash();
             let found = fs.dump();
             let at = states.iter().rposition(|state| *state == found);
-            assert!(at.is_some_and(|at| at >= durable), "seed {seed}: {at:?} of {}, durable {durable}", states.len());
+            assert!(
+                at.is_some_and(|at| at >= durable),
+                "seed {seed}: {at:?} of {}, durable {durable}",
+                states.len()
+            );
             assert_eq!(fs.fsck(), [], "seed {seed}");
             walker.dirs.truncate(1);
             walker.files.clear();

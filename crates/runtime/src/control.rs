@@ -89,7 +89,12 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// `None`, with a warning, where there can be no socket: a file system is no worse to use without.
-    pub(crate) fn bind(store: &Path, mountpoint: &Path, superblock: &Superblock, granted: &Granted) -> Option<Self> {
+    pub(crate) fn bind(
+        store: &Path,
+        mountpoint: &Path,
+        superblock: &Superblock,
+        granted: &Granted,
+    ) -> Option<Self> {
         let path = socket_path(store);
         // The store is locked, so that a socket there is left over.
         let _ = std::fs::remove_file(&path);

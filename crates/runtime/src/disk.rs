@@ -143,7 +143,9 @@ impl Disk {
             match self.store.maintain() {
                 Ok(true) => {}
                 Ok(false) => return,
-                Err(error) => return tracing::warn!(%error, "the tables' upkeep failed, and will be tried again"),
+                Err(error) => {
+                    return tracing::warn!(%error, "the tables' upkeep failed, and will be tried again");
+                }
             }
         }
     }

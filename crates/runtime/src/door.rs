@@ -6,10 +6,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use espalier_client::{Answer, Call, Opening};
-use espalier_fuse::{self as fuse, BackingId, DirBuffer, Filesystem, Granted, Notifier, Op, OpenedFlags, StatXExtra};
+use espalier_fuse::{
+    self as fuse, BackingId, DirBuffer, Filesystem, Granted, Notifier, Op, OpenedFlags, StatXExtra,
+};
 use espalier_proto::{
-    Access, AllocateMode, Attr, Caller, Dirent, Entry, Errno, FileType, Ino, Name, NameError, NewNode, OpenHow,
-    RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+    Access, AllocateMode, Attr, Caller, Dirent, Entry, Errno, FileType, Ino, Name, NameError, NewNode,
+    OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 
 use crate::node::{Door, Node, Outcome};
@@ -58,7 +60,12 @@ enum Form {
     StatX,
     Copy,
     /// A listing of a directory: the offset, the room, and whether with attributes.
-    Listing { dir: Ino, offset: u64, size: u32, plus: bool },
+    Listing {
+        dir: Ino,
+        offset: u64,
+        size: u32,
+        plus: bool,
+    },
     StatFs,
 }
 
@@ -141,7 +148,9 @@ impl Embedded {
             Op::TmpFile { mode: perm, umask, .. } => {
                 plain(Request::TmpFile { dir: ino, perm: perm & mode::PERMISSIONS, umask })
             }
-            Op::Link { node, new_name } => plain(Request::Link { ino: Ino(node), dir: ino, name: name(new_name)? }),
+            Op::Link { node, new_name } => {
+                plain(Request::Link { ino: Ino(node), dir: ino, name: name(new_name)? })
+            }
             Op::Unlink { name: bytes } => plain(Request::Unlink { dir: ino, name: name(bytes)? }),
             Op::RmDir { name: bytes } => plain(Request::RmDir { dir: ino, name: name(bytes)? }),
             Op::Rename { name: from, new_parent, new_name, flags } => {
@@ -161,9 +170,7 @@ impl Embedded {
             Op::Write { offset, data, kill_suid_gid, .. } => {
                 Ok((Call::Write { ino, offset, data: data.into(), kill_suid_gid }, Form::Plain))
             }
-            Op::Release { .. } | Op::ReleaseDir { .. } => {
-                Ok((Call::Release { ino }, Form::Plain))
-            }
+            Op::Release { .. } | Op::ReleaseDir { .. } => Ok((Call::Release { ino }, Form::Plain)),
             // Nothing is kept back that closing would have to write.
             Op::Flush { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::Flush)),
             Op::FSync { .. } | Op::FSyncDir { .. } | Op::SyncFs => plain(Request::Fsync { ino }),
@@ -234,7 +241,9 @@ impl Door for FuseDoor {
                 let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
                 reply.statx(&attr_out(&attr), &extra, attr_valid(&attr));
             }
-            (Answer::Attr(attr), Form::Restricting) if attr.kind == FileType::Directory && !self.kernel_checks => {
+            (Answer::Attr(attr), Form::Restricting)
+                if attr.kind == FileType::Directory && !self.kernel_checks =>
+            {
                 self.after_distrust(move || reply.attr(&attr_out(&attr), attr_valid(&attr)));
             }
             (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr)),
@@ -296,7 +305,13 @@ impl FuseDoor {
     fn entry_out(&self, entry: &Entry) -> fuse::Entry {
         let entry_valid = if entry.cacheable || self.kernel_checks { FOREVER } else { Duration::ZERO };
         let attr = &entry.attr;
-        fuse::Entry { node: attr.ino.0, generation: 0, attr: attr_out(attr), entry_valid, attr_valid: attr_valid(attr) }
+        fuse::Entry {
+            node: attr.ino.0,
+            generation: 0,
+            attr: attr_out(attr),
+            entry_valid,
+            attr_valid: attr_valid(attr),
+        }
     }
 
     fn opened(&self, node: &Node<Self>, reply: &fuse::Reply, opening: Opening) -> fuse::Opened {
@@ -453,4 +468,3 @@ fn attr_out(attr: &Attr) -> fuse::Attr {
 fn attr_valid(attr: &Attr) -> Duration {
     if attr.streamed { STREAM_ATTR } else { FOREVER }
 }
-

@@ -37,8 +37,10 @@ pub fn mount(
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
     let failed = |error| Error::Mount { mountpoint: mountpoint.into(), source: error };
-    espalier_fuse::detach_dead(mountpoint)
-        .map_err(|source| Error::Io { what: format!("cannot remove a dead mount from {}", mountpoint.display()), source })?;
+    espalier_fuse::detach_dead(mountpoint).map_err(|source| Error::Io {
+        what: format!("cannot remove a dead mount from {}", mountpoint.display()),
+        source,
+    })?;
     let name = source.to_string_lossy();
     let mut kernel = options.kernel.clone();
     let mut session = Session::mount(&name, mountpoint, &kernel, &wanted(&kernel)).map_err(failed)?;
@@ -52,7 +54,9 @@ pub fn mount(
     let door = FuseDoor::new(kernel.default_permissions);
     match session.notifier(NOTIFICATIONS) {
         Ok(notifier) => door.set_notifier(notifier),
-        Err(source) => return Err(Error::Io { what: "cannot start the thread for notifications".into(), source }),
+        Err(source) => {
+            return Err(Error::Io { what: "cannot start the thread for notifications".into(), source });
+        }
     }
     let Volume { disk, meta, superblock, .. } = volume;
     let (node, background) = Node::new(meta, disk, door);

@@ -243,7 +243,9 @@ impl<D: Door> Node<D> {
 
     fn finish(&self, finished: Finished<'_, D::Ticket>) {
         match finished {
-            Finished::Answer(ticket, Ok(Answer::Bytes(bytes))) => self.door.answer(self, ticket, Ok(Outcome::Data(&bytes))),
+            Finished::Answer(ticket, Ok(Answer::Bytes(bytes))) => {
+                self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)))
+            }
             Finished::Answer(ticket, result) => self.door.answer(self, ticket, result.map(Outcome::Answer)),
             Finished::Stream(ticket, _, StreamIo::Read { ino, offset, size }) => {
                 BUFFER.with_borrow_mut(|buffer| {

@@ -1,8 +1,6 @@
 use alloc::boxed::Box;
 
-use espalier_proto::{
-    Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode,
-};
+use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};

@@ -14,16 +14,27 @@ const PAGE: usize = 1024;
 impl Meta {
     /// A piece of a listing (carns III.E): entries in the order of their hashes, which is also what a cursor means, so
     /// that a listing shows every entry that stays exactly once, whatever else changes. `.` and `..` are the caller's.
-    pub(crate) fn readdir(&mut self, cx: &mut Cx<'_>, dir: Ino, after: u64, limit: u32, plus: bool) -> Step<Reply> {
+    pub(crate) fn readdir(
+        &mut self,
+        cx: &mut Cx<'_>,
+        dir: Ino,
+        after: u64,
+        limit: u32,
+        plus: bool,
+    ) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
-        let Body::Directory { parent, .. } = inode.body else { return Err(Stop::Fail(espalier_proto::Errno::EIO)) };
+        let Body::Directory { parent, .. } = inode.body else {
+            return Err(Stop::Fail(espalier_proto::Errno::EIO));
+        };
         let cacheable = inode.searchable_by_all();
         if inode.nlink == 0 {
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
         }
-        let (found, end) = self.state.fragments.get(&dir).map_or((Vec::new(), false), |fragment| {
-            collect(fragment, cx.page, after, limit as usize)
-        });
+        let (found, end) = self
+            .state
+            .fragments
+            .get(&dir)
+            .map_or((Vec::new(), false), |fragment| collect(fragment, cx.page, after, limit as usize));
         if found.is_empty() && !end {
             let from = match cx.page {
                 Some((from, to, _)) if from <= after + 1 && to > after + 1 => to,
@@ -50,18 +61,25 @@ impl Meta {
         found.into_iter().filter_map(|item| dirent(item).transpose()).collect()
     }
 
-    fn with_attributes(&mut self, cx: &Cx<'_>, cacheable: bool, found: Vec<(Slot, Target)>) -> Step<Vec<Dirent>> {
+    fn with_attributes(
+        &mut self,
+        cx: &Cx<'_>,
+        cacheable: bool,
+        found: Vec<(Slot, Target)>,
+    ) -> Step<Vec<Dirent>> {
         let mut inodes = Vec::with_capacity(found.len());
         for (_, target) in &found {
             if let Some(ino) = target.ino() {
                 inodes.push(self.state.inode(ino)?);
             }
         }
-        let streamed: Vec<Ino> = inodes.iter().filter(|inode| inode.is_streamed()).map(|inode| inode.ino).collect();
+        let streamed: Vec<Ino> =
+            inodes.iter().filter(|inode| inode.is_streamed()).map(|inode| inode.ino).collect();
         // One call for all of them (carns III.E's listattr).
         let stats = if streamed.is_empty() { Vec::new() } else { cx.stream_stats(streamed)? };
         let mut stats = stats.iter();
-        let attrs = inodes.iter().map(|inode| inode.attr(if inode.is_streamed() { stats.next() } else { None }));
+        let attrs =
+            inodes.iter().map(|inode| inode.attr(if inode.is_streamed() { stats.next() } else { None }));
         let attrs: Vec<_> = attrs.collect();
         let with = |((slot, _), attr): ((Slot, Target), espalier_proto::Attr)| {
             let entry = Some::<Entry>(self.entry(cacheable, attr));

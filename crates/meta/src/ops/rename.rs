@@ -53,9 +53,9 @@ impl Meta {
             }
         }
         let replaced = target.map(|target| target.ino);
-        let whiteout = flags.contains(RenameFlags::WHITEOUT).then(|| {
-            self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0)).map(Box::new)
-        });
+        let whiteout = flags
+            .contains(RenameFlags::WHITEOUT)
+            .then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0)).map(Box::new));
         let whiteout = whiteout.transpose()?;
         let ((from_dir, from), (to_dir, to)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
         self.commit(cx, &Event::Rename { from_dir, from, to_dir, to, whiteout, time: cx.now })?;

@@ -56,7 +56,9 @@ fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
     if set.uid.is_some() || set.gid.is_some() {
         let same_owner = set.uid.is_none_or(|uid| uid == inode.uid);
         let allowed = cx.caller.is_superuser()
-            || (owner && same_owner && (set.gid.is_none_or(|gid| gid == inode.gid) || cx.is_member(set.gid.unwrap_or(0))?));
+            || (owner
+                && same_owner
+                && (set.gid.is_none_or(|gid| gid == inode.gid) || cx.is_member(set.gid.unwrap_or(0))?));
         if !allowed {
             return Err(Errno::EPERM.into());
         }

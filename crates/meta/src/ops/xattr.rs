@@ -84,10 +84,15 @@ impl Meta {
         let total: usize = list.iter().map(|(name, value)| name.len() + value.len()).sum();
         let old = at.map_or(0, |at| list[at].1.len() + name.len());
         let names: usize = list.iter().map(|(name, _)| name.len() + 1).sum();
-        if total - old + name.len() + value.len() > MAX_TOTAL || (at.is_err() && names + name.len() + 1 > MAX_LIST) {
+        if total - old + name.len() + value.len() > MAX_TOTAL
+            || (at.is_err() && names + name.len() + 1 > MAX_LIST)
+        {
             return Err(Errno::ENOSPC.into());
         }
-        self.commit(cx, &Event::SetXattr { ino, name: name.into(), value: Some(value.into()), time: cx.now })?;
+        self.commit(
+            cx,
+            &Event::SetXattr { ino, name: name.into(), value: Some(value.into()), time: cx.now },
+        )?;
         Ok(Reply::Done)
     }
 
@@ -113,7 +118,14 @@ impl Meta {
         Ok(Reply::Done)
     }
 
-    fn set_acl(&mut self, cx: &mut Cx<'_>, ino: Ino, default: bool, acl: Option<Acl>, kill_sgid: bool) -> Step<Reply> {
+    fn set_acl(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        default: bool,
+        acl: Option<Acl>,
+        kill_sgid: bool,
+    ) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
         if inode.kind == FileType::Symlink {
             return Err(Errno::EOPNOTSUPP.into());

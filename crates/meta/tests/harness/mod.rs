@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use espalier_meta::{
-    Atime, Check, Config, Finding, Format, Input, Io, IoDone, IoId, Load, Meta, Now, Outbox, Recovery, StreamCall,
-    StreamDone,
+    Atime, Check, Config, Finding, Format, Input, Io, IoDone, IoId, Load, Meta, Now, Outbox, Recovery,
+    StreamCall, StreamDone,
 };
 use espalier_proto::*;
 
@@ -285,7 +285,8 @@ impl Harness {
             let xattrs = self.ask(Request::ListXattr { ino: attr.ino });
             // What a stream holds is not journaled: after a crash it is whatever was written.
             let streamed = attr.kind == FileType::Regular && self.is_streamed(attr.ino);
-            let shown = if streamed { String::from("streamed") } else { format!("{attr:?} {bytes:?} {xattrs:?}") };
+            let shown =
+                if streamed { String::from("streamed") } else { format!("{attr:?} {bytes:?} {xattrs:?}") };
             lines.insert(path.clone(), shown);
             if attr.kind == FileType::Directory {
                 self.dump_into(attr.ino, path, lines);
