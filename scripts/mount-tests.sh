@@ -2,14 +2,14 @@
 # Tests on a mount: pjdfstest, our conformance cases, the model, a user's first hour, and fsck at the end.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour" picks parts.
+# ONLY="pjdfstest conformance model first-hour kill" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour}
+only=${ONLY:-pjdfstest conformance model first-hour kill}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -63,5 +63,8 @@ if [ -n "$mounted" ]; then
     "$bin" umount "$work/mnt"
     mounted=
     "$bin" fsck "$work/data"
+fi
+if [ -z "${TARGET_DIR:-}" ] && part kill; then
+    TARGET=$target scripts/kill-test.sh 5
 fi
 echo 'mount-tests: all passed'

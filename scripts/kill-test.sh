@@ -1,0 +1,72 @@
+#!/bin/bash
+# kill-test.sh [ROUNDS]: kills the server of a mount under load, again and again. After each kill the next mount must
+# recover by itself within seconds, what was synced must be there, and in the end fsck must be clean.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${TARGET:-target}/release/espalier")
+rounds=${1:-8}
+work=$(mktemp -d)
+mnt=$work/mnt
+mkdir "$mnt"
+cleanup() {
+    [ -z "${load:-}" ] || kill "$load" 2> /dev/null || true
+    "$bin" umount --force "$mnt" 2> /dev/null || umount -l "$mnt" 2> /dev/null || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+"$bin" mkfs "$work/data" > /dev/null
+
+# Creates, rewrites, renames, links and removes files of many sizes. Of every tenth file it syncs what it is to hold, and
+# only then notes the name outside.
+load() {
+    local round=$1 number=0 size dir
+    while :; do
+        number=$((number + 1))
+        dir=$mnt/r$round/d$((number % 7))
+        mkdir -p "$dir"
+        size=$((RANDOM * (number % 5 == 0 ? 8 : 1)))
+        head -c "$size" /dev/urandom > "$dir/f$number"
+        ln -f "$dir/f$number" "$dir/l$((number % 11))"
+        [ $((number % 3)) != 0 ] || mv "$dir/f$number" "$mnt/r$round/m$((number % 13))"
+        [ $((number % 4)) != 0 ] || rm -f "$dir/f$((number - 2))"
+        if [ $((number % 10)) = 0 ]; then
+            seq "$number" $((number + 200)) > "$dir/s$number"
+            sync "$dir/s$number"
+            echo "r$round/d$((number % 7))/s$number $number" >> "$work/synced"
+        fi
+    done
+}
+
+for round in $(seq "$rounds"); do
+    "$bin" mount "$work/data" "$mnt"
+    load "$round" 2> /dev/null &
+    load=$!
+    sleep "$((1 + RANDOM % 3)).$((RANDOM % 10))"
+    pkill -9 -f "espalier mount .*$mnt\$"
+    kill "$load" 2> /dev/null || true
+    wait "$load" 2> /dev/null || true
+    load=
+    # A dead mount is removed by the next mount.
+    started=$(date +%s%N)
+    "$bin" mount --log info "$work/data" "$mnt"
+    took=$((($(date +%s%N) - started) / 1000000))
+    while read -r path number; do
+        if ! cmp -s <(seq "$number" $((number + 200))) "$mnt/$path"; then
+            echo "kill-test: round $round: $path was synced, and is lost" >&2
+            exit 1
+        fi
+    done < "$work/synced"
+    # Every file can be read and every directory listed.
+    tar -cf /dev/null -C "$mnt" .
+    "$bin" umount "$mnt"
+    "$bin" fsck "$work/data" > "$work/fsck" || {
+        cat "$work/fsck"
+        exit 1
+    }
+    echo "round $round: mounted again in $took ms; $(wc -l < "$work/synced") synced files so far; $(cat "$work/fsck")"
+done
+if ! grep -q 'replayed the journal' "$work/data/log"; then
+    echo 'kill-test: no mount had anything to replay: it tested nothing' >&2
+    exit 1
+fi
+echo 'kill-test: passed'
