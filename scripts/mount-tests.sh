@@ -2,14 +2,14 @@
 # Tests on a mount: pjdfstest, our conformance cases, the model, a user's first hour, and fsck at the end.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour kill" picks parts.
+# ONLY="pjdfstest conformance model first-hour helpers dump full kill" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour kill}
+only=${ONLY:-pjdfstest conformance model first-hour helpers dump full kill}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -21,7 +21,11 @@ chmod 755 "$work" # other users must reach the mount
 mkdir "$work/second" "$work/mnt"
 mount -t tmpfs -o size=512m tmpfs "$work/second"
 mounted=
+# mount(8) finds the program by this name; remounting needs it too.
+helper=/sbin/mount.fuse.espalier
+if [ -e "$helper" ]; then helper=; else ln -s "$(realpath "$bin")" "$helper"; fi
 cleanup() {
+    [ -z "$helper" ] || rm -f "$helper"
     [ -z "$mounted" ] || "$bin" umount "$work/mnt" || umount -l "$work/mnt" || true
     umount "$work/second" || umount -l "$work/second" || true
     rm -rf --one-file-system "$work"
@@ -64,7 +68,17 @@ if [ -n "$mounted" ]; then
     mounted=
     "$bin" fsck "$work/data"
 fi
-if [ -z "${TARGET_DIR:-}" ] && part kill; then
-    TARGET=$target scripts/kill-test.sh 5
+if [ -z "${TARGET_DIR:-}" ]; then
+    if part helpers; then
+        mount -t fuse.espalier -o noatime,nofail "$work/data" "$work/mnt"
+        mounted=yes
+        grep -q " $work/mnt fuse.espalier .*noatime" /proc/mounts
+        umount "$work/mnt"
+        mounted=
+        if "$bin" mount -o nonsense "$work/data" "$work/mnt"; then exit 1; fi
+    fi
+    if part dump; then TARGET=$target scripts/dump-test.sh; fi
+    if part full; then TARGET=$target scripts/full-test.sh; fi
+    if part kill; then TARGET=$target scripts/kill-test.sh 5; fi
 fi
 echo 'mount-tests: all passed'

@@ -36,6 +36,10 @@ pub enum Command {
     Fsck(SourceArgs),
     /// Tell how a file system is.
     Status(SourceArgs),
+    /// Write all of a file system that is not mounted to a file, or to standard output.
+    Dump(DumpArgs),
+    /// Make a file system from what `dump` wrote.
+    Load(LoadArgs),
     /// Print completions for a shell.
     Completions { shell: clap_complete::Shell },
     /// Print the manual page.
@@ -95,6 +99,28 @@ pub struct UmountArgs {
     /// Seconds after which it is forced, if the file system does not answer.
     #[arg(long, default_value_t = 60)]
     pub timeout: u64,
+}
+
+#[derive(Debug, Args)]
+pub struct DumpArgs {
+    /// The file system: the directory that it lies in.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub source: PathBuf,
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// `-` for standard input.
+    #[arg(value_hint = ValueHint::FilePath)]
+    pub file: PathBuf,
+    /// The directory. It is made if it does not exist.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// Even over a file system that is there, which is then lost.
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout)]
 
 mod args;
+mod copy;
 mod mount;
 mod options;
 mod report;
@@ -38,6 +39,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Mkfs(args) => mkfs(&args),
         Command::Fsck(args) => report::fsck(&args),
         Command::Status(args) => report::status(&args),
+        Command::Dump(args) => copy::dump(&args),
+        Command::Load(args) => copy::load(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "espalier", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

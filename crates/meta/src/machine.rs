@@ -515,7 +515,10 @@ impl Meta {
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }
-        if self.draining || self.ticks.is_multiple_of(Self::CHECKPOINT_TICKS) || self.journal.is_half_full() {
+        // What has been removed gives its space back only with a checkpoint.
+        let is_short = self.free_space < 2 * self.config.reserve;
+        let is_due = self.ticks.is_multiple_of(Self::CHECKPOINT_TICKS);
+        if self.draining || is_due || is_short || self.journal.is_half_full() {
             self.start_checkpoint(out);
         }
         self.flush(0, true, out);

@@ -48,6 +48,19 @@ impl ObjectId {
         bytes[9..].copy_from_slice(&self.part.to_be_bytes());
         bytes
     }
+
+    /// The reverse of [`Self::to_bytes`]; `None` for a kind that there is not.
+    pub fn from_bytes(bytes: [u8; 13]) -> Option<Self> {
+        let [kind, a, b, c, d, e, f, g, h, part @ ..] = bytes;
+        let kind = match kind {
+            0 => ObjectKind::Super,
+            1 => ObjectKind::Fragment,
+            2 => ObjectKind::Inodes,
+            3 => ObjectKind::Orphans,
+            _ => return None,
+        };
+        Some(Self { kind, id: u64::from_be_bytes([a, b, c, d, e, f, g, h]), part: u32::from_be_bytes(part) })
+    }
 }
 
 /// One change of a checkpoint: a key of an object gets a value, or goes.

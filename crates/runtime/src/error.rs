@@ -19,6 +19,12 @@ pub enum Error {
     Recovery(#[from] RecoveryError),
     #[error("{} was not completely made: run `espalier mkfs --force` on it", .0.display())]
     Unfinished(PathBuf),
+    #[error("{0}")]
+    Option(&'static str),
+    #[error("this is no dump of an Espalier file system, or of a newer version")]
+    ForeignDump,
+    #[error("the dump is damaged or was cut off after {0} records; nothing was mounted from it")]
+    DamagedDump(u64),
     #[error("cannot mount on {}", .mountpoint.display())]
     Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
     #[error("the connection to the kernel failed")]

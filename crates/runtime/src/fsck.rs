@@ -48,7 +48,7 @@ pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
 }
 
 /// Brings the tables up to the journal.
-fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
+pub(crate) fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
     let (node, background) = Node::new(volume.meta, Arc::clone(&volume.disk), Closed);
     std::thread::scope(|scope| {
         scope.spawn(|| node.run_background(background));

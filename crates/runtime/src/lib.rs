@@ -4,6 +4,7 @@ mod clock;
 mod control;
 mod disk;
 mod door;
+mod dump;
 mod error;
 mod fsck;
 mod mount;
@@ -11,6 +12,7 @@ mod node;
 mod volume;
 
 pub use control::{Status, status_of};
+pub use dump::{Dumped, dump, load};
 pub use error::Error;
 pub use fsck::{FsckReport, fsck};
 pub use mount::{MountOptions, mount};

@@ -35,11 +35,24 @@ impl MkfsOptions {
 /// Makes an empty file system in a directory.
 pub fn mkfs(dir: &Path, options: &MkfsOptions) -> Result<Superblock, Error> {
     let MkfsOptions { label, strip_bytes, journal_bytes, force, uid, gid, perm } = options.clone();
-    let superblock = superblock::format(dir, &FormatOptions { label, strip_bytes, journal_bytes, force })?;
+    check_sizes(strip_bytes, journal_bytes)?;
+    let format = FormatOptions { label, strip_bytes, journal_bytes, force, hash_key: None };
+    let superblock = superblock::format(dir, &format)?;
     let (store, _) = LocalStore::open(dir, false)?;
     store.stage(Format { time: clock::now(), uid, gid, perm }.writes())?;
     store.publish()?;
     Ok(superblock)
+}
+
+/// An event of a whole strip must be a small part of the journal.
+fn check_sizes(strip_bytes: u32, journal_bytes: u64) -> Result<(), Error> {
+    if !(4 << 20..=64 << 30).contains(&journal_bytes) {
+        return Err(Error::Option("a journal has 4M to 64G"));
+    }
+    if strip_bytes > 1 << 20 || u64::from(strip_bytes) > journal_bytes / 16 {
+        return Err(Error::Option("a strip has at most 1M, and at most a sixteenth of the journal"));
+    }
+    Ok(())
 }
 
 /// How a file system is opened.

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
-use espalier_proto::{ObjectId, ObjectKind, TableWrite};
+use espalier_proto::{ObjectId, TableWrite};
 use lsm_tree::compaction::Leveled;
 use lsm_tree::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use lsm_tree::{
@@ -21,6 +21,8 @@ const OBJECT_BYTES: usize = 13;
 const OPEN_TABLES: usize = 256;
 /// Small, so that one round of compaction is short.
 const TABLE_BYTES: u64 = 16 << 20;
+/// Removed records that are worth rewriting the tables for, if they are a fourth of all.
+const TOMBSTONES: u64 = 1000;
 
 /// The records: a log-structured merge tree without a log of its own. Keys are an object's id and a key of the object.
 ///
@@ -146,7 +148,15 @@ impl Tables {
         let compacted = self.guarded(|| {
             let before = self.tree.current_version().id();
             self.tree.compact(strategy, self.seqno.get())?;
-            Ok(self.tree.current_version().id() != before)
+            if self.tree.current_version().id() != before {
+                return Ok(true);
+            }
+            // Levels hold on to what was removed until they are merged with the next, which may never come.
+            let removed = self.tree.tombstone_count();
+            if removed > TOMBSTONES && removed * 4 > self.tree.approximate_len() as u64 {
+                self.tree.major_compact(TABLE_BYTES, self.seqno.get())?;
+            }
+            Ok(false)
         });
         if compacted.is_err() && !is_held(&self.staging) {
             self.remove_unused();
@@ -271,16 +281,6 @@ fn end_of(object: ObjectId) -> Bound<Vec<u8>> {
 fn parse(key: &[u8], value: &[u8]) -> Result<Record, StoreError> {
     let unknown = || StoreError::corrupt(format!("a record has the key {}", key.escape_ascii()));
     let (object, key) = key.split_first_chunk::<OBJECT_BYTES>().ok_or_else(unknown)?;
-    let kind = match object[0] {
-        0 => ObjectKind::Super,
-        1 => ObjectKind::Fragment,
-        2 => ObjectKind::Inodes,
-        3 => ObjectKind::Orphans,
-        _ => return Err(unknown()),
-    };
-    let (mut id, mut part) = ([0; 8], [0; 4]);
-    id.copy_from_slice(&object[1..9]);
-    part.copy_from_slice(&object[9..]);
-    let object = ObjectId { kind, id: u64::from_be_bytes(id), part: u32::from_be_bytes(part) };
+    let object = ObjectId::from_bytes(*object).ok_or_else(unknown)?;
     Ok((object, key.to_vec(), value.to_vec()))
 }

@@ -18,11 +18,19 @@ pub struct FormatOptions {
     pub journal_bytes: u64,
     /// Make it even where there is a store already, which is lost.
     pub force: bool,
+    /// The secret for hashing names, of a file system whose records are to be put in; otherwise a new one is drawn.
+    pub hash_key: Option<[u8; 16]>,
 }
 
 impl Default for FormatOptions {
     fn default() -> Self {
-        Self { label: String::new(), strip_bytes: 64 << 10, journal_bytes: 64 << 20, force: false }
+        Self {
+            label: String::new(),
+            strip_bytes: 64 << 10,
+            journal_bytes: 64 << 20,
+            force: false,
+            hash_key: None,
+        }
     }
 }
 
@@ -68,7 +76,7 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
         format: FORMAT,
         uuid: Uuid::new_v4(),
         label: options.label.clone(),
-        hash_key,
+        hash_key: options.hash_key.unwrap_or(hash_key),
         strip_bytes: options.strip_bytes,
         journal_bytes: options.journal_bytes.max(1 << 20).next_multiple_of(4096),
         created,

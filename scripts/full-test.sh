@@ -1,0 +1,53 @@
+#!/bin/bash
+# full-test.sh: a full disk gives ENOSPC, loses nothing, and is of use again when something has been removed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${TARGET:-target}/release/espalier")
+work=$(mktemp -d)
+mkdir "$work/disk" "$work/mnt"
+mount -t tmpfs -o size=300m tmpfs "$work/disk"
+cleanup() {
+    "$bin" umount --force "$work/mnt" 2> /dev/null || true
+    umount "$work/disk" || umount -l "$work/disk" || true
+    rm -rf "$work"
+}
+trap cleanup EXIT
+"$bin" mkfs --journal 16M "$work/disk/data" > /dev/null
+"$bin" mount "$work/disk/data" "$work/mnt"
+cd "$work/mnt"
+
+fill() { # command that fails when the disk is full
+    local number=0
+    while "$@" "$number" 2> "$work/error"; do
+        number=$((number + 1))
+        [ "$number" -lt 100000 ] || { echo 'full-test: the disk does not fill' >&2; exit 1; }
+    done
+    grep -q 'No space left on device' "$work/error"
+    echo "$number"
+}
+small() { head -c 30000 /dev/zero | tr '\0' x > "small$1"; }
+big() { head -c 8000000 /dev/zero > "big$1"; }
+
+bigs=$(fill big)
+echo kept > early 2> /dev/null || { rm big0; echo kept > early; }
+sync early
+rm big*
+sleep 3
+smalls=$(fill small)
+# Nothing is lost, and what is there can be removed.
+[ "$(cat early)" = kept ]
+[ "$(wc -c < small1)" = 30000 ]
+rm small*
+for _ in $(seq 60); do
+    [ "$(stat -f -c %a .)" -gt 40000 ] && break
+    sleep 1
+done
+echo again > later
+sync later
+cd /
+"$bin" umount "$work/mnt"
+"$bin" fsck "$work/disk/data"
+"$bin" mount "$work/disk/data" "$work/mnt"
+[ "$(cat "$work/mnt/early" "$work/mnt/later")" = "$(printf 'kept\nagain')" ]
+"$bin" umount "$work/mnt"
+echo "full-test: passed ($bigs files of 8 MB, $smalls of 30 KB)"
