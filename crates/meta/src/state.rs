@@ -516,8 +516,10 @@ impl State {
 
     /// The next piece of the snapshot: encodes up to `records` more. Empty: that was all.
     pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
-        for _ in 0..records {
-            let Some(changed) = self.snapshot.changed.pop_front() else { break };
+        // Records that are gone, or were encoded when they changed, do not count: only the end gives nothing.
+        while self.snapshot.writes.len() < records
+            && let Some(changed) = self.snapshot.changed.pop_front()
+        {
             let was = self.epoch - 1;
             match changed {
                 Changed::Inode(ino) => {

@@ -1,0 +1,66 @@
+//! What a checkpoint must hold, whatever has come and gone since the last.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_proto::*;
+use harness::{Harness, ROOT_CALLER, name};
+
+/// More files than a piece of a checkpoint has records, all of which are gone when it is made.
+fn come_and_go(fs: &mut Harness, count: usize) {
+    for number in 0..count {
+        let file = format!("passing{number}");
+        let ino = fs.create(Ino::ROOT, &file, NewNode::Regular).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(&file) }).unwrap();
+        fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
+    }
+}
+
+#[test]
+fn records_behind_many_that_are_gone_are_written() {
+    let mut fs = Harness::new();
+    fs.create(Ino::ROOT, "before", NewNode::Directory).unwrap();
+    fs.checkpoint();
+    come_and_go(&mut fs, 2000);
+    fs.create(Ino::ROOT, "after", NewNode::Regular).unwrap();
+    let ino = fs.lookup(Ino::ROOT, "before").unwrap().ino;
+    fs.create(ino, "inside", NewNode::Regular).unwrap();
+    fs.checkpoint();
+    let seen = fs.dump();
+    assert_eq!(fs.fsck(), []);
+    // The tables alone must hold it all.
+    let mut disk = fs.disk.clone();
+    disk.journal.clear();
+    let mut fs = Harness::recover(harness::config(), disk);
+    assert_eq!(fs.dump(), seen);
+}
+
+#[test]
+fn changes_while_a_checkpoint_is_under_way_belong_to_the_next() {
+    let mut fs = Harness::new();
+    let dir = fs.create(Ino::ROOT, "dir", NewNode::Directory).unwrap();
+    for number in 0..1000 {
+        fs.create(dir, &format!("file{number}"), NewNode::Regular).unwrap();
+    }
+    fs.lazy = true;
+    fs.checkpoint();
+    // Between any two pieces something changes.
+    for number in 0..1000 {
+        fs.settle_one();
+        let file = name(&format!("file{number}"));
+        match number % 3 {
+            0 => drop(fs.ask(Request::Unlink { dir, name: file }).unwrap()),
+            1 => {
+                let (to, flags) = (name(&format!("moved{number}")), RenameFlags::empty());
+                fs.ask(Request::Rename { from_dir: dir, from: file, to_dir: Ino::ROOT, to, flags }).unwrap();
+            }
+            _ => {
+                let ino = fs.lookup(dir, &format!("file{number}")).unwrap().ino;
+                fs.ask(Request::Link { ino, dir, name: name(&format!("link{number}")) }).unwrap();
+            }
+        }
+    }
+    fs.settle();
+    fs.lazy = false;
+    assert_eq!(fs.fsck(), []);
+}
