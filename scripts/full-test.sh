@@ -28,10 +28,11 @@ fill() { # command that fails when the disk is full
 small() { head -c 30000 /dev/zero | tr '\0' x > "small$1"; }
 big() { head -c 8000000 /dev/zero > "big$1"; }
 
-bigs=$(fill big)
-echo kept > early 2> /dev/null || { rm big0; echo kept > early; }
+echo kept > early
 sync early
+bigs=$(fill big)
 rm big*
+# How much space there is is looked at once a second.
 sleep 3
 smalls=$(fill small)
 # Nothing is lost, and what is there can be removed.
