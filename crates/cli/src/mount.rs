@@ -63,6 +63,10 @@ fn announce(wanted: bool) {
     if wanted {
         let mut out = std::io::stdout();
         let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
+        // Whoever reads our output to its end must not wait for the mount to end.
+        if let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") {
+            let _ = rustix::stdio::dup2_stdout(&null).and_then(|()| rustix::stdio::dup2_stderr(&null));
+        }
     }
 }
 
