@@ -4,12 +4,13 @@
 //! decided; in replay, the first part is what says what to load.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, Name, Time};
 
 use crate::event::{Change, Event};
 use crate::record::{Body, Inode, Slot};
-use crate::state::{Home, State, Target};
+use crate::state::{Home, SAME_HASH, State, Target};
 use crate::step::{Load, Step, Stop, Wait};
 
 impl State {
@@ -56,16 +57,14 @@ impl State {
             }
             Event::Write { ino, offset, data, kill_suid_gid, time } => {
                 self.strip(*ino)?;
-                let end = *offset as usize + data.len();
-                let bytes = &mut self.touch_strip(*ino).bytes;
-                bytes.resize(bytes.len().max(end), 0);
-                bytes[*offset as usize..end].copy_from_slice(data);
-                self.stuffed_changed(*ino, |size| size.max(end as u64), *kill_suid_gid, *time);
+                let end = offset + data.len() as u64;
+                self.change_strip(*ino, |bytes| overwrite(bytes, *offset as usize, data));
+                self.stuffed_changed(*ino, |size| size.max(end), *kill_suid_gid, *time);
             }
             Event::Resize { ino, size, kill_suid_gid, time } => {
                 let stored = self.strip(*ino)?.len();
                 if stored as u64 > *size {
-                    self.touch_strip(*ino).bytes.truncate(*size as usize);
+                    self.change_strip(*ino, |bytes| bytes.truncate(*size as usize));
                 }
                 self.stuffed_changed(*ino, |_| *size, *kill_suid_gid, *time);
             }
@@ -73,11 +72,12 @@ impl State {
                 let stored = self.strip(*ino)?.len() as u64;
                 let (from, to) =
                     ((*offset).min(stored) as usize, offset.saturating_add(*length).min(stored) as usize);
-                let bytes = &mut self.touch_strip(*ino).bytes;
-                bytes[from..to].fill(0);
-                if to == bytes.len() {
-                    bytes.truncate(from);
-                }
+                self.change_strip(*ino, |bytes| {
+                    bytes[from..to].fill(0);
+                    if to == bytes.len() {
+                        bytes.truncate(from);
+                    }
+                });
                 self.stuffed_changed(*ino, |size| size, false, *time);
             }
             Event::Unstuff { ino } => {
@@ -103,14 +103,15 @@ impl State {
             }
             Event::SetXattr { ino, name, value, time } => {
                 self.xattr_list(*ino)?;
-                let list = self.touch_xattrs(*ino);
-                match (list.binary_search_by(|(n, _)| n.cmp(name)), value) {
-                    (Ok(at), Some(value)) => list[at].1.clone_from(value),
-                    (Ok(at), None) => drop(list.remove(at)),
-                    (Err(at), Some(value)) => list.insert(at, (name.clone(), value.clone())),
-                    (Err(_), None) => {}
-                }
-                let has_xattrs = !list.is_empty();
+                let has_xattrs = self.change_xattrs(*ino, |list| {
+                    match (list.binary_search_by(|(n, _)| n.cmp(name)), value) {
+                        (Ok(at), Some(value)) => list[at].1.clone_from(value),
+                        (Ok(at), None) => drop(list.remove(at)),
+                        (Err(at), Some(value)) => list.insert(at, (name.clone(), value.clone())),
+                        (Err(_), None) => {}
+                    }
+                    !list.is_empty()
+                });
                 self.change(*ino, |inode| {
                     inode.has_xattrs = has_xattrs;
                     inode.ctime = *time;
@@ -118,7 +119,8 @@ impl State {
             }
             Event::Locate { ino, dir, hash } => {
                 if !self.inodes.contains_key(ino) {
-                    return Err(Stop::Wait(Wait::Load(Load::Dentries { dir: *dir, from: *hash, limit: 4 })));
+                    let load = Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH };
+                    return Err(Stop::Wait(Wait::Load(load)));
                 }
             }
             Event::Purge { ino } => {
@@ -230,7 +232,7 @@ impl State {
     }
 
     /// The slot of an inode that lies in a dentry.
-    fn primary_slot(&self, dir: Ino, hash: u64, ino: Ino) -> Option<Slot> {
+    pub(crate) fn primary_slot(&self, dir: Ino, hash: u64, ino: Ino) -> Option<Slot> {
         let from = Slot { hash, name: Name::lowest() };
         let mut cells =
             self.fragments.get(&dir)?.cells.range(from..).take_while(|(slot, _)| slot.hash == hash);
@@ -320,4 +322,14 @@ impl Change {
         inode.mtime = self.mtime.unwrap_or(inode.mtime);
         inode.ctime = self.ctime.unwrap_or(inode.ctime);
     }
+}
+
+/// Puts `data` at `offset` of `bytes`; what it leaves between their end and it is zero.
+fn overwrite(bytes: &mut Vec<u8>, offset: usize, data: &[u8]) {
+    if bytes.len() < offset {
+        bytes.resize(offset, 0);
+    }
+    let inside = data.len().min(bytes.len() - offset);
+    bytes[offset..offset + inside].copy_from_slice(&data[..inside]);
+    bytes.extend_from_slice(&data[inside..]);
 }

@@ -41,6 +41,8 @@ pub struct Config {
     pub watermarks: (usize, usize),
     /// Bytes.
     pub journal_capacity: u64,
+    /// What the cache may take, about, in bytes. What has changed is kept beyond that until a checkpoint has written it.
+    pub cache_bytes: usize,
     /// With less free space in the store than this many bytes, nothing is added any more.
     pub reserve: u64,
 }
@@ -50,7 +52,18 @@ impl Config {
         let (sync, read_only, atime, watermarks) = (false, false, Atime::Relative, (1, 8));
         // A checkpoint writes at most what the journal holds, and merging tables takes as much again.
         let reserve = 2 * journal_capacity;
-        Self { hash_key, strip_bytes, sync, read_only, atime, watermarks, journal_capacity, reserve }
+        let cache_bytes = usize::MAX;
+        Self {
+            hash_key,
+            strip_bytes,
+            sync,
+            read_only,
+            atime,
+            watermarks,
+            journal_capacity,
+            cache_bytes,
+            reserve,
+        }
     }
 }
 
@@ -59,8 +72,7 @@ pub(crate) struct Cx<'a> {
     pub now: Time,
     pub caller: &'a Caller,
     streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
-    /// The hashes of a directory that a load has just covered: from, to (exclusive), to its end.
-    pub page: Option<(u64, u64, bool)>,
+    pub page: Option<Page>,
     /// Must the answer wait until everything so far is durable?
     pub durable: bool,
     /// Has the operation changed anything?
@@ -84,6 +96,14 @@ impl Cx<'_> {
     }
 }
 
+/// What a load has just covered of a directory: all names with hashes from `from` to `to`, exclusive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Page {
+    pub dir: Ino,
+    pub from: u64,
+    pub to: u64,
+}
+
 /// An operation that has been started and not answered.
 #[derive(Debug)]
 struct Task {
@@ -92,7 +112,7 @@ struct Task {
     caller: Caller,
     request: Request,
     streams: Vec<(StreamCall, Result<StreamDone, Errno>)>,
-    page: Option<(u64, u64, bool)>,
+    page: Option<Page>,
     /// The last load, which must not be asked for again.
     loaded: Option<Load>,
 }
@@ -100,7 +120,8 @@ struct Task {
 /// What an I/O was asked for.
 #[derive(Debug)]
 enum Purpose {
-    Load(Load),
+    /// With the last checkpoint's epoch when it was asked for.
+    Load(Load, u32),
     /// Of one waiting operation.
     Groups(u64),
     Stream(u64, StreamCall),
@@ -135,6 +156,10 @@ pub struct Meta {
 impl Meta {
     /// Ticks between checkpoints that only idleness calls for.
     const CHECKPOINT_TICKS: u64 = 30;
+    /// Inodes considered for eviction after each input: bounds what an operation pays for others.
+    const EVICTION_STEPS: usize = 32;
+    /// Bytes of changes that are never waited for.
+    const SMALLEST_CACHE: usize = 1 << 20;
 
     pub(crate) fn with_state(config: Config, state: State, end: Position, used: u64) -> Self {
         let journal = Journal::new(state.sequence, end, used, config.journal_capacity, config.watermarks);
@@ -174,6 +199,14 @@ impl Meta {
         // What is appended can be trimmed by the checkpoint after; that makes room.
         let flush = !self.roomless.is_empty() || (self.draining && self.tasks.is_empty());
         self.flush(now.queued, flush, out);
+        // What operations under way have loaded had better stay until they are done.
+        let bound = self.config.cache_bytes;
+        let now_bound =
+            if self.tasks.is_empty() { bound } else { bound.saturating_add(Self::SMALLEST_CACHE) };
+        self.state.shrink(now_bound, Self::EVICTION_STEPS, &mut out.recalls);
+        if self.state.dirty > self.config.cache_bytes / 4 {
+            self.start_checkpoint(out);
+        }
     }
 
     /// After [`Input::Drain`]: everything is written.
@@ -186,6 +219,11 @@ impl Meta {
     /// Why nothing can be changed any more, if so.
     pub fn broken(&self) -> Option<Errno> {
         self.journal.broken
+    }
+
+    /// What the cache takes of memory: about, in bytes.
+    pub fn cache_bytes(&self) -> usize {
+        self.state.cache_bytes()
     }
 
     /// Inodes in use.
@@ -230,7 +268,7 @@ impl Meta {
                 let waiting = self.loads.entry(load.clone()).or_default();
                 waiting.push(number);
                 if waiting.len() == 1 {
-                    self.ask(Purpose::Load(load.clone()), Io::Load(load), out);
+                    self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
                 }
             }
             Wait::Groups => {
@@ -297,7 +335,7 @@ impl Meta {
         if self.journal.broken.is_some() {
             return Err(Errno::EIO.into());
         }
-        if !self.journal.has_room() {
+        if !self.journal.has_room() || self.state.dirty > self.config.cache_bytes / 2 + Self::SMALLEST_CACHE {
             // A checkpoint that fails will not make room soon: say so rather than hang.
             return Err(self.checkpoint.failure().map_or(Stop::Wait(Wait::Room), Stop::Fail));
         }
@@ -392,7 +430,11 @@ impl Meta {
 
     fn done(&mut self, now: Now, id: IoId, result: Result<IoDone, Errno>, out: &mut Outbox) {
         match (self.io.remove(&id), result) {
-            (Some(Purpose::Load(load)), result) => self.done_load(now, &load, result, out),
+            // What it has read may have been changed, written and evicted meanwhile.
+            (Some(Purpose::Load(load, published)), _) if published != self.state.published => {
+                self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
+            }
+            (Some(Purpose::Load(load, _)), result) => self.done_load(now, &load, result, out),
             (Some(Purpose::Groups(number)), result) => {
                 if let Some(task) = self.tasks.get_mut(&number) {
                     // A process that is gone has no groups to lend.
@@ -448,7 +490,8 @@ impl Meta {
                     .and_then(|(key, _)| key.first_chunk::<8>())
                     .map(|hash| u64::from_be_bytes(*hash));
                 // Of the last hash there may be more names, so it is not covered.
-                page = Some((*from, if end { u64::MAX } else { last.unwrap_or(*from) }, end));
+                let to = if end { u64::MAX } else { last.unwrap_or(*from) };
+                page = Some(Page { dir: *dir, from: *from, to });
                 self.state.loaded_dentries(*dir, *from, *limit, &pairs).map_err(|_| Errno::EIO)
             }
             (_, Err(errno)) => Err(errno),
@@ -460,8 +503,8 @@ impl Meta {
                     if let Some(task) = self.tasks.get_mut(&number) {
                         // Pages that follow on each other are one.
                         task.page = match (task.page, page) {
-                            (Some((from, reached, _)), Some((next, to, end))) if next == reached => {
-                                Some((from, to, end))
+                            (Some(old), Some(new)) if (old.dir, old.to) == (new.dir, new.from) => {
+                                Some(Page { to: new.to, ..old })
                             }
                             _ => page,
                         };
@@ -480,6 +523,7 @@ impl Meta {
     fn done_publish(&mut self, now: Now, result: Result<IoDone, Errno>, out: &mut Outbox) {
         let used = if let Ok(IoDone::Published { used }) = result { Ok(used) } else { result.map(|_| 0) };
         if let Some(sequence) = self.checkpoint.published(used.map(|_| ())) {
+            self.state.snapshot_published();
             let held = self.journal.checkpointed(sequence, used.unwrap_or(0));
             self.let_go(held, out);
         }

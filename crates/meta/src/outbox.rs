@@ -3,7 +3,9 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, Position, Reply, Request, RequestId, TableWrite, Time};
+use espalier_proto::{
+    Caller, ClientId, Errno, Ino, Name, Position, Reply, Request, RequestId, TableWrite, Time,
+};
 
 use crate::step::{Load, StreamCall, StreamDone};
 
@@ -94,10 +96,21 @@ pub enum IoDone {
 pub struct Outbox {
     pub replies: Vec<(ClientId, RequestId, Result<Reply, Errno>)>,
     pub io: Vec<(IoId, Io)>,
+    /// What clients are asked to forget.
+    pub recalls: Vec<Recall>,
+}
+
+/// A client that can is to forget an inode, and to say so; if it uses it, it need not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recall {
+    pub ino: Ino,
+    /// A directory and a name in it, by which clients know it; unless they may know it by several.
+    pub dir: Option<Ino>,
+    pub name: Option<Name>,
 }
 
 impl Outbox {
     pub fn is_empty(&self) -> bool {
-        self.replies.is_empty() && self.io.is_empty()
+        self.replies.is_empty() && self.io.is_empty() && self.recalls.is_empty()
     }
 }

@@ -1,17 +1,18 @@
-//! The tables in memory: what is loaded of the store, with the changes since the last checkpoint.
-//!
-//! A checkpoint writes the state as it was at one position of the journal, in pieces, while operations go on: a record
-//! that changes before its piece is written is encoded just before the change ([`State::touch_inode`] and its like).
+//! The tables in memory: what is loaded of the store, with the changes since the last checkpoint (`snapshot.rs`). What has not
+//! been used lately and needs no writing is given up when memory is short (`evict.rs`).
 
+use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
+use core::cell::Cell as Mutable;
 
 use espalier_proto::{Errno, FileType, Ino, Name, ObjectId, TableWrite};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
-use serde::Serialize;
 
-use crate::record::{Body, Corrupt, Dentry, InoRecord, Inode, Slot, Xattrs, decode, encode};
+use crate::evict::Clock;
+use crate::record::{Body, Corrupt, Dentry, InoRecord, Inode, Slot, Xattrs, decode};
+use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
 use crate::step::{Load, Step, Stop, Wait};
 
 pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
@@ -36,10 +37,23 @@ pub(crate) struct Cached {
     pub opens: u32,
     /// Without a name because it never had one (`O_TMPFILE`): it may be given one.
     pub nameless: bool,
+    /// Looked at since eviction last came by.
+    pub used: Mutable<bool>,
     pub track: Track,
 }
 
+/// What is kept of an inode that a client knows by its number and that is not in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Known {
+    pub home: Home,
+    pub lookups: u64,
+}
+
 impl Cached {
+    fn new(inode: Inode, home: Home, track: Track) -> Self {
+        Self { inode, home, lookups: 0, opens: 0, nameless: false, used: Mutable::new(true), track }
+    }
+
     pub(crate) fn in_use(&self) -> bool {
         self.lookups > 0 || self.opens > 0
     }
@@ -49,13 +63,20 @@ impl Cached {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Track {
     /// The epoch of checkpoints in which it last changed; 0: not since it was written or loaded.
-    epoch: u32,
+    pub epoch: u32,
+    /// The epoch whose checkpoint writes it, or its removal, if it has been handed to one; 0: it was loaded.
+    pub written: u32,
     /// The store may have it, so that removing it needs a write.
-    stored: bool,
+    pub stored: bool,
 }
 
 impl Track {
-    const STORED: Self = Self { epoch: 0, stored: true };
+    const STORED: Self = Self { epoch: 0, written: 0, stored: true };
+
+    /// The store has what is in memory, durably. `published`: the epoch of the last checkpoint.
+    pub(crate) fn is_clean(self, published: u32) -> bool {
+        self.epoch == 0 && self.written <= published
+    }
 }
 
 /// What a name in a directory stands for.
@@ -80,7 +101,7 @@ impl Target {
 #[derive(Debug)]
 pub(crate) struct Cell {
     pub target: Target,
-    track: Track,
+    pub track: Track,
 }
 
 /// A directory's entries, as far as they are in memory.
@@ -99,28 +120,28 @@ pub(crate) struct Strip {
     pub bytes: Vec<u8>,
     /// The sequence number of the event that last changed it; 0: not since it was loaded.
     pub version: u64,
-    track: Track,
+    pub track: Track,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct XattrCell {
     pub list: Xattrs,
-    track: Track,
+    pub track: Track,
 }
 
-/// A record that has changed since a checkpoint.
-#[derive(Debug)]
-enum Changed {
-    Inode(Ino),
-    Remote(Ino, Slot),
-    Strip(Ino),
-    Xattrs(Ino),
+impl XattrCell {
+    pub(crate) fn bytes(&self) -> usize {
+        self.list.iter().map(|(name, value)| name.len() + value.len() + 2 * size_of::<Box<[u8]>>()).sum()
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct State {
     pub hash_key: [u8; 16],
-    pub inodes: Map<Ino, Cached>,
+    /// Boxed, so that the map is small when it grows.
+    pub inodes: Map<Ino, Box<Cached>>,
+    /// Inodes that clients know and that are not in `inodes`.
+    pub known: Map<Ino, Known>,
     pub fragments: Map<Ino, Fragment>,
     pub strips: Map<Ino, Strip>,
     pub xattrs: Map<Ino, XattrCell>,
@@ -133,20 +154,18 @@ pub(crate) struct State {
     /// [`StreamCall::Settle`]: crate::StreamCall::Settle
     pub unsettled: BTreeSet<Ino>,
     /// The current epoch: grows with every checkpoint.
-    epoch: u32,
-    changed: VecDeque<Changed>,
+    pub epoch: u32,
+    /// The epoch of the last checkpoint that is durable.
+    pub published: u32,
+    pub changed: VecDeque<Changed>,
     /// Keys to be removed by the next checkpoint, before its changed records are put.
-    erased: Vec<TableWrite>,
-    snapshot: Snapshot,
-}
-
-/// The checkpoint under way.
-#[derive(Debug, Default)]
-struct Snapshot {
-    /// Records that are still to be encoded, unless they have been meanwhile.
-    changed: VecDeque<Changed>,
-    /// Encoded, to be handed to the store.
-    writes: Vec<TableWrite>,
+    pub erased: Vec<TableWrite>,
+    /// Names that went, each with the epoch whose checkpoint tells the store.
+    pub gone: VecDeque<(u32, Ino, Slot)>,
+    pub snapshot: Snapshot,
+    /// Bytes of records, about, that have changed in this epoch.
+    pub dirty: usize,
+    pub clock: Clock,
 }
 
 impl State {
@@ -154,6 +173,7 @@ impl State {
         Self {
             hash_key,
             inodes: Map::default(),
+            known: Map::default(),
             fragments: Map::default(),
             strips: Map::default(),
             xattrs: Map::default(),
@@ -162,9 +182,13 @@ impl State {
             sequence: 0,
             unsettled: BTreeSet::new(),
             epoch: 1,
+            published: 0,
             changed: VecDeque::new(),
             erased: Vec::new(),
+            gone: VecDeque::new(),
             snapshot: Snapshot::default(),
+            dirty: 0,
+            clock: Clock::default(),
         }
     }
 
@@ -176,7 +200,18 @@ impl State {
 
     /// An inode that a dentry or a client names. One that the tables do not have either is stale.
     pub(crate) fn cached(&self, ino: Ino) -> Step<&Cached> {
-        self.inodes.get(&ino).ok_or_else(|| wait_record(InoRecord::Inode, ino))
+        let Some(cached) = self.inodes.get(&ino) else { return Err(self.wait_inode(ino)) };
+        cached.used.set(true);
+        Ok(cached)
+    }
+
+    fn wait_inode(&self, ino: Ino) -> Stop {
+        match self.known.get(&ino) {
+            Some(Known { home: Home::Dentry { dir, hash }, .. }) => {
+                Stop::Wait(Wait::Load(Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH }))
+            }
+            _ => wait_record(InoRecord::Inode, ino),
+        }
     }
 
     pub(crate) fn inode(&self, ino: Ino) -> Step<&Inode> {
@@ -259,12 +294,17 @@ impl State {
                 match record {
                     InoRecord::Inode => self.loaded_inode(decode(value)?, Home::Table),
                     InoRecord::Strip => {
-                        let strip = || Strip { bytes: value.to_vec(), version: 0, track: Track::STORED };
-                        self.strips.entry(ino).or_insert_with(strip);
+                        self.strips.entry(ino).or_insert_with(|| {
+                            self.clock.bytes += value.len();
+                            Strip { bytes: value.to_vec(), version: 0, track: Track::STORED }
+                        });
                     }
                     InoRecord::Xattrs => {
-                        let list = decode(value)?;
-                        self.xattrs.entry(ino).or_insert(XattrCell { list, track: Track::STORED });
+                        let cell = XattrCell { list: decode(value)?, track: Track::STORED };
+                        self.xattrs.entry(ino).or_insert_with(|| {
+                            self.clock.bytes += cell.bytes();
+                            cell
+                        });
                     }
                 }
                 Ok(())
@@ -313,7 +353,12 @@ impl State {
             Some(Dentry::Remote { ino, kind }) => (Target::Remote(ino, kind), None),
             None => (Target::Absent, None),
         };
-        fragment.cells.insert(slot, Cell { target, track: Track { epoch: 0, stored: value.is_some() } });
+        if inode.is_none() {
+            self.clock.loose.push_back((dir, slot.hash));
+        }
+        self.clock.cell_added(&slot);
+        let track = Track { stored: value.is_some(), ..Track::default() };
+        fragment.cells.insert(slot, Cell { target, track });
         if let Some(inode) = inode {
             self.loaded_inode(inode, home);
         }
@@ -321,15 +366,17 @@ impl State {
     }
 
     fn loaded_inode(&mut self, inode: Inode, home: Home) {
-        let track = Track::STORED;
-        self.inodes.entry(inode.ino).or_insert(Cached {
-            inode,
-            home,
-            lookups: 0,
-            opens: 0,
-            nameless: false,
-            track,
-        });
+        let ino = inode.ino;
+        if !self.inodes.contains_key(&ino) {
+            let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
+            self.add_inode(Cached { lookups, ..Cached::new(inode, home, Track::STORED) });
+        }
+    }
+
+    fn add_inode(&mut self, cached: Cached) {
+        let ino = cached.inode.ino;
+        self.clock.inodes.push_back(ino);
+        self.inodes.insert(ino, Box::new(cached));
     }
 
     // ---- Changing: each `touch` comes before the change itself
@@ -343,52 +390,66 @@ impl State {
                 self.encode_inode(ino);
             }
             self.changed.push_back(Changed::Inode(ino));
+            self.dirty += DIRTY_INODE;
         }
         let cached = self.inodes.get_mut(&ino)?;
         cached.track.epoch = epoch;
         Some(cached)
     }
 
-    /// The bytes of a stuffed file are about to change. They are in memory, or there are none.
-    pub(crate) fn touch_strip(&mut self, ino: Ino) -> &mut Strip {
+    /// Changes the bytes of a stuffed file. They are in memory, or there are none.
+    pub(crate) fn change_strip(&mut self, ino: Ino, change: impl FnOnce(&mut Vec<u8>)) {
         let (epoch, version) = (self.epoch, self.sequence);
         let strip = self.strips.entry(ino).or_default();
+        let before = strip.bytes.capacity();
         if strip.track.epoch != epoch {
             if strip.track.epoch != 0 {
-                encode_strip(ino, strip, &mut self.snapshot.writes);
+                encode_strip(ino, strip, epoch, &mut self.snapshot.writes);
             }
             self.changed.push_back(Changed::Strip(ino));
+            self.dirty += before;
             strip.track.epoch = epoch;
         }
         strip.version = version;
-        strip
+        change(&mut strip.bytes);
+        let grown = strip.bytes.capacity().saturating_sub(before);
+        self.dirty += grown;
+        self.clock.bytes += grown;
     }
 
     /// The bytes of a stuffed file go.
     pub(crate) fn drop_strip(&mut self, ino: Ino) {
         // The store has it if the inode says so or a checkpoint wrote it.
-        self.touch_strip(ino);
+        self.change_strip(ino, |_| ());
         if let Some(strip) = self.strips.remove(&ino) {
+            self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
             self.erase_record(InoRecord::Strip, ino, strip.track.stored);
         }
     }
 
-    pub(crate) fn touch_xattrs(&mut self, ino: Ino) -> &mut Xattrs {
+    /// Changes the extended attributes of an inode. They are in memory, or there are none.
+    pub(crate) fn change_xattrs<R>(&mut self, ino: Ino, change: impl FnOnce(&mut Xattrs) -> R) -> R {
         let epoch = self.epoch;
         let cell = self.xattrs.entry(ino).or_default();
         if cell.track.epoch != epoch {
             if cell.track.epoch != 0 {
-                encode_xattrs(ino, cell, &mut self.snapshot.writes);
+                encode_xattrs(ino, cell, epoch, &mut self.snapshot.writes);
             }
             self.changed.push_back(Changed::Xattrs(ino));
             cell.track.epoch = epoch;
         }
-        &mut cell.list
+        let before = cell.bytes();
+        let result = change(&mut cell.list);
+        let after = cell.bytes();
+        self.dirty += after;
+        self.clock.bytes = (self.clock.bytes + after).saturating_sub(before);
+        result
     }
 
     pub(crate) fn drop_xattrs(&mut self, ino: Ino) {
-        self.touch_xattrs(ino);
+        self.change_xattrs(ino, |_| ());
         if let Some(cell) = self.xattrs.remove(&ino) {
+            self.clock.bytes = self.clock.bytes.saturating_sub(cell.bytes());
             self.erase_record(InoRecord::Xattrs, ino, cell.track.stored);
         }
     }
@@ -413,12 +474,17 @@ impl State {
         // A remote dentry is rare enough to be encoded anew whenever it is replaced.
         self.encode_remote(dir, &slot);
         self.changed.push_back(Changed::Remote(dir, slot.clone()));
+        self.clock.loose.push_back((dir, slot.hash));
+        self.dirty += DIRTY_INODE;
         self.put_cell(dir, slot, Target::Remote(ino, kind)).track.epoch = epoch;
     }
 
     fn put_cell(&mut self, dir: Ino, slot: Slot, target: Target) -> &mut Cell {
         let cells = &mut self.fragments.entry(dir).or_default().cells;
-        let cell = cells.entry(slot).or_insert(Cell { target, track: Track::default() });
+        let cell = cells.entry(slot).or_insert_with_key(|slot| {
+            self.clock.cell_added(slot);
+            Cell { target, track: Track::default() }
+        });
         cell.target = target;
         cell.track.epoch = 0;
         cell
@@ -432,12 +498,17 @@ impl State {
         if cell.track.stored {
             let object = ObjectId::fragment(dir, 0);
             self.erased.push(TableWrite { object, key: slot.key(), value: None });
+            self.gone.push_back((self.epoch, dir, slot.clone()));
+            self.dirty += DIRTY_INODE;
+            cell.track = Track { written: self.epoch, ..Track::default() };
         }
-        if fragment.complete {
-            fragment.cells.remove(slot);
+        if cell.track.written > self.published {
+            // The store has the name until a checkpoint is done: remember that it went.
+            cell.target = Target::Absent;
+            cell.track = Track { written: cell.track.written, ..Track::default() };
         } else {
-            // The store has the name until the next checkpoint is done: remember that it went.
-            *cell = Cell { target: Target::Absent, track: Track::default() };
+            fragment.cells.remove(slot);
+            self.clock.cell_removed(slot);
         }
     }
 
@@ -484,7 +555,9 @@ impl State {
         } else {
             self.erase_record(InoRecord::Xattrs, ino, cached.inode.has_xattrs);
         }
-        self.fragments.remove(&ino);
+        if let Some(fragment) = self.fragments.remove(&ino) {
+            fragment.cells.keys().for_each(|slot| self.clock.cell_removed(slot));
+        }
     }
 
     pub(crate) fn insert_inode(&mut self, inode: Inode, home: Home) {
@@ -493,112 +566,19 @@ impl State {
         if inode.is_dir() {
             self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
         }
-        let track = Track { epoch: self.epoch, stored: false };
-        self.inodes.insert(ino, Cached { inode, home, lookups: 0, opens: 0, nameless: false, track });
+        let track = Track { epoch: self.epoch, ..Track::default() };
+        self.add_inode(Cached::new(inode, home, track));
         self.changed.push_back(Changed::Inode(ino));
-    }
-
-    // ---- Checkpoints
-
-    /// Whether there is anything to write.
-    pub(crate) fn has_changes(&self) -> bool {
-        !self.changed.is_empty() || !self.erased.is_empty()
-    }
-
-    /// Fixes the state as it is now as what [`Self::next_writes`] hands out.
-    pub(crate) fn begin_snapshot(&mut self) {
-        self.epoch += 1;
-        self.snapshot = Snapshot {
-            changed: core::mem::take(&mut self.changed),
-            writes: core::mem::take(&mut self.erased),
-        };
-    }
-
-    /// The next piece of the snapshot: encodes up to `records` more. Empty: that was all.
-    pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
-        // Records that are gone, or were encoded when they changed, do not count: only the end gives nothing.
-        while self.snapshot.writes.len() < records
-            && let Some(changed) = self.snapshot.changed.pop_front()
-        {
-            let was = self.epoch - 1;
-            match changed {
-                Changed::Inode(ino) => {
-                    if self.inodes.get(&ino).is_some_and(|cached| cached.track.epoch == was) {
-                        self.encode_inode(ino);
-                    }
-                }
-                Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
-                Changed::Strip(ino) => {
-                    if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
-                        encode_strip(ino, strip, &mut self.snapshot.writes);
-                    }
-                }
-                Changed::Xattrs(ino) => {
-                    if let Some(cell) = self.xattrs.get_mut(&ino).filter(|cell| cell.track.epoch == was) {
-                        encode_xattrs(ino, cell, &mut self.snapshot.writes);
-                    }
-                }
-            }
-        }
-        core::mem::take(&mut self.snapshot.writes)
-    }
-
-    /// Adds the inode's record, as it is, to the snapshot under way.
-    fn encode_inode(&mut self, ino: Ino) {
-        #[derive(Serialize)]
-        enum DentryRef<'a> {
-            Primary(&'a Inode),
-        }
-        let Some(cached) = self.inodes.get_mut(&ino) else { return };
-        cached.track.epoch = 0;
-        let (object, key, value) = match cached.home {
-            Home::Dentry { dir, hash } => {
-                let Some(fragment) = self.fragments.get_mut(&dir) else { return };
-                let from = Slot { hash, name: Name::lowest() };
-                let mut cells = fragment.cells.range_mut(from..);
-                let Some((slot, cell)) = cells.find(|(_, cell)| cell.target == Target::Primary(ino)) else {
-                    return;
-                };
-                cell.track.stored = true;
-                (ObjectId::fragment(dir, 0), slot.key(), encode(&DentryRef::Primary(&cached.inode)))
-            }
-            Home::Table => {
-                cached.track.stored = true;
-                let (object, key) = InoRecord::Inode.place(ino);
-                (object, key, encode(&cached.inode))
-            }
-            Home::Orphan => {
-                cached.track.stored = true;
-                (ObjectId::ORPHANS, orphan_key(ino), encode(&cached.inode))
-            }
-        };
-        self.snapshot.writes.push(TableWrite { object, key, value: Some(value) });
-    }
-
-    /// Adds a remote dentry to the snapshot under way, if it belongs to it and is not in it yet.
-    fn encode_remote(&mut self, dir: Ino, slot: &Slot) {
-        let was = self.epoch - 1;
-        let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot))
-        else {
-            return;
-        };
-        if let Target::Remote(ino, kind) = cell.target
-            && cell.track.epoch == was
-            && was != 0
-        {
-            cell.track = Track { epoch: 0, stored: true };
-            let value = Some(encode(&Dentry::Remote { ino, kind }));
-            self.snapshot.writes.push(TableWrite {
-                object: ObjectId::fragment(dir, 0),
-                key: slot.key(),
-                value,
-            });
-        }
+        self.dirty += DIRTY_INODE;
     }
 }
 
 /// Directories of at most so many entries are loaded whole.
 const SMALL_DIRECTORY: usize = 256;
+/// More names of one hash than a directory will ever have.
+pub(crate) const SAME_HASH: usize = 4;
+/// What a changed inode, or a name that went, takes of memory until a checkpoint has written it; about, in bytes.
+const DIRTY_INODE: usize = 256;
 
 pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
     ino.0.to_be_bytes().to_vec()
@@ -607,22 +587,4 @@ pub(crate) fn orphan_key(ino: Ino) -> Vec<u8> {
 fn wait_record(record: InoRecord, ino: Ino) -> Stop {
     let (object, key) = record.place(ino);
     Stop::Wait(Wait::Load(Load::Record { object, key }))
-}
-
-fn encode_strip(ino: Ino, strip: &mut Strip, writes: &mut Vec<TableWrite>) {
-    let (object, key) = InoRecord::Strip.place(ino);
-    let value = (!strip.bytes.is_empty()).then(|| strip.bytes.clone());
-    let was_stored = core::mem::replace(&mut strip.track, Track { epoch: 0, stored: value.is_some() }).stored;
-    if was_stored || value.is_some() {
-        writes.push(TableWrite { object, key, value });
-    }
-}
-
-fn encode_xattrs(ino: Ino, cell: &mut XattrCell, writes: &mut Vec<TableWrite>) {
-    let (object, key) = InoRecord::Xattrs.place(ino);
-    let value = (!cell.list.is_empty()).then(|| encode(&cell.list));
-    let was_stored = core::mem::replace(&mut cell.track, Track { epoch: 0, stored: value.is_some() }).stored;
-    if was_stored || value.is_some() {
-        writes.push(TableWrite { object, key, value });
-    }
 }

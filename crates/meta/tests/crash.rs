@@ -86,7 +86,9 @@ impl Walker {
 #[test]
 fn every_state_after_a_crash_was_once_the_state() {
     for seed in 0..150 {
-        let mut fs = Harness::new();
+        // Half of the runs keep nothing in memory that could be loaded again.
+        let cache_bytes = if seed % 2 == 0 { usize::MAX } else { 0 };
+        let mut fs = Harness::with(espalier_meta::Config { cache_bytes, ..harness::config() });
         let mut walker = Walker::new(seed);
         for _round in 0..4 {
             fs.lazy = true;

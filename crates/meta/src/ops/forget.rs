@@ -9,6 +9,11 @@ impl Meta {
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.lookups = cached.lookups.saturating_sub(lookups);
             self.purge_if_unused(cx, ino)?;
+        } else if let Some(known) = self.state.known.get_mut(&ino) {
+            known.lookups = known.lookups.saturating_sub(lookups);
+            if known.lookups == 0 {
+                self.state.known.remove(&ino);
+            }
         }
         Ok(Reply::Done)
     }

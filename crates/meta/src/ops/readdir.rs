@@ -3,7 +3,7 @@ use core::ops::Bound;
 
 use espalier_proto::{Dirent, Entry, FileType, Ino, Name, Reply};
 
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Meta, Page};
 use crate::record::{Body, Slot};
 use crate::state::{Fragment, Target};
 use crate::step::{Load, Step, Stop, Wait};
@@ -30,16 +30,14 @@ impl Meta {
         if inode.nlink == 0 {
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
         }
+        let page = cx.page.filter(|page| page.dir == dir && page.from <= after + 1);
         let (found, end) = self
             .state
             .fragments
             .get(&dir)
-            .map_or((Vec::new(), false), |fragment| collect(fragment, cx.page, after, limit as usize));
+            .map_or((Vec::new(), false), |fragment| collect(fragment, page, after, limit as usize));
         if found.is_empty() && !end {
-            let from = match cx.page {
-                Some((from, to, _)) if from <= after + 1 && to > after + 1 => to,
-                _ => after + 1,
-            };
+            let from = page.map_or(after + 1, |page| page.to.max(after + 1));
             return Err(Stop::Wait(Wait::Load(Load::Dentries { dir, from, limit: PAGE })));
         }
         let entries = if plus { self.with_attributes(cx, cacheable, found)? } else { self.without(found)? };
@@ -92,19 +90,10 @@ impl Meta {
 }
 
 /// Entries after a cursor that are surely all there are up to the last of them, and whether these are the last of all.
-/// `page`: the hashes that a load has just covered.
-fn collect(
-    fragment: &Fragment,
-    page: Option<(u64, u64, bool)>,
-    after: u64,
-    limit: usize,
-) -> (Vec<(Slot, Target)>, bool) {
-    let mut covered = if fragment.complete { u64::MAX } else { fragment.loaded_to };
-    if let Some((from, to, _)) = page
-        && from <= covered.max(after + 1)
-    {
-        covered = covered.max(to);
-    }
+/// `page`: what a load has just covered, from the cursor on.
+fn collect(fragment: &Fragment, page: Option<Page>, after: u64, limit: usize) -> (Vec<(Slot, Target)>, bool) {
+    let covered = if fragment.complete { u64::MAX } else { fragment.loaded_to };
+    let covered = covered.max(page.map_or(0, |page| page.to));
     let mut found: Vec<(Slot, Target)> = Vec::new();
     let start = Bound::Excluded(Slot { hash: after + 1, name: Name::lowest() });
     for (slot, cell) in fragment.cells.range((start, Bound::Unbounded)) {

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use espalier_meta::{
-    Atime, Check, Config, Finding, Format, Input, Io, IoDone, IoId, Load, Meta, Now, Outbox, Recovery,
-    StreamCall, StreamDone,
+    Atime, Check, Config, Finding, Format, Input, Io, IoDone, IoId, Load, Meta, Now, Outbox, Recall,
+    Recovery, StreamCall, StreamDone,
 };
 use espalier_proto::*;
 
@@ -36,6 +36,8 @@ pub struct Harness {
     pub waiting: Vec<(IoId, Io)>,
     /// Journal and checkpoint I/O stays in `waiting` until [`Self::settle`].
     pub lazy: bool,
+    /// What the machine has asked clients to forget.
+    pub recalled: Vec<Recall>,
     staged: Vec<TableWrite>,
     next: u64,
 }
@@ -86,7 +88,8 @@ impl Harness {
         }
         let now = Time::new(1000, 0);
         let (answers, waiting, staged) = (HashMap::new(), Vec::new(), Vec::new());
-        Self { meta, disk, now, config, answers, waiting, lazy: false, staged, next: 0 }
+        let recalled = Vec::new();
+        Self { meta, disk, now, config, answers, waiting, lazy: false, recalled, staged, next: 0 }
     }
 
     /// The power goes: what is not synced is lost.
@@ -121,6 +124,7 @@ impl Harness {
     }
 
     fn take(&mut self, out: Outbox) {
+        self.recalled.extend(out.recalls);
         for (_, id, result) in out.replies {
             self.answers.insert(id.0, result);
         }
@@ -280,7 +284,6 @@ impl Harness {
         for entry in self.list(dir, true) {
             let path = format!("{path}/{}", entry.name.escape_ascii());
             let attr = entry.entry.unwrap().attr;
-            self.send(&ROOT_CALLER, Request::Forget { ino: attr.ino, lookups: 1 });
             let bytes = if attr.kind == FileType::Regular { self.read(attr.ino) } else { Vec::new() };
             let xattrs = self.ask(Request::ListXattr { ino: attr.ino });
             // What a stream holds is not journaled: after a crash it is whatever was written.
@@ -291,6 +294,7 @@ impl Harness {
             if attr.kind == FileType::Directory {
                 self.dump_into(attr.ino, path, lines);
             }
+            self.send(&ROOT_CALLER, Request::Forget { ino: attr.ino, lookups: 1 });
         }
     }
 }

@@ -1,0 +1,178 @@
+//! Keeps the cache within its bound: gives up what has not been used lately and is durably in the store.
+//!
+//! Inodes go in the order of a clock: one that was looked at since the hand last came by stays for another round. With an
+//! inode go its dentry, its bytes and its extended attributes. Of one that a client still knows by its number, what is
+//! kept is where it lies; and when there are too many of those, the client is asked to forget it.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use espalier_proto::{Ino, Name};
+
+use crate::outbox::Recall;
+use crate::record::Slot;
+use crate::state::{Cached, Cell, Home, Known, State, Target};
+
+/// The order of eviction, and what the cache holds.
+#[derive(Debug, Default)]
+pub(crate) struct Clock {
+    /// Every inode in memory, and some that have gone.
+    pub inodes: VecDeque<Ino>,
+    /// Where there are dentries without an inode of their own (remote, or known to be absent), or have been.
+    pub loose: VecDeque<(Ino, u64)>,
+    /// Dentries in memory.
+    cells: usize,
+    /// Of names, strips and extended attributes.
+    pub bytes: usize,
+}
+
+/// What one of each takes of memory, with its share of the maps and of the allocator: about, in bytes.
+const INODE: usize = size_of::<Cached>() + 64;
+const CELL: usize = (size_of::<Slot>() + size_of::<Cell>()) * 3 / 2;
+const KNOWN: usize = (size_of::<Ino>() + size_of::<Known>()) * 3 / 2;
+const STRIP: usize = 128;
+/// What the allocator adds to a name.
+const NAME: usize = 24;
+
+impl Clock {
+    pub(crate) fn cell_added(&mut self, slot: &Slot) {
+        self.cells += 1;
+        self.bytes += slot.name.len() + NAME;
+    }
+
+    pub(crate) fn cell_removed(&mut self, slot: &Slot) {
+        self.cells = self.cells.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(slot.name.len() + NAME);
+    }
+}
+
+impl State {
+    /// What the cache takes of memory: about, in bytes.
+    pub(crate) fn cache_bytes(&self) -> usize {
+        self.inodes.len() * INODE
+            + self.clock.cells * CELL
+            + self.known.len() * KNOWN
+            + (self.strips.len() + self.xattrs.len()) * STRIP
+            + self.clock.bytes
+    }
+
+    /// Gives up what can be given up, until the cache takes at most `bound` bytes or the hand has moved `steps` times.
+    pub(crate) fn shrink(&mut self, bound: usize, steps: usize, recalls: &mut Vec<Recall>) {
+        self.forget_gone(steps);
+        for _ in 0..steps {
+            if self.cache_bytes() <= bound {
+                break;
+            }
+            if let Some((dir, hash)) = self.clock.loose.pop_front() {
+                self.evict_loose(dir, hash);
+            }
+            let Some(ino) = self.clock.inodes.pop_front() else { break };
+            self.evict_inode(ino, bound, recalls);
+        }
+        // Inodes that have ceased to be leave their place on the clock behind.
+        if self.clock.inodes.len() > 2 * self.inodes.len() + SLACK {
+            let Self { clock, inodes, .. } = self;
+            clock.inodes.retain(|ino| inodes.contains_key(ino));
+        }
+        if self.clock.loose.len() > 2 * self.clock.cells + SLACK {
+            self.clock.loose.make_contiguous().sort_unstable();
+            let mut last = None;
+            self.clock.loose.retain(|place| last.replace(*place) != Some(*place));
+        }
+    }
+
+    /// Names that went need no longer be remembered once a checkpoint has told the store.
+    fn forget_gone(&mut self, limit: usize) {
+        for _ in 0..limit {
+            match self.gone.front() {
+                Some((epoch, ..)) if *epoch <= self.published => {}
+                _ => return,
+            }
+            let Some((_, dir, slot)) = self.gone.pop_front() else { return };
+            let Some(fragment) = self.fragments.get_mut(&dir) else { continue };
+            let is_gone = |cell: &Cell| {
+                cell.target == Target::Absent && cell.track.is_clean(self.published) && !cell.track.stored
+            };
+            if fragment.cells.get(&slot).is_some_and(is_gone) {
+                fragment.cells.remove(&slot);
+                self.clock.cell_removed(&slot);
+            }
+        }
+    }
+
+    fn evict_loose(&mut self, dir: Ino, hash: u64) {
+        let Some(fragment) = self.fragments.get_mut(&dir) else { return };
+        let from = Slot { hash, name: Name::lowest() };
+        let here = fragment.cells.range(from..).take_while(|(slot, _)| slot.hash == hash);
+        let loose = here.filter(|(_, cell)| !matches!(cell.target, Target::Primary(_)));
+        let (clean, dirty): (Vec<_>, Vec<_>) = loose
+            .map(|(slot, cell)| (slot.clone(), cell.track))
+            .partition(|(_, track)| track.is_clean(self.published));
+        for (slot, _) in clean {
+            self.drop_cell(dir, &slot);
+        }
+        if !dirty.is_empty() {
+            self.clock.loose.push_back((dir, hash));
+        }
+    }
+
+    fn evict_inode(&mut self, ino: Ino, bound: usize, recalls: &mut Vec<Recall>) {
+        let Some(cached) = self.inodes.get(&ino) else { return };
+        if cached.used.replace(false) || !self.is_evictable(ino, cached) {
+            return self.clock.inodes.push_back(ino);
+        }
+        let (home, lookups, is_dir) = (cached.home, cached.lookups, cached.inode.is_dir());
+        self.inodes.remove(&ino);
+        if let Some(strip) = self.strips.remove(&ino) {
+            self.clock.bytes = self.clock.bytes.saturating_sub(strip.bytes.capacity());
+        }
+        if let Some(cell) = self.xattrs.remove(&ino) {
+            self.clock.bytes = self.clock.bytes.saturating_sub(cell.bytes());
+        }
+        if is_dir {
+            self.fragments.remove(&ino);
+        }
+        let slot = match home {
+            Home::Dentry { dir, hash } => self.primary_slot(dir, hash, ino).map(|slot| (dir, slot)),
+            _ => None,
+        };
+        if let Some((dir, slot)) = &slot {
+            self.drop_cell(*dir, slot);
+        }
+        if lookups > 0 {
+            self.known.insert(ino, Known { home, lookups });
+            // A directory may be some process's working directory, which the kernel cannot forget without harm.
+            if self.known.len() * KNOWN > bound / 4 && !is_dir {
+                let (dir, name) = slot.map(|(dir, slot)| (dir, slot.name)).unzip();
+                recalls.push(Recall { ino, dir, name });
+            }
+        }
+    }
+
+    fn is_evictable(&self, ino: Ino, cached: &Cached) -> bool {
+        let published = self.published;
+        ino != Ino::ROOT
+            && cached.track.is_clean(published)
+            && cached.opens == 0
+            && cached.home != Home::Orphan
+            && self.strips.get(&ino).is_none_or(|strip| strip.track.is_clean(published))
+            && self.xattrs.get(&ino).is_none_or(|cell| cell.track.is_clean(published))
+            && self.fragments.get(&ino).is_none_or(|fragment| fragment.cells.is_empty())
+    }
+
+    /// A dentry that the store has leaves memory. It is no longer known what else its directory does not have.
+    fn drop_cell(&mut self, dir: Ino, slot: &Slot) {
+        let Some(fragment) = self.fragments.get_mut(&dir) else { return };
+        let Some(cell) = fragment.cells.remove(slot) else { return };
+        if cell.target != Target::Absent {
+            (fragment.complete, fragment.loaded_to) = (false, 0);
+        }
+        if fragment.cells.is_empty() && !self.inodes.contains_key(&dir) {
+            self.fragments.remove(&dir);
+        }
+        self.clock.cell_removed(slot);
+    }
+}
+
+/// The clock's queues may be longer by so much than what they are of.
+const SLACK: usize = 1024;

@@ -1,0 +1,160 @@
+//! What a checkpoint writes: the tables as they were at one position of the journal, in pieces, while operations go on. A
+//! record that changes before its piece is written is encoded just before the change ([`State::touch_inode`] and its like).
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use espalier_proto::{Ino, Name, ObjectId, TableWrite};
+use serde::Serialize;
+
+use crate::record::{Dentry, InoRecord, Inode, Slot, encode};
+use crate::state::{Home, State, Strip, Target, Track, XattrCell, orphan_key};
+
+/// A record that has changed since a checkpoint.
+#[derive(Debug)]
+pub(crate) enum Changed {
+    Inode(Ino),
+    Remote(Ino, Slot),
+    Strip(Ino),
+    Xattrs(Ino),
+}
+
+/// The checkpoint under way.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    /// Records that are still to be encoded, unless they have been meanwhile.
+    pub changed: VecDeque<Changed>,
+    /// Encoded, to be handed to the store.
+    pub writes: Vec<TableWrite>,
+}
+
+impl State {
+    /// Whether there is anything to write.
+    pub(crate) fn has_changes(&self) -> bool {
+        !self.changed.is_empty() || !self.erased.is_empty()
+    }
+
+    /// Fixes the state as it is now as what [`Self::next_writes`] hands out.
+    pub(crate) fn begin_snapshot(&mut self) {
+        self.epoch += 1;
+        self.dirty = 0;
+        self.snapshot = Snapshot {
+            changed: core::mem::take(&mut self.changed),
+            writes: core::mem::take(&mut self.erased),
+        };
+    }
+
+    /// The snapshot that was begun last is durable.
+    pub(crate) fn snapshot_published(&mut self) {
+        self.published = self.epoch - 1;
+    }
+
+    /// The next piece of the snapshot: encodes up to `records` more. Empty: that was all.
+    pub(crate) fn next_writes(&mut self, records: usize) -> Vec<TableWrite> {
+        // Records that are gone, or were encoded when they changed, do not count: only the end gives nothing.
+        while self.snapshot.writes.len() < records
+            && let Some(changed) = self.snapshot.changed.pop_front()
+        {
+            let was = self.epoch - 1;
+            match changed {
+                Changed::Inode(ino) => {
+                    if self.inodes.get(&ino).is_some_and(|cached| cached.track.epoch == was) {
+                        self.encode_inode(ino);
+                    }
+                }
+                Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
+                Changed::Strip(ino) => {
+                    if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
+                        encode_strip(ino, strip, self.epoch, &mut self.snapshot.writes);
+                    }
+                }
+                Changed::Xattrs(ino) => {
+                    if let Some(cell) = self.xattrs.get_mut(&ino).filter(|cell| cell.track.epoch == was) {
+                        encode_xattrs(ino, cell, self.epoch, &mut self.snapshot.writes);
+                    }
+                }
+            }
+        }
+        core::mem::take(&mut self.snapshot.writes)
+    }
+
+    /// Adds the inode's record, as it is, to the snapshot under way.
+    pub(crate) fn encode_inode(&mut self, ino: Ino) {
+        #[derive(Serialize)]
+        enum DentryRef<'a> {
+            Primary(&'a Inode),
+        }
+        let Some(cached) = self.inodes.get_mut(&ino) else { return };
+        (cached.track.epoch, cached.track.written) = (0, self.epoch - 1);
+        let (object, key, value) = match cached.home {
+            Home::Dentry { dir, hash } => {
+                let Some(fragment) = self.fragments.get_mut(&dir) else { return };
+                let from = Slot { hash, name: Name::lowest() };
+                let mut cells = fragment.cells.range_mut(from..);
+                let Some((slot, cell)) = cells.find(|(_, cell)| cell.target == Target::Primary(ino)) else {
+                    return;
+                };
+                cell.track.stored = true;
+                (ObjectId::fragment(dir, 0), slot.key(), encode(&DentryRef::Primary(&cached.inode)))
+            }
+            Home::Table => {
+                cached.track.stored = true;
+                let (object, key) = InoRecord::Inode.place(ino);
+                (object, key, encode(&cached.inode))
+            }
+            Home::Orphan => {
+                cached.track.stored = true;
+                (ObjectId::ORPHANS, orphan_key(ino), encode(&cached.inode))
+            }
+        };
+        self.snapshot.writes.push(TableWrite { object, key, value: Some(value) });
+    }
+
+    /// Adds a remote dentry to the snapshot under way, if it belongs to it and is not in it yet.
+    pub(crate) fn encode_remote(&mut self, dir: Ino, slot: &Slot) {
+        let was = self.epoch - 1;
+        let Some(cell) = self.fragments.get_mut(&dir).and_then(|fragment| fragment.cells.get_mut(slot))
+        else {
+            return;
+        };
+        if let Target::Remote(ino, kind) = cell.target
+            && cell.track.epoch == was
+            && was != 0
+        {
+            cell.track = Track { epoch: 0, written: was, stored: true };
+            let value = Some(encode(&Dentry::Remote { ino, kind }));
+            self.snapshot.writes.push(TableWrite {
+                object: ObjectId::fragment(dir, 0),
+                key: slot.key(),
+                value,
+            });
+        }
+    }
+}
+
+/// Adds a strip to the snapshot under way, which was begun with `epoch`.
+pub(crate) fn encode_strip(ino: Ino, strip: &mut Strip, epoch: u32, writes: &mut Vec<TableWrite>) {
+    let value = (!strip.bytes.is_empty()).then(|| strip.bytes.clone());
+    encode_by_ino(InoRecord::Strip, ino, &mut strip.track, epoch, value, writes);
+}
+
+pub(crate) fn encode_xattrs(ino: Ino, cell: &mut XattrCell, epoch: u32, writes: &mut Vec<TableWrite>) {
+    let value = (!cell.list.is_empty()).then(|| encode(&cell.list));
+    encode_by_ino(InoRecord::Xattrs, ino, &mut cell.track, epoch, value, writes);
+}
+
+fn encode_by_ino(
+    record: InoRecord,
+    ino: Ino,
+    track: &mut Track,
+    epoch: u32,
+    value: Option<Vec<u8>>,
+    writes: &mut Vec<TableWrite>,
+) {
+    let (object, key) = record.place(ino);
+    let was = *track;
+    *track = Track { epoch: 0, written: epoch - 1, stored: value.is_some() };
+    if was.stored || value.is_some() {
+        writes.push(TableWrite { object, key, value });
+    }
+}

@@ -1,0 +1,85 @@
+//! The cache keeps to its bound, whatever the tree's size and whatever clients know, and nothing is lost by that.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_meta::Config;
+use espalier_proto::*;
+use harness::{Harness, config, name};
+
+const BOUND: usize = 256 << 10;
+const FILES: usize = 20_000;
+
+fn filled() -> (Harness, Ino) {
+    let mut fs = Harness::with(Config { cache_bytes: BOUND, ..config() });
+    let dir = fs.create(Ino::ROOT, "dir", NewNode::Directory).unwrap();
+    for n in 0..FILES {
+        let ino = fs.create(dir, &format!("file {n}"), NewNode::Regular).unwrap();
+        fs.write(ino, 0, &[n as u8; 10]).unwrap();
+    }
+    (fs, dir)
+}
+
+#[test]
+fn the_cache_is_bounded_though_the_client_knows_every_file() {
+    let (mut fs, dir) = filled();
+    fs.checkpoint();
+    for _ in 0..FILES {
+        fs.lookup(Ino::ROOT, "dir");
+    }
+    // A client that does not forget what it is asked to is not made to: what is kept of that is where it lies.
+    assert!(fs.recalled.len() > FILES / 2, "{}", fs.recalled.len());
+    let known = 64 * FILES;
+    assert!(fs.meta.cache_bytes() < BOUND + known, "{}", fs.meta.cache_bytes());
+    for recall in std::mem::take(&mut fs.recalled) {
+        fs.send(&harness::ROOT_CALLER, Request::Forget { ino: recall.ino, lookups: 1 });
+    }
+    assert!(fs.meta.cache_bytes() < 2 * BOUND, "{}", fs.meta.cache_bytes());
+    assert_eq!(fs.list(dir, false).len(), FILES);
+    for n in (0..FILES).step_by(97) {
+        let attr = fs.lookup(dir, &format!("file {n}")).unwrap();
+        assert_eq!(fs.read(attr.ino), [n as u8; 10]);
+    }
+    assert_eq!(fs.lookup(dir, "no such file"), None);
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn an_inode_that_is_known_by_its_number_is_found_again() {
+    let (mut fs, dir) = filled();
+    let known: Vec<_> = (0..FILES).step_by(501).collect();
+    let inos: Vec<_> = known.iter().map(|n| fs.lookup(dir, &format!("file {n}")).unwrap().ino).collect();
+    fs.checkpoint();
+    for n in 0..FILES {
+        fs.lookup(dir, &format!("file {n}"));
+    }
+    for (n, ino) in known.iter().zip(inos) {
+        match fs.ask(Request::GetAttr { ino }) {
+            Ok(Reply::Attr(attr)) => assert_eq!((attr.ino, attr.size), (ino, 10)),
+            other => panic!("file {n}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
+    let (mut fs, dir) = filled();
+    fs.checkpoint();
+    fs.lazy = true;
+    for n in (0..FILES).step_by(2) {
+        let (dir, name) = (dir, name(&format!("file {n}")));
+        let id = fs.send(&harness::ROOT_CALLER, Request::Unlink { dir, name });
+        // With too much unwritten it waits for a checkpoint.
+        while !fs.answers.contains_key(&id) {
+            fs.settle_one();
+        }
+        assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
+    }
+    for n in 0..200 {
+        assert_eq!(fs.lookup(dir, &format!("file {n}")).is_some(), n % 2 == 1, "file {n}");
+    }
+    assert_eq!(fs.list(dir, true).len(), FILES / 2);
+    fs.lazy = false;
+    assert_eq!(fs.fsck(), []);
+    assert_eq!(fs.list(dir, true).len(), FILES / 2);
+}
