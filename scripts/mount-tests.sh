@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour helpers dump full kill}
+only=${ONLY:-pjdfstest conformance model first-hour helpers dump full memory kill}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -79,6 +79,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
     fi
     if part dump; then TARGET=$target scripts/dump-test.sh; fi
     if part full; then TARGET=$target scripts/full-test.sh; fi
+    if part memory; then TARGET=$target scripts/memory-test.sh; fi
     if part kill; then TARGET=$target scripts/kill-test.sh 5; fi
 fi
 echo 'mount-tests: all passed'

@@ -133,7 +133,7 @@ pub struct SourceArgs {
 }
 
 /// A number of bytes, as `65536`, `64K`, `64M` or `1G`.
-fn parse_size(text: &str) -> Result<u64, String> {
+pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {
         "" | "B" => 1,

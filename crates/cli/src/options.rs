@@ -8,6 +8,8 @@ use espalier_meta::Atime;
 use espalier_runtime::{MountOptions, OpenOptions};
 use rustix::mount::MountFlags;
 
+use crate::args::parse_size;
+
 /// How long unmounting may take to write everything out. The journal bounds what there can be to write.
 const DRAIN: std::time::Duration = std::time::Duration::from_secs(30);
 
@@ -48,6 +50,12 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                     .filter(|n| (1..=256).contains(n))
                     .context("threads= takes 1 to 256")?;
             }
+            ("memory", size) => {
+                open.memory = parse_size(size)
+                    .ok()
+                    .filter(|bytes| *bytes >= OpenOptions::LEAST_MEMORY)
+                    .context("memory= takes a size of at least 32M, such as 512M or 4G")?;
+            }
             // What the mount table shows, and so what mount(8) repeats when it remounts.
             (
                 "user_id" | "group_id" | "rootmode" | "max_read" | "blksize" | "fsname" | "subtype" | "fd",
@@ -62,7 +70,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
-                 allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N"
+                 allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE"
             ),
         }
     }
@@ -100,7 +108,7 @@ mod tests {
     #[test]
     fn what_only_mount_minds_is_accepted_and_nonsense_is_not() {
         assert!(parse_text("defaults,nofail,x-systemd.automount,_netdev").is_ok());
-        for bad in ["nonsense", "ro=1", "threads=0", "threads=many"] {
+        for bad in ["nonsense", "ro=1", "threads=0", "threads=many", "memory=1M", "memory=x"] {
             assert!(parse_text(bad).is_err(), "{bad}");
         }
     }

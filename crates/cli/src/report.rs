@@ -65,6 +65,9 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
         Some(used) => println!("journal     {used} of {} bytes in use", status.journal_bytes),
         None => println!("journal     {} bytes", status.journal_bytes),
     }
+    if let Some(cache) = status.cache_bytes {
+        println!("cache       {cache} bytes");
+    }
     if let Some(files) = status.files {
         println!("inodes      {files} in use");
     }

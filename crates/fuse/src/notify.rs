@@ -85,6 +85,11 @@ impl Notifier {
         self.push(Note::Prune(nodes.into()))
     }
 
+    /// At least half full: what can wait had better.
+    pub fn is_busy(&self) -> bool {
+        self.0.lock().notes.len() >= self.0.capacity / 2
+    }
+
     /// Calls `done`, on the queue's thread, once the kernel has acted on all that was queued before. `done` must not
     /// wait for the mount. It is dropped uncalled if the mount goes first.
     pub fn fence(&self, done: impl FnOnce() + Send + 'static) -> bool {

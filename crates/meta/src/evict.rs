@@ -20,6 +20,8 @@ pub(crate) struct Clock {
     pub inodes: VecDeque<Ino>,
     /// Where there are dentries without an inode of their own (remote, or known to be absent), or have been.
     pub loose: VecDeque<(Ino, u64)>,
+    /// Inodes that have come since the hand last moved.
+    pub added: usize,
     /// Dentries in memory.
     cells: usize,
     /// Of names, strips and extended attributes.
@@ -56,8 +58,10 @@ impl State {
             + self.clock.bytes
     }
 
-    /// Gives up what can be given up, until the cache takes at most `bound` bytes or the hand has moved `steps` times.
-    pub(crate) fn shrink(&mut self, bound: usize, steps: usize, recalls: &mut Vec<Recall>) {
+    /// Gives up what can be given up, until the cache takes at most `bound` bytes or the hand has moved a few steps, and
+    /// some more for each inode that has come: so an operation pays for what it has brought.
+    pub(crate) fn shrink(&mut self, bound: usize, recalls: &mut Vec<Recall>) {
+        let steps = STEPS + 3 * core::mem::take(&mut self.clock.added);
         self.forget_gone(steps);
         for _ in 0..steps {
             if self.cache_bytes() <= bound {
@@ -174,5 +178,6 @@ impl State {
     }
 }
 
+const STEPS: usize = 32;
 /// The clock's queues may be longer by so much than what they are of.
 const SLACK: usize = 1024;

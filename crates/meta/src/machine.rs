@@ -156,8 +156,6 @@ pub struct Meta {
 impl Meta {
     /// Ticks between checkpoints that only idleness calls for.
     const CHECKPOINT_TICKS: u64 = 30;
-    /// Inodes considered for eviction after each input: bounds what an operation pays for others.
-    const EVICTION_STEPS: usize = 32;
     /// Bytes of changes that are never waited for.
     const SMALLEST_CACHE: usize = 1 << 20;
 
@@ -203,7 +201,7 @@ impl Meta {
         let bound = self.config.cache_bytes;
         let now_bound =
             if self.tasks.is_empty() { bound } else { bound.saturating_add(Self::SMALLEST_CACHE) };
-        self.state.shrink(now_bound, Self::EVICTION_STEPS, &mut out.recalls);
+        self.state.shrink(now_bound, &mut out.recalls);
         if self.state.dirty > self.config.cache_bytes / 4 {
             self.start_checkpoint(out);
         }

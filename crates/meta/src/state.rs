@@ -51,7 +51,7 @@ pub(crate) struct Known {
 
 impl Cached {
     fn new(inode: Inode, home: Home, track: Track) -> Self {
-        Self { inode, home, lookups: 0, opens: 0, nameless: false, used: Mutable::new(true), track }
+        Self { inode, home, lookups: 0, opens: 0, nameless: false, used: Mutable::new(false), track }
     }
 
     pub(crate) fn in_use(&self) -> bool {
@@ -376,6 +376,7 @@ impl State {
     fn add_inode(&mut self, cached: Cached) {
         let ino = cached.inode.ino;
         self.clock.inodes.push_back(ino);
+        self.clock.added += 1;
         self.inodes.insert(ino, Box::new(cached));
     }
 

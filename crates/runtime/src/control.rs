@@ -28,6 +28,8 @@ pub struct Status {
     /// Inodes in use; known while mounted.
     pub files: Option<u64>,
     pub journal_used_bytes: Option<u64>,
+    /// Memory that inodes, dentries and small files take; known while mounted.
+    pub cache_bytes: Option<u64>,
     pub journal_bytes: u64,
     /// Why nothing can be changed any more.
     pub failure: Option<String>,
@@ -48,6 +50,7 @@ impl Status {
             strip_bytes: superblock.strip_bytes,
             files: None,
             journal_used_bytes: None,
+            cache_bytes: None,
             journal_bytes: superblock.journal_bytes,
             failure: None,
             passthrough: None,
@@ -134,6 +137,7 @@ impl Listener {
         let status = Status {
             files: Some(files),
             journal_used_bytes: Some(used),
+            cache_bytes: Some(node.cache_bytes()),
             journal_bytes: capacity,
             failure: broken.map(|errno| errno.to_string()),
             ..self.still.clone()

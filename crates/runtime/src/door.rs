@@ -9,6 +9,7 @@ use espalier_client::{Answer, Call, Opening};
 use espalier_fuse::{
     self as fuse, BackingId, DirBuffer, Filesystem, Granted, Notifier, Op, OpenedFlags, StatXExtra,
 };
+use espalier_meta::Recall;
 use espalier_proto::{
     Access, AllocateMode, Attr, Caller, Dirent, Entry, Errno, FileType, Ino, Name, NameError, NewNode,
     OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
@@ -32,6 +33,8 @@ const FMODE_EXEC: u32 = 0x20;
 pub struct FuseDoor {
     /// The kernel checks permissions, so that it may cache every name for every caller.
     kernel_checks: bool,
+    /// The kernel can be asked to forget inodes by their numbers.
+    can_prune: bool,
     notifier: OnceLock<Notifier>,
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
@@ -270,11 +273,27 @@ impl Door for FuseDoor {
             (Answer::Bytes(_) | Answer::Listing { .. }, _) => reply.error(Errno::EIO.raw()),
         }
     }
+
+    /// The kernel says so when it has forgotten one. What it is not asked, because the queue is busy or it knows the
+    /// inode by several names, it forgets when its own memory is short.
+    fn recall(&self, recalls: &[Recall]) {
+        let Some(notifier) = self.notifier.get().filter(|notifier| !notifier.is_busy()) else { return };
+        if self.can_prune {
+            let inos: Vec<u64> = recalls.iter().map(|recall| recall.ino.0).collect();
+            notifier.prune(&inos);
+            return;
+        }
+        for recall in recalls {
+            if let (Some(dir), Some(name)) = (recall.dir, &recall.name) {
+                notifier.inval_entry(dir.0, name);
+            }
+        }
+    }
 }
 
 impl FuseDoor {
-    pub fn new(kernel_checks: bool) -> Self {
-        Self { kernel_checks, notifier: OnceLock::new(), backing: Mutex::default() }
+    pub fn new(kernel_checks: bool, can_prune: bool) -> Self {
+        Self { kernel_checks, can_prune, notifier: OnceLock::new(), backing: Mutex::default() }
     }
 
     /// Before the first request.

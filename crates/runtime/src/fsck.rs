@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use espalier_meta::{Check, Finding};
+use espalier_meta::{Check, Finding, Recall};
 use espalier_proto::Errno;
 use espalier_store::Store;
 
@@ -66,4 +66,6 @@ impl Door for Closed {
     type Ticket = ();
 
     fn answer(&self, _: &Node<Self>, (): (), _: Result<Outcome<'_>, Errno>) {}
+
+    fn recall(&self, _: &[Recall]) {}
 }

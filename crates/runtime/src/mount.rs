@@ -26,7 +26,7 @@ pub struct MountOptions {
 }
 
 /// Notifications to the kernel that may be under way.
-const NOTIFICATIONS: usize = 1024;
+const NOTIFICATIONS: usize = 8192;
 
 /// Mounts and serves until somebody unmounts. `ready` is called once the mount point is usable.
 pub fn mount(
@@ -51,7 +51,7 @@ pub fn mount(
         kernel.default_permissions = true;
         session = Session::mount(&name, mountpoint, &kernel, &wanted(&kernel)).map_err(failed)?;
     }
-    let door = FuseDoor::new(kernel.default_permissions);
+    let door = FuseDoor::new(kernel.default_permissions, session.granted().prune);
     match session.notifier(NOTIFICATIONS) {
         Ok(notifier) => door.set_notifier(notifier),
         Err(source) => {

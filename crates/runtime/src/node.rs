@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use espalier_client::{Answer, Call, Client, Next, StreamIo};
-use espalier_meta::{Input, Io, IoDone, IoId, Meta, Now, Outbox};
+use espalier_meta::{Input, Io, IoDone, IoId, Meta, Now, Outbox, Recall};
 use espalier_proto::{Caller, ClientId, Errno, Reply, Request, RequestId};
 
 use crate::clock;
@@ -22,6 +22,9 @@ pub trait Door: Sized + Send + Sync + 'static {
     type Ticket: Send;
 
     fn answer(&self, node: &Node<Self>, ticket: Self::Ticket, outcome: Result<Outcome<'_>, Errno>);
+
+    /// Those who call through the door need not know these inodes any longer.
+    fn recall(&self, recalls: &[Recall]);
 }
 
 /// What a door is told of a call.
@@ -153,6 +156,11 @@ impl<D: Door> Node<D> {
         self.lock().map_or((0, Some(Errno::EIO)), |inner| (inner.meta.files(), inner.meta.broken()))
     }
 
+    /// Bytes of memory that the metadata machine's cache takes, about.
+    pub fn cache_bytes(&self) -> u64 {
+        self.lock().map_or(0, |inner| inner.meta.cache_bytes() as u64)
+    }
+
     fn feed(&self, input: Input) {
         let Ok(mut inner) = self.lock() else { return };
         let mut work = Work { out: Outbox::default(), finished: Vec::new() };
@@ -212,7 +220,11 @@ impl<D: Door> Node<D> {
                 self.unpark(&mut inner, &mut work, id, reply);
             }
             let io = std::mem::take(&mut work.out.io);
+            let recalls = std::mem::take(&mut work.out.recalls);
             drop(inner);
+            if !recalls.is_empty() {
+                self.door.recall(&recalls);
+            }
             for finished in work.finished.drain(..) {
                 self.finish(finished);
             }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use espalier_meta::{Atime, Config, Format, IoDone, Load, Meta, Recovery};
 use espalier_proto::{Errno, ObjectId};
-use espalier_store::{FormatOptions, Journal, LocalStore, Store, Superblock, superblock};
+use espalier_store::{FormatOptions, Journal, LocalOptions, LocalStore, Store, Superblock, superblock};
 
 use crate::clock;
 use crate::disk::Disk;
@@ -62,11 +62,21 @@ pub struct OpenOptions {
     /// Every change is durable before it is acknowledged.
     pub sync: bool,
     pub atime: Atime,
+    /// Bytes of memory to keep within, about.
+    pub memory: u64,
+}
+
+impl OpenOptions {
+    pub const LEAST_MEMORY: u64 = 32 << 20;
 }
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        Self { read_only: false, sync: false, atime: Atime::Relative }
+        // A quarter of the machine's.
+        let info = rustix::system::sysinfo();
+        let machine = info.totalram.saturating_mul(info.mem_unit.into());
+        let memory = (machine / 4).max(Self::LEAST_MEMORY);
+        Self { read_only: false, sync: false, atime: Atime::Relative, memory }
     }
 }
 
@@ -83,9 +93,15 @@ impl Volume {
     /// Opens a store and brings it to the state after the last event in its journal.
     pub fn open(dir: &Path, options: OpenOptions) -> Result<Self, Error> {
         let superblock = superblock::read(dir)?;
-        let (store, mut journal) = LocalStore::open(dir, options.read_only)?;
+        // Half is for inodes and dentries, an eighth for blocks of the tables; the rest is what a checkpoint, the
+        // journal's frames and requests under way may need.
+        let memory = options.memory.max(OpenOptions::LEAST_MEMORY);
+        let local =
+            LocalOptions { read_only: options.read_only, cache_bytes: memory / 8, ..LocalOptions::default() };
+        let (store, mut journal) = LocalStore::open_with(dir, local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.sync, config.atime) = (options.read_only, options.sync, options.atime);
+        config.cache_bytes = usize::try_from(memory / 2).unwrap_or(usize::MAX);
         let Some(first) = store.get(ObjectId::SUPER, b"")? else {
             return Err(Error::Unfinished(dir.into()));
         };
