@@ -59,6 +59,7 @@ pub enum Event {
     Write {
         ino: Ino,
         offset: u64,
+        #[serde(with = "serde_bytes")]
         data: Vec<u8>,
         kill_suid_gid: bool,
         time: Time,
@@ -95,7 +96,9 @@ pub enum Event {
     /// `None` removes it.
     SetXattr {
         ino: Ino,
+        #[serde(with = "serde_bytes")]
         name: Box<[u8]>,
+        #[serde(with = "serde_bytes")]
         value: Option<Box<[u8]>>,
         time: Time,
     },
@@ -146,7 +149,8 @@ impl Event {
 
     /// Appends the event to a frame of the journal.
     pub fn encode(&self, frame: &mut Vec<u8>) {
-        frame.extend_from_slice(&crate::record::encode(self));
+        // Fails only for types whose length serde cannot know, and no event has one.
+        *frame = postcard::to_extend(self, core::mem::take(frame)).unwrap_or_default();
     }
 
     /// Takes one event off the front of a frame.

@@ -25,6 +25,8 @@ pub(crate) enum Held {
 pub(crate) struct Journal {
     /// Events that have not been handed to the driver.
     frame: Vec<u8>,
+    /// The memory of an earlier frame, to be used again: new memory costs a page fault for every page.
+    spare: Vec<u8>,
     /// The sequence number of the last event in `frame`.
     last: u64,
     /// The frame that the driver is appending.
@@ -67,6 +69,7 @@ impl Journal {
     ) -> Self {
         Self {
             frame: Vec::new(),
+            spare: Vec::new(),
             last: sequence,
             in_flight: None,
             durable: sequence,
@@ -120,10 +123,18 @@ impl Journal {
         if !sync && self.frame.len() < Self::FRAME_BYTES {
             return None;
         }
-        let frame = core::mem::take(&mut self.frame);
+        let frame = core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare));
         self.in_flight = Some(InFlight { last: self.last, sync, bytes: frame.len() as u64 });
         self.unsynced &= !sync;
         Some((frame, sync))
+    }
+
+    /// Takes the memory of a frame back.
+    pub(crate) fn recycle(&mut self, mut frame: Vec<u8>) {
+        frame.clear();
+        if frame.capacity() > self.spare.capacity() && frame.capacity() <= 2 * Self::FRAME_BYTES {
+            self.spare = frame;
+        }
     }
 
     /// The driver is done with a frame. Returns what may leave now.

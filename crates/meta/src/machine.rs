@@ -451,8 +451,12 @@ impl Meta {
                 self.resume(now, number, out);
             }
             (Some(Purpose::Journal), result) => {
-                let result = result.and_then(|done| {
-                    if let IoDone::Journaled { end, used } = done { Ok((end, used)) } else { Err(Errno::EIO) }
+                let result = result.and_then(|done| match done {
+                    IoDone::Journaled { end, used, frame } => {
+                        self.journal.recycle(frame);
+                        Ok((end, used))
+                    }
+                    _ => Err(Errno::EIO),
                 });
                 let held = self.journal.appended(result);
                 self.let_go(held, out);

@@ -79,10 +79,11 @@ pub enum IoDone {
     Dentries(Vec<(Vec<u8>, Vec<u8>)>),
     Groups(Arc<[u32]>),
     Stream(StreamDone),
-    /// Where the journal now ends, and how many bytes of it are in use.
+    /// Where the journal now ends, and how many bytes of it are in use. `frame`: the memory of the one appended.
     Journaled {
         end: Position,
         used: u64,
+        frame: Vec<u8>,
     },
     Staged,
     Published {

@@ -52,7 +52,7 @@ pub enum Body {
         parent: Ino,
         entries: u64,
     },
-    Symlink(Box<[u8]>),
+    Symlink(#[serde(with = "serde_bytes")] Box<[u8]>),
 }
 
 impl Inode {

@@ -4,6 +4,7 @@ use core::fmt;
 use core::ops::Deref;
 
 use serde::{Deserialize, Serialize};
+use serde_bytes::ByteBuf;
 
 /// An inode number. Never reused within one file system, so it needs no generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -51,8 +52,8 @@ impl Caller {
 
 /// One component of a path: 1 to 255 bytes, any but `/` and NUL, and neither `.` nor `..`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Box<[u8]>", into = "Box<[u8]>")]
-pub struct Name(Box<[u8]>);
+#[serde(try_from = "ByteBuf")]
+pub struct Name(#[serde(with = "serde_bytes")] Box<[u8]>);
 
 impl Name {
     pub const MAX_BYTES: usize = 255;
@@ -78,17 +79,11 @@ fn check(bytes: &[u8]) -> Result<(), NameError> {
     Ok(())
 }
 
-impl TryFrom<Box<[u8]>> for Name {
+impl TryFrom<ByteBuf> for Name {
     type Error = NameError;
-    fn try_from(bytes: Box<[u8]>) -> Result<Self, NameError> {
+    fn try_from(bytes: ByteBuf) -> Result<Self, NameError> {
         check(&bytes)?;
-        Ok(Self(bytes))
-    }
-}
-
-impl From<Name> for Box<[u8]> {
-    fn from(name: Name) -> Self {
-        name.0
+        Ok(Self(bytes.into_vec().into_boxed_slice()))
     }
 }
 

@@ -26,7 +26,7 @@ impl Disk {
             Io::Load(wanted) => load(&self.store, &wanted),
             Io::Groups { pid } => Ok(IoDone::Groups(groups(pid))),
             Io::Stream(call) => self.stream_call(call).map(IoDone::Stream).map_err(logged),
-            Io::Journal { frame, sync } => self.append(&frame, sync).map_err(|error| {
+            Io::Journal { frame, sync } => self.append(frame, sync).map_err(|error| {
                 tracing::error!(%error, "the journal cannot be written: the file system is read-only until mounted again");
                 Errno::EIO
             }),
@@ -40,13 +40,13 @@ impl Disk {
         }
     }
 
-    fn append(&self, frame: &[u8], sync: bool) -> Result<IoDone, JournalError> {
+    fn append(&self, frame: Vec<u8>, sync: bool) -> Result<IoDone, JournalError> {
         let mut journal = self.journal();
-        let end = if frame.is_empty() { journal.position() } else { journal.append(frame)? };
+        let end = if frame.is_empty() { journal.position() } else { journal.append(&frame)? };
         if sync {
             journal.sync()?;
         }
-        Ok(IoDone::Journaled { end, used: journal.used() })
+        Ok(IoDone::Journaled { end, used: journal.used(), frame })
     }
 
     fn journal(&self) -> std::sync::MutexGuard<'_, Journal<RealFile>> {

@@ -171,11 +171,11 @@ impl Harness {
             Io::Journal { frame, sync } => {
                 disk.end += frame.len() as u64 + 8;
                 let end = disk.end;
-                disk.journal.push((end, frame));
+                disk.journal.push((end, frame.clone()));
                 if sync {
                     disk.synced = disk.journal.len();
                 }
-                IoDone::Journaled { end: Position(end), used: self.used() }
+                IoDone::Journaled { end: Position(end), used: self.used(), frame }
             }
             Io::Stage { writes } => {
                 self.staged.extend(writes);
