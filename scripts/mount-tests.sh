@@ -2,14 +2,14 @@
 # Tests on a mount: pjdfstest, our conformance cases, the model, a user's first hour, and fsck at the end.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour helpers dump full kill" picks parts.
+# ONLY="pjdfstest conformance model first-hour helpers metrics dump full memory kill" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour helpers dump full memory kill}
+only=${ONLY:-pjdfstest conformance model first-hour helpers metrics dump full memory kill}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -77,6 +77,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
         mounted=
         if "$bin" mount -o nonsense "$work/data" "$work/mnt"; then exit 1; fi
     fi
+    if part metrics; then TARGET=$target scripts/metrics-test.sh; fi
     if part dump; then TARGET=$target scripts/dump-test.sh; fi
     if part full; then TARGET=$target scripts/full-test.sh; fi
     if part memory; then TARGET=$target scripts/memory-test.sh; fi

@@ -34,6 +34,7 @@ need gcc cc
 if [ "${1:-run}" = test ]; then
     need acl setfacl
     need attr setfattr
+    need curl curl
     need libacl1-dev '/usr/include/sys/acl.h'
     need git git
     need make make

@@ -36,6 +36,8 @@ pub enum Command {
     Fsck(SourceArgs),
     /// Tell how a file system is.
     Status(SourceArgs),
+    /// Show what a mounted file system does: by operation, by process, by directory. `q` ends it.
+    Top(TopArgs),
     /// Write all of a file system that is not mounted to a file, or to standard output.
     Dump(DumpArgs),
     /// Make a file system from what `dump` wrote.
@@ -75,7 +77,9 @@ pub struct MountArgs {
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas: ro, rw, sync, noatime, relatime, strictatime, allow_other, nosuid, nodev,
-    /// noexec, dirsync, nodefault_permissions, threads=N, and those that only mount(8) and fstab(5) mind.
+    /// noexec, dirsync, nodefault_permissions, threads=N, slow=MILLISECONDS (log operations that take longer; 1000; 0:
+    /// none), metrics=ADDRESS:PORT or metrics=unix:PATH (serve figures for Prometheus), and those that only mount(8) and
+    /// fstab(5) mind.
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<String>,
     /// Stay in the foreground; an interrupt unmounts.
@@ -130,6 +134,31 @@ pub struct SourceArgs {
     pub source: PathBuf,
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub mountpoint: PathBuf,
+    /// Seconds from one look to the next, 0.1 to 60.
+    #[arg(short, long, default_value = "2", value_parser = parse_interval, value_name = "SECONDS")]
+    pub interval: f64,
+    /// Print one table, of one interval, and end.
+    #[arg(long)]
+    pub once: bool,
+    /// Print one JSON object a line.
+    #[arg(long)]
+    pub json: bool,
+    /// Processes and directories to show.
+    #[arg(long, default_value_t = 10, value_name = "NUMBER")]
+    pub rows: usize,
+}
+
+fn parse_interval(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds
+        .filter(|seconds| (0.1..=60.0).contains(seconds))
+        .ok_or_else(|| "expected 0.1 to 60 seconds".into())
 }
 
 /// A number of bytes, as `65536`, `64K`, `64M` or `1G`.

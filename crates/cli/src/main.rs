@@ -6,6 +6,9 @@ mod copy;
 mod mount;
 mod options;
 mod report;
+mod screen;
+mod table;
+mod top;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -39,6 +42,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Mkfs(args) => mkfs(&args),
         Command::Fsck(args) => report::fsck(&args),
         Command::Status(args) => report::status(&args),
+        Command::Top(args) => top::top(&args),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),
         Command::Completions { shell } => {

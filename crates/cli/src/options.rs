@@ -1,17 +1,21 @@
 //! Mount options, as `mount -o` and fstab have them.
 
+use std::net::ToSocketAddrs;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use espalier_meta::Atime;
-use espalier_runtime::{MountOptions, OpenOptions};
+use espalier_runtime::{MetricsAddress, MountOptions, OpenOptions};
 use rustix::mount::MountFlags;
 
 use crate::args::parse_size;
 
 /// How long unmounting may take to write everything out. The journal bounds what there can be to write.
-const DRAIN: std::time::Duration = std::time::Duration::from_secs(30);
+const DRAIN: Duration = Duration::from_secs(30);
+/// How long an operation may take without being logged.
+const SLOW: Duration = Duration::from_secs(1);
 
 /// What all options together mean. A later one overrules an earlier one. `superuser`: others may enter by default,
 /// for whoever mounts as root mounts for all.
@@ -24,6 +28,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
     };
     (kernel.no_suid, kernel.no_dev) = (!superuser, !superuser);
     let mut threads = std::thread::available_parallelism().map_or(4, usize::from).max(2) + 2;
+    let (mut metrics, mut slow) = (None, Some(SLOW));
     for option in options.iter().map(|option| option.trim()).filter(|option| !option.is_empty()) {
         match option.split_once('=').unwrap_or((option, "")) {
             ("ro", "") => (open.read_only, kernel.read_only) = (true, true),
@@ -50,6 +55,11 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                     .filter(|n| (1..=256).contains(n))
                     .context("threads= takes 1 to 256")?;
             }
+            ("slow", millis) => {
+                let millis: u64 = millis.parse().ok().context("slow= takes milliseconds, or 0")?;
+                slow = (millis > 0).then(|| Duration::from_millis(millis));
+            }
+            ("metrics", address) => metrics = Some(metrics_address(address)?),
             ("memory", size) => {
                 open.memory = parse_size(size)
                     .ok()
@@ -70,11 +80,25 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
-                 allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE"
+                 allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE \
+                 slow=MILLISECONDS metrics=ADDRESS"
             ),
         }
     }
-    Ok((open, MountOptions { kernel, threads, drain: DRAIN }))
+    Ok((open, MountOptions { kernel, threads, drain: DRAIN, metrics, slow }))
+}
+
+/// `127.0.0.1:9464`, `localhost:9464`, `[::1]:9464` or `unix:PATH`.
+fn metrics_address(text: &str) -> Result<MetricsAddress> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        let path = std::path::absolute(path).context("metrics=unix: takes the path of a socket")?;
+        return Ok(MetricsAddress::Unix(path));
+    }
+    let found = text.to_socket_addrs().ok().and_then(|mut found| found.next());
+    let found = found.with_context(|| {
+        format!("metrics= takes ADDRESS:PORT, as in 127.0.0.1:9464, or unix:PATH, and not `{text}`")
+    })?;
+    Ok(MetricsAddress::Tcp(found))
 }
 
 /// Changes what the kernel itself minds of a mount: ro or rw, suid, dev, exec, sync.
@@ -106,9 +130,28 @@ mod tests {
     }
 
     #[test]
+    fn what_is_told_to_those_who_watch() {
+        let (_, mount) = parse_text("metrics=127.0.0.1:9464,slow=20").expect("good options");
+        assert_eq!(mount.metrics, Some(MetricsAddress::Tcp(([127, 0, 0, 1], 9464).into())));
+        assert_eq!(mount.slow, Some(Duration::from_millis(20)));
+        let (_, mount) = parse_text("metrics=unix:/run/e.sock,slow=0").expect("good options");
+        assert_eq!((mount.metrics, mount.slow), (Some(MetricsAddress::Unix("/run/e.sock".into())), None));
+    }
+
+    #[test]
     fn what_only_mount_minds_is_accepted_and_nonsense_is_not() {
         assert!(parse_text("defaults,nofail,x-systemd.automount,_netdev").is_ok());
-        for bad in ["nonsense", "ro=1", "threads=0", "threads=many", "memory=1M", "memory=x"] {
+        for bad in [
+            "nonsense",
+            "ro=1",
+            "threads=0",
+            "threads=many",
+            "memory=1M",
+            "memory=x",
+            "slow=soon",
+            "metrics=here",
+            "metrics=unix:",
+        ] {
             assert!(parse_text(bad).is_err(), "{bad}");
         }
     }

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::SourceArgs;
+use crate::table;
 
 pub(crate) fn fsck(args: &SourceArgs) -> Result<ExitCode> {
     // Shown on a terminal only.
@@ -61,12 +62,8 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
         _ => println!("mounted on  nothing"),
     }
     println!("strip       {} bytes", status.strip_bytes);
-    match status.journal_used_bytes {
-        Some(used) => println!("journal     {used} of {} bytes in use", status.journal_bytes),
-        None => println!("journal     {} bytes", status.journal_bytes),
-    }
-    if let Some(cache) = status.cache_bytes {
-        println!("cache       {cache} bytes");
+    if status.figures.is_none() {
+        println!("journal     {} bytes", status.journal_bytes);
     }
     if let Some(files) = status.files {
         println!("inodes      {files} in use");
@@ -76,6 +73,9 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
             "kernel      FUSE {fuse}, passthrough of big files {}",
             if passthrough { "on" } else { "off" }
         );
+    }
+    if let Some(figures) = &status.figures {
+        print!("{}\n{}", table::state(figures), table::operations(figures));
     }
     if let Some(failure) = &status.failure {
         println!("FAILED      nothing can be changed any more: {failure}; unmount, and run `espalier fsck`");

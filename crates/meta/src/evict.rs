@@ -23,7 +23,7 @@ pub(crate) struct Clock {
     /// Inodes that have come since the hand last moved.
     pub added: usize,
     /// Dentries in memory.
-    cells: usize,
+    pub cells: usize,
     /// Of names, strips and extended attributes.
     pub bytes: usize,
 }

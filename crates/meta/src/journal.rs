@@ -45,6 +45,9 @@ pub(crate) struct Journal {
     unsynced: bool,
     /// Set for good when the journal could not be written.
     pub broken: Option<Errno>,
+    /// Syncs asked for, and replies that have waited for one.
+    pub syncs: u64,
+    pub synced_replies: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +84,8 @@ impl Journal {
             high_watermark: watermarks.1,
             unsynced: false,
             broken: None,
+            syncs: 0,
+            synced_replies: 0,
         }
     }
 
@@ -126,6 +131,7 @@ impl Journal {
         let frame = core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare));
         self.in_flight = Some(InFlight { last: self.last, sync, bytes: frame.len() as u64 });
         self.unsynced &= !sync;
+        self.syncs += u64::from(sync);
         Some((frame, sync))
     }
 
@@ -161,7 +167,9 @@ impl Journal {
     fn release(&mut self, durable: u64) -> Vec<Held> {
         self.durable = self.durable.max(durable);
         let free = self.held.partition_point(|(sequence, _)| *sequence <= self.durable);
-        self.held.drain(..free).map(|(_, held)| held).collect()
+        let released: Vec<_> = self.held.drain(..free).map(|(_, held)| held).collect();
+        self.synced_replies += released.iter().filter(|held| matches!(held, Held::Reply(..))).count() as u64;
+        released
     }
 
     /// Nothing is unwritten or waited for.
@@ -213,6 +221,7 @@ mod tests {
         change(&mut journal, 8);
         assert!(matches!(journal.next_frame(5, false), Some((_, true))));
         assert_eq!(journal.appended(Ok((Position(100), 100))).len(), 8);
+        assert_eq!((journal.syncs, journal.synced_replies), (1, 8));
     }
 
     #[test]

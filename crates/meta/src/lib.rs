@@ -16,6 +16,7 @@ mod check;
 mod checkpoint;
 mod event;
 mod evict;
+mod figures;
 mod journal;
 mod machine;
 mod ops;
@@ -29,8 +30,9 @@ mod step;
 
 pub use check::{Check, Finding};
 pub use event::Event;
+pub use figures::Figures;
 pub use machine::{Atime, Config, Meta};
-pub use outbox::{Input, Io, IoDone, IoId, Now, Outbox, Recall};
+pub use outbox::{Input, Io, IoDone, IoId, Now, Outbox, Recall, Waiting};
 pub use record::{Corrupt, Dentry, InoRecord, Inode, Slot, Super, decode, encode};
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use step::{Load, StreamCall, StreamDone};

@@ -13,7 +13,7 @@ use rustc_hash::FxBuildHasher;
 use crate::checkpoint::Checkpoint;
 use crate::event::Event;
 use crate::journal::{Held, Journal};
-use crate::outbox::{Input, Io, IoDone, IoId, Now, Outbox};
+use crate::outbox::{Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::record::Inode;
 use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
@@ -219,6 +219,10 @@ impl Meta {
         self.journal.broken
     }
 
+    pub(crate) fn is_checkpoint_running(&self) -> bool {
+        !self.checkpoint.is_idle() && self.checkpoint.failure().is_none()
+    }
+
     /// What the cache takes of memory: about, in bytes.
     pub fn cache_bytes(&self) -> usize {
         self.state.cache_bytes()
@@ -246,6 +250,7 @@ impl Meta {
             Err(Stop::Wait(wait)) => wait,
             Ok(_) if matches!(task.request, Request::Forget { .. }) => return,
             Ok(reply) if durable && self.state.sequence > self.journal.durable => {
+                out.waiting.push((task.id, Waiting::Journal));
                 return self.journal.hold(self.state.sequence, Held::Reply(task.from, task.id, Ok(reply)));
             }
             Ok(reply) => return out.replies.push((task.from, task.id, Ok(reply))),
@@ -255,6 +260,7 @@ impl Meta {
             self.next_task += 1;
             self.next_task
         });
+        let waiting = if wait == Wait::Room { Waiting::Journal } else { Waiting::Disk };
         match wait {
             Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
                 // It was loaded and is not there, though another record speaks of it.
@@ -279,6 +285,7 @@ impl Meta {
                 self.start_checkpoint(out);
             }
         }
+        out.waiting.push((task.id, waiting));
         self.tasks.insert(number, Box::new(task));
     }
 

@@ -97,8 +97,19 @@ pub enum IoDone {
 pub struct Outbox {
     pub replies: Vec<(ClientId, RequestId, Result<Reply, Errno>)>,
     pub io: Vec<(IoId, Io)>,
+    /// Requests that have just begun to wait, or wait for something else now. Their replies come later.
+    pub waiting: Vec<(RequestId, Waiting)>,
     /// What clients are asked to forget.
     pub recalls: Vec<Recall>,
+}
+
+/// What a request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// The tables, the caller's groups, or a stream.
+    Disk,
+    /// A commit of the journal, or room in it.
+    Journal,
 }
 
 /// A client that can is to forget an inode, and to say so; if it uses it, it need not.

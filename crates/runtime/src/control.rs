@@ -8,11 +8,19 @@ use std::time::Duration;
 
 use espalier_fuse::{Granted, InitFlags};
 use espalier_store::Superblock;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::door::FuseDoor;
 use crate::error::Error;
 use crate::node::Node;
+use crate::watch::{Figures, Top};
+
+/// What is told instead of an answer.
+#[derive(Serialize, Deserialize)]
+struct Refused {
+    error: String,
+}
 
 /// How a file system is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -37,6 +45,8 @@ pub struct Status {
     pub passthrough: Option<bool>,
     /// The version of the kernel's protocol.
     pub fuse: Option<String>,
+    /// What it has done; known while mounted.
+    pub figures: Option<Figures>,
 }
 
 impl Status {
@@ -55,9 +65,13 @@ impl Status {
             failure: None,
             passthrough: None,
             fuse: None,
+            figures: None,
         }
     }
 }
+
+/// For whoever watches and then does not ask any more, operations are not counted longer than this.
+const LONGEST_WATCH: Duration = Duration::from_secs(600);
 
 fn socket_path(store: &Path) -> PathBuf {
     store.join("control")
@@ -66,20 +80,36 @@ fn socket_path(store: &Path) -> PathBuf {
 /// The status of a store, mounted or not.
 pub fn status_of(store: &Path) -> Result<Status, Error> {
     let superblock = espalier_store::superblock::read(store)?;
-    match ask(store) {
+    match ask(store, "status") {
         Ok(status) => Ok(status),
         // Nobody is there to ask: it is not mounted.
         Err(_) => Ok(Status::of(&superblock)),
     }
 }
 
-fn ask(store: &Path) -> std::io::Result<Status> {
+/// Who does what in a mounted file system, since the same viewer last asked: at most so many processes and directories.
+/// They are counted from the first question on, as long as the next comes within the time `lasting`.
+pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Result<Top, Error> {
+    ask(store, &format!("top {viewer} {} {rows}", lasting.as_millis())).map_err(|source| Error::Io {
+        what: format!(
+            "cannot ask the file system in {}: is it mounted, and by the same user?",
+            store.display()
+        ),
+        source,
+    })
+}
+
+fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> {
     let mut stream = UnixStream::connect(socket_path(store))?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.write_all(b"status\n")?;
+    writeln!(stream, "{question}")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
-    Ok(serde_json::from_str(&text)?)
+    let refused: Option<Refused> = serde_json::from_str(&text).ok();
+    refused.map_or_else(
+        || Ok(serde_json::from_str(&text)?),
+        |Refused { error }| Err(std::io::Error::other(error)),
+    )
 }
 
 /// The listening end of the socket.
@@ -129,20 +159,34 @@ impl Listener {
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         let mut line = String::new();
         BufReader::new(stream.take(64)).read_line(&mut line)?;
-        if line.trim_end() != "status" {
-            return stream.write_all(b"{\"error\":\"unknown question\"}\n");
-        }
-        let (files, broken) = node.state();
-        let (used, capacity, _) = node.disk.journal_state();
-        let status = Status {
-            files: Some(files),
-            journal_used_bytes: Some(used),
-            cache_bytes: Some(node.cache_bytes()),
-            journal_bytes: capacity,
-            failure: broken.map(|errno| errno.to_string()),
-            ..self.still.clone()
+        stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+        let words: Vec<_> = line.split_ascii_whitespace().collect();
+        let refused = |error: &str| serde_json::to_string(&Refused { error: error.into() });
+        let answer = match words[..] {
+            ["status"] => serde_json::to_string(&self.status(node)),
+            ["top", viewer, millis, rows] => match top_request(viewer, millis, rows) {
+                Some(request) => match node.watch.top(request, node.figures(), |ino| node.path_of(ino)) {
+                    Some(top) => serde_json::to_string(&top),
+                    None => refused("too many are watching already"),
+                },
+                None => refused("malformed question"),
+            },
+            _ => refused("unknown question"),
         };
-        stream.write_all(serde_json::to_string(&status)?.as_bytes())
+        stream.write_all(answer?.as_bytes())
+    }
+
+    fn status(&self, node: &Node<FuseDoor>) -> Status {
+        let (files, broken) = node.state();
+        let figures = node.activity();
+        Status {
+            files: Some(files),
+            journal_used_bytes: Some(figures.journal.used_bytes),
+            cache_bytes: Some(figures.cache.bytes),
+            failure: broken.map(|errno| errno.to_string()),
+            figures: Some(figures),
+            ..self.still.clone()
+        }
     }
 
     pub(crate) fn stop(&self) {
@@ -150,4 +194,9 @@ impl Listener {
         // Wakes the thread that accepts.
         let _ = UnixStream::connect(&self.path);
     }
+}
+
+fn top_request(viewer: &str, millis: &str, rows: &str) -> Option<(u64, Duration, usize)> {
+    let lasting = Duration::from_millis(millis.parse().ok()?);
+    Some((viewer.parse().ok()?, lasting.min(LONGEST_WATCH), rows.parse().ok()?))
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use espalier_client::{Answer, StreamIo};
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
-use espalier_proto::{Errno, Ino, ObjectId, Position};
+use espalier_proto::{Errno, Ino, ObjectId};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Space, Store, StoreError};
 
 /// The local store and the journal beside it.
@@ -52,12 +52,6 @@ impl Disk {
     fn journal(&self) -> std::sync::MutexGuard<'_, Journal<RealFile>> {
         // Each of its methods leaves it whole, even by a panic: there is nothing to distrust.
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Bytes of the journal in use, its capacity, and where it ends.
-    pub fn journal_state(&self) -> (u64, u64, Position) {
-        let journal = self.journal();
-        (journal.used(), journal.capacity(), journal.position())
     }
 
     pub fn stream_call(&self, call: StreamCall) -> Result<StreamDone, StoreError> {

@@ -86,11 +86,11 @@ impl Filesystem for Embedded {
         let (unique, node) = (request.unique, request.node);
         match &request.op {
             Op::Forget { lookups } => {
-                self.node.tell([Request::Forget { ino: Ino(node), lookups: *lookups }]);
+                self.node.forget([Request::Forget { ino: Ino(node), lookups: *lookups }]);
                 return reply.none();
             }
             Op::BatchForget(forgets) => {
-                self.node.tell(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
+                self.node.forget(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
                 return reply.none();
             }
             Op::Interrupt { unique } => {
@@ -404,7 +404,7 @@ fn answer_listing(
         .collect();
     reply.data(&bytes);
     if !unknown.is_empty() {
-        node.tell(unknown);
+        node.forget(unknown);
     }
 }
 

@@ -12,6 +12,7 @@ use crate::disk::Disk;
 use crate::error::Error;
 use crate::node::{Door, Node, Outcome};
 use crate::volume::{OpenOptions, Volume};
+use crate::watch::Watch;
 
 /// What a check has found.
 #[derive(Debug)]
@@ -49,7 +50,7 @@ pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
 
 /// Brings the tables up to the journal.
 pub(crate) fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
-    let (node, background) = Node::new(volume.meta, Arc::clone(&volume.disk), Closed);
+    let (node, background) = Node::new(volume.meta, Arc::clone(&volume.disk), Closed, Watch::new(1, None));
     std::thread::scope(|scope| {
         scope.spawn(|| node.run_background(background));
         let drained = node.drain(Duration::from_secs(600));

@@ -10,10 +10,15 @@ mod fsck;
 mod mount;
 mod node;
 mod volume;
+mod watch;
 
-pub use control::{Status, status_of};
+pub use control::{Status, status_of, top_of};
 pub use dump::{Dumped, dump, load};
 pub use error::Error;
 pub use fsck::{FsckReport, fsck};
 pub use mount::{MountOptions, mount};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
+pub use watch::{
+    CacheFigures, CheckpointFigures, DirectoryFigures, Figures, IoFigures, JournalFigures, MetricsAddress,
+    OperationFigures, ProcessFigures, Split, Top,
+};

@@ -13,6 +13,7 @@ use crate::door::{Embedded, FuseDoor};
 use crate::error::Error;
 use crate::node::Node;
 use crate::volume::Volume;
+use crate::watch::{MetricsAddress, MetricsServer, Watch};
 
 /// How a file system is mounted, apart from how its store is opened.
 #[derive(Clone, Debug)]
@@ -23,6 +24,10 @@ pub struct MountOptions {
     pub threads: usize,
     /// How long unmounting may take to write out what has not been written.
     pub drain: Duration,
+    /// Where figures are served for Prometheus, if they are.
+    pub metrics: Option<MetricsAddress>,
+    /// How long an operation may take without being logged as slow; `None`: as long as it likes.
+    pub slow: Option<Duration>,
 }
 
 /// Notifications to the kernel that may be under way.
@@ -41,6 +46,8 @@ pub fn mount(
         what: format!("cannot remove a dead mount from {}", mountpoint.display()),
         source,
     })?;
+    // Before mounting, so that nothing is left behind if the address is taken.
+    let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let name = source.to_string_lossy();
     let mut kernel = options.kernel.clone();
     let mut session = Session::mount(&name, mountpoint, &kernel, &wanted(&kernel)).map_err(failed)?;
@@ -59,7 +66,8 @@ pub fn mount(
         }
     }
     let Volume { disk, meta, superblock, .. } = volume;
-    let (node, background) = Node::new(meta, disk, door);
+    let watch = Watch::new(options.threads, options.slow);
+    let (node, background) = Node::new(meta, disk, door, watch);
     let node = Arc::new(node);
     let listener = control::Listener::bind(source, session.mountpoint(), &superblock, session.granted());
 
@@ -75,6 +83,9 @@ pub fn mount(
                 }
             }
         });
+        if let Some(metrics) = &metrics {
+            scope.spawn(|| metrics.serve(|| node.exposition()));
+        }
         let served = listener.as_ref().map(|listener| scope.spawn(|| listener.serve(&node)));
         ready();
         let outcome = session.run(options.threads, Arc::new(Embedded { node: Arc::clone(&node) }));
@@ -84,6 +95,9 @@ pub fn mount(
         if let (Some(listener), Some(served)) = (&listener, served) {
             listener.stop();
             let _ = served.join();
+        }
+        if let Some(metrics) = &metrics {
+            metrics.stop();
         }
         outcome?;
         if drained { Ok(()) } else { Err(Error::Unwritten(node.state().1.unwrap_or(Errno::EIO))) }

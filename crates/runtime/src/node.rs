@@ -8,13 +8,17 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Next, StreamIo};
-use espalier_meta::{Input, Io, IoDone, IoId, Meta, Now, Outbox, Recall};
-use espalier_proto::{Caller, ClientId, Errno, Reply, Request, RequestId};
+use espalier_meta::{Input, Io, IoDone, IoId, Meta, Now, Outbox, Recall, Waiting};
+use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId};
 
 use crate::clock;
 use crate::disk::Disk;
+use crate::watch::{
+    CacheFigures, Figures, IoKind, JournalFigures, Kind, MachineFigures, Span, Stage, Turn, Watch, exposition,
+};
 
 /// Where calls come from and answers go to.
 pub trait Door: Sized + Send + Sync + 'static {
@@ -41,6 +45,7 @@ pub struct Node<D: Door> {
     /// Calls that have come and have not been given to the machines.
     queued: AtomicUsize,
     pub disk: Arc<Disk>,
+    pub watch: Watch,
     door: D,
     background: SyncSender<Errand>,
 }
@@ -52,16 +57,25 @@ struct Inner<T> {
     parked: HashMap<RequestId, Parked<T>>,
 }
 
+type Locked<'a, T> = MutexGuard<'a, Inner<T>>;
+
 struct Parked<T> {
     caller: Caller,
     call: Call<'static>,
     ticket: T,
+    span: Span,
 }
 
 /// A call whose last step is to be done without the lock.
-enum Finished<'a, T> {
-    Answer(T, Result<Answer, Errno>),
-    Stream(T, Call<'a>, StreamIo),
+struct Finished<'a, T> {
+    ticket: T,
+    span: Span,
+    last: Last<'a>,
+}
+
+enum Last<'a> {
+    Answer(Result<Answer, Errno>),
+    Stream(Call<'a>, StreamIo),
 }
 
 /// What the background thread is for: what may take long and nobody waits for.
@@ -74,6 +88,14 @@ enum Errand {
 struct Work<'a, T> {
     out: Outbox,
     finished: Vec<Finished<'a, T>>,
+    /// In which inputs are being given to the machines.
+    turn: Turn,
+}
+
+impl<T> Work<'_, T> {
+    fn new(turn: Turn) -> Self {
+        Self { out: Outbox::default(), finished: Vec::new(), turn }
+    }
 }
 
 /// The only client: this process.
@@ -88,12 +110,12 @@ thread_local! {
 
 impl<D: Door> Node<D> {
     /// The node, and what its background thread is to run ([`Self::run_background`]).
-    pub fn new(meta: Meta, disk: Arc<Disk>, door: D) -> (Self, Background) {
+    pub fn new(meta: Meta, disk: Arc<Disk>, door: D, watch: Watch) -> (Self, Background) {
         // A checkpoint has one errand under way at a time, so that a short queue never blocks.
         let (background, errands) = sync_channel(16);
         let inner = Inner { meta, client: Client::default(), parked: HashMap::new() };
         let (inner, queued) = (Mutex::new(inner), AtomicUsize::new(0));
-        (Self { inner, queued, disk, door, background }, Background(errands))
+        (Self { inner, queued, disk, watch, door, background }, Background(errands))
     }
 
     pub fn door(&self) -> &D {
@@ -110,25 +132,33 @@ impl<D: Door> Node<D> {
     /// Runs a call. It is answered through the door, now or later. `id`: not 0, and unique among unanswered calls.
     pub fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
         self.queued.fetch_add(1, Ordering::Relaxed);
-        let locked = self.lock();
+        let turn = self.turn();
         self.queued.fetch_sub(1, Ordering::Relaxed);
-        let mut inner = match locked {
-            Ok(inner) => inner,
+        let (mut inner, turn) = match turn {
+            Ok(turn) => turn,
             Err(errno) => return self.door.answer(self, ticket, Err(errno)),
         };
-        let mut work = Work { out: Outbox::default(), finished: Vec::new() };
+        let mut work = Work::new(turn);
+        let (kind, ino) = Kind::of(&call);
+        let mut span = Span::start(kind, caller.pid, ino, work.turn);
+        if self.watch.is_watched() {
+            span.dir = inner.meta.directory_of(ino);
+        }
         let next = inner.client.start(&call);
-        self.advance(&mut inner, &mut work, RequestId(id), (caller, call, ticket), next);
+        self.advance(&mut inner, &mut work, RequestId(id), (caller, call, ticket, span), next);
         self.settle(inner, work);
     }
 
-    /// Tells the metadata machine something that has no answer.
-    pub fn tell(&self, requests: impl IntoIterator<Item = Request>) {
-        let Ok(mut inner) = self.lock() else { return };
-        let mut work = Work { out: Outbox::default(), finished: Vec::new() };
+    /// Tells the metadata machine what the kernel has forgotten, which has no answer.
+    pub fn forget(&self, requests: impl IntoIterator<Item = Request>) {
+        let Ok((mut inner, turn)) = self.turn() else { return };
+        let mut work = Work::new(turn);
+        let mut span = Span::start(Kind::Forget, 0, Ino::ROOT, work.turn);
         for request in requests {
             self.input(&mut inner, &mut work, told(request));
         }
+        span.turn_to(Stage::Work, Instant::now());
+        self.watch.record(&span, false);
         self.settle(inner, work);
     }
 
@@ -144,6 +174,7 @@ impl<D: Door> Node<D> {
             Err(error) => tracing::warn!(%error, "the store does not tell its free space"),
         }
         self.feed(Input::Tick);
+        self.watch.tick();
     }
 
     /// Lets a closure use the client's machine under the lock.
@@ -156,20 +187,72 @@ impl<D: Door> Node<D> {
         self.lock().map_or((0, Some(Errno::EIO)), |inner| (inner.meta.files(), inner.meta.broken()))
     }
 
-    /// Bytes of memory that the metadata machine's cache takes, about.
-    pub fn cache_bytes(&self) -> u64 {
-        self.lock().map_or(0, |inner| inner.meta.cache_bytes() as u64)
+    /// What the machines tell to those who watch.
+    pub fn figures(&self) -> MachineFigures {
+        let Ok(inner) = self.lock() else { return MachineFigures::default() };
+        let now = Instant::now();
+        let waits = inner.parked.values().map(|parked| now.saturating_duration_since(parked.span.mark()));
+        let figures = inner.meta.figures();
+        MachineFigures {
+            waiting: inner.parked.len(),
+            longest_wait: waits.max().unwrap_or_default(),
+            cache: CacheFigures {
+                inodes: figures.inodes,
+                directories: figures.directories,
+                small_files: figures.strips,
+                dentries: figures.dentries,
+                bytes: figures.cache_bytes,
+                limit_bytes: figures.cache_limit,
+                dirty_bytes: figures.dirty_bytes,
+            },
+            journal: JournalFigures {
+                used_bytes: figures.journal_used,
+                bytes: figures.journal_capacity,
+                changes: figures.changes,
+                syncs: figures.syncs,
+                synced_operations: figures.synced_replies,
+            },
+            checkpoint_running: figures.checkpoint_running,
+        }
+    }
+
+    /// What the file system has done since it was mounted.
+    pub fn activity(&self) -> Figures {
+        self.watch.figures(&self.watch.totals(), self.figures())
+    }
+
+    /// The same for Prometheus.
+    pub fn exposition(&self) -> String {
+        let (totals, (files, broken)) = (self.watch.totals(), self.state());
+        let figures = self.watch.figures(&totals, self.figures());
+        exposition(totals, figures, files, broken.is_some())
+    }
+
+    /// An inode's path in the file system, as far as it is in memory.
+    pub fn path_of(&self, ino: Ino) -> Option<String> {
+        let path = self.lock().ok()?.meta.path_of(ino)?;
+        Some(String::from_utf8_lossy(&path).into_owned())
     }
 
     fn feed(&self, input: Input) {
-        let Ok(mut inner) = self.lock() else { return };
-        let mut work = Work { out: Outbox::default(), finished: Vec::new() };
+        let Ok((mut inner, turn)) = self.turn() else { return };
+        let mut work = Work::new(turn);
         self.input(&mut inner, &mut work, input);
         self.settle(inner, work);
     }
 
+    /// The machines, and when they were there. The clock is read once where nobody else had them.
+    fn turn(&self) -> Result<(Locked<'_, D::Ticket>, Turn), Errno> {
+        let asked = Instant::now();
+        if let Ok(inner) = self.inner.try_lock() {
+            return Ok((inner, Turn { asked, began: asked }));
+        }
+        let inner = self.lock()?;
+        Ok((inner, Turn { asked, began: Instant::now() }))
+    }
+
     /// Fails after a thread has panicked while it held the machines: what they hold cannot be trusted any more.
-    fn lock(&self) -> Result<MutexGuard<'_, Inner<D::Ticket>>, Errno> {
+    fn lock(&self) -> Result<Locked<'_, D::Ticket>, Errno> {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
 
@@ -184,23 +267,27 @@ impl<D: Door> Node<D> {
         inner: &mut Inner<D::Ticket>,
         work: &mut Work<'a, D::Ticket>,
         id: RequestId,
-        (caller, call, ticket): (Caller, Call<'a>, D::Ticket),
+        (caller, call, ticket, span): (Caller, Call<'a>, D::Ticket, Span),
         mut next: Next,
     ) {
         loop {
             match next {
-                Next::Answer(result) => return work.finished.push(Finished::Answer(ticket, result)),
-                Next::Stream(io) => return work.finished.push(Finished::Stream(ticket, call, io)),
+                Next::Answer(result) => {
+                    return work.finished.push(Finished { ticket, span, last: Last::Answer(result) });
+                }
+                Next::Stream(io) => {
+                    return work.finished.push(Finished { ticket, span, last: Last::Stream(call, io) });
+                }
                 Next::Tell(request, answer) => {
                     self.input(inner, work, told(request));
-                    return work.finished.push(Finished::Answer(ticket, Ok(answer)));
+                    return work.finished.push(Finished { ticket, span, last: Last::Answer(Ok(answer)) });
                 }
                 Next::Ask(request) => {
                     let input = Input::Request { from: CLIENT, id, caller: caller.clone(), request };
                     self.input(inner, work, input);
                     let answered = work.out.replies.iter().position(|(_, answered, _)| *answered == id);
                     let Some(at) = answered else {
-                        inner.parked.insert(id, Parked { caller, call: call.into_owned(), ticket });
+                        inner.parked.insert(id, Parked { caller, call: call.into_owned(), ticket, span });
                         return;
                     };
                     let (_, _, reply) = work.out.replies.swap_remove(at);
@@ -211,11 +298,17 @@ impl<D: Door> Node<D> {
     }
 
     /// Does all that follows, and what follows from that, until nothing is left to do.
-    fn settle<'a>(&'a self, mut inner: MutexGuard<'a, Inner<D::Ticket>>, mut work: Work<'a, D::Ticket>)
+    fn settle<'a>(&'a self, mut inner: Locked<'a, D::Ticket>, mut work: Work<'a, D::Ticket>)
     where
         D::Ticket: 'a,
     {
         loop {
+            for (id, waiting) in work.out.waiting.drain(..) {
+                if let Some(parked) = inner.parked.get_mut(&id) {
+                    parked.span.resume(work.turn);
+                    parked.span.turn_to(Stage::from(waiting), Instant::now());
+                }
+            }
             while let Some((_, id, reply)) = work.out.replies.pop() {
                 self.unpark(&mut inner, &mut work, id, reply);
             }
@@ -232,8 +325,8 @@ impl<D: Door> Node<D> {
             if done.is_empty() {
                 return;
             }
-            let Ok(locked) = self.lock() else { return };
-            inner = locked;
+            let Ok(locked) = self.turn() else { return };
+            (inner, work.turn) = locked;
             for (id, result) in done {
                 self.input(&mut inner, &mut work, Input::Done { id, result });
             }
@@ -247,29 +340,58 @@ impl<D: Door> Node<D> {
         id: RequestId,
         reply: Result<Reply, Errno>,
     ) {
-        if let Some(Parked { caller, call, ticket }) = inner.parked.remove(&id) {
+        if let Some(Parked { caller, call, ticket, mut span }) = inner.parked.remove(&id) {
+            span.resume(work.turn);
             let next = inner.client.reply(&call, reply);
-            self.advance(inner, work, id, (caller, call, ticket), next);
+            self.advance(inner, work, id, (caller, call, ticket, span), next);
         }
     }
 
     fn finish(&self, finished: Finished<'_, D::Ticket>) {
-        match finished {
-            Finished::Answer(ticket, Ok(Answer::Bytes(bytes))) => {
-                self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)))
-            }
-            Finished::Answer(ticket, result) => self.door.answer(self, ticket, result.map(Outcome::Answer)),
-            Finished::Stream(ticket, _, StreamIo::Read { ino, offset, size }) => {
-                BUFFER.with_borrow_mut(|buffer| {
-                    let read = self.disk.read_stream(ino, offset, size, buffer);
-                    self.door.answer(self, ticket, read.map(Outcome::Data));
-                });
-            }
-            Finished::Stream(ticket, call, io) => {
+        let Finished { ticket, mut span, last } = finished;
+        // The machines are done with it; if anything is left to do, it is with streams.
+        span.turn_to(Stage::Disk, Instant::now());
+        match last {
+            Last::Answer(Ok(Answer::Bytes(bytes))) => self.answer(ticket, span, Ok(Outcome::Data(&bytes))),
+            Last::Answer(result) => self.answer(ticket, span, result.map(Outcome::Answer)),
+            Last::Stream(_, StreamIo::Read { ino, offset, size }) => BUFFER.with_borrow_mut(|buffer| {
+                let read = self.disk.read_stream(ino, offset, size, buffer);
+                span.turn_to(Stage::Work, Instant::now());
+                self.answer(ticket, span, read.map(Outcome::Data));
+            }),
+            Last::Stream(call, io) => {
                 let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
-                self.door.answer(self, ticket, self.disk.stream_io(io, data).map(Outcome::Answer));
+                let result = self.disk.stream_io(io, data);
+                span.turn_to(Stage::Work, Instant::now());
+                self.answer(ticket, span, result.map(Outcome::Answer));
             }
         }
+    }
+
+    /// Counts a call that has ended, and answers it.
+    fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<Outcome<'_>, Errno>) {
+        let failure = outcome.as_ref().err().copied();
+        let log = self.watch.record(&span, failure.is_some());
+        self.door.answer(self, ticket, outcome);
+        if log {
+            self.log_slow(&span, failure);
+        }
+    }
+
+    fn log_slow(&self, span: &Span, failure: Option<Errno>) {
+        let ms = |stage| span.spent[stage as usize] / 1_000_000;
+        tracing::warn!(
+            operation = span.kind.name(),
+            inode = span.ino.0,
+            path = self.path_of(span.ino),
+            pid = span.pid,
+            failure = failure.map(tracing::field::display),
+            queue_ms = ms(Stage::Queue),
+            work_ms = ms(Stage::Work),
+            journal_ms = ms(Stage::Journal),
+            disk_ms = ms(Stage::Disk),
+            "slow operation"
+        );
     }
 
     /// Does an I/O, unless it is one for the background.
@@ -279,14 +401,30 @@ impl<D: Door> Node<D> {
             let _ = self.background.send(Errand::Io(id, io));
             return None;
         }
-        Some((id, self.disk.execute(io)))
+        Some((id, self.timed(io)))
+    }
+
+    fn timed(&self, io: Io) -> Result<IoDone, Errno> {
+        let (kind, began) = (IoKind::of(&io), Instant::now());
+        let result = self.disk.execute(io);
+        self.watch.record_io(kind, began.elapsed());
+        result
     }
 
     /// Runs errands until [`Self::stop_background`].
     pub fn run_background(&self, errands: Background) {
+        let (mut checkpoint, mut records) = (None, 0);
         while let Ok(Errand::Io(id, io)) = errands.0.recv() {
             let published = matches!(io, Io::Publish { .. });
-            let result = self.disk.execute(io);
+            let began = *checkpoint.get_or_insert_with(Instant::now);
+            if let Io::Stage { writes } = &io {
+                records += writes.len() as u64;
+            }
+            let result = self.timed(io);
+            if published {
+                self.watch.record_checkpoint(began.elapsed(), records, result.is_ok());
+                (checkpoint, records) = (None, 0);
+            }
             self.feed(Input::Done { id, result });
             if published {
                 self.disk.maintain();
@@ -316,6 +454,15 @@ impl<D: Door> Node<D> {
 
 /// The errands of [`Node::run_background`].
 pub struct Background(Receiver<Errand>);
+
+impl From<Waiting> for Stage {
+    fn from(waiting: Waiting) -> Self {
+        match waiting {
+            Waiting::Disk => Self::Disk,
+            Waiting::Journal => Self::Journal,
+        }
+    }
+}
 
 fn told(request: Request) -> Input {
     let caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };

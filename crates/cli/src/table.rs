@@ -1,0 +1,141 @@
+//! Figures as tables for people.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use espalier_runtime::{Figures, Top};
+
+/// A table of operations by kind. The times after the quantiles are means.
+pub(crate) fn operations(figures: &Figures) -> String {
+    let mut operations: Vec<_> = figures.operations.iter().collect();
+    operations.sort_by_key(|operation| std::cmp::Reverse(operation.count));
+    let mut out = format!(
+        "{:<16}{:>12}{:>10}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}\n",
+        "OPERATION", "COUNT", "OPS/S", "ERRORS", "P50", "P99", "QUEUE", "WORK", "JOURNAL", "DISK"
+    );
+    for operation in operations {
+        let split = operation.seconds;
+        let mean = |seconds: f64| time(seconds / operation.count.max(1) as f64);
+        let _ = writeln!(
+            out,
+            "{:<16}{:>12}{:>10}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}{:>8}",
+            operation.name,
+            operation.count,
+            rate(operation.count, figures.seconds),
+            operation.errors,
+            time(operation.p50_us as f64 / 1e6),
+            time(operation.p99_us as f64 / 1e6),
+            mean(split.queue),
+            mean(split.work),
+            mean(split.journal),
+            mean(split.disk),
+        );
+    }
+    out
+}
+
+/// The cache, the journal and the checkpoint, a line each.
+pub(crate) fn state(figures: &Figures) -> String {
+    let Figures { cache, journal, checkpoint, .. } = figures;
+    let mut out = format!(
+        "in memory   {} of {}: {} inodes, {} dentries, {} small files; {} not written\n",
+        bytes(cache.bytes),
+        bytes(cache.limit_bytes),
+        cache.inodes,
+        cache.dentries,
+        cache.small_files,
+        bytes(cache.dirty_bytes)
+    );
+    let _ = write!(out, "journal     {} of {} in use", bytes(journal.used_bytes), bytes(journal.bytes));
+    let _ = write!(out, "; {} operations waited for {} syncs", journal.synced_operations, journal.syncs);
+    let running = if checkpoint.running { "running" } else { "idle" };
+    let _ = write!(out, "\ncheckpoint  {running}; {} done", checkpoint.done);
+    if checkpoint.done > 0 {
+        let took = time(checkpoint.last_seconds);
+        let _ = write!(out, ", the last wrote {} records in {took}", checkpoint.last_records);
+    }
+    if checkpoint.failed > 0 {
+        let _ = write!(out, ", {} failed", checkpoint.failed);
+    }
+    let _ = write!(out, "\noperations  {} wait for the journal or the disk", figures.waiting);
+    if figures.waiting > 0 {
+        let _ = write!(out, ", the longest for {}", time(figures.longest_wait_seconds));
+    }
+    let _ = writeln!(out, "; {} have been slow", figures.slow_operations);
+    out
+}
+
+/// All of `top`, in lines of at most `width` characters.
+pub(crate) fn top(mountpoint: &Path, top: &Top, width: usize) -> String {
+    let figures = &top.figures;
+    let count: u64 = figures.operations.iter().map(|operation| operation.count).sum();
+    let mut out = format!(
+        "{}: {} operations per second in the last {}\n{}\n{}\n",
+        mountpoint.display(),
+        rate(count, figures.seconds),
+        time(figures.seconds),
+        state(figures),
+        operations(figures)
+    );
+    let line = |out: &mut String, who: &str, what: &str, numbers: (u64, u64, f64)| {
+        let (count, errors, seconds) = numbers;
+        let rate = rate(count, figures.seconds);
+        let mean = time(seconds / count.max(1) as f64);
+        let _ = writeln!(out, "{count:>12}{rate:>10}{errors:>8}{mean:>8}  {who}{what}");
+    };
+    let _ = writeln!(out, "{:>12}{:>10}{:>8}{:>8}  PROCESS", "COUNT", "OPS/S", "ERRORS", "MEAN");
+    for process in &top.processes {
+        let numbers = (process.count, process.errors, process.seconds);
+        line(&mut out, &format!("{:<9}", process.pid), &process.command, numbers);
+    }
+    let _ = writeln!(out, "\n{:>12}{:>10}{:>8}{:>8}  DIRECTORY", "COUNT", "OPS/S", "ERRORS", "MEAN");
+    for dir in &top.directories {
+        let path = dir.path.clone().unwrap_or_else(|| format!("(inode {})", dir.ino));
+        line(&mut out, "", &path, (dir.count, dir.errors, dir.seconds));
+    }
+    out.lines().map(|line| printable(line).chars().take(width).collect::<String>() + "\n").collect()
+}
+
+/// Names of others must not control the terminal.
+fn printable(line: &str) -> String {
+    line.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+fn rate(count: u64, seconds: f64) -> String {
+    format!("{:.0}", count as f64 / seconds.max(1e-3))
+}
+
+fn time(seconds: f64) -> String {
+    match seconds {
+        0.0 => "0".into(),
+        _ if seconds < 1e-6 => "<1us".into(),
+        _ if seconds < 1e-3 => format!("{:.0}us", seconds * 1e6),
+        _ if seconds < 1.0 => format!("{:.1}ms", seconds * 1e3),
+        _ => format!("{seconds:.1}s"),
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    match bytes {
+        0..1024 => format!("{bytes} B"),
+        1024..1_048_576 => format!("{:.1} KiB", bytes as f64 / 1024.0),
+        _ => format!("{:.1} MiB", bytes as f64 / 1_048_576.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!([0.0, 7.4e-6, 0.0123, 61.0].map(time), ["0", "7us", "12.3ms", "61.0s"]);
+        assert_eq!([17, 2048, 3 << 20].map(bytes), ["17 B", "2.0 KiB", "3.0 MiB"]);
+        assert_eq!(rate(10, 2.0), "5");
+    }
+
+    #[test]
+    fn names_do_not_control_the_terminal() {
+        assert_eq!(printable("a\x1b[2Jb\u{9b}"), "a?[2Jb?");
+    }
+}

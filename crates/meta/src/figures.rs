@@ -1,0 +1,88 @@
+//! What the machine tells of itself to those who watch it.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Ino, Name};
+
+use crate::machine::Meta;
+use crate::record::Slot;
+use crate::state::{Home, Target};
+
+/// How the machine is, in numbers that it has at hand.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Figures {
+    /// In memory.
+    pub inodes: u64,
+    pub dentries: u64,
+    /// Directories of which entries are in memory.
+    pub directories: u64,
+    /// Stuffed files whose bytes are in memory.
+    pub strips: u64,
+    /// What the cache takes of memory, about, and its bound, in bytes.
+    pub cache_bytes: u64,
+    pub cache_limit: u64,
+    /// What has changed and is not written, in bytes.
+    pub dirty_bytes: u64,
+    /// Changes since the file system was made.
+    pub changes: u64,
+    /// Bytes of the journal in use, as far as the driver has told, and its capacity.
+    pub journal_used: u64,
+    pub journal_capacity: u64,
+    /// Syncs of the journal that were asked for, and the replies that waited for them, since the start.
+    pub syncs: u64,
+    pub synced_replies: u64,
+    pub checkpoint_running: bool,
+}
+
+impl Meta {
+    pub fn figures(&self) -> Figures {
+        Figures {
+            inodes: self.state.inodes.len() as u64,
+            dentries: self.state.clock.cells as u64,
+            directories: self.state.fragments.len() as u64,
+            strips: self.state.strips.len() as u64,
+            cache_bytes: self.state.cache_bytes() as u64,
+            cache_limit: self.config.cache_bytes as u64,
+            dirty_bytes: self.state.dirty as u64,
+            changes: self.state.sequence,
+            journal_used: self.journal.used,
+            journal_capacity: self.config.journal_capacity,
+            syncs: self.journal.syncs,
+            synced_replies: self.journal.synced_replies,
+            checkpoint_running: self.is_checkpoint_running(),
+        }
+    }
+
+    /// The directory that an inode lies in; a directory itself. `None`: it is not in memory, or has several names.
+    pub fn directory_of(&self, ino: Ino) -> Option<Ino> {
+        let cached = self.state.inodes.get(&ino)?;
+        match cached.home {
+            _ if cached.inode.is_dir() => Some(ino),
+            Home::Dentry { dir, .. } => Some(dir),
+            Home::Table | Home::Orphan => None,
+        }
+    }
+
+    /// An inode's path from the root, with a leading `/`. `None`: part of it is not in memory, or it has several names.
+    pub fn path_of(&self, ino: Ino) -> Option<Vec<u8>> {
+        let mut names: Vec<&Name> = Vec::new();
+        let mut at = ino;
+        while at != Ino::ROOT {
+            let Home::Dentry { dir, hash } = self.state.inodes.get(&at)?.home else { return None };
+            let cells = &self.state.fragments.get(&dir)?.cells;
+            let mut cells = cells.range(Slot { hash, name: Name::lowest() }..);
+            let found = cells.find(|(slot, cell)| slot.hash != hash || cell.target == Target::Primary(at))?;
+            if found.0.hash != hash {
+                return None;
+            }
+            names.push(&found.0.name);
+            at = dir;
+        }
+        let mut path = Vec::new();
+        for name in names.iter().rev() {
+            path.push(b'/');
+            path.extend_from_slice(name);
+        }
+        Some(if path.is_empty() { b"/".to_vec() } else { path })
+    }
+}

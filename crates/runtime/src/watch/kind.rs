@@ -1,0 +1,78 @@
+use espalier_client::Call;
+use espalier_proto::{Ino, NewNode, Request};
+
+macro_rules! kinds {
+    ($($kind:ident = $name:literal),* $(,)?) => {
+        /// What an operation is, by the names of the system calls.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub(crate) enum Kind { $($kind),* }
+
+        impl Kind {
+            pub(crate) const ALL: &[Kind] = &[$(Kind::$kind),*];
+
+            pub(crate) fn name(self) -> &'static str {
+                match self { $(Kind::$kind => $name),* }
+            }
+        }
+    };
+}
+
+kinds! {
+    Lookup = "lookup", Forget = "forget", GetAttr = "getattr", SetAttr = "setattr", ReadLink = "readlink",
+    Create = "create", MkDir = "mkdir", Symlink = "symlink", MkNod = "mknod", TmpFile = "tmpfile", Link = "link",
+    Unlink = "unlink", RmDir = "rmdir", Rename = "rename", Open = "open", Release = "release", Read = "read",
+    Write = "write", Allocate = "fallocate", Seek = "lseek", Copy = "copy_file_range", Fsync = "fsync",
+    ReadDir = "readdir", ReadDirPlus = "readdirplus", Access = "access", SetXattr = "setxattr",
+    GetXattr = "getxattr", ListXattr = "listxattr", RemoveXattr = "removexattr", StatFs = "statfs",
+}
+
+impl Kind {
+    /// What a call is, and the inode it is about: the directory, where it carries a name.
+    pub(crate) fn of(call: &Call<'_>) -> (Self, Ino) {
+        match call {
+            Call::Request(request) => Self::of_request(request),
+            Call::Read { ino, .. } => (Self::Read, *ino),
+            Call::Write { ino, .. } => (Self::Write, *ino),
+            Call::Allocate { ino, .. } => (Self::Allocate, *ino),
+            Call::Seek { ino, .. } => (Self::Seek, *ino),
+            Call::Copy { to, .. } => (Self::Copy, *to),
+            Call::Release { ino } => (Self::Release, *ino),
+        }
+    }
+
+    fn of_request(request: &Request) -> (Self, Ino) {
+        match request {
+            Request::Lookup { dir, .. } => (Self::Lookup, *dir),
+            Request::Forget { ino, .. } => (Self::Forget, *ino),
+            Request::GetAttr { ino } => (Self::GetAttr, *ino),
+            Request::SetAttr { ino, .. } => (Self::SetAttr, *ino),
+            Request::ReadLink { ino } => (Self::ReadLink, *ino),
+            Request::Create { dir, node, open, .. } => match node {
+                NewNode::Regular if open.is_some() => (Self::Create, *dir),
+                NewNode::Directory => (Self::MkDir, *dir),
+                NewNode::Symlink(_) => (Self::Symlink, *dir),
+                _ => (Self::MkNod, *dir),
+            },
+            Request::TmpFile { dir, .. } => (Self::TmpFile, *dir),
+            Request::Link { dir, .. } => (Self::Link, *dir),
+            Request::Unlink { dir, .. } => (Self::Unlink, *dir),
+            Request::RmDir { dir, .. } => (Self::RmDir, *dir),
+            Request::Rename { from_dir, .. } => (Self::Rename, *from_dir),
+            Request::Open { ino, .. } => (Self::Open, *ino),
+            Request::Release { ino } => (Self::Release, *ino),
+            Request::Read { ino, .. } => (Self::Read, *ino),
+            Request::Write { ino, .. } => (Self::Write, *ino),
+            Request::Allocate { ino, .. } => (Self::Allocate, *ino),
+            Request::Seek { ino, .. } => (Self::Seek, *ino),
+            Request::Fsync { ino } => (Self::Fsync, *ino),
+            Request::ReadDir { dir, plus: false, .. } => (Self::ReadDir, *dir),
+            Request::ReadDir { dir, plus: true, .. } => (Self::ReadDirPlus, *dir),
+            Request::Access { ino, .. } => (Self::Access, *ino),
+            Request::SetXattr { ino, .. } => (Self::SetXattr, *ino),
+            Request::GetXattr { ino, .. } => (Self::GetXattr, *ino),
+            Request::ListXattr { ino } => (Self::ListXattr, *ino),
+            Request::RemoveXattr { ino, .. } => (Self::RemoveXattr, *ino),
+            Request::StatFs => (Self::StatFs, Ino::ROOT),
+        }
+    }
+}

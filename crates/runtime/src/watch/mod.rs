@@ -1,0 +1,310 @@
+//! What the file system does and how long that takes: counted always, told on request.
+//!
+//! An operation carries a [`Span`]. When it ends, its time goes into a histogram of its kind, of which there are several,
+//! so that threads do not get into each other's way. By process and by directory is counted only while somebody watches.
+
+mod histogram;
+mod http;
+mod kind;
+mod prometheus;
+mod report;
+mod span;
+mod tally;
+mod viewer;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use espalier_meta::Io;
+
+use histogram::{Distribution, Histogram};
+pub use http::MetricsAddress;
+pub(crate) use http::MetricsServer;
+pub(crate) use kind::Kind;
+pub(crate) use prometheus::exposition;
+pub(crate) use report::MachineFigures;
+pub use report::{
+    CacheFigures, CheckpointFigures, Figures, IoFigures, JournalFigures, OperationFigures, Split,
+};
+pub use report::{DirectoryFigures, ProcessFigures, Top};
+pub(crate) use span::{Span, Stage, Turn};
+use viewer::{Seen, Viewer};
+
+/// Slow operations that are logged in one period; the others are only counted.
+const SLOW_LOGGED: u64 = 10;
+/// Seconds.
+const SLOW_PERIOD: u64 = 10;
+/// Each takes 32 KiB.
+const SHARDS: usize = 64;
+/// How many may watch at the same time.
+const VIEWERS: usize = 8;
+
+/// The figures of one mount.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    began: Instant,
+    /// Threads that serve requests.
+    threads: usize,
+    shards: Box<[Shard]>,
+    io: [Histogram; IoKind::ALL.len()],
+    slow: Slow,
+    checkpoint: Mutex<CheckpointFigures>,
+    watched: AtomicBool,
+    viewers: Mutex<Vec<Viewer>>,
+}
+
+/// The operations of some of the threads.
+#[derive(Debug)]
+struct Shard([Measure; Kind::ALL.len()]);
+
+impl Default for Shard {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Measure::default()))
+    }
+}
+
+/// The operations of a kind.
+#[derive(Debug, Default)]
+struct Measure {
+    latency: Histogram,
+    /// What of the time did not go to [`Stage::Work`]: queue, journal, disk.
+    waited: [AtomicU64; 3],
+    errors: AtomicU64,
+}
+
+const WAITS: [Stage; 3] = [Stage::Queue, Stage::Journal, Stage::Disk];
+
+/// What is done with the store for the machines.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum IoKind {
+    Load,
+    Groups,
+    Stream,
+    JournalAppend,
+    JournalSync,
+    CheckpointPiece,
+    CheckpointPublish,
+}
+
+impl IoKind {
+    const ALL: [IoKind; 7] = [
+        IoKind::Load,
+        IoKind::Groups,
+        IoKind::Stream,
+        IoKind::JournalAppend,
+        IoKind::JournalSync,
+        IoKind::CheckpointPiece,
+        IoKind::CheckpointPublish,
+    ];
+
+    pub(crate) fn of(io: &Io) -> Self {
+        match io {
+            Io::Load(_) => Self::Load,
+            Io::Groups { .. } => Self::Groups,
+            Io::Stream(_) => Self::Stream,
+            Io::Journal { sync: false, .. } => Self::JournalAppend,
+            Io::Journal { sync: true, .. } => Self::JournalSync,
+            Io::Stage { .. } => Self::CheckpointPiece,
+            Io::Publish { .. } => Self::CheckpointPublish,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Load => "load",
+            Self::Groups => "groups",
+            Self::Stream => "stream",
+            Self::JournalAppend => "journal_append",
+            Self::JournalSync => "journal_sync",
+            Self::CheckpointPiece => "checkpoint_piece",
+            Self::CheckpointPublish => "checkpoint_publish",
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Slow {
+    /// Nanoseconds from which on an operation is slow; the greatest number: none is.
+    from: u64,
+    count: AtomicU64,
+    /// In this period.
+    recent: AtomicU64,
+    ticks: AtomicU64,
+}
+
+/// What was counted up to some moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Totals {
+    kinds: Vec<KindTotals>,
+    io: Vec<Distribution>,
+}
+
+#[derive(Clone, Debug, Default)]
+struct KindTotals {
+    latency: Distribution,
+    waited: [u64; 3],
+    errors: u64,
+}
+
+impl Watch {
+    /// `slow`: how long an operation may take without being logged; `None`: as long as it likes.
+    pub(crate) fn new(threads: usize, slow: Option<Duration>) -> Self {
+        let from = slow.map_or(u64::MAX, |slow| u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX));
+        let zero = AtomicU64::default;
+        Self {
+            began: Instant::now(),
+            threads,
+            shards: (0..threads.clamp(1, SHARDS)).map(|_| Shard::default()).collect(),
+            io: Default::default(),
+            slow: Slow { from, count: zero(), recent: zero(), ticks: zero() },
+            checkpoint: Mutex::default(),
+            watched: AtomicBool::new(false),
+            viewers: Mutex::default(),
+        }
+    }
+
+    /// Counts an operation that has ended. Returns whether it was slow, and is to be logged.
+    pub(crate) fn record(&self, span: &Span, failed: bool) -> bool {
+        let total = span.total();
+        let measure = &self.shard().0[span.kind as usize];
+        measure.latency.record(total);
+        for (waited, stage) in measure.waited.iter().zip(WAITS) {
+            let nanos = span.spent[stage as usize];
+            if nanos > 0 {
+                waited.fetch_add(nanos, Relaxed);
+            }
+        }
+        if failed {
+            measure.errors.fetch_add(1, Relaxed);
+        }
+        if self.is_watched() {
+            self.record_for_viewers(span, total, failed);
+        }
+        if total < self.slow.from {
+            return false;
+        }
+        self.slow.count.fetch_add(1, Relaxed);
+        self.slow.recent.fetch_add(1, Relaxed) < SLOW_LOGGED
+    }
+
+    pub(crate) fn record_io(&self, kind: IoKind, took: Duration) {
+        self.io[kind as usize].record(took.as_nanos() as u64);
+    }
+
+    pub(crate) fn record_checkpoint(&self, took: Duration, records: u64, done: bool) {
+        let mut all = lock(&self.checkpoint);
+        if done {
+            all.done += 1;
+            all.records += records;
+            (all.last_seconds, all.last_records) = (took.as_secs_f64(), records);
+        } else {
+            all.failed += 1;
+        }
+    }
+
+    /// Comes once a second: says how many slow operations were not logged.
+    pub(crate) fn tick(&self) {
+        if !(self.slow.ticks.fetch_add(1, Relaxed) + 1).is_multiple_of(SLOW_PERIOD) {
+            return;
+        }
+        let more = self.slow.recent.swap(0, Relaxed).saturating_sub(SLOW_LOGGED);
+        if more > 0 {
+            tracing::warn!(operations = more, seconds = SLOW_PERIOD, "more slow operations, not logged");
+        }
+    }
+
+    /// Whether operations are counted by process and directory.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.watched.load(Relaxed)
+    }
+
+    pub(crate) fn totals(&self) -> Totals {
+        let mut kinds = vec![KindTotals::default(); Kind::ALL.len()];
+        for shard in &self.shards {
+            for (sum, measure) in kinds.iter_mut().zip(&shard.0) {
+                measure.latency.add_to(&mut sum.latency);
+                for (sum, waited) in sum.waited.iter_mut().zip(&measure.waited) {
+                    *sum += waited.load(Relaxed);
+                }
+                sum.errors += measure.errors.load(Relaxed);
+            }
+        }
+        let mut io = vec![Distribution::default(); self.io.len()];
+        for (sum, histogram) in io.iter_mut().zip(&self.io) {
+            histogram.add_to(sum);
+        }
+        Totals { kinds, io }
+    }
+
+    fn shard(&self) -> &Shard {
+        static THREADS: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static THREAD: usize = THREADS.fetch_add(1, Relaxed);
+        }
+        &self.shards[THREAD.with(|thread| *thread) % self.shards.len()]
+    }
+
+    fn record_for_viewers(&self, span: &Span, total: u64, failed: bool) {
+        let mut viewers = lock(&self.viewers);
+        viewers.retain(|viewer| viewer.expires > span.mark());
+        self.watched.store(!viewers.is_empty(), Relaxed);
+        for viewer in viewers.iter_mut() {
+            viewer.add(span, total, failed);
+        }
+    }
+
+    /// What has been counted for somebody who watches, since he last looked; at first, nothing. `None`: too many watch.
+    fn look(&self, id: u64, lasting: Duration) -> Option<Seen> {
+        let (totals, now) = (self.totals(), Instant::now());
+        let mut viewers = lock(&self.viewers);
+        viewers.retain(|viewer| viewer.expires > now);
+        let at = match viewers.iter().position(|viewer| viewer.id == id) {
+            Some(at) => at,
+            None if viewers.len() == VIEWERS => return None,
+            None => {
+                viewers.push(Viewer::new(id, now, totals.clone()));
+                viewers.len() - 1
+            }
+        };
+        self.watched.store(true, Relaxed);
+        Some(viewers[at].look(totals, now, lasting))
+    }
+}
+
+impl Totals {
+    fn since(&self, before: &Self) -> Self {
+        let kinds = self.kinds.iter().zip(&before.kinds).map(|(now, before)| KindTotals {
+            latency: now.latency.since(&before.latency),
+            waited: std::array::from_fn(|at| now.waited[at].saturating_sub(before.waited[at])),
+            errors: now.errors.saturating_sub(before.errors),
+        });
+        let io = self.io.iter().zip(&before.io).map(|(now, before)| now.since(before));
+        Self { kinds: kinds.collect(), io: io.collect() }
+    }
+
+    fn kinds(&self) -> impl Iterator<Item = (Kind, &KindTotals)> {
+        Kind::ALL.iter().copied().zip(&self.kinds)
+    }
+
+    fn io(&self) -> impl Iterator<Item = (IoKind, &Distribution)> {
+        IoKind::ALL.into_iter().zip(&self.io)
+    }
+}
+
+impl KindTotals {
+    /// Seconds by [`Stage`].
+    fn seconds(&self) -> [f64; 4] {
+        let [queue, journal, disk] = self.waited;
+        let work = self.latency.nanos.saturating_sub(queue + journal + disk);
+        [queue, work, journal, disk].map(|nanos| nanos as f64 / 1e9)
+    }
+}
+
+/// Counters are whole at any time, even after a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,130 @@
+//! The figures as Prometheus reads them: the OpenMetrics text format.
+
+use std::fmt::Result;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, MetricEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType::{Counter, Gauge, Histogram};
+use prometheus_client::registry::{Registry, Unit};
+
+use super::histogram::Distribution;
+use super::{Figures, Stage, Totals};
+
+const SECONDS: Option<&Unit> = Some(&Unit::Seconds);
+const BYTES: Option<&Unit> = Some(&Unit::Bytes);
+
+/// What is told at one scrape.
+#[derive(Debug)]
+struct Scrape {
+    totals: Totals,
+    figures: Figures,
+    /// Inodes in use.
+    files: u64,
+    failed: bool,
+}
+
+/// `files`: inodes in use; `failed`: nothing can be changed any more.
+pub(crate) fn exposition(totals: Totals, figures: Figures, files: u64, failed: bool) -> String {
+    let mut registry = Registry::with_prefix("espalier");
+    registry.register_collector(Box::new(Scrape { totals, figures, files, failed }));
+    let mut out = String::new();
+    // Writing to a string does not fail.
+    let _: Result = text::encode(&mut out, &registry);
+    out
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result {
+        self.encode_operations(&mut encoder)?;
+        let help = "Time that an I/O of the store took";
+        let mut family = encoder.encode_descriptor("io_duration", help, SECONDS, Histogram)?;
+        for (kind, all) in self.totals.io() {
+            encode_histogram(&mut family.encode_family(&[("io", kind.name())])?, all)?;
+        }
+        self.encode_state(&mut encoder)
+    }
+}
+
+impl Scrape {
+    fn encode_operations(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
+        let help = "Time from reading a request until its answer was ready";
+        let mut family = encoder.encode_descriptor("operation_duration", help, SECONDS, Histogram)?;
+        for (kind, totals) in self.totals.kinds() {
+            encode_histogram(&mut family.encode_family(&[("operation", kind.name())])?, &totals.latency)?;
+        }
+        let help = "The same time, by what it was spent on";
+        let mut family = encoder.encode_descriptor("operation_stage", help, SECONDS, Counter)?;
+        for (kind, totals) in self.totals.kinds() {
+            for (stage, seconds) in Stage::ALL.into_iter().zip(totals.seconds()) {
+                let labels = [("operation", kind.name()), ("stage", stage.name())];
+                family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&seconds, None)?;
+            }
+        }
+        let help = "Operations that were answered with an error";
+        let mut family = encoder.encode_descriptor("operation_errors", help, None, Counter)?;
+        for (kind, totals) in self.totals.kinds() {
+            let labels = [("operation", kind.name())];
+            family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&totals.errors, None)?;
+        }
+        let help = "Operations that took longer than the option slow allows";
+        counter(encoder, "slow_operations", help, self.figures.slow_operations)
+    }
+
+    fn encode_state(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
+        let Figures { cache, journal, checkpoint, threads, waiting, longest_wait_seconds, .. } =
+            &self.figures;
+        let failed = u64::from(self.failed);
+        gauge(encoder, "failed", "Whether nothing can be changed any more", None, failed)?;
+        gauge(encoder, "threads", "Threads that serve requests", None, *threads as u64)?;
+        let help = "Operations that wait for the journal or the disk";
+        gauge(encoder, "waiting_operations", help, None, *waiting as u64)?;
+        let help = "How long the one has waited that has waited longest";
+        gauge(encoder, "longest_wait", help, SECONDS, *longest_wait_seconds)?;
+        gauge(encoder, "inodes", "Inodes in use", None, self.files)?;
+        gauge(encoder, "cache_inodes", "Inodes in memory", None, cache.inodes)?;
+        gauge(encoder, "cache_dentries", "Dentries in memory", None, cache.dentries)?;
+        let help = "Directories of which entries are in memory";
+        gauge(encoder, "cache_directories", help, None, cache.directories)?;
+        let help = "Small files whose bytes are in memory";
+        gauge(encoder, "cache_small_files", help, None, cache.small_files)?;
+        let help = "What all that is in memory takes";
+        gauge(encoder, "cache", help, BYTES, cache.bytes)?;
+        gauge(encoder, "cache_limit", "What it may take", BYTES, cache.limit_bytes)?;
+        let help = "What of it has changed and is not in the tables";
+        gauge(encoder, "cache_dirty", help, BYTES, cache.dirty_bytes)?;
+        let help = "Journal that no checkpoint has freed";
+        gauge(encoder, "journal_used", help, BYTES, journal.used_bytes)?;
+        gauge(encoder, "journal_capacity", "Size of the journal", BYTES, journal.bytes)?;
+        counter(encoder, "changes", "Changes since the file system was made", journal.changes)?;
+        counter(encoder, "journal_syncs", "Syncs of the journal", journal.syncs)?;
+        let help = "Operations that waited for a sync of the journal";
+        counter(encoder, "journal_synced_operations", help, journal.synced_operations)?;
+        let running = u64::from(checkpoint.running);
+        gauge(encoder, "checkpoint_running", "Whether a checkpoint is under way", None, running)?;
+        counter(encoder, "checkpoints", "Checkpoints done", checkpoint.done)?;
+        counter(encoder, "checkpoint_failures", "Checkpoints that failed", checkpoint.failed)?;
+        counter(encoder, "checkpoint_records", "Records written by checkpoints", checkpoint.records)?;
+        let help = "Time that the last checkpoint took";
+        gauge(encoder, "checkpoint_last_duration", help, SECONDS, checkpoint.last_seconds)
+    }
+}
+
+fn encode_histogram(metric: &mut MetricEncoder<'_>, all: &Distribution) -> Result {
+    let seconds = all.nanos as f64 / 1e9;
+    metric.encode_histogram::<NoLabelSet>(seconds, all.count(), &all.coarse(), None)
+}
+
+fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Result {
+    let mut metric = encoder.encode_descriptor(name, help, None, Counter)?;
+    metric.encode_counter::<NoLabelSet, _, f64>(&value, None)
+}
+
+fn gauge(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    unit: Option<&Unit>,
+    value: impl EncodeGaugeValue,
+) -> Result {
+    encoder.encode_descriptor(name, help, unit, Gauge)?.encode_gauge(&value)
+}

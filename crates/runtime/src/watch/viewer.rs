@@ -1,0 +1,76 @@
+use std::time::{Duration, Instant};
+
+use espalier_proto::Ino;
+
+use super::tally::Tally;
+use super::{Span, Totals};
+
+/// Somebody who watches, and what is counted for him between two looks.
+#[derive(Debug)]
+pub(super) struct Viewer {
+    pub id: u64,
+    /// He is taken for gone if he does not look until then.
+    pub expires: Instant,
+    looked: Instant,
+    before: Totals,
+    threads: Tally<u32, Process>,
+    directories: Tally<Ino, ()>,
+}
+
+/// What has been counted since the last look.
+#[derive(Debug)]
+pub(super) struct Seen {
+    pub seconds: f64,
+    pub totals: Totals,
+    /// By thread, as the kernel names the callers.
+    pub threads: Tally<u32, Process>,
+    pub directories: Tally<Ino, ()>,
+}
+
+/// The process of a thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Process {
+    pub pid: u32,
+    pub command: String,
+}
+
+impl Viewer {
+    pub(super) fn new(id: u64, now: Instant, before: Totals) -> Self {
+        let (threads, directories) = (Tally::default(), Tally::default());
+        Self { id, expires: now, looked: now, before, threads, directories }
+    }
+
+    pub(super) fn add(&mut self, span: &Span, nanos: u64, failed: bool) {
+        self.threads.add(span.pid, nanos, failed, || Process::of(span.pid));
+        if let Some(dir) = span.dir {
+            self.directories.add(dir, nanos, failed, || ());
+        }
+    }
+
+    /// `lasting`: how long from now on operations are counted for him.
+    pub(super) fn look(&mut self, totals: Totals, now: Instant, lasting: Duration) -> Seen {
+        let seen = Seen {
+            seconds: now.saturating_duration_since(self.looked).as_secs_f64(),
+            totals: totals.since(&self.before),
+            threads: std::mem::take(&mut self.threads),
+            directories: std::mem::take(&mut self.directories),
+        };
+        (self.looked, self.before, self.expires) = (now, totals, now + lasting);
+        seen
+    }
+}
+
+impl Process {
+    /// Of a thread that waits for us, so that it is there still.
+    fn of(thread: u32) -> Self {
+        if thread == 0 {
+            // For instance when it reads ahead; also who is in another namespace of processes.
+            return Self { pid: 0, command: "(kernel)".into() };
+        }
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+        let group = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+        let pid = group.and_then(|group| group.trim().parse().ok()).unwrap_or(thread);
+        let command = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+        Self { pid, command: String::from_utf8_lossy(command.trim_ascii_end()).into_owned() }
+    }
+}
