@@ -1,5 +1,6 @@
 #!/bin/bash
-# Tests on a mount: pjdfstest, our conformance cases, the model, a user's first hour, and fsck at the end.
+# Tests on a mount: pjdfstest, our conformance cases over both transports, the model, a user's first hour, and fsck at
+# the end. FUSE over io_uring is enabled for the time of the test where the kernel has it.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
 # ONLY="pjdfstest conformance model first-hour helpers metrics dump full memory kill" picks parts.
@@ -24,7 +25,16 @@ mounted=
 # mount(8) finds the program by this name; remounting needs it too.
 helper=/sbin/mount.fuse.espalier
 if [ -e "$helper" ]; then helper=; else ln -s "$(realpath "$bin")" "$helper"; fi
+uring=/sys/module/fuse/parameters/enable_uring
+uring_before=
+if [ -w "$uring" ]; then
+    uring_before=$(cat "$uring")
+    echo Y > "$uring"
+else
+    echo "mount-tests: no $uring: only device queues are tested"
+fi
 cleanup() {
+    [ -z "$uring_before" ] || echo "$uring_before" > "$uring"
     [ -z "$helper" ] || rm -f "$helper"
     [ -z "$mounted" ] || "$bin" umount "$work/mnt" || umount -l "$work/mnt" || true
     umount "$work/second" || umount -l "$work/second" || true
@@ -51,6 +61,21 @@ if part pjdfstest; then
 fi
 if part conformance; then
     "$conformance" "$dir"
+    if [ -n "$mounted" ]; then
+        # The same over the transport that was not chosen.
+        [ -z "$uring_before" ] || "$bin" status "$work/mnt" | grep '^transport *uring'
+        "$bin" umount "$work/mnt"
+        mounted=
+        "$bin" mount -o allow_other,transport=queues "$work/data" "$work/mnt"
+        mounted=yes
+        ls "$work/mnt" > /dev/null # the transport is known when the first request has been answered
+        "$bin" status "$work/mnt" | grep '^transport *queues'
+        "$conformance" "$dir"
+        "$bin" umount "$work/mnt"
+        mounted=
+        "$bin" mount -o allow_other "$work/data" "$work/mnt"
+        mounted=yes
+    fi
 fi
 if part model; then
     "$conformance" "$dir" --model 1 --runs 100 --steps 1000

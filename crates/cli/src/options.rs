@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use espalier_fuse::Transport;
 use espalier_meta::Atime;
 use espalier_runtime::{MetricsAddress, MountOptions, OpenOptions};
 use rustix::mount::MountFlags;
@@ -17,6 +18,10 @@ const DRAIN: Duration = Duration::from_secs(30);
 /// How long an operation may take without being logged.
 const SLOW: Duration = Duration::from_secs(1);
 
+/// At most so many threads serve requests by default. They are started as they are needed: it takes as many to write what
+/// as many callers wait for together.
+const THREADS: usize = 64;
+
 /// What all options together mean. A later one overrules an earlier one. `superuser`: others may enter by default,
 /// for whoever mounts as root mounts for all.
 pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountOptions)> {
@@ -27,7 +32,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
         ..Default::default()
     };
     (kernel.no_suid, kernel.no_dev) = (!superuser, !superuser);
-    let mut threads = std::thread::available_parallelism().map_or(4, usize::from).max(2) + 2;
+    let (mut threads, mut transport) = (THREADS, None);
     let (mut metrics, mut slow) = (None, Some(SLOW));
     for option in options.iter().map(|option| option.trim()).filter(|option| !option.is_empty()) {
         match option.split_once('=').unwrap_or((option, "")) {
@@ -60,6 +65,10 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 slow = (millis > 0).then(|| Duration::from_millis(millis));
             }
             ("metrics", address) => metrics = Some(metrics_address(address)?),
+            ("transport", "auto") => transport = None,
+            ("transport", "uring") => transport = Some(Transport::Uring),
+            ("transport", "queues") => transport = Some(Transport::Queues),
+            ("transport", _) => bail!("transport= takes auto, uring or queues"),
             ("memory", size) => {
                 open.memory = parse_size(size)
                     .ok()
@@ -81,11 +90,11 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
                  allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE \
-                 slow=MILLISECONDS metrics=ADDRESS"
+                 transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS"
             ),
         }
     }
-    Ok((open, MountOptions { kernel, threads, drain: DRAIN, metrics, slow }))
+    Ok((open, MountOptions { kernel, threads, transport, drain: DRAIN, metrics, slow }))
 }
 
 /// `127.0.0.1:9464`, `localhost:9464`, `[::1]:9464` or `unix:PATH`.
@@ -151,6 +160,7 @@ mod tests {
             "slow=soon",
             "metrics=here",
             "metrics=unix:",
+            "transport=carrier-pigeon",
         ] {
             assert!(parse_text(bad).is_err(), "{bad}");
         }

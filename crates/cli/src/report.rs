@@ -74,6 +74,9 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
             if passthrough { "on" } else { "off" }
         );
     }
+    if let Some(transport) = &status.transport {
+        println!("transport   {transport}");
+    }
     if let Some(figures) = &status.figures {
         print!("{}\n{}", table::state(figures), table::operations(figures));
     }

@@ -66,6 +66,18 @@ pub(crate) mod ioctl {
     pub(crate) const BACKING_CLOSE: Opcode = opcode::write::<u32>(MAGIC, 2);
 }
 
+/// Commands to a queue over io_uring.
+pub(crate) mod uring {
+    pub(crate) const REGISTER: u32 = 1;
+    pub(crate) const COMMIT_AND_FETCH: u32 = 2;
+}
+
+/// A request's header over io_uring: 128 bytes for the [`InHeader`] (the [`OutHeader`] of its answer), 128 for what
+/// comes first among the operation's arguments, and a [`UringEntry`]. Names and data are in the payload.
+pub(crate) const URING_HEADER: usize = URING_ENTRY_AT + size_of::<UringEntry>();
+pub(crate) const URING_ARGUMENTS_AT: usize = 128;
+pub(crate) const URING_ENTRY_AT: usize = 256;
+
 bitflags! {
     /// What the kernel offers at INIT and what we take of it.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -267,6 +279,14 @@ wire! {
     struct BackingMap { fd: i32, flags: u32, _pad: u64 }
 }
 
+// What goes over io_uring beside the messages.
+wire! {
+    struct UringEntry { _flags: u64, commit_id: u64, payload: u32, _pad: u32, _reserved: u64 }
+    struct UringCommand { _flags: u64, commit_id: u64, queue: u16, _pad: [u8; 6] }
+    /// The kernel's `iovec`.
+    struct Area { base: u64, length: u64 }
+}
+
 /// What precedes the data in a WRITE.
 pub(crate) const WRITE_PREFIX: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 
@@ -288,6 +308,8 @@ mod tests {
         assert_eq!(size_of::<LockIn>(), 48);
         assert_eq!(size_of::<DirEntryHead>(), 24);
         assert_eq!(WRITE_PREFIX, 80);
+        assert_eq!(URING_HEADER, 288);
+        assert_eq!(size_of::<UringCommand>(), 24);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! An open `/dev/fuse`: where requests come from and replies go to.
 //!
-//! The rest of the crate meets the kernel in `receive`, `send` and `clone_queue` only. Another way to carry messages
-//! (io_uring) has to provide those three.
+//! Over io_uring (`ring.rs`) it carries only interrupts, forgotten nodes and notifications.
 
 use crate::abi::{self, OutHeader};
 use rustix::fs::{Mode, OFlags};

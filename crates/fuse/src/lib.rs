@@ -48,7 +48,10 @@ mod mount;
 mod notify;
 mod reply;
 mod request;
+mod ring;
+mod serve;
 mod session;
+mod slot;
 
 pub use abi::{InitFlags, OpenedFlags, ROOT_NODE};
 pub use channel::{BackingId, Channel};
@@ -57,4 +60,4 @@ pub use mount::{MountError, MountOptions, detach_dead, force_unmount, is_dead, u
 pub use notify::Notifier;
 pub use reply::{Attr, Entry, Opened, Reply, StatFs, StatXExtra};
 pub use request::{Flaw, Forgets, Init, Lock, Malformed, Op, Request, SetAttr, SetTime};
-pub use session::{Filesystem, Granted, RunError, Session, Wanted};
+pub use session::{Filesystem, Granted, RunError, Session, Transport, Wanted};

@@ -213,7 +213,8 @@ pub fn force_unmount(mountpoint: &Path) -> io::Result<()> {
 /// Whether a FUSE mount whose server is gone sits at `path`. Asks the server if there is one, and so waits for it.
 pub fn is_dead(path: &Path) -> io::Result<bool> {
     match rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS) {
-        Err(Errno::NOTCONN | Errno::CONNABORTED) => Ok(true),
+        // A ring that is being torn down with its server says that it was cancelled.
+        Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => Ok(true),
         Ok(_) => Ok(false),
         Err(error) => Err(error.into()),
     }

@@ -2,18 +2,27 @@
 
 use crate::abi::{self, AttrBody, Opcode, OpenedFlags};
 use crate::channel::{BackingId, Channel};
+use crate::slot::Slot;
 use rustix::io::Errno;
 use std::io::IoSlice;
+use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{Immutable, IntoBytes};
 
 /// The obligation to answer one request, from any thread, at any time.
 #[derive(Debug)]
 pub struct Reply {
-    channel: Channel,
+    way: Way,
     unique: u64,
     opcode: u32,
     owed: Owed,
+}
+
+/// Where the answer goes.
+#[derive(Debug, Clone)]
+pub(crate) enum Way {
+    Device(Channel),
+    Uring(Arc<Slot>),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,18 +94,23 @@ pub struct StatXExtra {
 }
 
 impl Reply {
-    pub(crate) fn new(channel: Channel, unique: u64, opcode: u32) -> Reply {
+    pub(crate) fn new(way: Way, unique: u64, opcode: u32) -> Reply {
         let owed = match Opcode::from_wire(opcode) {
+            // The entry is free for the next request only when this one is answered, whatever it is.
+            _ if matches!(way, Way::Uring(_)) => Owed::Answer,
             Some(Opcode::Forget | Opcode::BatchForget) => Owed::Nothing,
             Some(Opcode::Interrupt) => Owed::Optional,
             _ => Owed::Answer,
         };
-        Reply { channel, unique, opcode, owed }
+        Reply { way, unique, opcode, owed }
     }
 
-    /// The queue the request came from; a place to register backing files.
+    /// A connection to the kernel; a place to register backing files.
     pub fn channel(&self) -> &Channel {
-        &self.channel
+        match &self.way {
+            Way::Device(channel) => channel,
+            Way::Uring(slot) => slot.device(),
+        }
     }
 
     /// Success, with nothing to tell.
@@ -224,14 +238,23 @@ impl Reply {
             return;
         }
         self.owed = Owed::Nothing;
-        match self.channel.send(self.unique, error, body) {
+        match self.way.send(self.unique, error, body) {
             // The caller was killed, or the mount is gone: nobody waits.
             Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
             Err(refused) => {
                 tracing::error!(opcode = self.opcode, error = %refused, "the kernel refused a reply");
                 // If the message was refused before it was matched with its request, the caller still waits.
-                let _ = self.channel.send(self.unique, -Errno::IO.raw_os_error(), &[]);
+                let _ = self.way.send(self.unique, -Errno::IO.raw_os_error(), &[]);
             }
+        }
+    }
+}
+
+impl Way {
+    fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> rustix::io::Result<()> {
+        match self {
+            Way::Device(channel) => channel.send(unique, error, body),
+            Way::Uring(slot) => slot.send(error, body),
         }
     }
 }

@@ -1,17 +1,17 @@
-//! One mount from its first message to its last: the opening exchange, then workers that read, decode and dispatch.
+//! One mount from its first message to its last: the opening exchange, then the threads that serve.
 
 use crate::abi::{self, InitFlags, Opcode};
 use crate::channel::{Channel, Received};
 use crate::mount::{self, MountError, MountOptions};
 use crate::notify::Notifier;
-use crate::reply::Reply;
+use crate::reply::{Reply, Way};
 use crate::request::{Init, Op, Request};
+use crate::ring::{self, Ring};
+use crate::serve::{RINGS_MAX, serve};
 use rustix::io::Errno;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread;
 
 /// A file system, as seen by the kernel.
 pub trait Filesystem: Send + Sync + 'static {
@@ -68,13 +68,29 @@ pub struct Granted {
     pub prune: bool,
 }
 
+/// How requests come from the kernel and answers go back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Transport {
+    /// By reading and writing clones of the device.
+    Queues,
+    /// By shared memory and an io_uring for each thread.
+    Uring,
+}
+
+impl Granted {
+    /// Final when [`Filesystem::init`] is called.
+    pub fn transport(&self) -> Transport {
+        if self.flags.contains(InitFlags::OVER_IO_URING) { Transport::Uring } else { Transport::Queues }
+    }
+}
+
 /// Why [`Session::run`] ended other than by an unmount.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    #[error("cannot start a worker")]
-    Worker(#[source] io::Error),
-    #[error("cannot read from the kernel")]
-    Read(#[source] io::Error),
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+    #[error("cannot exchange requests and answers with the kernel")]
+    Transport(#[source] io::Error),
 }
 
 /// A mounted file system that nobody serves yet. Dropping it unmounts.
@@ -84,6 +100,8 @@ pub struct Session {
     mountpoint: PathBuf,
     device: Option<u32>,
     granted: Granted,
+    /// One for each of the kernel's queues; none without io_uring.
+    rings: Vec<Ring>,
     notifiers: Vec<Notifier>,
 }
 
@@ -108,8 +126,8 @@ impl Session {
         let device = mount::mounted_device(&mountpoint).map_err(MountError::Mountpoint);
         let granted = handshake(&channel, wanted);
         match (device, granted) {
-            (Ok(device), Ok(granted)) => {
-                Ok(Session { channel, mountpoint, device, granted, notifiers: Vec::new() })
+            (Ok(device), Ok((granted, rings))) => {
+                Ok(Session { channel, mountpoint, device, granted, rings, notifiers: Vec::new() })
             }
             (Err(error), _) | (_, Err(error)) => {
                 let _ = mount::force_unmount(&mountpoint);
@@ -139,65 +157,32 @@ impl Session {
         Ok(notifier)
     }
 
-    /// Serves requests on `threads` threads until the file system is unmounted.
-    pub fn run<F: Filesystem + ?Sized>(self, threads: usize, filesystem: Arc<F>) -> Result<(), RunError> {
-        filesystem.init(&self.granted);
-        let outcome = thread::scope(|scope| {
-            let mut workers = Vec::new();
-            let mut outcome = Ok(());
-            for index in 0..threads.max(1) {
-                let (channel, filesystem, session) = (self.queue(index), &*filesystem, &self);
-                let started = thread::Builder::new()
-                    .name(format!("fuse-{index}"))
-                    .spawn_scoped(scope, move || session.work(&channel, filesystem));
-                match started {
-                    Ok(worker) => workers.push(worker),
-                    Err(error) => {
-                        outcome = Err(RunError::Worker(error));
-                        self.abort();
-                        break;
-                    }
-                }
-            }
-            for worker in workers {
-                // A worker catches its handlers' panics and has no other.
-                let ended = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                outcome = outcome.and(ended);
-            }
-            outcome
-        });
+    /// Serves requests until the file system is unmounted, on at most `threads` threads, which are started as they are
+    /// needed. Over io_uring they are shared out among the CPUs, each of which has four at least; as many requests of a
+    /// CPU may be unanswered before the kernel puts off the next.
+    pub fn run<F: Filesystem + ?Sized>(mut self, threads: usize, filesystem: Arc<F>) -> Result<(), RunError> {
+        let rings = std::mem::take(&mut self.rings);
+        let outcome = serve(&self, rings, threads, &*filesystem);
         filesystem.destroy();
         outcome
     }
 
-    /// A queue for one worker. Who was mounted by the helper may have no right to open another; sharing the first is
-    /// slower, not wrong.
-    fn queue(&self, index: usize) -> Channel {
-        let own = if index == 0 { Ok(self.channel.clone()) } else { self.channel.clone_queue() };
-        own.unwrap_or_else(|error| {
-            tracing::info!(%error, "the workers share a queue");
+    /// Another queue. Who was mounted by the helper may have no right to open one; sharing the first is slower, not
+    /// wrong.
+    pub(crate) fn queue(&self) -> Channel {
+        self.channel.clone_queue().unwrap_or_else(|error| {
+            tracing::info!(%error, "the threads share a queue");
             self.channel.clone()
         })
     }
 
-    fn work<F: Filesystem + ?Sized>(&self, channel: &Channel, filesystem: &F) -> Result<(), RunError> {
-        let mut buffer = Buffer::new(self.granted.max_write as usize);
-        loop {
-            match channel.receive(buffer.as_mut()) {
-                Ok(Received::Message(length)) => dispatch(channel, &buffer.as_mut()[..length], filesystem),
-                Ok(Received::Nothing) => {}
-                Ok(Received::Closed) => return Ok(()),
-                Err(error) => {
-                    // The other workers would serve on, but nobody would know that one is missing.
-                    self.abort();
-                    return Err(RunError::Read(error.into()));
-                }
-            }
-        }
+    /// An entry for one of the kernel's queues over io_uring.
+    pub(crate) fn ring(&self, queue: u16) -> io::Result<Ring> {
+        Ring::new(&self.channel, queue, self.granted.max_write as usize)
     }
 
     /// Unmounts, unless something else is mounted there by now.
-    fn abort(&self) {
+    pub(crate) fn abort(&self) {
         let ours = self.device.is_some() && mount::mounted_device(&self.mountpoint).ok() == Some(self.device);
         if ours && let Err(error) = mount::force_unmount(&self.mountpoint) {
             tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
@@ -214,41 +199,9 @@ impl Drop for Session {
     }
 }
 
-/// Decodes one message and gives it to the file system, whose panic costs this request only.
-fn dispatch<F: Filesystem + ?Sized>(channel: &Channel, message: &[u8], filesystem: &F) {
-    let request = match Request::parse(message) {
-        Ok(request) => request,
-        Err(malformed) => {
-            tracing::error!(%malformed, "cannot decode a request");
-            if let Some(unique) = malformed.unique {
-                let opcode = malformed.opcode.unwrap_or_default();
-                Reply::new(channel.clone(), unique, opcode).error(Errno::IO.raw_os_error());
-            }
-            return;
-        }
-    };
-    let opcode = opcode_of(message);
-    let reply = Reply::new(channel.clone(), request.unique, opcode);
-    match request.op {
-        Op::Init(_) => reply.error(Errno::PROTO.raw_os_error()),
-        Op::Destroy => reply.ok(),
-        _ => {
-            let (unique, node) = (request.unique, request.node);
-            // The reply is dropped while unwinding, which answers EIO.
-            if catch_unwind(AssertUnwindSafe(|| filesystem.request(request, reply))).is_err() {
-                tracing::error!(opcode = ?Opcode::from_wire(opcode), unique, node, "a request's handler panicked");
-            }
-        }
-    }
-}
-
-fn opcode_of(message: &[u8]) -> u32 {
-    use zerocopy::FromBytes;
-    abi::InHeader::read_from_prefix(message).map_or(0, |(header, _)| header.opcode)
-}
-
-/// Reads the kernel's INIT and answers it.
-fn handshake(channel: &Channel, wanted: &Wanted) -> Result<Granted, MountError> {
+/// Reads the kernel's INIT and answers it. The rings are there if io_uring was agreed on: from the answer on, the
+/// kernel waits for them, so that nothing may be missing then.
+fn handshake(channel: &Channel, wanted: &Wanted) -> Result<(Granted, Vec<Ring>), MountError> {
     let mut buffer = Buffer::new(abi::PAGE);
     let length = loop {
         match channel.receive(buffer.as_mut()).map_err(|error| MountError::Handshake(error.into()))? {
@@ -259,7 +212,7 @@ fn handshake(channel: &Channel, wanted: &Wanted) -> Result<Granted, MountError> 
     };
     let request =
         Request::parse(&buffer.as_mut()[..length]).map_err(|e| MountError::Handshake(io::Error::other(e)))?;
-    let reply = Reply::new(channel.clone(), request.unique, Opcode::Init as u32);
+    let reply = Reply::new(Way::Device(channel.clone()), request.unique, Opcode::Init as u32);
     let Op::Init(offer) = request.op else {
         reply.error(Errno::PROTO.raw_os_error());
         return Err(MountError::Handshake(Errno::PROTO.into()));
@@ -268,9 +221,29 @@ fn handshake(channel: &Channel, wanted: &Wanted) -> Result<Granted, MountError> 
         reply.error(Errno::PROTO.raw_os_error());
         return Err(MountError::Version { major: offer.major, minor: offer.minor });
     }
-    let (granted, out) = negotiate(&offer, wanted);
+    let (mut granted, mut out) = negotiate(&offer, wanted);
+    let mut rings = Vec::new();
+    if granted.flags.contains(InitFlags::OVER_IO_URING) {
+        rings = prepare(channel, &granted).unwrap_or_else(|error| {
+            tracing::debug!(%error, "no io_uring can be had: going on with device queues");
+            Vec::new()
+        });
+        if rings.is_empty() {
+            let flags = offer.flags - InitFlags::OVER_IO_URING;
+            (granted, out) = negotiate(&Init { flags, ..offer }, wanted);
+        }
+    }
     reply.init(&out);
-    Ok(granted)
+    Ok((granted, rings))
+}
+
+/// One ring for each of the kernel's queues.
+fn prepare(channel: &Channel, granted: &Granted) -> io::Result<Vec<Ring>> {
+    let queues = ring::queues()?;
+    if usize::from(queues) > RINGS_MAX {
+        return Err(io::Error::other(format!("{queues} CPUs are too many to have a ring for each")));
+    }
+    (0..queues).map(|queue| Ring::new(channel, queue, granted.max_write as usize)).collect()
 }
 
 /// The agreement, and how it is put to the kernel.
@@ -307,13 +280,13 @@ fn negotiate(offer: &Init, wanted: &Wanted) -> (Granted, abi::InitOut) {
 }
 
 /// A receive buffer placed so that the data of a WRITE starts on a page.
-struct Buffer {
+pub(crate) struct Buffer {
     bytes: Vec<u8>,
     start: usize,
 }
 
 impl Buffer {
-    fn new(max_write: usize) -> Buffer {
+    pub(crate) fn new(max_write: usize) -> Buffer {
         // One page for alignment, one for the headers, and one because the kernel asks for 8 KiB at the least.
         let bytes = vec![0; max_write + 3 * abi::PAGE];
         let data = (bytes.as_ptr() as usize + abi::WRITE_PREFIX).next_multiple_of(abi::PAGE);
@@ -321,7 +294,7 @@ impl Buffer {
         Buffer { bytes, start }
     }
 
-    fn as_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn as_mut(&mut self) -> &mut [u8] {
         &mut self.bytes[self.start..]
     }
 }
@@ -356,6 +329,47 @@ mod tests {
             assert_eq!(out.max_pages, pages);
             assert_eq!(granted.max_write, u32::from(pages) * 4096);
         }
+    }
+
+    #[test]
+    fn a_ring_that_the_kernel_refuses_is_no_error() {
+        struct Empty(std::sync::Mutex<Option<Transport>>);
+        impl Filesystem for Empty {
+            fn init(&self, granted: &Granted) {
+                *self.0.lock().expect("whole") = Some(granted.transport());
+            }
+            fn request(&self, request: Request<'_>, reply: Reply) {
+                match request.op {
+                    Op::GetAttr { .. } => reply.attr(
+                        &crate::Attr { ino: 1, mode: 0o040755, nlink: 2, ..Default::default() },
+                        std::time::Duration::ZERO,
+                    ),
+                    _ => reply.error(Errno::NOSYS.raw_os_error()),
+                }
+            }
+        }
+        let directory = tempfile::tempdir().expect("a directory");
+        let flags = InitFlags::OVER_IO_URING;
+        let wanted = Wanted { flags, ..Wanted::default() };
+        let parameter = "/sys/module/fuse/parameters/enable_uring";
+        let before = std::fs::read_to_string(parameter).unwrap_or_default();
+        let _ = std::fs::write(parameter, "Y");
+        let mounted = Session::mount("refused", directory.path(), &MountOptions::default(), &wanted);
+        let _ = std::fs::write(parameter, before);
+        let mut session = mounted.expect("a mount");
+        if session.granted().transport() == Transport::Queues {
+            return eprintln!("skipped: the kernel offers no io_uring");
+        }
+        // Beyond what we take a machine to have.
+        session.rings = vec![Ring::new(&session.channel, 1000, 1 << 20).expect("a ring")];
+        let filesystem = Arc::new(Empty(Default::default()));
+        let served = Arc::clone(&filesystem);
+        let server = std::thread::spawn(move || session.run(4, served));
+        let stat = std::fs::metadata(directory.path()).expect("an answer");
+        assert_eq!(std::os::unix::fs::MetadataExt::ino(&stat), 1);
+        mount::unmount(directory.path()).expect("unmounts");
+        server.join().expect("no panic").expect("no error");
+        assert_eq!(*filesystem.0.lock().expect("whole"), Some(Transport::Queues));
     }
 
     #[test]

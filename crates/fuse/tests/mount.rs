@@ -3,17 +3,19 @@
 
 use espalier_fuse::{
     Attr, BackingId, DirBuffer, Entry, Filesystem, Granted, InitFlags, MountError, MountOptions, Notifier,
-    Op, Opened, OpenedFlags, ROOT_NODE, Reply, Request, Session, StatFs, Wanted, detach_dead, force_unmount,
-    is_dead, unmount,
+    Op, Opened, OpenedFlags, ROOT_NODE, Reply, Request, Session, StatFs, Transport, Wanted, detach_dead,
+    force_unmount, is_dead, unmount,
 };
+use rustix::process::{Resource, Rlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::process::Child;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,39 @@ struct Memory {
     begun: AtomicU64,
     ended: AtomicU64,
     closed: AtomicU64,
+    transport: Mutex<Option<Transport>>,
+    /// What an `fsync` waits for.
+    syncs: Syncs,
+}
+
+/// Every other `fsync` keeps its thread until it may end, and the others are answered then.
+#[derive(Default)]
+struct Syncs {
+    state: Mutex<(u64, bool, Vec<Reply>)>,
+    ended: Condvar,
+}
+
+impl Syncs {
+    fn begin(&self, reply: Reply) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        if state.0.is_multiple_of(2) && !state.1 {
+            return state.2.push(reply);
+        }
+        drop(self.ended.wait_while(state, |state| !state.1).unwrap());
+        reply.ok();
+    }
+
+    fn begun(&self) -> u64 {
+        self.state.lock().unwrap().0
+    }
+
+    fn end(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.1 = true;
+        state.2.drain(..).for_each(Reply::ok);
+        self.ended.notify_all();
+    }
 }
 
 #[derive(Default)]
@@ -82,6 +117,7 @@ impl State {
 impl Filesystem for Memory {
     fn init(&self, granted: &Granted) {
         assert!(granted.minor >= 36);
+        *self.transport.lock().unwrap() = Some(granted.transport());
         self.begun.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -105,6 +141,9 @@ impl Filesystem for Memory {
                 }
                 _ => {}
             }
+        }
+        if let Op::FSync { .. } = request.op {
+            return self.syncs.begin(reply);
         }
         let state = &mut *self.state.lock().unwrap();
         match request.op {
@@ -223,16 +262,24 @@ struct Mounted {
     server: Option<JoinHandle<()>>,
 }
 
-fn mount(filesystem: Memory, options: &MountOptions) -> Mounted {
+/// At most so many threads, of which each CPU has its share.
+const THREADS: usize = 32;
+
+fn wanted(transport: Transport) -> Wanted {
+    let mut flags = Wanted::default().flags | InitFlags::PASSTHROUGH | InitFlags::HAS_EXPIRE_ONLY;
+    flags.set(InitFlags::OVER_IO_URING, transport == Transport::Uring);
+    Wanted { flags, ..Wanted::default() }
+}
+
+fn mount(transport: Transport, filesystem: Memory, options: &MountOptions) -> Mounted {
     let directory = tempfile::tempdir().unwrap();
-    let flags = Wanted::default().flags | InitFlags::PASSTHROUGH | InitFlags::HAS_EXPIRE_ONLY;
-    let wanted = Wanted { flags, ..Wanted::default() };
-    let mut session = Session::mount("a,test", directory.path(), options, &wanted).unwrap();
+    let mut session = Session::mount("a,test", directory.path(), options, &wanted(transport)).unwrap();
+    assert_eq!(session.granted().transport(), transport);
     let notifier = session.notifier(16).unwrap();
     let granted = *session.granted();
     let filesystem = Arc::new(filesystem);
     let served = Arc::clone(&filesystem);
-    let server = std::thread::spawn(move || session.run(2, served).unwrap());
+    let server = std::thread::spawn(move || session.run(THREADS, served).unwrap());
     Mounted { directory, filesystem, notifier, granted, server: Some(server) }
 }
 
@@ -263,6 +310,7 @@ impl Mounted {
         unmount(self.directory.path()).unwrap();
         self.server.take().unwrap().join().unwrap();
         assert_eq!(self.filesystem.begun.load(Ordering::Relaxed), 1);
+        assert_eq!(*self.filesystem.transport.lock().unwrap(), Some(self.granted.transport()));
         assert_eq!(self.filesystem.ended.load(Ordering::Relaxed), 1);
         assert!(!self.notifier.inc_epoch(), "the queue ended with its session");
     }
@@ -276,13 +324,85 @@ impl Drop for Mounted {
     }
 }
 
+macro_rules! over_both_transports {
+    ($($name:ident),* $(,)?) => {
+        mod queues {
+            use super::Transport;
+            $(#[test] fn $name() { super::$name(Transport::Queues) })*
+        }
+        mod uring {
+            use super::Transport;
+            $(#[test] fn $name() {
+                match super::UringEnabled::new() {
+                    Ok(_enabled) => super::$name(Transport::Uring),
+                    Err(error) => eprintln!("skipped: {}: {error}", super::UringEnabled::PARAMETER),
+                }
+            })*
+        }
+    };
+}
+
+over_both_transports! {
+    files_can_be_made_read_listed_renamed_and_removed,
+    large_reads_and_writes_keep_their_bytes,
+    a_dropped_reply_and_a_panic_cost_that_request_only,
+    a_reply_may_come_later_and_from_another_thread,
+    notifications_make_the_kernel_forget,
+    pruned_nodes_are_forgotten,
+    a_full_notifier_says_so,
+    a_backing_file_is_read_and_written_without_us,
+    options_reach_the_mount_table,
+    a_busy_mount_is_detached_by_force_only,
+    a_session_that_never_runs_unmounts_itself,
+    the_mount_of_a_dead_server_is_recognised_and_removed,
+    a_request_that_takes_long_holds_up_no_other,
+    an_abort_ends_what_is_never_answered,
+}
+
+/// While there is one, the kernel offers io_uring. The last one puts the machine's setting back.
+struct UringEnabled;
+
+static ENABLED: Mutex<(usize, String)> = Mutex::new((0, String::new()));
+
+impl UringEnabled {
+    const PARAMETER: &str = "/sys/module/fuse/parameters/enable_uring";
+
+    fn new() -> std::io::Result<UringEnabled> {
+        let mut enabled = ENABLED.lock().unwrap();
+        if enabled.0 == 0 {
+            enabled.1 = fs::read_to_string(UringEnabled::PARAMETER)?;
+            fs::write(UringEnabled::PARAMETER, "Y")?;
+        }
+        enabled.0 += 1;
+        Ok(UringEnabled)
+    }
+}
+
+impl Drop for UringEnabled {
+    fn drop(&mut self) {
+        let mut enabled = ENABLED.lock().unwrap();
+        enabled.0 -= 1;
+        if enabled.0 == 0 {
+            fs::write(UringEnabled::PARAMETER, &enabled.1).unwrap();
+        }
+    }
+}
+
+/// Waits up to a minute for a condition.
+fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 fn errno<T: std::fmt::Debug>(result: std::io::Result<T>) -> i32 {
     result.unwrap_err().raw_os_error().unwrap()
 }
 
-#[test]
-fn files_can_be_made_read_listed_renamed_and_removed() {
-    let mounted = mount(Memory::default(), &MountOptions::default());
+fn files_can_be_made_read_listed_renamed_and_removed(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
     let names = |mounted: &Mounted| -> BTreeSet<String> {
         fs::read_dir(mounted.directory.path())
             .unwrap()
@@ -311,9 +431,8 @@ fn files_can_be_made_read_listed_renamed_and_removed() {
     mounted.end();
 }
 
-#[test]
-fn large_reads_and_writes_keep_their_bytes() {
-    let mounted = mount(Memory::default(), &MountOptions::default());
+fn large_reads_and_writes_keep_their_bytes(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
     assert_eq!(mounted.granted.max_write, 1 << 20);
     let bytes: Vec<u8> = (0..9_000_001u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     std::thread::scope(|scope| {
@@ -339,12 +458,10 @@ fn large_reads_and_writes_keep_their_bytes() {
     mounted.end();
 }
 
-#[test]
-fn a_dropped_reply_and_a_panic_cost_that_request_only() {
-    let mounted = mount(Memory::default(), &MountOptions::default());
+fn a_dropped_reply_and_a_panic_cost_that_request_only(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     for _ in 0..3 {
-        // More often than there are workers.
         assert_eq!(errno(fs::metadata(mounted.path("dropped"))), EIO);
         assert_eq!(errno(fs::metadata(mounted.path("panic"))), EIO);
     }
@@ -352,9 +469,8 @@ fn a_dropped_reply_and_a_panic_cost_that_request_only() {
     mounted.end();
 }
 
-#[test]
-fn a_reply_may_come_later_and_from_another_thread() {
-    let mounted = mount(Memory::default(), &MountOptions::default());
+fn a_reply_may_come_later_and_from_another_thread(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
     let start = Instant::now();
     std::thread::scope(|scope| {
         for _ in 0..8 {
@@ -366,9 +482,8 @@ fn a_reply_may_come_later_and_from_another_thread() {
     mounted.end();
 }
 
-#[test]
-fn notifications_make_the_kernel_forget() {
-    let mounted = mount(Memory::default(), &MountOptions::default());
+fn notifications_make_the_kernel_forget(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     let look = || assert!(fs::metadata(mounted.path("a")).is_ok());
     assert_eq!(mounted.lookups_during(look), 0, "believed for an hour");
@@ -407,9 +522,8 @@ fn notifications_make_the_kernel_forget() {
     mounted.end();
 }
 
-#[test]
-fn pruned_nodes_are_forgotten() {
-    let mounted = mount(Memory::default(), &MountOptions::default());
+fn pruned_nodes_are_forgotten(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
     if !mounted.granted.prune {
         return mounted.end();
     }
@@ -426,9 +540,8 @@ fn pruned_nodes_are_forgotten() {
     mounted.end();
 }
 
-#[test]
-fn a_full_notifier_says_so() {
-    let mounted = mount(Memory::default(), &MountOptions::default());
+fn a_full_notifier_says_so(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
     let (release, held) = mpsc::channel::<()>();
     let (started, running) = mpsc::channel();
     let hold = move || {
@@ -452,14 +565,13 @@ fn a_full_notifier_says_so() {
     mounted.end();
 }
 
-#[test]
-fn a_backing_file_is_read_and_written_without_us() {
+fn a_backing_file_is_read_and_written_without_us(transport: Transport) {
     // Where the backing file lies: a disk's file system, and memory.
     for place in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
         let mut file = tempfile::tempfile_in(place).unwrap();
         file.write_all(b"from the backing file").unwrap();
         let backing = Some(file.try_clone().unwrap());
-        let mounted = mount(Memory { backing, ..Memory::default() }, &MountOptions::default());
+        let mounted = mount(transport, Memory { backing, ..Memory::default() }, &MountOptions::default());
         assert!(mounted.granted.flags.contains(InitFlags::PASSTHROUGH));
         {
             let mut state = mounted.filesystem.state.lock().unwrap();
@@ -486,8 +598,59 @@ fn a_backing_file_is_read_and_written_without_us() {
     }
 }
 
-#[test]
-fn options_reach_the_mount_table() {
+fn a_request_that_takes_long_holds_up_no_other(transport: Transport) {
+    const SYNCS: u64 = 8;
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let files: Vec<File> =
+        (0..SYNCS).map(|n| File::create(mounted.path(&format!("f{n}"))).unwrap()).collect();
+    let syncs = &mounted.filesystem.syncs;
+    std::thread::scope(|scope| {
+        for file in &files {
+            scope.spawn(|| file.sync_all().unwrap());
+        }
+        let (done, others) = mpsc::channel();
+        let mounted = &mounted;
+        scope.spawn(move || {
+            eventually("they do not wait for each other", || syncs.begun() == SYNCS);
+            // From every CPU, as each may have a queue of its own.
+            for n in 0..64 {
+                let name = mounted.path(&format!("other{n}"));
+                std::thread::scope(|scope| {
+                    scope.spawn(move || fs::write(name, b"hello").unwrap()).join().unwrap()
+                });
+            }
+            done.send(()).unwrap();
+        });
+        let outcome = others.recv_timeout(Duration::from_secs(120));
+        // Also when the test has failed, so that it ends.
+        syncs.end();
+        outcome.expect("others were served meanwhile");
+    });
+    drop(files);
+    mounted.end();
+}
+
+fn an_abort_ends_what_is_never_answered(transport: Transport) {
+    let mut mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let files = ["a", "b"].map(|name| File::create(mounted.path(name)).unwrap());
+    let filesystem = Arc::clone(&mounted.filesystem);
+    std::thread::scope(|scope| {
+        let callers = files.each_ref().map(|file| scope.spawn(|| file.sync_all()));
+        eventually("both have come", || filesystem.syncs.begun() == 2);
+        force_unmount(mounted.directory.path()).unwrap();
+        for caller in callers {
+            assert!(caller.join().unwrap().is_err());
+        }
+    });
+    // One of them keeps its thread, and only that one.
+    filesystem.syncs.state.lock().unwrap().1 = true;
+    filesystem.syncs.ended.notify_all();
+    mounted.server.take().unwrap().join().unwrap();
+    // The other is answered when the mount is long gone.
+    filesystem.syncs.end();
+}
+
+fn options_reach_the_mount_table(transport: Transport) {
     let options = MountOptions {
         read_only: true,
         no_suid: true,
@@ -499,7 +662,7 @@ fn options_reach_the_mount_table() {
         max_read: Some(65536),
         ..MountOptions::default()
     };
-    let mounted = mount(Memory::default(), &options);
+    let mounted = mount(transport, Memory::default(), &options);
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().find(|line| line.contains(mounted.directory.path().to_str().unwrap())).unwrap();
     let fields: Vec<_> = line.split(' ').collect();
@@ -514,9 +677,8 @@ fn options_reach_the_mount_table() {
     mounted.end();
 }
 
-#[test]
-fn a_busy_mount_is_detached_by_force_only() {
-    let mut mounted = mount(Memory::default(), &MountOptions::default());
+fn a_busy_mount_is_detached_by_force_only(transport: Transport) {
+    let mut mounted = mount(transport, Memory::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     let mut open = File::open(mounted.path("a")).unwrap();
     assert_eq!(unmount(mounted.directory.path()).unwrap_err().kind(), ErrorKind::ResourceBusy);
@@ -526,11 +688,10 @@ fn a_busy_mount_is_detached_by_force_only() {
     assert_eq!(fs::read_dir(mounted.directory.path()).unwrap().count(), 0, "the directory is its own again");
 }
 
-#[test]
-fn a_session_that_never_runs_unmounts_itself() {
+fn a_session_that_never_runs_unmounts_itself(transport: Transport) {
     let directory = tempfile::tempdir().unwrap();
     let session =
-        Session::mount("idle", directory.path(), &MountOptions::default(), &Wanted::default()).unwrap();
+        Session::mount("idle", directory.path(), &MountOptions::default(), &wanted(transport)).unwrap();
     drop(session);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
 }
@@ -538,7 +699,9 @@ fn a_session_that_never_runs_unmounts_itself() {
 #[test]
 #[ignore = "run as an ordinary user, with fusermount3 in the path"]
 fn an_ordinary_user_mounts_with_the_helper() {
-    let mounted = mount(Memory::default(), &MountOptions { no_exec: true, ..MountOptions::default() });
+    let transport = Transport::Queues;
+    let mounted =
+        mount(transport, Memory::default(), &MountOptions { no_exec: true, ..MountOptions::default() });
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let line = table.lines().find(|line| line.contains(mounted.directory.path().to_str().unwrap())).unwrap();
     assert!(
@@ -549,7 +712,7 @@ fn an_ordinary_user_mounts_with_the_helper() {
     assert_eq!(fs::read(mounted.path("a")).unwrap(), b"hello");
     mounted.end();
 
-    let mut mounted = mount(Memory::default(), &MountOptions::default());
+    let mut mounted = mount(transport, Memory::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     let open = File::open(mounted.path("a")).unwrap();
     force_unmount(mounted.directory.path()).unwrap();
@@ -566,30 +729,57 @@ fn an_ordinary_user_mounts_with_the_helper() {
 }
 
 const MOUNTPOINT: &str = "ESPALIER_TEST_MOUNTPOINT";
+const TRANSPORT: &str = "ESPALIER_TEST_TRANSPORT";
+const DESCRIPTORS: &str = "ESPALIER_TEST_DESCRIPTORS";
 
 #[test]
-#[ignore = "run in a process of its own, by the test below"]
-fn serve_until_killed() {
+#[ignore = "run in a process of its own, by the tests below"]
+fn serve_in_a_process() {
     let path = PathBuf::from(std::env::var_os(MOUNTPOINT).unwrap());
-    let session = Session::mount("doomed", &path, &MountOptions::default(), &Wanted::default()).unwrap();
-    session.run(1, Arc::new(Memory::default())).unwrap();
+    let uring = std::env::var(TRANSPORT).unwrap() == "Uring";
+    let mut transport = if uring { Transport::Uring } else { Transport::Queues };
+    let asked = wanted(transport);
+    if std::env::var_os(DESCRIPTORS).is_some() {
+        // One is left, for the device.
+        let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
+        let limit = Rlimit { current: Some(next + 1), maximum: Some(next + 1) };
+        setrlimit(Resource::Nofile, limit).unwrap();
+        transport = Transport::Queues;
+    }
+    let session = Session::mount("doomed", &path, &MountOptions::default(), &asked).unwrap();
+    assert_eq!(session.granted().transport(), transport);
+    session.run(THREADS, Arc::new(Memory::default())).unwrap();
+}
+
+fn serve_elsewhere(directory: &Path, transport: Transport, descriptors: Option<&str>) -> Child {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--ignored", "--exact", "serve_in_a_process"]);
+    command.env(MOUNTPOINT, directory).env(TRANSPORT, format!("{transport:?}"));
+    if let Some(descriptors) = descriptors {
+        command.env(DESCRIPTORS, descriptors);
+    }
+    let outside = device(directory);
+    let server = command.stdout(std::process::Stdio::null()).spawn().unwrap();
+    eventually("it is mounted", || device(directory) != outside);
+    server
 }
 
 #[test]
-fn the_mount_of_a_dead_server_is_recognised_and_removed() {
+fn without_io_uring_to_be_had_there_are_queues() {
+    let Ok(_enabled) = UringEnabled::new() else { return eprintln!("skipped: the kernel has none to offer") };
     let directory = tempfile::tempdir().unwrap();
-    let mut server = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "serve_until_killed"])
-        .env(MOUNTPOINT, directory.path())
-        .stdout(std::process::Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut server = serve_elsewhere(directory.path(), Transport::Uring, Some("few"));
+    let name = directory.path().join("a");
+    fs::write(&name, b"hello").unwrap();
+    assert_eq!(fs::read(&name).unwrap(), b"hello");
+    unmount(directory.path()).unwrap();
+    assert!(server.wait().unwrap().success());
+}
+
+fn the_mount_of_a_dead_server_is_recognised_and_removed(transport: Transport) {
+    let directory = tempfile::tempdir().unwrap();
     let outside = device(directory.path());
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while device(directory.path()) == outside {
-        assert!(Instant::now() < deadline);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let mut server = serve_elsewhere(directory.path(), transport, None);
     assert!(!is_dead(directory.path()).unwrap());
     assert!(!detach_dead(directory.path()).unwrap());
     server.kill().unwrap();
@@ -598,6 +788,11 @@ fn the_mount_of_a_dead_server_is_recognised_and_removed() {
     assert!(detach_dead(directory.path()).unwrap());
     assert!(!detach_dead(directory.path()).unwrap());
     assert_eq!(device(directory.path()), outside);
+    // The place can be used again at once.
+    let mut server = serve_elsewhere(directory.path(), transport, None);
+    fs::write(directory.path().join("a"), b"hello").unwrap();
+    unmount(directory.path()).unwrap();
+    assert!(server.wait().unwrap().success());
 }
 
 fn device(path: &Path) -> u64 {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use espalier_fuse::{Granted, InitFlags};
+use espalier_fuse::{Granted, InitFlags, Transport};
 use espalier_store::Superblock;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -43,6 +43,8 @@ pub struct Status {
     pub failure: Option<String>,
     /// Big files are read and written by the kernel itself.
     pub passthrough: Option<bool>,
+    /// How requests come from the kernel: `uring` or `queues`.
+    pub transport: Option<String>,
     /// The version of the kernel's protocol.
     pub fuse: Option<String>,
     /// What it has done; known while mounted.
@@ -64,6 +66,7 @@ impl Status {
             journal_bytes: superblock.journal_bytes,
             failure: None,
             passthrough: None,
+            transport: None,
             fuse: None,
             figures: None,
         }
@@ -184,6 +187,10 @@ impl Listener {
             journal_used_bytes: Some(figures.journal.used_bytes),
             cache_bytes: Some(figures.cache.bytes),
             failure: broken.map(|errno| errno.to_string()),
+            transport: node.door().transport().map(|transport| match transport {
+                Transport::Uring => "uring".into(),
+                Transport::Queues => "queues".into(),
+            }),
             figures: Some(figures),
             ..self.still.clone()
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use espalier_client::{Answer, Call, Opening};
 use espalier_fuse::{
-    self as fuse, BackingId, DirBuffer, Filesystem, Granted, Notifier, Op, OpenedFlags, StatXExtra,
+    self as fuse, BackingId, DirBuffer, Filesystem, Granted, Notifier, Op, OpenedFlags, StatXExtra, Transport,
 };
 use espalier_meta::Recall;
 use espalier_proto::{
@@ -36,6 +36,8 @@ pub struct FuseDoor {
     /// The kernel can be asked to forget inodes by their numbers.
     can_prune: bool,
     notifier: OnceLock<Notifier>,
+    /// Known once the first request may come.
+    transport: OnceLock<Transport>,
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
 }
@@ -75,11 +77,20 @@ enum Form {
 /// The embedded file system behind the kernel's requests.
 pub struct Embedded {
     pub node: Arc<Node<FuseDoor>>,
+    /// What was asked for by name.
+    pub transport: Option<Transport>,
 }
 
 impl Filesystem for Embedded {
     fn init(&self, granted: &Granted) {
         self.node.set_passthrough(granted.flags.contains(fuse::InitFlags::PASSTHROUGH));
+        let _ = self.node.door().transport.set(granted.transport());
+        if self.transport == Some(Transport::Uring) && granted.transport() != Transport::Uring {
+            tracing::warn!(
+                "no FUSE over io_uring, as transport=uring asks for: it needs Linux 6.14, `echo Y > \
+                 /sys/module/fuse/parameters/enable_uring` before mounting, and io_uring allowed; going on with queues"
+            );
+        }
     }
 
     fn request(&self, request: fuse::Request<'_>, reply: fuse::Reply) {
@@ -293,12 +304,22 @@ impl Door for FuseDoor {
 
 impl FuseDoor {
     pub fn new(kernel_checks: bool, can_prune: bool) -> Self {
-        Self { kernel_checks, can_prune, notifier: OnceLock::new(), backing: Mutex::default() }
+        Self {
+            kernel_checks,
+            can_prune,
+            notifier: OnceLock::new(),
+            transport: OnceLock::new(),
+            backing: Mutex::default(),
+        }
     }
 
     /// Before the first request.
     pub fn set_notifier(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
+    }
+
+    pub fn transport(&self) -> Option<Transport> {
+        self.transport.get().copied()
     }
 
     /// Calls `done` once the kernel trusts no name that it has cached until now: who may search a directory has

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use espalier_fuse::{InitFlags, Session, Wanted};
+use espalier_fuse::{InitFlags, Session, Transport, Wanted};
 use espalier_proto::Errno;
 
 use crate::control;
@@ -20,8 +20,10 @@ use crate::watch::{MetricsAddress, MetricsServer, Watch};
 pub struct MountOptions {
     /// Flags and options for the kernel.
     pub kernel: espalier_fuse::MountOptions,
-    /// Threads that serve requests.
+    /// At most so many threads serve requests.
     pub threads: usize,
+    /// How requests come from the kernel; by itself the fastest that can be had.
+    pub transport: Option<Transport>,
     /// How long unmounting may take to write out what has not been written.
     pub drain: Duration,
     /// Where figures are served for Prometheus, if they are.
@@ -50,13 +52,15 @@ pub fn mount(
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let name = source.to_string_lossy();
     let mut kernel = options.kernel.clone();
-    let mut session = Session::mount(&name, mountpoint, &kernel, &wanted(&kernel)).map_err(failed)?;
+    let mut wanted = wanted(&kernel, options.transport);
+    let mut session = Session::mount(&name, mountpoint, &kernel, &wanted).map_err(failed)?;
     if !session.granted().epoch && !kernel.default_permissions {
         // Without epochs the kernel cannot be told to distrust names that a caller may not look up any more: let it
         // check permissions itself.
         drop(session);
         kernel.default_permissions = true;
-        session = Session::mount(&name, mountpoint, &kernel, &wanted(&kernel)).map_err(failed)?;
+        wanted.flags |= InitFlags::POSIX_ACL;
+        session = Session::mount(&name, mountpoint, &kernel, &wanted).map_err(failed)?;
     }
     let door = FuseDoor::new(kernel.default_permissions, session.granted().prune);
     match session.notifier(NOTIFICATIONS) {
@@ -88,7 +92,10 @@ pub fn mount(
         }
         let served = listener.as_ref().map(|listener| scope.spawn(|| listener.serve(&node)));
         ready();
-        let outcome = session.run(options.threads, Arc::new(Embedded { node: Arc::clone(&node) }));
+        let outcome = session.run(
+            options.threads,
+            Arc::new(Embedded { node: Arc::clone(&node), transport: options.transport }),
+        );
         let drained = node.drain(options.drain);
         drop(stop_clock);
         node.stop_background();
@@ -104,7 +111,7 @@ pub fn mount(
     })
 }
 
-fn wanted(kernel: &espalier_fuse::MountOptions) -> Wanted {
+fn wanted(kernel: &espalier_fuse::MountOptions, transport: Option<Transport>) -> Wanted {
     let mut flags = InitFlags::ASYNC_READ
         | InitFlags::DONT_MASK
         | InitFlags::DO_READDIRPLUS
@@ -115,5 +122,6 @@ fn wanted(kernel: &espalier_fuse::MountOptions) -> Wanted {
         | InitFlags::DIRECT_IO_ALLOW_MMAP;
     // A kernel that checks permissions must know the access control lists.
     flags.set(InitFlags::POSIX_ACL, kernel.default_permissions);
+    flags.set(InitFlags::OVER_IO_URING, transport != Some(Transport::Queues));
     Wanted { flags, ..Wanted::default() }
 }

@@ -1,0 +1,165 @@
+//! One entry of one of the kernel's queues, over io_uring.
+//!
+//! The kernel has a queue for each CPU, and puts a request to the queue of the CPU that its caller runs on. An entry is a
+//! [`Slot`] that waits there. Each entry has an io_uring of its own, served by one thread: the kernel can hand over
+//! a request only while the thread that waits for it is in a system call of the ring's, so a thread that is busy must not
+//! have a second entry waiting. One system call commits an answer and waits for the next request.
+
+use crate::abi::{Area, UringCommand, uring};
+use crate::channel::Channel;
+use crate::slot::Slot;
+use io_uring::{IoUring, opcode, squeue, types};
+use rustix::io::Errno;
+use std::fmt;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Arc;
+use zerocopy::IntoBytes;
+
+pub(crate) struct Ring {
+    uring: IoUring<squeue::Entry128>,
+    slot: Arc<Slot>,
+    queue: u16,
+    /// Read by the kernel when the entry is registered.
+    areas: Box<[Area; 2]>,
+    /// The result of a command that has ended and has not been looked at.
+    completed: Option<i32>,
+    /// Names the request that is being served.
+    commit_id: u64,
+}
+
+impl Ring {
+    /// Takes everything from the system that it needs. `queue`: a CPU's number.
+    pub(crate) fn new(device: &Channel, queue: u16, payload_max: usize) -> io::Result<Ring> {
+        let slot = Arc::new(Slot::new(device.clone(), payload_max)?);
+        let uring = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            // Whoever enables it is the one issuer: the thread that will serve, not the one that prepares.
+            .setup_r_disabled()
+            .build(1)?;
+        let areas = Box::new(slot.areas());
+        Ok(Ring { uring, slot, queue, areas, completed: None, commit_id: 0 })
+    }
+
+    pub(crate) fn slot(&self) -> &Arc<Slot> {
+        &self.slot
+    }
+
+    /// The CPU whose requests come here.
+    pub(crate) fn queue(&self) -> u16 {
+        self.queue
+    }
+
+    /// Puts the entry into the kernel's queue. From here on the ring is this thread's. False if the kernel refuses: it
+    /// then does without io_uring, unless all queues have an entry already.
+    pub(crate) fn register(&mut self) -> io::Result<bool> {
+        self.uring.submitter().register_enable_rings()?;
+        self.slot.open();
+        let mut command = self.command(uring::REGISTER, 0, Some(self.areas.as_ptr() as u64));
+        // SAFETY: `Entry128` has the layout of the kernel's `io_uring_sqe`, whose field `len` is a u32 at byte 24. The
+        // crate does not name it, as most commands have no use for it.
+        unsafe { (&raw mut command).cast::<u32>().add(6).write(self.areas.len() as u32) };
+        self.push(&command)?;
+        self.uring.submit()?;
+        // A refusal is told at once. What else there may be is the first request.
+        self.completed = self.uring.completion().next().map(|done| done.result());
+        match self.completed {
+            Some(result) if result < 0 => {
+                let error = io::Error::from_raw_os_error(-result);
+                tracing::debug!(queue = self.queue, %error, "the kernel refused an entry for its queue");
+                Ok(false)
+            }
+            _ => Ok(true),
+        }
+    }
+
+    /// Sends the last answer, if there is one, and waits for a request. `None`: there will be no more.
+    pub(crate) fn receive(&mut self) -> io::Result<Option<&[u8]>> {
+        let result = loop {
+            if let Some(result) = self.completed.take() {
+                break result;
+            }
+            match self.uring.submit_and_wait(1) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+            self.completed = self.uring.completion().next().map(|done| done.result());
+        };
+        if result < 0 {
+            // Unmounted or aborted, maybe while the last answer was on its way.
+            let gone = [Errno::NOTCONN, Errno::CONNABORTED, Errno::NODEV, Errno::CANCELED, Errno::NOENT];
+            if gone.iter().any(|errno| errno.raw_os_error() == -result) {
+                return Ok(None);
+            }
+            return Err(io::Error::from_raw_os_error(-result));
+        }
+        // SAFETY: the kernel has handed the slot's memory over with the completion, and gets it back by the command of
+        // `answer`, which the message's borrow of the ring does not allow before it is dropped.
+        let (message, commit_id) = unsafe { self.slot.message() };
+        self.commit_id = commit_id;
+        Ok(Some(message))
+    }
+
+    /// Waits until the request is answered. The kernel is told with the next [`Ring::receive`]. False if the mount is
+    /// gone.
+    pub(crate) fn answer(&mut self) -> io::Result<bool> {
+        // SAFETY: the memory is ours until the command is submitted, and nobody holds the message, see `receive`.
+        if !unsafe { self.slot.settle(self.commit_id) } {
+            return Ok(false);
+        }
+        let command = self.command(uring::COMMIT_AND_FETCH, self.commit_id, None);
+        self.push(&command)?;
+        Ok(true)
+    }
+
+    fn command(&self, operation: u32, commit_id: u64, address: Option<u64>) -> squeue::Entry128 {
+        let mut bytes = [0; 80];
+        let command = UringCommand { commit_id, queue: self.queue, ..UringCommand::default() };
+        bytes[..size_of::<UringCommand>()].copy_from_slice(command.as_bytes());
+        let device = types::Fd(self.slot.device().as_fd().as_raw_fd());
+        opcode::UringCmd80::new(device, operation).cmd(bytes).addr(address).build()
+    }
+
+    fn push(&mut self, command: &squeue::Entry128) -> io::Result<()> {
+        // SAFETY: what the command points to, the areas and the slot's memory, lives as long as the ring, and the
+        // kernel does not use it after that: a command ends at the latest with its ring.
+        unsafe { self.uring.submission().push(command) }.map_err(|_| Errno::BUSY.into())
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+/// How many queues the kernel has: one for each CPU that there may ever be.
+pub(crate) fn queues() -> io::Result<u16> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
+    count(list.trim()).ok_or_else(|| io::Error::other(format!("a strange list of CPUs: {list}")))
+}
+
+/// The length of a list as `0-3,8,10-11`.
+fn count(list: &str) -> Option<u16> {
+    list.split(',').try_fold(0u16, |sum, range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
+        sum.checked_add(last.checked_sub(first)?.checked_add(1)?)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::count;
+
+    #[test]
+    fn cpus_are_counted() {
+        assert_eq!(count("0"), Some(1));
+        assert_eq!(count("0-1"), Some(2));
+        assert_eq!(count("0-3,8,10-11"), Some(7));
+        for nonsense in ["", "-", "3-1", "0-65535", "a"] {
+            assert_eq!(count(nonsense), None, "{nonsense}");
+        }
+    }
+}

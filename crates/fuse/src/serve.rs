@@ -1,0 +1,284 @@
+//! The threads that serve a mount, over either transport.
+//!
+//! A request that takes long, as an fsync does, must not hold up another, so somebody always waits for the next one:
+//!
+//! - Over device queues, each thread reads a clone of the device, and whatever thread is free takes the next request.
+//!   Who takes one and leaves nobody waiting first starts another thread, as long as there may be more.
+//! - Over io_uring the kernel has a queue for each CPU, with threads of its own, all of which are there from the start:
+//!   the kernel does not look for requests that it has put off when another entry is registered, only when an answer is
+//!   committed. Interrupts and forgotten nodes still come from the device.
+
+use crate::abi::{self, InitFlags, Opcode};
+use crate::channel::{Channel, Received};
+use crate::reply::{Reply, Way};
+use crate::request::{Op, Request};
+use crate::ring::Ring;
+use crate::session::{Buffer, Filesystem, RunError, Session};
+use crate::slot::Slot;
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use std::collections::BTreeSet;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, Scope};
+
+/// Over io_uring each CPU has so many threads at least, unless that makes more than [`RINGS_MAX`] of them.
+const DEPTH_MIN: usize = 4;
+/// Each ring is an open file.
+pub(crate) const RINGS_MAX: usize = 256;
+
+/// Serves until the file system is unmounted. `rings`: one for each CPU, or none.
+pub(crate) fn serve<F: Filesystem + ?Sized>(
+    session: &Session,
+    mut rings: Vec<Ring>,
+    threads: usize,
+    filesystem: &F,
+) -> Result<(), RunError> {
+    let service = Service {
+        session,
+        filesystem,
+        device: Crew::new(threads),
+        slots: Mutex::default(),
+        gate: RwLock::new(false),
+        outcome: Mutex::new(Ok(())),
+    };
+    let queues = rings.len();
+    if let Err(error) = deepen(session, &mut rings, threads) {
+        tracing::debug!(%error, rings = rings.len(), "no more rings");
+    }
+    thread::scope(|scope| {
+        let mut gate = service.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let (report, reports) = mpsc::channel();
+        for ring in rings {
+            if let Err(error) = service.start_ring(scope, ring, report.clone()) {
+                service.fail(RunError::Thread(error));
+            }
+        }
+        drop(report);
+        // With an entry in each queue the kernel uses them all. Otherwise it has refused one, and goes on with the
+        // device.
+        let registered: BTreeSet<u16> = reports.iter().collect();
+        *gate = queues > 0 && registered.len() == queues;
+        let mut granted = *session.granted();
+        granted.flags.set(InitFlags::OVER_IO_URING, *gate);
+        filesystem.init(&granted);
+        if *gate {
+            // What still comes by the device is quickly done.
+            service.device.vacant.store(1, Ordering::Relaxed);
+        }
+        drop(gate);
+        if let Err(error) = service.start_device(scope, session.channel().clone()) {
+            service.fail(RunError::Thread(error));
+        }
+    });
+    service.outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds to the one ring of each queue what is its share of the threads.
+fn deepen(session: &Session, rings: &mut Vec<Ring>, threads: usize) -> io::Result<()> {
+    let queues = rings.len();
+    let depth = threads.checked_div(queues).unwrap_or(0).max(DEPTH_MIN);
+    for more in queues..(depth * queues).min(RINGS_MAX) {
+        rings.push(session.ring(rings[more % queues].queue())?);
+    }
+    Ok(())
+}
+
+struct Service<'a, F: ?Sized> {
+    session: &'a Session,
+    filesystem: &'a F,
+    device: Crew,
+    slots: Mutex<Vec<Arc<Slot>>>,
+    /// Held until the file system knows how it is served. Whether it is over io_uring.
+    gate: RwLock<bool>,
+    outcome: Mutex<Result<(), RunError>>,
+}
+
+/// Counts the threads that read the device.
+struct Crew {
+    waiting: AtomicUsize,
+    /// How many more threads there may be.
+    vacant: AtomicUsize,
+}
+
+impl Crew {
+    fn new(threads: usize) -> Crew {
+        Crew { waiting: AtomicUsize::new(1), vacant: AtomicUsize::new(threads.saturating_sub(1)) }
+    }
+
+    /// A thread has got a request. True if it is to start another, which is counted already.
+    fn leave(&self) -> bool {
+        let last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
+        let more = last
+            && self
+                .vacant
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |vacant| vacant.checked_sub(1))
+                .is_ok();
+        if more {
+            self.come_back();
+        }
+        more
+    }
+
+    /// A thread waits for the next request.
+    fn come_back(&self) {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A thread that was counted could not be started. Its place stays taken, so that nobody tries for ever.
+    fn lose(&self) {
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl<F: Filesystem + ?Sized> Service<'_, F> {
+    fn start_device<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        channel: Channel,
+    ) -> io::Result<()> {
+        let work = move || {
+            let _alarm = Alarm(self);
+            self.serve_device(scope, &channel);
+        };
+        thread::Builder::new().name("fuse".into()).spawn_scoped(scope, work).map(drop)
+    }
+
+    fn start_ring<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        mut ring: Ring,
+        report: Sender<u16>,
+    ) -> io::Result<()> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(ring.slot()));
+        let work = move || {
+            let _alarm = Alarm(self);
+            let cpu = usize::from(ring.queue());
+            let mut cpus = CpuSet::new();
+            cpus.set(cpu);
+            // Near its callers; anywhere is not wrong, only slower.
+            if let Err(error) = sched_setaffinity(None, &cpus) {
+                tracing::debug!(cpu, %error, "a thread may run anywhere");
+            }
+            let registered = match ring.register() {
+                Ok(registered) => registered,
+                Err(error) => return self.fail(RunError::Thread(error)),
+            };
+            if registered {
+                // The one who listens outlives this thread.
+                let _ = report.send(ring.queue());
+            }
+            drop(report);
+            if registered && *self.gate.read().unwrap_or_else(PoisonError::into_inner) {
+                self.serve_ring(ring);
+            }
+        };
+        thread::Builder::new().name("fuse-uring".into()).spawn_scoped(scope, work).map(drop)
+    }
+
+    fn serve_device<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, channel: &Channel) {
+        let mut buffer = Buffer::new(self.session.granted().max_write as usize);
+        loop {
+            match channel.receive(buffer.as_mut()) {
+                Ok(Received::Message(length)) => {
+                    if self.device.leave()
+                        && let Err(error) = self.start_device(scope, self.session.queue())
+                    {
+                        tracing::debug!(%error, "no further thread");
+                        self.device.lose();
+                    }
+                    dispatch(Way::Device(channel.clone()), &buffer.as_mut()[..length], self.filesystem);
+                    self.device.come_back();
+                }
+                Ok(Received::Nothing) => {}
+                Ok(Received::Closed) => return self.close(),
+                Err(error) => return self.fail(RunError::Transport(error.into())),
+            }
+        }
+    }
+
+    fn serve_ring(&self, mut ring: Ring) {
+        let slot = Arc::clone(ring.slot());
+        loop {
+            let message = match ring.receive() {
+                Ok(Some(message)) => message,
+                Ok(None) => return self.close(),
+                Err(error) => return self.fail(RunError::Transport(error)),
+            };
+            dispatch(Way::Uring(Arc::clone(&slot)), message, self.filesystem);
+            match ring.answer() {
+                Ok(true) => {}
+                Ok(false) => return self.close(),
+                Err(error) => return self.fail(RunError::Transport(error)),
+            }
+        }
+    }
+}
+
+impl<F: ?Sized> Service<'_, F> {
+    /// The mount is gone: nobody shall wait for answers to what it has asked.
+    fn close(&self) {
+        for slot in &*self.slots.lock().unwrap_or_else(PoisonError::into_inner) {
+            slot.close();
+        }
+    }
+
+    /// The other threads would serve on, but nobody would know that one is missing.
+    fn fail(&self, error: RunError) {
+        let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
+        if outcome.is_ok() {
+            *outcome = Err(error);
+        }
+        drop(outcome);
+        self.session.abort();
+        self.close();
+    }
+}
+
+/// Ends the mount if a thread panics outside of a handler: whoever waits for that thread would wait for ever.
+struct Alarm<'a, 'b, F: ?Sized>(&'a Service<'b, F>);
+
+impl<F: ?Sized> Drop for Alarm<'_, '_, F> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.session.abort();
+            self.0.close();
+        }
+    }
+}
+
+/// Decodes one message and gives it to the file system, whose panic costs this request only.
+fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
+    let request = match Request::parse(message) {
+        Ok(request) => request,
+        Err(malformed) => {
+            tracing::error!(%malformed, "cannot decode a request");
+            if let Some(unique) = malformed.unique {
+                let opcode = malformed.opcode.unwrap_or_default();
+                Reply::new(way, unique, opcode).error(Errno::IO.raw_os_error());
+            }
+            return;
+        }
+    };
+    let opcode = opcode_of(message);
+    let reply = Reply::new(way, request.unique, opcode);
+    match request.op {
+        Op::Init(_) => reply.error(Errno::PROTO.raw_os_error()),
+        Op::Destroy => reply.ok(),
+        _ => {
+            let (unique, node) = (request.unique, request.node);
+            // The reply is dropped while unwinding, which answers EIO.
+            if catch_unwind(AssertUnwindSafe(|| filesystem.request(request, reply))).is_err() {
+                tracing::error!(opcode = ?Opcode::from_wire(opcode), unique, node, "a request's handler panicked");
+            }
+        }
+    }
+}
+
+fn opcode_of(message: &[u8]) -> u32 {
+    use zerocopy::FromBytes;
+    abi::InHeader::read_from_prefix(message).map_or(0, |(header, _)| header.opcode)
+}
