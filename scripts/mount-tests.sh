@@ -3,7 +3,7 @@
 # the end. FUSE over io_uring is enabled for the time of the test where the kernel has it.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour helpers metrics dump full memory kill" picks parts.
+# ONLY="pjdfstest conformance model first-hour helpers metrics dump full failing memory kill" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -106,6 +106,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
     if part dump; then TARGET=$target scripts/dump-test.sh; fi
     if part full; then TARGET=$target scripts/full-test.sh; fi
     if part memory; then TARGET=$target scripts/memory-test.sh; fi
+    if part failing; then TARGET=$target scripts/failing-test.sh; fi
     if part kill; then TARGET=$target scripts/kill-test.sh 5; fi
 fi
 echo 'mount-tests: all passed'

@@ -35,9 +35,11 @@ if [ "${1:-run}" = test ]; then
     need acl setfacl
     need attr setfattr
     need curl curl
+    need e2fsprogs mkfs.ext4
     need libacl1-dev '/usr/include/sys/acl.h'
     need git git
     need make make
+    need mount losetup
     need postgresql '/usr/lib/postgresql/*/bin/initdb'
     need rsync rsync
     need sqlite3 sqlite3

@@ -1,6 +1,7 @@
 //! Checkpoints: the changed records go to the store's tables in pieces, become durable all at once, and then the
 //! journal before them is trimmed.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{Errno, ObjectId, Position, TableWrite};
@@ -10,21 +11,21 @@ use crate::record::{Super, encode};
 use crate::state::State;
 
 #[derive(Debug, Default)]
-pub(crate) enum Checkpoint {
-    #[default]
-    Idle,
-    /// Pieces are being handed to the store.
-    Staging(Goal),
-    /// The store is making them durable.
-    Publishing(Goal),
-    /// It could not, and will be asked again.
-    Failed(Goal, Errno),
+pub(crate) struct Checkpoint {
+    /// What it is of, if one is under way.
+    goal: Option<Goal>,
+    /// What the store is taking; all of it has been taken when there is none.
+    piece: Option<Arc<[TableWrite]>>,
+    /// Why the store could not do the last step; until it has done it.
+    failure: Option<Errno>,
+    /// The store is to be asked for the step again.
+    again: bool,
 }
 
 /// What a checkpoint is of.
 #[derive(Clone, Debug)]
-pub(crate) struct Goal {
-    pub sequence: u64,
+struct Goal {
+    sequence: u64,
     trim: Position,
     record: Super,
     /// The record about the whole file system has been handed out: it is the last.
@@ -38,74 +39,71 @@ impl Checkpoint {
     /// Begins one, if none is under way and there is something to write or to trim. `end`: where the journal ends;
     /// `used`: how much there is before it.
     pub(crate) fn begin(&mut self, state: &mut State, end: Position, used: u64) -> Option<Io> {
-        if !matches!(self, Self::Idle) || (!state.has_changes() && used == 0) {
+        if self.goal.is_some() || (!state.has_changes() && used == 0) {
             return None;
         }
         state.begin_snapshot();
         let (next_ino, files, sequence) = (state.next_ino, state.files, state.sequence);
         let unsettled = state.unsettled.iter().copied().collect();
         let record = Super { next_ino, files, sequence, journal: end.0, unsettled };
-        let goal = Goal { sequence, trim: end, record, complete: false };
-        Some(self.next_piece(state, goal))
+        self.goal = Some(Goal { sequence, trim: end, record, complete: false });
+        self.next_piece(state)
     }
 
-    fn next_piece(&mut self, state: &mut State, mut goal: Goal) -> Io {
+    fn next_piece(&mut self, state: &mut State) -> Option<Io> {
+        let goal = self.goal.as_mut()?;
         let mut writes: Vec<TableWrite> = state.next_writes(Self::PIECE);
-        if writes.is_empty() && goal.complete {
-            let trim = goal.trim;
-            *self = Self::Publishing(goal);
-            return Io::Publish { trim };
-        }
-        if writes.is_empty() {
+        if writes.is_empty() && !goal.complete {
             goal.complete = true;
             let value = Some(encode(&goal.record));
             writes.push(TableWrite { object: ObjectId::SUPER, key: Vec::new(), value });
         }
-        *self = Self::Staging(goal);
-        Io::Stage { writes }
+        self.piece = (!writes.is_empty()).then(|| writes.into());
+        self.step()
+    }
+
+    /// What the store is to do now.
+    fn step(&self) -> Option<Io> {
+        let goal = self.goal.as_ref()?;
+        Some(match &self.piece {
+            Some(writes) => Io::Stage { writes: Arc::clone(writes) },
+            None => Io::Publish { trim: goal.trim },
+        })
     }
 
     /// The store has taken a piece.
     pub(crate) fn staged(&mut self, state: &mut State) -> Option<Io> {
-        match core::mem::take(self) {
-            Self::Staging(goal) => Some(self.next_piece(state, goal)),
-            other => {
-                *self = other;
-                None
-            }
-        }
+        self.failure = None;
+        self.next_piece(state)
     }
 
-    /// The store has made it durable, or not. Returns the sequence number up to which it has.
-    pub(crate) fn published(&mut self, result: Result<(), Errno>) -> Option<u64> {
-        match (core::mem::take(self), result) {
-            (Self::Publishing(goal), Ok(())) => return Some(goal.sequence),
-            (Self::Publishing(goal), Err(errno)) => *self = Self::Failed(goal, errno),
-            (other, _) => *self = other,
-        }
-        None
+    /// The store has made it durable. Returns the sequence number up to which it has.
+    pub(crate) fn published(&mut self) -> Option<u64> {
+        self.failure = None;
+        self.goal.take().map(|goal| goal.sequence)
+    }
+
+    /// The store could not do the last step.
+    pub(crate) fn failed(&mut self, errno: Errno) {
+        (self.failure, self.again) = (Some(errno), true);
     }
 
     /// Tries once more what failed.
     pub(crate) fn retry(&mut self) -> Option<Io> {
-        match core::mem::take(self) {
-            Self::Failed(goal, _) => {
-                let trim = goal.trim;
-                *self = Self::Publishing(goal);
-                Some(Io::Publish { trim })
-            }
-            other => {
-                *self = other;
-                None
-            }
-        }
+        if core::mem::take(&mut self.again) { self.step() } else { None }
+    }
+
+    /// One is under way, as far as the store lets it.
+    pub(crate) fn is_running(&self) -> bool {
+        self.goal.is_some() && self.failure.is_none()
     }
 
     pub(crate) fn failure(&self) -> Option<Errno> {
-        if let Self::Failed(_, errno) = self { Some(*errno) } else { None }
+        self.failure
     }
 
-    pub(crate) fn is_idle(&self) -> bool {
-        matches!(self, Self::Idle)
+    /// Nothing is under way, or not before the next try.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.goal.is_none() || self.again
     }
 }

@@ -153,7 +153,7 @@ impl Journal {
             }
             Err(errno) => {
                 self.broken = Some(errno);
-                self.held.drain(..).map(|(_, held)| fail(held, errno)).collect()
+                self.held.drain(..).filter_map(|(_, held)| fail(held, errno)).collect()
             }
         }
     }
@@ -178,11 +178,11 @@ impl Journal {
     }
 }
 
-/// What was promised to be durable is not.
-fn fail(held: Held, errno: Errno) -> Held {
+/// What was to be durable may never be: it is not acknowledged, and nothing is done that relies on it.
+fn fail(held: Held, errno: Errno) -> Option<Held> {
     match held {
-        Held::Reply(from, id, _) => Held::Reply(from, id, Err(errno)),
-        other => other,
+        Held::Reply(from, id, _) => Some(Held::Reply(from, id, Err(errno))),
+        Held::RemoveStream(_) | Held::SettleStream(_) => None,
     }
 }
 

@@ -209,18 +209,21 @@ impl Meta {
 
     /// After [`Input::Drain`]: everything is written.
     pub fn is_quiet(&self) -> bool {
-        self.tasks.is_empty()
-            && self.journal.is_quiet()
-            && (self.checkpoint.is_idle() || self.checkpoint.failure().is_some())
+        self.tasks.is_empty() && self.journal.is_quiet() && self.checkpoint.is_quiet()
     }
 
-    /// Why nothing can be changed any more, if so.
+    /// Why what has been changed cannot be made durable any more, if so.
     pub fn broken(&self) -> Option<Errno> {
         self.journal.broken
     }
 
     pub(crate) fn is_checkpoint_running(&self) -> bool {
-        !self.checkpoint.is_idle() && self.checkpoint.failure().is_none()
+        self.checkpoint.is_running()
+    }
+
+    /// Why nothing can be changed any more, or what has been changed stays in the journal for now.
+    pub fn failure(&self) -> Option<Errno> {
+        self.journal.broken.or(self.checkpoint.failure())
     }
 
     /// What the cache takes of memory: about, in bytes.
@@ -340,9 +343,14 @@ impl Meta {
         if self.journal.broken.is_some() {
             return Err(Errno::EIO.into());
         }
+        let failure = self.checkpoint.failure();
+        // A full store will take more some day; one that fails is given nothing more to lose.
+        if failure.is_some_and(|errno| errno != Errno::ENOSPC) {
+            return Err(Errno::EIO.into());
+        }
         if !self.journal.has_room() || self.state.dirty > self.config.cache_bytes / 2 + Self::SMALLEST_CACHE {
             // A checkpoint that fails will not make room soon: say so rather than hang.
-            return Err(self.checkpoint.failure().map_or(Stop::Wait(Wait::Room), Stop::Fail));
+            return Err(failure.map_or(Stop::Wait(Wait::Room), Stop::Fail));
         }
         Ok(())
     }
@@ -476,9 +484,14 @@ impl Meta {
                     self.ask_checkpoint(io, out);
                 }
             }
-            (Some(Purpose::Stage), Err(errno)) => self.journal.broken = Some(errno),
-            (Some(Purpose::Publish), result) => self.done_publish(now, result, out),
-            (Some(Purpose::RemoveStream(ino)), _) => self.purge_removed(now, ino),
+            (Some(Purpose::Stage), Err(errno)) => self.done_checkpoint(now, Err(errno), out),
+            (Some(Purpose::Publish), result) => {
+                let used = result.map(|done| if let IoDone::Published { used } = done { used } else { 0 });
+                self.done_checkpoint(now, used, out);
+            }
+            (Some(Purpose::RemoveStream(ino)), Ok(_)) => self.purge_removed(now, ino),
+            // It stays an orphan, whose stream the next mount removes.
+            (Some(Purpose::RemoveStream(_)), Err(_)) => {}
             (Some(Purpose::SettleStream(ino)), Ok(_)) => drop(self.state.unsettled.remove(&ino)),
             // It stays new, which does no harm, and the next mount tries again.
             (Some(Purpose::SettleStream(_)), Err(_)) => {}
@@ -529,12 +542,17 @@ impl Meta {
         }
     }
 
-    fn done_publish(&mut self, now: Now, result: Result<IoDone, Errno>, out: &mut Outbox) {
-        let used = if let Ok(IoDone::Published { used }) = result { Ok(used) } else { result.map(|_| 0) };
-        if let Some(sequence) = self.checkpoint.published(used.map(|_| ())) {
-            self.state.snapshot_published();
-            let held = self.journal.checkpointed(sequence, used.unwrap_or(0));
-            self.let_go(held, out);
+    /// A checkpoint is done, or cannot go on for now. `used`: bytes of the journal in use.
+    fn done_checkpoint(&mut self, now: Now, used: Result<u64, Errno>, out: &mut Outbox) {
+        match used {
+            Ok(used) => {
+                if let Some(sequence) = self.checkpoint.published() {
+                    self.state.snapshot_published();
+                    let held = self.journal.checkpointed(sequence, used);
+                    self.let_go(held, out);
+                }
+            }
+            Err(errno) => self.checkpoint.failed(errno),
         }
         for number in core::mem::take(&mut self.roomless) {
             self.resume(now, number, out);

@@ -62,9 +62,9 @@ pub enum Io {
         frame: Vec<u8>,
         sync: bool,
     },
-    /// Add to the checkpoint.
+    /// Add to the checkpoint. What fails may have been done in part, and will be asked for again.
     Stage {
-        writes: Vec<TableWrite>,
+        writes: Arc<[TableWrite]>,
     },
     /// Make the checkpoint durable, then trim the journal.
     Publish {

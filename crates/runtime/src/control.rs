@@ -39,7 +39,7 @@ pub struct Status {
     /// Memory that inodes, dentries and small files take; known while mounted.
     pub cache_bytes: Option<u64>,
     pub journal_bytes: u64,
-    /// Why nothing can be changed any more.
+    /// Why nothing can be changed any more, or what has been changed stays in the journal for now.
     pub failure: Option<String>,
     /// Big files are read and written by the kernel itself.
     pub passthrough: Option<bool>,

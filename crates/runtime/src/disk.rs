@@ -30,7 +30,7 @@ impl Disk {
                 tracing::error!(%error, "the journal cannot be written: the file system is read-only until mounted again");
                 Errno::EIO
             }),
-            Io::Stage { writes } => self.store.stage(writes).map(|()| IoDone::Staged).map_err(logged),
+            Io::Stage { writes } => self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(logged),
             Io::Publish { trim } => {
                 self.store.publish().map_err(logged)?;
                 let mut journal = self.journal();
@@ -160,7 +160,7 @@ pub fn load(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
 /// The errno of an error, which is logged unless it is the caller's own doing.
 fn logged(error: StoreError) -> Errno {
     let errno = error.errno();
-    if matches!(errno, Errno::EIO | Errno::ENOSPC) {
+    if matches!(errno, Errno::EIO | Errno::ENOSPC) && !matches!(error, StoreError::Failed { .. }) {
         tracing::error!(%error, "the store failed");
     } else {
         tracing::debug!(%error, "the store refused");

@@ -182,9 +182,9 @@ impl<D: Door> Node<D> {
         self.lock().map(|mut inner| use_it(&mut inner.client))
     }
 
-    /// Inodes in use, and why nothing can be changed any more, if so.
+    /// Inodes in use, and what is wrong, if anything is: see [`Meta::failure`].
     pub fn state(&self) -> (u64, Option<Errno>) {
-        self.lock().map_or((0, Some(Errno::EIO)), |inner| (inner.meta.files(), inner.meta.broken()))
+        self.lock().map_or((0, Some(Errno::EIO)), |inner| (inner.meta.files(), inner.meta.failure()))
     }
 
     /// What the machines tell to those who watch.
@@ -442,7 +442,7 @@ impl<D: Door> Node<D> {
         loop {
             self.feed(Input::Drain);
             if self.lock().is_ok_and(|inner| inner.meta.is_quiet()) {
-                return self.state().1.is_none();
+                return self.lock().is_ok_and(|inner| inner.meta.broken().is_none());
             }
             if std::time::Instant::now() > deadline {
                 return false;

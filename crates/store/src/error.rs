@@ -12,6 +12,9 @@ pub enum StoreError {
     Io { what: &'static str, path: PathBuf, cause: io::Error },
     #[error("no space is left for {}", path.display())]
     NoSpace { path: PathBuf },
+    /// It is told how when it happens, and this from then on.
+    #[error("{} could not be written: unmount, and mount again when the disk is well", path.display())]
+    Failed { path: PathBuf },
     #[error("the store is open for reading only")]
     ReadOnly,
     #[error("the store is damaged: {what}")]
@@ -43,7 +46,7 @@ impl StoreError {
             Self::ReadOnly => Errno::EROFS,
             Self::InUse { .. } => Errno::EBUSY,
             Self::Refused(errno) => *errno,
-            Self::Corrupt { .. } | Self::Superblock(_) | Self::Journal(_) => Errno::EIO,
+            Self::Failed { .. } | Self::Corrupt { .. } | Self::Superblock(_) | Self::Journal(_) => Errno::EIO,
         }
     }
 

@@ -34,7 +34,7 @@ pub trait Store: Send + Sync + 'static {
     fn stage(&self, writes: Vec<TableWrite>) -> Result<(), StoreError>;
 
     /// Makes everything staged durable, all at once. After an error all of it is still staged, and this may be called
-    /// again.
+    /// again; but after any other than [`StoreError::NoSpace`] an engine may refuse until it is opened again.
     fn publish(&self) -> Result<(), StoreError>;
 
     /// Does a piece of background upkeep. Whether there is more to do.

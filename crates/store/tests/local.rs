@@ -348,3 +348,27 @@ fn a_full_disk_stops_a_checkpoint_and_space_lets_it_go_on() {
     drop(store);
     assert_eq!(open(&dir).records().count(), 5900);
 }
+
+/// What a file holds after a failed sync is not known, so that the next one proves nothing.
+#[test]
+fn after_a_failure_the_tables_are_written_only_when_opened_again() {
+    let dir = made();
+    let store = open(dir.path());
+    store.stage(vec![record(1)]).unwrap();
+    store.publish().unwrap();
+    let (tables, away) = (dir.path().join("tables"), dir.path().join("away"));
+    std::fs::rename(&tables, &away).unwrap();
+    store.stage(vec![record(2)]).unwrap();
+    assert!(matches!(store.publish(), Err(StoreError::Io { .. })));
+    std::fs::rename(&away, &tables).unwrap();
+    for outcome in [store.publish(), store.maintain().map(drop)] {
+        assert!(matches!(outcome, Err(StoreError::Failed { .. })), "{outcome:?}");
+    }
+    // What is staged is still seen, and lost with the store.
+    assert_eq!(store.records().count(), 2);
+    drop(store);
+    let store = open(dir.path());
+    assert_eq!(store.records().count(), 1);
+    store.stage(vec![record(2)]).unwrap();
+    store.publish().unwrap();
+}

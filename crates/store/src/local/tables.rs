@@ -2,6 +2,7 @@ use std::collections::HashSet;
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use espalier_proto::{ObjectId, TableWrite};
@@ -34,6 +35,8 @@ pub(super) struct Tables {
     /// Held while something is staged or published, so that a checkpoint is never cut in two.
     staging: Mutex<()>,
     compacting: Mutex<()>,
+    /// Set when the disk has failed. A file may then look written that is not, and only opening the store again tells.
+    failed: AtomicBool,
     /// Where the tree of a store open for reading only works.
     _shadow: Option<TempDir>,
 }
@@ -61,8 +64,8 @@ impl Tables {
         let next = highest.map_or(1, |highest| highest + 1);
         seqno.set(next);
         visible.set(next);
-        let (staging, compacting) = Default::default();
-        Ok(Self { tree, seqno, path, staging, compacting, _shadow: shadow })
+        let (staging, compacting, failed) = Default::default();
+        Ok(Self { tree, seqno, path, staging, compacting, failed, _shadow: shadow })
     }
 
     pub(super) fn get(&self, object: ObjectId, key: &[u8]) -> Result<Option<Vec<u8>>, StoreError> {
@@ -130,22 +133,19 @@ impl Tables {
 
     pub(super) fn publish(&self) -> Result<(), StoreError> {
         let _whole = lock(&self.staging);
-        let flushed = self.guarded(|| {
+        let flushed = self.written(&self.compacting, || {
             let flushing = self.tree.get_flush_lock();
             self.tree.rotate_memtable();
             // All memtables become one run of tables, which the tree adds to its version atomically.
             self.tree.flush(&flushing, self.seqno.get())
         });
-        if flushed.is_err() && !is_held(&self.compacting) {
-            self.remove_unused();
-        }
         flushed.map(drop)
     }
 
     pub(super) fn maintain(&self) -> Result<bool, StoreError> {
         let _one = lock(&self.compacting);
         let strategy = Arc::new(Leveled::default().with_table_target_size(TABLE_BYTES));
-        let compacted = self.guarded(|| {
+        self.written(&self.staging, || {
             let before = self.tree.current_version().id();
             self.tree.compact(strategy, self.seqno.get())?;
             if self.tree.current_version().id() != before {
@@ -157,11 +157,25 @@ impl Tables {
                 self.tree.major_compact(TABLE_BYTES, self.seqno.get())?;
             }
             Ok(false)
-        });
-        if compacted.is_err() && !is_held(&self.staging) {
-            self.remove_unused();
+        })
+    }
+
+    /// Writes tables. `other`: what others hold who write some.
+    fn written<T>(
+        &self,
+        other: &Mutex<()>,
+        write: impl FnOnce() -> lsm_tree::Result<T>,
+    ) -> Result<T, StoreError> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(StoreError::Failed { path: self.path.clone() });
         }
-        compacted
+        let written = self.guarded(write);
+        match &written {
+            Err(StoreError::NoSpace { .. }) if !is_held(other) => self.remove_unused(),
+            Err(StoreError::Io { .. }) => self.failed.store(true, Ordering::Release),
+            _ => {}
+        }
+        written
     }
 
     /// Removes tables that were written in vain, for the disk may be full of them. Those that are just being written look

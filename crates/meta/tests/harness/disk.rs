@@ -1,0 +1,229 @@
+//! What lies under a machine: a store and a journal, which lose what is not durable when they crash.
+
+use std::ops::Bound;
+use std::path::Path;
+
+use espalier_meta::{
+    Check, Config, Finding, Format, Io, IoDone, Load, Meta, Recovery, StreamCall, StreamDone,
+};
+use espalier_proto::*;
+use espalier_store::{
+    FormatOptions, Journal, LocalStore, MemoryStore, RealFile, Store, StoreError, superblock,
+};
+use tempfile::TempDir;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// A crash is a loss of power: of streams and the journal only what was synced is left.
+    Memory,
+    /// A crash is the end of the process: what was written is left.
+    Local,
+}
+
+pub enum Disk {
+    Memory(MemoryStore, Frames),
+    Local(Box<(LocalStore, Journal<RealFile>)>, TempDir),
+}
+
+/// A journal in memory.
+#[derive(Clone, Default)]
+pub struct Frames {
+    /// With the positions after them.
+    frames: Vec<(u64, Vec<u8>)>,
+    /// How many of them are synced.
+    synced: usize,
+    end: u64,
+}
+
+impl Disk {
+    /// An empty file system.
+    pub fn new(engine: Engine, config: &Config) -> Self {
+        let disk = match engine {
+            Engine::Memory => Self::Memory(MemoryStore::new(), Frames::default()),
+            Engine::Local => {
+                // In memory if possible: nothing here needs a sync to be a real one.
+                let fast = Path::new("/dev/shm");
+                let dir = if fast.is_dir() { TempDir::new_in(fast) } else { TempDir::new() }.unwrap();
+                let options = FormatOptions {
+                    journal_bytes: config.journal_capacity,
+                    hash_key: Some(config.hash_key),
+                    ..FormatOptions::default()
+                };
+                superblock::format(dir.path(), &options).unwrap();
+                Self::Local(Box::new(LocalStore::open(dir.path(), false).unwrap()), dir)
+            }
+        };
+        let format = Format { time: Time::new(1, 0), uid: 0, gid: 0, perm: 0o755 };
+        disk.store().stage(format.writes()).unwrap();
+        disk.store().publish().unwrap();
+        disk
+    }
+
+    pub fn store(&self) -> &dyn Store {
+        match self {
+            Self::Memory(store, _) => store,
+            Self::Local(local, _) => &local.0,
+        }
+    }
+
+    /// The disk as it is found after a crash.
+    #[must_use]
+    pub fn crash(self) -> Self {
+        match self {
+            Self::Memory(store, mut journal) => {
+                journal.frames.truncate(journal.synced);
+                Self::Memory(store.crash(), journal)
+            }
+            Self::Local(local, dir) => {
+                drop(local);
+                Self::Local(Box::new(LocalStore::open(dir.path(), false).unwrap()), dir)
+            }
+        }
+    }
+
+    /// The machine of what is on the disk.
+    pub fn recover(&mut self, config: &Config) -> Meta {
+        let first = self.store().get(ObjectId::SUPER, b"").unwrap().unwrap();
+        let orphans = self.store().scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX).unwrap();
+        let (mut recovery, from) = Recovery::begin(config.clone(), &first, &orphans).unwrap();
+        let (end, used) = match self {
+            Self::Memory(store, journal) => {
+                for (end, frame) in &journal.frames {
+                    if *end > from.0 {
+                        recovery.frame(frame, &mut |wanted| load(store, wanted)).unwrap();
+                    }
+                }
+                (Position(journal.end), journal.used())
+            }
+            Self::Local(local, _) => {
+                let (store, journal) = &mut **local;
+                let replay =
+                    |_, frame: &[u8]| recovery.frame(frame, &mut |wanted| load(store, wanted)).unwrap();
+                journal.replay(from, replay).unwrap();
+                journal.forget_torn().unwrap();
+                (journal.position(), journal.used())
+            }
+        };
+        let new_streams = self.store().new_streams().unwrap();
+        let fetch = &mut |wanted: &Load| load(self.store(), wanted);
+        let (meta, calls) = recovery.finish(end, used, &new_streams, fetch).unwrap();
+        for call in calls {
+            stream(self.store(), call).unwrap();
+        }
+        meta
+    }
+
+    pub fn execute(&mut self, io: Io) -> Result<IoDone, Errno> {
+        match io {
+            Io::Load(wanted) => load(self.store(), &wanted),
+            Io::Groups { pid } => Ok(IoDone::Groups([pid + 1000].into())),
+            Io::Stream(call) => stream(self.store(), call).map(IoDone::Stream).map_err(|e| e.errno()),
+            Io::Stage { writes } => {
+                self.store().stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|e| e.errno())
+            }
+            Io::Publish { trim } => {
+                self.store().publish().map_err(|e| e.errno())?;
+                Ok(IoDone::Published { used: self.trim(trim) })
+            }
+            Io::Journal { frame, sync } => Ok(self.append(frame, sync)),
+        }
+    }
+
+    fn append(&mut self, frame: Vec<u8>, sync: bool) -> IoDone {
+        match self {
+            Self::Memory(_, journal) => {
+                journal.end += frame.len() as u64 + 8;
+                journal.frames.push((journal.end, frame.clone()));
+                if sync {
+                    journal.synced = journal.frames.len();
+                }
+                IoDone::Journaled { end: Position(journal.end), used: journal.used(), frame }
+            }
+            Self::Local(local, _) => {
+                let journal = &mut local.1;
+                let end = if frame.is_empty() { journal.position() } else { journal.append(&frame).unwrap() };
+                if sync {
+                    journal.sync().unwrap();
+                }
+                IoDone::Journaled { end, used: journal.used(), frame }
+            }
+        }
+    }
+
+    fn trim(&mut self, to: Position) -> u64 {
+        match self {
+            Self::Memory(_, journal) => {
+                let old = journal.frames.partition_point(|(end, _)| *end <= to.0);
+                journal.frames.drain(..old);
+                journal.synced = journal.synced.saturating_sub(old);
+                journal.used()
+            }
+            Self::Local(local, _) => {
+                local.1.trim(to);
+                local.1.used()
+            }
+        }
+    }
+
+    /// Loses the journal.
+    pub fn forget_journal(&mut self) {
+        if let Self::Memory(_, journal) = self {
+            journal.frames.clear();
+            journal.synced = 0;
+        }
+    }
+
+    /// What fsck finds in the tables.
+    pub fn check(&self, config: &Config) -> Vec<Finding> {
+        let mut check = Check::new(config.hash_key);
+        for record in self.store().records() {
+            let (object, key, value) = record.unwrap();
+            check.record(object, &key, &value);
+        }
+        for ino in self.store().streams().unwrap() {
+            check.stream(ino);
+        }
+        check.finish()
+    }
+}
+
+impl Frames {
+    fn used(&self) -> u64 {
+        self.frames.iter().map(|(_, frame)| frame.len() as u64 + 8).sum()
+    }
+}
+
+fn load(store: &dyn Store, wanted: &Load) -> Result<IoDone, Errno> {
+    let done = match wanted {
+        Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
+        Load::Dentries { dir, from, limit } => {
+            let object = ObjectId::fragment(*dir, 0);
+            store.scan(object, Bound::Included(&from.to_be_bytes()), *limit).map(IoDone::Dentries)
+        }
+    };
+    done.map_err(|error| error.errno())
+}
+
+fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError> {
+    match call {
+        StreamCall::Stat(inos) => {
+            let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
+            return Ok(StreamDone::Stats(stats));
+        }
+        StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {
+            store.stream_create(ino)?;
+            store.stream_write(ino, 0, &bytes)?;
+            store.stream_truncate(ino, size)?;
+            store.stream_set_mtime(ino, mtime)?;
+            if sync {
+                store.stream_sync(ino)?;
+            }
+        }
+        StreamCall::Truncate { ino, size } => store.stream_truncate(ino, size)?,
+        StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
+        StreamCall::Sync { ino } => store.stream_sync(ino)?,
+        StreamCall::Settle { ino } => store.stream_settle(ino)?,
+        StreamCall::Remove { ino } => store.stream_remove(ino)?,
+    }
+    Ok(StreamDone::Done)
+}

@@ -1,0 +1,27 @@
+//! Every operation on every store, with faults injected: one file each, named as in `src/ops`.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+mod ops {
+    mod access;
+    mod allocate;
+    mod create;
+    mod forget;
+    mod fsync;
+    mod getattr;
+    mod link;
+    mod lookup;
+    mod open;
+    mod read;
+    mod readdir;
+    mod readlink;
+    mod rename;
+    mod rmdir;
+    mod seek;
+    mod setattr;
+    mod tmpfile;
+    mod unlink;
+    mod write;
+    mod xattr;
+}

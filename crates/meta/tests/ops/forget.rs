@@ -1,0 +1,70 @@
+use espalier_proto::*;
+
+use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults};
+
+fn unlink(fs: &mut Harness, text: &str) -> Result<Reply, Errno> {
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(text) })
+}
+
+fn files(fs: &mut Harness) -> u64 {
+    match fs.ask(Request::StatFs).unwrap() {
+        Reply::StatFs { files } => files,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_last_one_frees_what_has_no_name() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"bytes");
+        fs.walk("file").unwrap();
+        unlink(fs, "file").unwrap();
+        fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
+        assert_eq!(fs.read(ino), b"bytes");
+        assert_eq!(files(fs), 2);
+        fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
+        assert_eq!(fs.ask(Request::GetAttr { ino }), Err(Errno::ESTALE));
+        assert_eq!(files(fs), 1);
+    });
+}
+
+#[test]
+fn a_big_file_goes_with_its_stream_once_its_removal_is_durable() {
+    everywhere(|fs| {
+        let ino = fs.file("big", &[7; 100]);
+        unlink(fs, "big").unwrap();
+        fs.lazy = true;
+        fs.forget(ino);
+        assert_eq!(fs.disk.store().streams().unwrap(), [ino], "its name may be back after a crash");
+        fs.lazy = false;
+        fs.drain();
+        assert_eq!(fs.disk.store().streams().unwrap(), []);
+        assert_eq!(files(fs), 1);
+    });
+}
+
+#[test]
+fn what_has_a_name_stays() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"bytes");
+        fs.forget(ino);
+        assert_eq!(fs.walk("file"), Ok(ino));
+        fs.forget(Ino(12345));
+    });
+}
+
+#[test]
+fn is_whole_under_faults() {
+    let before = |fs: &mut Harness| {
+        fs.file("file", b"bytes");
+        fs.file("big", &[7; 100]);
+    };
+    for text in ["file", "big"] {
+        under_faults(before, |fs| {
+            let ino = fs.walk(text)?;
+            let reply = unlink(fs, text);
+            fs.forget(ino);
+            reply
+        });
+    }
+}

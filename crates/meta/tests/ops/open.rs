@@ -1,0 +1,94 @@
+use espalier_meta::{Atime, Config};
+use espalier_proto::*;
+
+use crate::harness::{Harness, ROOT_CALLER, config, everywhere, name, open_how, under_faults, user};
+
+fn read() -> OpenHow {
+    open_how(Access::READ, false)
+}
+
+fn truncate() -> OpenHow {
+    open_how(Access::WRITE, true)
+}
+
+fn open(fs: &mut Harness, caller: &Caller, path: &str, how: OpenHow) -> Result<Reply, Errno> {
+    let ino = fs.walk(path)?;
+    fs.ask_as(caller, Request::Open { ino, how })
+}
+
+#[test]
+fn what_is_open_exists_until_its_last_release() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"bytes");
+        open(fs, &ROOT_CALLER, "file", read()).unwrap();
+        open(fs, &ROOT_CALLER, "file", read()).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file") }).unwrap();
+        fs.forget(ino);
+        fs.ask(Request::Release { ino }).unwrap();
+        assert_eq!(fs.read(ino), b"bytes");
+        fs.ask(Request::Release { ino }).unwrap();
+        assert_eq!(fs.ask(Request::GetAttr { ino }), Err(Errno::ESTALE));
+    });
+}
+
+#[test]
+fn truncation_empties_the_file_and_takes_its_set_id_bits() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"bytes");
+        fs.chmod("file", 0o6755);
+        let before = fs.attr("file");
+        open(fs, &ROOT_CALLER, "file", truncate()).unwrap();
+        let after = fs.attr("file");
+        assert_eq!((after.size, after.perm), (0, 0o755));
+        assert!(after.mtime > before.mtime && after.ctime == after.mtime);
+        assert_eq!(fs.read(ino), b"");
+    });
+}
+
+#[test]
+fn a_big_file_says_that_it_is_one_and_is_accessed_by_opening() {
+    let fs = &mut Harness::with(Config { atime: Atime::Always, ..config() });
+    fs.file("big", &[7; 100]);
+    let before = fs.attr("big").atime;
+    let opened = Opened { streamed: true, keep_cache: true };
+    assert_eq!(open(fs, &ROOT_CALLER, "big", read()), Ok(Reply::Opened(opened)));
+    assert!(fs.attr("big").atime > before);
+    open(fs, &ROOT_CALLER, "big", truncate()).unwrap();
+    assert_eq!(fs.attr("big").size, 0);
+}
+
+#[test]
+fn the_caller_needs_the_rights() {
+    everywhere(|fs| {
+        fs.file("file", b"bytes");
+        fs.chmod("file", 0o744);
+        assert!(open(fs, &user(5), "file", read()).is_ok());
+        assert_eq!(open(fs, &user(5), "file", truncate()), Err(Errno::EACCES));
+        assert_eq!(fs.attr("file").size, 5);
+    });
+}
+
+#[test]
+fn a_read_only_mount_opens_nothing_for_writing() {
+    let mut fs = Harness::new();
+    fs.file("file", b"bytes");
+    fs.drain();
+    fs.config = Config { read_only: true, ..config() };
+    let fs = &mut fs.crash();
+    assert!(open(fs, &ROOT_CALLER, "file", read()).is_ok());
+    assert_eq!(open(fs, &user(5), "file", truncate()), Err(Errno::EACCES));
+    assert_eq!(open(fs, &ROOT_CALLER, "file", truncate()), Err(Errno::EROFS));
+}
+
+#[test]
+fn is_whole_under_faults() {
+    let before = |fs: &mut Harness| {
+        fs.mkdir("dir");
+        fs.file("dir/file", b"bytes");
+        fs.file("dir/big", &[7; 100]);
+    };
+    for path in ["dir/file", "dir/big"] {
+        under_faults(before, |fs| open(fs, &ROOT_CALLER, path, truncate()));
+    }
+    under_faults(before, |fs| open(fs, &ROOT_CALLER, "dir/file", read()));
+}

@@ -1,0 +1,107 @@
+use espalier_meta::{Atime, Config};
+use espalier_proto::*;
+
+use crate::harness::{Harness, config, everywhere, name, under_faults};
+
+fn page(fs: &mut Harness, path: &str, after: u64, limit: u32, plus: bool) -> Result<Reply, Errno> {
+    let dir = fs.walk(path)?;
+    fs.ask(Request::ReadDir { dir, after, limit, plus })
+}
+
+fn fill(fs: &mut Harness) {
+    fs.mkdir("dir");
+    for number in 0..20 {
+        fs.file(&format!("dir/file{number}"), b"bytes");
+    }
+    fs.file("dir/big", &[7; 100]);
+    let ino = fs.walk("dir/file1").unwrap();
+    fs.ask(Request::Link { ino, dir: Ino::ROOT, name: name("other") }).unwrap();
+}
+
+#[test]
+fn pages_make_a_whole() {
+    everywhere(|fs| {
+        fill(fs);
+        let dir = fs.walk("dir").unwrap();
+        for plus in [false, true] {
+            let all = fs.list(dir, plus);
+            let mut names: Vec<_> = all.iter().map(|entry| entry.name.clone()).collect();
+            names.sort();
+            names.dedup();
+            assert_eq!(names.len(), 21);
+            assert!(all.is_sorted_by_key(|entry| entry.cursor));
+            for entry in &all {
+                let attr = fs.lookup(dir, std::str::from_utf8(&entry.name).unwrap()).unwrap();
+                assert_eq!((entry.ino, entry.kind), (attr.ino, attr.kind));
+                assert_eq!(entry.entry.map(|entry| entry.attr), plus.then_some(attr));
+            }
+        }
+    });
+}
+
+#[test]
+fn what_stays_is_listed_once_whatever_else_changes() {
+    everywhere(|fs| {
+        fill(fs);
+        let dir = fs.walk("dir").unwrap();
+        let all = fs.list(dir, false);
+        let Ok(Reply::Listing { entries, .. }) = page(fs, "dir", 0, 5, false) else { panic!("no listing") };
+        // One that was listed goes, one that was not, and a new one comes.
+        for gone in [&all[1], &all[10]] {
+            fs.ask(Request::Unlink { dir, name: gone.name.clone() }).unwrap();
+        }
+        fs.file("dir/new", b"");
+        let after = entries.last().unwrap().cursor;
+        let Ok(Reply::Listing { entries: rest, end, .. }) = page(fs, "dir", after, 100, false) else {
+            panic!("no listing")
+        };
+        assert!(end);
+        let listed: Vec<_> = entries.iter().chain(&rest).map(|entry| entry.name.clone()).collect();
+        for entry in all.iter().filter(|entry| entry.name != all[10].name) {
+            assert_eq!(listed.iter().filter(|name| **name == entry.name).count(), 1, "{:?}", entry.name);
+        }
+        assert!(!listed.contains(&all[10].name));
+    });
+}
+
+#[test]
+fn the_parent_is_told() {
+    everywhere(|fs| {
+        let dir = fs.mkdir("dir");
+        fs.mkdir("dir/sub");
+        let expected = Reply::Listing { entries: Vec::new(), parent: dir, end: true };
+        assert_eq!(page(fs, "dir/sub", 0, 10, false), Ok(expected));
+    });
+}
+
+#[test]
+fn only_directories_are_listed() {
+    everywhere(|fs| {
+        fs.file("file", b"");
+        assert_eq!(page(fs, "file", 0, 10, false), Err(Errno::ENOTDIR));
+    });
+}
+
+#[test]
+fn listing_is_an_access() {
+    let fs = &mut Harness::with(Config { atime: Atime::Always, ..config() });
+    fill(fs);
+    let before = fs.attr("dir").atime;
+    page(fs, "dir", 0, 5, false).unwrap();
+    assert!(fs.attr("dir").atime > before);
+}
+
+#[test]
+fn is_whole_under_faults() {
+    for plus in [false, true] {
+        under_faults(fill, |fs| {
+            let reply = page(fs, "dir", 0, 100, plus)?;
+            let Reply::Listing { mut entries, parent, end } = reply else { return Ok(reply) };
+            for entry in &mut entries {
+                // The times of a stream are those of the store.
+                entry.entry = entry.entry.filter(|entry| !entry.attr.streamed);
+            }
+            Ok(Reply::Listing { entries, parent, end })
+        });
+    }
+}

@@ -1,0 +1,53 @@
+use espalier_proto::*;
+
+use crate::harness::{Harness, ROOT_CALLER, everywhere, under_faults, user};
+
+fn rmdir(fs: &mut Harness, caller: &Caller, path: &str) -> Result<Reply, Errno> {
+    let (dir, name) = fs.place(path)?;
+    fs.ask_as(caller, Request::RmDir { dir, name })
+}
+
+#[test]
+fn an_empty_directory_goes_with_its_parents_link() {
+    everywhere(|fs| {
+        fs.mkdir("dir");
+        let ino = fs.mkdir("dir/sub");
+        assert_eq!(rmdir(fs, &ROOT_CALLER, "dir/sub"), Ok(Reply::Done));
+        assert_eq!(fs.walk("dir/sub"), Err(Errno::ENOENT));
+        let dir = fs.attr("dir");
+        assert!(dir.nlink == 2 && dir.mtime > dir.btime && dir.ctime == dir.mtime);
+        // Who still stands in it finds nothing.
+        assert_eq!(fs.list(ino, false), []);
+        fs.forget(ino);
+        assert_eq!(fs.ask(Request::GetAttr { ino }), Err(Errno::ESTALE));
+    });
+}
+
+#[test]
+fn errors_come_in_order() {
+    everywhere(|fs| {
+        fs.mkdir("dir");
+        fs.mkdir("dir/sub");
+        fs.file("dir/file", b"");
+        assert_eq!(rmdir(fs, &ROOT_CALLER, "dir/file/x"), Err(Errno::ENOTDIR));
+        assert_eq!(rmdir(fs, &user(5), "dir/absent"), Err(Errno::ENOENT));
+        assert_eq!(rmdir(fs, &user(5), "dir/sub"), Err(Errno::EACCES));
+        assert_eq!(rmdir(fs, &ROOT_CALLER, "dir/file"), Err(Errno::ENOTDIR));
+        assert_eq!(rmdir(fs, &ROOT_CALLER, "dir"), Err(Errno::ENOTEMPTY));
+        fs.chmod("dir", 0o1777);
+        assert_eq!(rmdir(fs, &user(5), "dir/sub"), Err(Errno::EPERM));
+    });
+}
+
+#[test]
+fn is_whole_under_faults() {
+    let before = |fs: &mut Harness| {
+        fs.mkdir("dir");
+        fs.mkdir("dir/sub");
+        fs.mkdir("dir/full");
+        fs.file("dir/full/file", b"");
+    };
+    for path in ["dir/sub", "dir/full"] {
+        under_faults(before, |fs| rmdir(fs, &ROOT_CALLER, path));
+    }
+}

@@ -1,0 +1,129 @@
+use espalier_proto::*;
+
+use crate::harness::{Harness, STRIP, config, everywhere, under_faults};
+
+fn write(fs: &mut Harness, path: &str, offset: u64, data: &[u8]) -> Result<Reply, Errno> {
+    let ino = fs.walk(path)?;
+    fs.write(ino, offset, data)
+}
+
+#[test]
+fn bytes_are_put_and_times_change() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"bytes");
+        let before = fs.attr("file");
+        assert_eq!(write(fs, "file", 3, b"XYZ"), Ok(Reply::Done));
+        let after = fs.attr("file");
+        assert_eq!((fs.read(ino), after.size), (b"bytXYZ".to_vec(), 6));
+        assert!(after.mtime > before.mtime && after.ctime == after.mtime && after.atime == before.atime);
+        // Behind the end there is a hole first.
+        write(fs, "file", 8, b"!").unwrap();
+        assert_eq!(fs.read(ino), b"bytXYZ\0\0!");
+    });
+}
+
+#[test]
+fn nothing_written_changes_nothing() {
+    everywhere(|fs| {
+        fs.file("file", b"bytes");
+        let before = fs.attr("file");
+        assert_eq!(write(fs, "file", 20, b""), Ok(Reply::Done));
+        assert_eq!(fs.attr("file"), before);
+    });
+}
+
+#[test]
+fn set_id_bits_go_if_told() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"");
+        fs.chmod("file", 0o6755);
+        fs.write(ino, 0, b"x").unwrap();
+        assert_eq!(fs.attr("file").perm, 0o6755);
+        fs.ask(Request::Write { ino, offset: 0, data: b"y".to_vec(), kill_suid_gid: true }).unwrap();
+        assert_eq!(fs.attr("file").perm, 0o755);
+    });
+}
+
+#[test]
+fn what_outgrows_the_strip_moves_out_with_its_bytes() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"bytes");
+        assert_eq!(write(fs, "file", STRIP - 1, b"x"), Ok(Reply::Done));
+        fs.lazy = true;
+        assert_eq!(write(fs, "file", STRIP, b"x"), Ok(Reply::Streamed));
+        let attr = fs.attr("file");
+        assert!(attr.streamed && attr.size == STRIP);
+        assert_eq!(fs.read(ino)[..5], *b"bytes");
+        // For good.
+        assert_eq!(write(fs, "file", 0, b"x"), Ok(Reply::Streamed));
+        // Until that is durable, a crash undoes it.
+        assert_eq!(fs.disk.store().new_streams().unwrap(), [ino]);
+        fs.lazy = false;
+        fs.settle();
+        assert_eq!(fs.disk.store().new_streams().unwrap(), []);
+    });
+}
+
+#[test]
+fn errors_come_in_order() {
+    everywhere(|fs| {
+        fs.file("file", b"");
+        fs.make("fifo", NewNode::Fifo);
+        assert_eq!(write(fs, "fifo", 0, b"x"), Err(Errno::EINVAL));
+        assert_eq!(write(fs, "file", u64::MAX, b"x"), Err(Errno::EFBIG));
+    });
+}
+
+/// With a full store the journal fills, writers are told, and all goes on when there is space again.
+#[test]
+fn a_checkpoint_that_finds_no_space_is_tried_again() {
+    let mut fs = Harness::with(config());
+    let ino = fs.file("file", b"");
+    fs.ask(Request::Fsync { ino }).unwrap();
+    fs.lazy = true;
+    let mut number: u32 = 0;
+    let mut full = |fs: &mut Harness| loop {
+        number += 1;
+        let written = fs.ask(Request::SetXattr {
+            ino,
+            name: b"user.x".as_slice().into(),
+            value: [&number.to_le_bytes()[..], &[0; 20_000]].concat().into(),
+            mode: XattrMode::Any,
+            kill_sgid: false,
+        });
+        if let Err(errno) = written {
+            return errno;
+        }
+        // Every checkpoint's I/O fails, at its first piece or later; the journal's own does not.
+        for (id, io) in std::mem::take(&mut fs.waiting) {
+            let journal = matches!(io, espalier_meta::Io::Journal { .. });
+            let result = if journal { fs.disk.execute(io) } else { Err(Errno::ENOSPC) };
+            fs.input(espalier_meta::Input::Done { id, result });
+        }
+        fs.input(espalier_meta::Input::Tick);
+    };
+    assert_eq!(full(&mut fs), Errno::ENOSPC);
+    assert_eq!(fs.meta.failure(), Some(Errno::ENOSPC));
+    assert_eq!(fs.meta.broken(), None);
+    let seen = fs.dump();
+    assert_eq!(fs.ask(Request::GetAttr { ino }).map(drop), Ok(()));
+    // There is space again.
+    fs.lazy = false;
+    fs.settle();
+    fs.checkpoint();
+    assert_eq!(fs.meta.failure(), None);
+    assert_eq!(fs.dump(), seen);
+    fs.write(ino, 0, b"again").unwrap();
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn is_whole_under_faults() {
+    let before = |fs: &mut Harness| {
+        fs.mkdir("dir");
+        fs.file("dir/file", b"bytes");
+    };
+    for (offset, data) in [(3, &b"XYZ"[..]), (STRIP, b"x")] {
+        under_faults(before, |fs| write(fs, "dir/file", offset, data));
+    }
+}

@@ -1,0 +1,116 @@
+#!/bin/bash
+# failing-test.sh: a disk that fails under a mount. What is there can still be read, nothing that may be lost is
+# acknowledged, unmounting works; and with a disk that is well, the next mount has all that was synced.
+#
+# The store is on an ext4 on a loop device, whose file is on a small FUSE file system that fails when it is told to.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=${TARGET:-target}
+bin=$(realpath "$target/release/espalier")
+failing=$(realpath "$target/release/espalier-failing-disk")
+work=$(mktemp -d)
+mkdir "$work/below" "$work/disk" "$work/mnt"
+loop=
+cleanup() {
+    : > "$work/control"
+    "$bin" umount --force "$work/mnt" 2> /dev/null || umount -l "$work/mnt" 2> /dev/null || true
+    umount "$work/disk" 2> /dev/null || umount -l "$work/disk" 2> /dev/null || true
+    [ -z "$loop" ] || losetup -d "$loop" || true
+    umount "$work/below" 2> /dev/null || umount -l "$work/below" 2> /dev/null || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+
+fail() {
+    echo "failing-test: $*" >&2
+    cat "$work/log" >&2 || true
+    exit 1
+}
+await() { # command: until it succeeds
+    for _ in $(seq 600); do
+        if "$@"; then return; fi
+        sleep 0.1
+    done
+    fail "not within a minute: $*"
+}
+attach() { # file: its ext4, mounted
+    loop=$(losetup --find --show "$1")
+    mount "$loop" "$work/disk"
+}
+detach() {
+    umount "$work/disk"
+    losetup -d "$loop"
+    loop=
+}
+# Changes something, and says why it cannot.
+refused() { grep -Eq 'Input/output error|Read-only file system' "$work/error"; }
+cannot() { ! "$@" 2> "$work/error" && refused; }
+has_failed() { ! { echo more >> "$work/mnt/more" && sync "$work/mnt/more"; } 2> "$work/error" && refused; }
+# Everything in the list of synced files has its contents.
+check_synced() {
+    while read -r name size; do
+        cmp -s <(yes "$name" | head -c "$size") "$work/mnt/$name" || fail "$name was synced, and is lost"
+    done < "$work/synced"
+}
+put() { # name, bytes
+    yes "$1" 2> /dev/null | head -c "$2" > "$work/mnt/$1" && sync "$work/mnt/$1" && echo "$1 $2" >> "$work/synced"
+}
+
+truncate -s 400M "$work/image"
+mkfs.ext4 -q -F "$work/image"
+: > "$work/synced"
+: > "$work/control"
+attach "$work/image"
+"$bin" mkfs --journal 16M "$work/disk/data" > /dev/null
+detach
+
+for kind in writes all; do
+    "$failing" "$work/image" "$work/below" "$work/control" &
+    disk=$!
+    await test -e "$work/below/disk"
+    attach "$work/below/disk"
+    "$bin" mount --log-file "$work/log" "$work/disk/data" "$work/mnt"
+    for number in $(seq 50); do put "small-$kind-$number" $((number * 500)); done
+    put "big-$kind" 3000000
+    # Brings what earlier rounds wrote into memory, too.
+    check_synced
+    echo "$kind" > "$work/control"
+    # Not everything need reach the disk at once; but soon a sync fails, and from then on nothing is changed.
+    await has_failed
+    cannot touch "$work/mnt/new" || fail "a new file on a disk that fails"
+    cannot rm "$work/mnt/small-$kind-1" || fail "a removal on a disk that fails"
+    # What is in memory can be read.
+    check_synced
+    "$bin" status --json "$work/mnt" | grep -q '"failure": *"' || fail 'the status does not tell'
+    grep -Eq 'cannot be written|the store failed' "$work/log" || fail 'the log does not tell'
+    # A disk that is well again does not bring back what it has lost meanwhile: nothing may be acknowledged.
+    : > "$work/control"
+    cannot touch "$work/mnt/new" || fail 'a new file after a failure'
+    if grep -q 'cannot be written' "$work/log"; then
+        cannot sync "$work/mnt/more" || fail 'a sync after one that failed'
+    fi
+    echo "$kind" > "$work/control"
+    started=$SECONDS
+    timeout 120 "$bin" umount "$work/mnt" || true
+    took=$((SECONDS - started))
+    if grep -q " $work/mnt " /proc/mounts || [ "$took" -gt 60 ]; then fail "unmounting took $took s"; fi
+    : > "$work/control"
+    # Whatever the kernel still holds of the broken disk must not hide what is on it.
+    await umount "$work/disk"
+    losetup -d "$loop"
+    loop=
+    await umount "$work/below"
+    wait "$disk"
+    attach "$work/image"
+    "$bin" fsck "$work/disk/data" > "$work/fsck" || fail "fsck: $(cat "$work/fsck")"
+    "$bin" mount --log-file "$work/log" "$work/disk/data" "$work/mnt"
+    check_synced
+    put "after-$kind" 1000
+    rm -f "$work/mnt/more"
+    "$bin" umount "$work/mnt"
+    "$bin" fsck "$work/disk/data" > "$work/fsck" || fail "fsck: $(cat "$work/fsck")"
+    detach
+    rm "$work/log"
+    echo "failing-test: $kind fail: unmounted in $took s; $(wc -l < "$work/synced") synced files are there"
+done
+echo 'failing-test: passed'
