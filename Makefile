@@ -7,11 +7,12 @@ CARGO ?= cargo
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 BIN := $(TARGET)/release/espalier
 
-.PHONY: help run build test unit mount-test lint install clean
+.PHONY: help run build test unit mount-test bench lint install clean
 
 help:
 	@echo 'make run [DATA=./data] [MNT=./mnt]   build, create a file system in DATA if there is none, mount it on MNT'
 	@echo 'make test                            every test: unit, and on a mount (as root)'
+	@echo 'make bench [PARTS="small tree ..."]   the figures of docs/performance.md against their targets (as root)'
 	@echo 'make lint                            formatting and clippy'
 	@echo 'make install [PREFIX=/usr/local]     program, manual page, completions, mount(8) helpers'
 
@@ -32,6 +33,11 @@ unit:
 
 mount-test: build
 	TARGET='$(TARGET)' scripts/mount-tests.sh
+
+bench:
+	scripts/setup.sh bench
+	@$(MAKE) --no-print-directory build
+	TARGET='$(TARGET)' scripts/bench.sh
 
 lint:
 	$(CARGO) fmt --all --check

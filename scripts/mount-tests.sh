@@ -3,14 +3,14 @@
 # the end. FUSE over io_uring is enabled for the time of the test where the kernel has it.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour helpers metrics dump full failing memory kill" picks parts.
+# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump full failing memory kill" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour helpers metrics dump full memory kill}
+only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump full memory kill}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -85,6 +85,9 @@ if part model; then
 fi
 if part first-hour; then
     scripts/first-hour.sh "$dir"
+fi
+if part bench; then
+    scripts/bench-test.sh "$(realpath "$bin")" "$dir"
 fi
 
 if [ -n "$mounted" ]; then

@@ -1,5 +1,5 @@
 #!/bin/bash
-# setup.sh run|test: installs what is missing, and only that; says what to do where it cannot.
+# setup.sh run|test|bench: installs what is missing, and only that; says what to do where it cannot.
 set -euo pipefail
 
 need() { # package, then the commands or files that show it is there
@@ -38,11 +38,20 @@ if [ "${1:-run}" = test ]; then
     need e2fsprogs mkfs.ext4
     need libacl1-dev '/usr/include/sys/acl.h'
     need git git
+    need jq jq
     need make make
     need mount losetup
     need postgresql '/usr/lib/postgresql/*/bin/initdb'
     need rsync rsync
     need sqlite3 sqlite3
+fi
+if [ "${1:-run}" = bench ]; then
+    need e2fsprogs mkfs.ext4
+    need findutils find
+    need git git
+    need jq jq
+    need mount losetup
+    need tar tar
 fi
 if [ ${#missing[@]} -gt 0 ]; then
     if ! command -v apt-get > /dev/null; then

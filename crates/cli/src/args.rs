@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
+use crate::bench::{BenchArgs, FloorArgs};
+
 /// A POSIX file system for very many small files.
 #[derive(Debug, Parser)]
 #[command(name = "espalier", version, max_term_width = 100)]
@@ -42,6 +44,14 @@ pub enum Command {
     Dump(DumpArgs),
     /// Make a file system from what `dump` wrote.
     Load(LoadArgs),
+    /// Measure a directory of any file system, alone or against another.
+    Bench(BenchArgs),
+    /// One process of a benchmark.
+    #[command(name = espalier_bench::WORKER_COMMAND, hide = true)]
+    BenchWorker,
+    /// What a benchmark's `--floor` mounts.
+    #[command(name = espalier_bench::FLOOR_COMMAND, hide = true)]
+    BenchFloor(FloorArgs),
     /// Print completions for a shell.
     Completions { shell: clap_complete::Shell },
     /// Print the manual page.

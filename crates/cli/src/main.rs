@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout)]
 
 mod args;
+mod bench;
 mod copy;
 mod mount;
 mod options;
@@ -45,6 +46,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Top(args) => top::top(&args),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),
+        Command::Bench(args) => bench::bench(args),
+        Command::BenchWorker => Ok(espalier_bench::worker()),
+        Command::BenchFloor(args) => bench::floor(&args),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "espalier", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)

@@ -18,7 +18,7 @@ use espalier_proto::{
 use crate::node::{Door, Node, Outcome};
 
 /// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
-const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
+pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
 /// The size that the kernel is told to prefer for I/O.

@@ -13,10 +13,11 @@ mod volume;
 mod watch;
 
 pub use control::{Status, status_of, top_of};
+pub use door::FOREVER;
 pub use dump::{Dumped, dump, load};
 pub use error::Error;
 pub use fsck::{FsckReport, fsck};
-pub use mount::{MountOptions, mount};
+pub use mount::{MountOptions, mount, wanted};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
 pub use watch::{
     CacheFigures, CheckpointFigures, DirectoryFigures, Figures, IoFigures, JournalFigures, MetricsAddress,

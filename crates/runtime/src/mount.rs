@@ -111,7 +111,8 @@ pub fn mount(
     })
 }
 
-fn wanted(kernel: &espalier_fuse::MountOptions, transport: Option<Transport>) -> Wanted {
+/// What is asked of the kernel at the first message.
+pub fn wanted(kernel: &espalier_fuse::MountOptions, transport: Option<Transport>) -> Wanted {
     let mut flags = InitFlags::ASYNC_READ
         | InitFlags::DONT_MASK
         | InitFlags::DO_READDIRPLUS

@@ -1,0 +1,45 @@
+//! What can go wrong with a benchmark.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("no phases are called `{name}`; there are {known}")]
+    UnknownPhase { name: String, known: String },
+    #[error("--{option} must be at least {least}")]
+    TooSmall { option: &'static str, least: u64 },
+    #[error("{} is not a directory that can be used", dir.display())]
+    Directory { dir: PathBuf, source: io::Error },
+    #[error("cannot {what}")]
+    Io { what: String, source: io::Error },
+    /// A worker has said why it cannot go on.
+    #[error("process {rank} of {group} in {}: {message}", dir.display())]
+    Failed { group: &'static str, dir: PathBuf, rank: u32, message: String },
+    /// A worker has died without a word.
+    #[error("process {rank} of {group} in {} ended early ({status})", dir.display())]
+    Died { group: &'static str, dir: PathBuf, rank: u32, status: ExitStatus },
+    #[error("`{program}` failed ({status})")]
+    Program { program: &'static str, status: ExitStatus },
+    #[error("the floor cannot be mounted; it has said why")]
+    Floor,
+    #[error("cannot mount the floor on {}", mountpoint.display())]
+    Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
+    #[error("the floor has stopped")]
+    Served(#[from] espalier_fuse::RunError),
+    #[error("cannot draw {}: {message}", file.display())]
+    Plot { file: PathBuf, message: String },
+}
+
+impl Error {
+    /// For `map_err`: what was being done, as in "cannot WHAT".
+    pub(crate) fn doing(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Io { what, source }
+    }
+
+    pub(crate) fn hearing(source: io::Error) -> Error {
+        Error::doing("hear from a process")(source)
+    }
+}

@@ -1,0 +1,94 @@
+//! The floor: [`Memory`] mounted beside what is measured, in a process of its own.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::Arc;
+
+use espalier_fuse::{MountOptions, Session};
+use tempfile::TempDir;
+
+use crate::error::Error;
+use crate::memory::Memory;
+use crate::place::Place;
+
+/// The hidden command of the program that this is linked into: it takes mount options (`-o`) and a mount point, and calls
+/// [`serve_floor`].
+pub const FLOOR_COMMAND: &str = "bench-floor";
+const READY: &str = "ready";
+
+/// A mounted floor. Dropping it unmounts.
+pub(crate) struct Floor {
+    server: Child,
+    /// When it ends, so does the server, which unmounts; also when this process is killed.
+    input: Option<ChildStdin>,
+    mountpoint: TempDir,
+}
+
+impl Floor {
+    /// Mounts one with the same options as `like`, if that is ours.
+    pub(crate) fn mount(like: &Place) -> Result<Floor, Error> {
+        let mountpoint =
+            TempDir::with_prefix("espalier-floor-").map_err(Error::doing("make a mount point"))?;
+        let program = std::env::current_exe().map_err(Error::doing("find this program"))?;
+        let mut command = Command::new(program);
+        command.arg(FLOOR_COMMAND).arg(mountpoint.path());
+        if like.file_system == "fuse.espalier" && !like.has_option("default_permissions") {
+            command.args(["-o", "nodefault_permissions"]);
+        }
+        let starting = || Error::doing("start the floor");
+        let mut server = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(starting())?;
+        let (input, output) = (server.stdin.take(), server.stdout.take());
+        let mut floor = Floor { server, input, mountpoint };
+        let mut line = String::new();
+        if let Some(output) = output {
+            BufReader::new(output).read_line(&mut line).map_err(starting())?;
+        }
+        if line.trim_end() == READY {
+            Ok(floor)
+        } else {
+            floor.end();
+            Err(Error::Floor)
+        }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.mountpoint.path()
+    }
+
+    fn end(&mut self) {
+        drop(self.input.take());
+        let _ = self.server.wait();
+    }
+}
+
+impl Drop for Floor {
+    fn drop(&mut self) {
+        self.end();
+        // If the server was killed, its mount is still there.
+        let _ = espalier_fuse::detach_dead(self.mountpoint.path());
+    }
+}
+
+/// Mounts a floor, says so on standard output, and serves it until standard input ends.
+pub fn serve_floor(mountpoint: &Path, options: &MountOptions, threads: usize) -> Result<(), Error> {
+    // As a mount in the background does. And an interrupt at the terminal is not for the floor, for what was made in it
+    // is removed first.
+    let _ = rustix::process::setsid();
+    let options = MountOptions { subtype: "espalier-floor".into(), ..options.clone() };
+    let session = Session::mount("floor", mountpoint, &options, &espalier_runtime::wanted(&options, None))
+        .map_err(|source| Error::Mount { mountpoint: mountpoint.into(), source })?;
+    let path = session.mountpoint().to_path_buf();
+    std::thread::spawn(move || {
+        let _ = io::stdin().lock().read_to_end(&mut Vec::new());
+        if espalier_fuse::unmount(&path).is_err() {
+            let _ = espalier_fuse::force_unmount(&path);
+        }
+    });
+    let mut out = io::stdout();
+    writeln!(out, "{READY}")
+        .and_then(|()| out.flush())
+        .map_err(Error::doing("say that the floor is ready"))?;
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    Ok(session.run(threads, Arc::new(Memory::new(uid, gid)))?)
+}

@@ -1,0 +1,146 @@
+//! Groups of phases, and what can be asked for with `--phases`.
+
+use crate::error::Error;
+use crate::groups::{big, durable, growth, mdtest, paper, programs, small};
+use crate::worker::{Laps, Outcome, Worker};
+
+/// Phases that follow from each other: what one makes, the next ones use.
+#[derive(Debug)]
+pub struct Group {
+    pub name: &'static str,
+    /// Files of each process, and bytes of each file, unless the user says otherwise.
+    pub files: u64,
+    pub bytes: u64,
+    pub procs: Procs,
+    pub(crate) source: Source,
+    /// Before the first phase, untimed.
+    pub(crate) start: fn(&mut Worker) -> Outcome,
+    pub(crate) phases: &'static [Phase],
+}
+
+/// How many processes a group is run with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Procs {
+    /// As many as the user says, or else with each of these numbers.
+    Default(&'static [u32]),
+    /// A program that is one process.
+    One,
+}
+
+/// What a group's programs need to be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Source {
+    Nothing,
+    /// A tar archive of a source tree.
+    Archive,
+    /// A git repository of one.
+    Repository,
+}
+
+#[derive(Debug)]
+pub(crate) struct Phase {
+    pub(crate) name: &'static str,
+    pub(crate) uncached: Uncached,
+    pub(crate) work: fn(&mut Worker, &mut Laps) -> Outcome,
+}
+
+/// What the kernel is made to forget before a phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Uncached {
+    Nothing,
+    /// Names and attributes.
+    Names,
+    /// And the contents of files.
+    Everything,
+}
+
+impl Phase {
+    pub(crate) const fn new(name: &'static str, work: fn(&mut Worker, &mut Laps) -> Outcome) -> Phase {
+        Phase { name, uncached: Uncached::Nothing, work }
+    }
+
+    pub(crate) const fn uncached(self, uncached: Uncached) -> Phase {
+        Phase { uncached, ..self }
+    }
+}
+
+pub static GROUPS: [&Group; 8] = [
+    &paper::GROUP,
+    &mdtest::GROUP,
+    &small::GROUP,
+    &durable::GROUP,
+    &big::GROUP,
+    &programs::TREE,
+    &programs::GIT,
+    &growth::GROUP,
+];
+
+pub(crate) fn find(name: &str) -> Option<&'static Group> {
+    GROUPS.into_iter().find(|group| group.name == name)
+}
+
+/// A group to run, and which of its phases to report. All are run, for one needs what another has made.
+#[derive(Debug)]
+pub(crate) struct Selected {
+    pub(crate) group: &'static Group,
+    phases: Vec<&'static str>,
+}
+
+impl Selected {
+    pub(crate) fn reports(&self, phase: &Phase) -> bool {
+        self.phases.contains(&phase.name)
+    }
+}
+
+/// What names like `paper` (all of a group) and `small/unlink` (one phase) select, each group once.
+pub(crate) fn select(names: &[String]) -> Result<Vec<Selected>, Error> {
+    let mut all: Vec<Selected> = Vec::new();
+    for name in names {
+        let (group, phase) = match name.split_once('/') {
+            Some((group, phase)) => (group, Some(phase)),
+            None => (name.as_str(), None),
+        };
+        let unknown = |known| Error::UnknownPhase { name: name.clone(), known };
+        let found = find(group).ok_or_else(|| unknown(GROUPS.map(|group| group.name).join(", ")))?;
+        let names = found.phases.iter().map(|phase| phase.name);
+        let wanted: Vec<_> = names.clone().filter(|name| phase.is_none_or(|phase| phase == *name)).collect();
+        if wanted.is_empty() {
+            return Err(unknown(names.map(|name| format!("{group}/{name}")).collect::<Vec<_>>().join(", ")));
+        }
+        match all.iter_mut().find(|selected| selected.group.name == found.name) {
+            Some(selected) => selected.phases.extend(wanted),
+            None => all.push(Selected { group: found, phases: wanted }),
+        }
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn reported(names: &[&str]) -> Vec<String> {
+        let names: Vec<String> = names.iter().map(|name| name.to_string()).collect();
+        let reported = |selected: &Selected| {
+            let phases = selected.group.phases.iter().filter(|phase| selected.reports(phase));
+            phases.map(|phase| format!("{}/{}", selected.group.name, phase.name)).collect::<Vec<_>>()
+        };
+        select(&names).unwrap().iter().flat_map(reported).collect()
+    }
+
+    #[test]
+    fn a_group_means_all_of_its_phases_and_a_path_means_one() {
+        assert_eq!(reported(&["paper"]).len(), 9);
+        assert_eq!(reported(&["small/unlink", "small/create"]), ["small/create", "small/unlink"]);
+        assert_eq!(reported(&["small/unlink", "durable"]).len(), 1 + durable::GROUP.phases.len());
+    }
+
+    #[test]
+    fn a_name_that_does_not_exist_is_told_with_those_that_do() {
+        for (bad, known) in [("nonsense", "mdtest"), ("small/nonsense", "small/unlink"), ("", "paper")] {
+            let error = select(&[bad.into()]).unwrap_err().to_string();
+            assert!(error.contains(known), "{error}");
+        }
+    }
+}

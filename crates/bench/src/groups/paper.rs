@@ -1,0 +1,88 @@
+//! The nine phases of Carns et al., "Small-File Access in Parallel File Systems", section IV. Files stay open from their
+//! creation to the seventh phase.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::group::{Group, Phase, Procs, Source};
+use crate::worker::{Failure, Laps, Outcome, Worker, create, file_name, list, open_directory, read};
+use crate::worker::{remove_directory, unlink, write};
+
+pub(crate) static GROUP: Group = Group {
+    name: "paper",
+    files: 5000,
+    bytes: 8192,
+    procs: Procs::Default(&[1]),
+    source: Source::Nothing,
+    start,
+    phases: &[
+        Phase::new("mkdir", |worker, laps| {
+            worker.make_own()?;
+            laps.lap();
+            Ok(())
+        }),
+        Phase::new("create", |worker, laps| {
+            for number in 0..worker.task.files {
+                let file = create(worker.own()?, &file_name(number))?;
+                worker.open.push(file);
+                laps.lap();
+            }
+            Ok(())
+        }),
+        Phase::new("readdir+stat empty", listing),
+        Phase::new("write", |worker, laps| {
+            for file in &worker.open {
+                write(file, &worker.buffer, 0)?;
+                laps.moved(worker.buffer.len());
+            }
+            Ok(())
+        }),
+        Phase::new("read", |worker, laps| {
+            for file in &worker.open {
+                read(file, &mut worker.buffer, 0)?;
+                laps.moved(worker.buffer.len());
+            }
+            Ok(())
+        }),
+        Phase::new("readdir+stat full", listing),
+        Phase::new("close", |worker, laps| {
+            for file in worker.open.drain(..) {
+                drop(file);
+                laps.lap();
+            }
+            Ok(())
+        }),
+        Phase::new("remove", |worker, laps| {
+            for number in 0..worker.task.files {
+                unlink(worker.own()?, &file_name(number))?;
+                laps.lap();
+            }
+            Ok(())
+        }),
+        Phase::new("rmdir", |worker, laps| {
+            worker.close_all();
+            remove_directory(&worker.base, &worker.own_name())?;
+            laps.lap();
+            Ok(())
+        }),
+    ],
+};
+
+fn start(worker: &mut Worker) -> Outcome {
+    worker.buffer = vec![b'x'; worker.task.bytes as usize];
+    let limit = getrlimit(Resource::Nofile);
+    let needed = worker.task.files + 64;
+    if limit.current.is_none_or(|current| current >= needed) {
+        return Ok(());
+    }
+    let raised = Rlimit { current: Some(needed), maximum: limit.maximum };
+    setrlimit(Resource::Nofile, raised).map_err(|_| {
+        let most = limit.maximum.unwrap_or(u64::MAX).saturating_sub(64);
+        Failure(format!("the nine phases keep every file open: use --files {most} or raise `ulimit -Hn`"))
+    })
+}
+
+fn listing(worker: &mut Worker, laps: &mut Laps) -> Outcome {
+    // Opened anew: a directory that stays open has been read to its end.
+    let dir = open_directory(worker.own()?, ".")?;
+    list(&dir, worker.task.files, laps)
+}

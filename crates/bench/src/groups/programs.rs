@@ -1,0 +1,75 @@
+//! What people do to a source tree, by the programs they do it with.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::process::{Command, Stdio};
+
+use crate::group::{Group, Phase, Procs, Source, Uncached};
+use crate::source;
+use crate::worker::{Failure, Laps, Outcome, Worker};
+
+pub(crate) static TREE: Group = Group {
+    name: "tree",
+    files: 30_000,
+    bytes: 0,
+    procs: Procs::One,
+    source: Source::Archive,
+    start: |worker| {
+        // The archive is read from memory in every run.
+        if let Some(archive) = &worker.task.archive {
+            io::copy(&mut File::open(archive)?, &mut io::sink())?;
+        }
+        Ok(())
+    },
+    phases: &[
+        Phase::new("untar", |worker, laps| {
+            let archive = worker.task.archive.clone().unwrap_or_default();
+            run(worker, laps, "tar", [OsStr::new("-xf"), archive.as_os_str()])
+        }),
+        Phase::new("find -ls uncached", |worker, laps| run(worker, laps, "find", ["tree", "-ls"]))
+            .uncached(Uncached::Everything),
+        Phase::new("rm -rf", |worker, laps| run(worker, laps, "rm", ["-rf", "tree"])),
+    ],
+};
+
+pub(crate) static GIT: Group = Group {
+    name: "git",
+    files: 10_000,
+    bytes: 0,
+    procs: Procs::One,
+    source: Source::Repository,
+    start: |_| Ok(()),
+    phases: &[
+        Phase::new("clone", |worker, laps| {
+            let repository = worker.task.repository.clone().unwrap_or_default();
+            let [clone, quiet, copy] = ["clone", "--quiet", "--no-hardlinks"].map(OsStr::new);
+            run(worker, laps, "git", [clone, quiet, copy, repository.as_os_str(), OsStr::new("clone")])
+        }),
+        Phase::new("status uncached", status).uncached(Uncached::Everything),
+        Phase::new("status cached", status),
+    ],
+};
+
+fn status(worker: &mut Worker, laps: &mut Laps) -> Outcome {
+    run(worker, laps, "git", ["-C", "clone", "status", "--short"])
+}
+
+/// Runs a program on the tree, whose entries are what is counted.
+fn run<S: AsRef<OsStr>>(
+    worker: &mut Worker,
+    laps: &mut Laps,
+    program: &'static str,
+    args: impl IntoIterator<Item = S>,
+) -> Outcome {
+    let mut command = Command::new(program);
+    source::without_configuration(&mut command);
+    let command = command.args(args).current_dir(&worker.task.dir);
+    let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
+    let status = status.map_err(|error| Failure(format!("cannot run {program}: {error}")))?;
+    if !status.success() {
+        return Err(Failure(format!("{program} failed ({status})")));
+    }
+    laps.bulk(source::entries(worker.task.files));
+    Ok(())
+}

@@ -1,0 +1,58 @@
+//! Small files one after the other, where each request to the file system counts.
+
+use crate::group::{Group, Phase, Procs, Source, Uncached};
+use crate::worker::{Laps, Outcome, Worker, create, file_name, list, open_directory, stat, unlink, write};
+
+pub(crate) static GROUP: Group = Group {
+    name: "small",
+    files: 10_000,
+    bytes: 4096,
+    procs: Procs::Default(&[1]),
+    source: Source::Nothing,
+    start,
+    phases: &[
+        Phase::new("create", |worker, laps| {
+            for number in 0..worker.task.files {
+                drop(create(worker.own()?, &file_name(number))?);
+                laps.lap();
+            }
+            Ok(())
+        }),
+        Phase::new("stat uncached", stat_all).uncached(Uncached::Names),
+        Phase::new("stat cached", stat_all),
+        Phase::new("readdir+stat uncached", |worker, laps| {
+            let dir = open_directory(worker.own()?, ".")?;
+            list(&dir, worker.task.files, laps)
+        })
+        .uncached(Uncached::Names),
+        Phase::new("unlink", |worker, laps| {
+            for number in 0..worker.task.files {
+                unlink(worker.own()?, &file_name(number))?;
+                laps.lap();
+            }
+            Ok(())
+        }),
+        Phase::new("create+write+close", |worker, laps| {
+            for number in 0..worker.task.files {
+                let file = create(worker.own()?, &file_name(number))?;
+                write(&file, &worker.buffer, 0)?;
+                drop(file);
+                laps.moved(worker.buffer.len());
+            }
+            Ok(())
+        }),
+    ],
+};
+
+fn start(worker: &mut Worker) -> Outcome {
+    worker.buffer = vec![b'x'; worker.task.bytes as usize];
+    worker.make_own()
+}
+
+fn stat_all(worker: &mut Worker, laps: &mut Laps) -> Outcome {
+    for number in 0..worker.task.files {
+        stat(worker.own()?, &file_name(number))?;
+        laps.lap();
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Measures directories of any file system by what processes do in them.
+//!
+//! A *group* of phases is run by a team of real processes, which pass a barrier before and behind each phase. With two
+//! directories, or with the *floor* (a file system that only answers from memory, mounted through the same FUSE code),
+//! runs go in turn, and what counts is the ratio of each pair: this machine's moods are in both of its parts.
+//!
+//! The program that this is linked into must have two hidden commands, [`WORKER_COMMAND`] and [`FLOOR_COMMAND`].
+
+mod error;
+mod floor;
+mod group;
+mod groups;
+mod memory;
+mod place;
+mod plot;
+mod report;
+mod source;
+mod team;
+mod worker;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use tempfile::TempDir;
+
+pub use error::Error;
+pub use floor::{FLOOR_COMMAND, serve_floor};
+pub use group::{GROUPS, Group, Procs};
+pub use place::Place;
+pub use plot::plot;
+pub use report::{Against, Figures, PhaseReport, Report};
+pub use team::WORKER_COMMAND;
+pub use worker::worker;
+
+use floor::Floor;
+use group::{Selected, Uncached};
+use team::{Job, Outcome};
+
+/// What to measure, and how.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The first is measured; a second one is what it is compared with.
+    pub dir: PathBuf,
+    pub second: Option<PathBuf>,
+    /// Compare with a file system that only answers from memory. It has to be mounted: root, or `fusermount3`.
+    pub floor: bool,
+    /// Groups, or `group/phase`.
+    pub phases: Vec<String>,
+    /// Numbers of processes, each of which is run; empty for what each group has by default.
+    pub procs: Vec<u32>,
+    /// Files of each process, and bytes of each file, instead of the groups' own.
+    pub files: Option<u64>,
+    pub bytes: Option<u64>,
+    pub algorithm: Algorithm,
+    /// How often each side is run: by default 5 times, or once if nothing is compared.
+    pub runs: Option<u32>,
+}
+
+/// The two timing methods of Carns et al., section IV.B.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Algorithm 1: each process takes its own time, and the longest counts.
+    SlowestProcess,
+    /// Algorithm 2, as in mdtest: the first process takes the time from one barrier to the next.
+    FirstProcess,
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, out: &mut fmt::Formatter) -> fmt::Result {
+        out.write_str(match self {
+            Algorithm::SlowestProcess => "of the slowest process (algorithm 1)",
+            Algorithm::FirstProcess => "between two barriers, as the first process sees them (algorithm 2)",
+        })
+    }
+}
+
+/// Measures. What was made in the directories is removed again; also when it fails.
+///
+/// # Errors
+/// What the options ask for does not exist, a directory cannot be used, or a process failed at what it had to do.
+pub fn run(options: &Options) -> Result<Report, Error> {
+    let selection = group::select(&options.phases)?;
+    let least = |option, value: Option<u64>, least| match value {
+        Some(value) if value < least => Err(Error::TooSmall { option, least }),
+        _ => Ok(()),
+    };
+    least("files", options.files, 1)?;
+    least("runs", options.runs.map(u64::from), 1)?;
+    least("procs", options.procs.iter().min().map(|procs| u64::from(*procs)), 1)?;
+
+    let mut sides = vec![Place::of(&options.dir)?];
+    sides.extend(options.second.as_deref().map(Place::of).transpose()?);
+    let floor = if options.floor { Some(Floor::mount(&sides[0])?) } else { None };
+    sides.extend(floor.as_ref().map(|floor| Place::of(floor.dir())).transpose()?);
+    let runs = options.runs.unwrap_or(if sides.len() > 1 { 5 } else { 1 });
+
+    let algorithm = match options.algorithm {
+        Algorithm::SlowestProcess => 1,
+        Algorithm::FirstProcess => 2,
+    };
+    let mut report = Report { algorithm, runs, uncached: None, sides, phases: Vec::new() };
+    for selected in &selection {
+        run_group(options, selected, &mut report)?;
+    }
+    Ok(report)
+}
+
+fn run_group(options: &Options, selected: &Selected, report: &mut Report) -> Result<(), Error> {
+    let group = selected.group;
+    let (files, bytes) = (options.files.unwrap_or(group.files), options.bytes.unwrap_or(group.bytes));
+    let prepared = source::prepare(group.source, files)?;
+    let numbers = match group.procs {
+        Procs::Default(numbers) if options.procs.is_empty() => numbers,
+        Procs::Default(_) => &options.procs,
+        Procs::One => &[1],
+    };
+    for &procs in numbers {
+        let mut outcomes: Vec<Vec<Vec<Outcome>>> = report.sides.iter().map(|_| Vec::new()).collect();
+        for run in 0..report.runs as usize {
+            for turn in 0..report.sides.len() {
+                // Who begins changes, so that being first is nobody's advantage.
+                let side = (turn + run) % report.sides.len();
+                let place = &report.sides[side];
+                let unusable = |source| Error::Directory { dir: place.dir.clone(), source };
+                let dir = TempDir::with_prefix_in("espalier-bench-", &place.dir).map_err(unusable)?;
+                let job = Job {
+                    group,
+                    dir: dir.path(),
+                    procs,
+                    files,
+                    bytes,
+                    prepared: &prepared,
+                    algorithm: options.algorithm,
+                };
+                // What the run before has left to be written should not burden this one.
+                for place in &report.sides {
+                    place.sync().map_err(Error::doing(format!("sync {}", place.dir.display())))?;
+                }
+                let uncached = &mut report.uncached;
+                outcomes[side].push(team::run(&job, |what| forget(what, place, uncached))?);
+                dir.close().map_err(Error::doing("remove what was made"))?;
+            }
+        }
+        for (index, phase) in group.phases.iter().enumerate().filter(|(_, phase)| selected.reports(phase)) {
+            let sides: Vec<Vec<&Outcome>> =
+                outcomes.iter().map(|runs| runs.iter().map(|phases| &phases[index]).collect()).collect();
+            report.phases.push(PhaseReport::new(format!("{}/{}", group.name, phase.name), procs, &sides));
+        }
+    }
+    Ok(())
+}
+
+/// Makes the kernel forget, and keeps in `done` whether it always did.
+fn forget(what: Uncached, place: &Place, done: &mut Option<bool>) {
+    if what != Uncached::Nothing {
+        let forgotten =
+            place::forget(what, place).inspect_err(|error| tracing::info!(%error, "cannot drop caches"));
+        *done = Some(done.unwrap_or(true) && forgotten.is_ok());
+    }
+}

@@ -1,0 +1,359 @@
+//! A file system that only answers from memory: the least that one can do behind FUSE.
+//!
+//! It checks nothing that the kernel checks already, has no extended attributes, and keeps its inodes in parts so that
+//! threads do not wait for each other. Two parts are never locked at once.
+
+use std::collections::hash_map::Entry as Place;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use espalier_fuse::{
+    Attr, DirBuffer, Entry, Filesystem, Op, Opened, OpenedFlags, ROOT_NODE, Reply, Request, SetAttr, SetTime,
+    StatFs,
+};
+use espalier_runtime::FOREVER;
+use rustc_hash::FxHashMap;
+use rustix::io::Errno;
+
+const DIRECTORY: u32 = 0o040_000;
+const REGULAR: u32 = 0o100_000;
+const SYMLINK: u32 = 0o120_000;
+const KIND: u32 = 0o170_000;
+const PARTS: u64 = 64;
+
+type Result<T> = std::result::Result<T, Errno>;
+
+pub(crate) struct Memory {
+    parts: Vec<Mutex<FxHashMap<u64, Inode>>>,
+    last: AtomicU64,
+}
+
+struct Inode {
+    attr: Attr,
+    /// How often the kernel has been told of it.
+    lookups: u64,
+    names: Names,
+    /// Of a file, or a link's target.
+    data: Vec<u8>,
+}
+
+/// A directory's names. A name's place in `slots` is where a listing goes on.
+#[derive(Default)]
+struct Names {
+    slots: Vec<Option<(Box<[u8]>, Child)>>,
+    places: FxHashMap<Box<[u8]>, usize>,
+}
+
+#[derive(Clone, Copy)]
+struct Child {
+    node: u64,
+    kind: u32,
+}
+
+impl Names {
+    fn get(&self, name: &[u8]) -> Option<Child> {
+        self.places.get(name).and_then(|&place| self.slots[place].as_ref()).map(|(_, child)| *child)
+    }
+
+    /// Puts a name in, and returns whom it named before.
+    fn insert(&mut self, name: &[u8], child: Child) -> Option<Child> {
+        match self.places.entry(name.into()) {
+            Place::Occupied(place) => {
+                let slot = self.slots[*place.get()].as_mut();
+                slot.map(|(_, named)| std::mem::replace(named, child))
+            }
+            Place::Vacant(place) => {
+                place.insert(self.slots.len());
+                self.slots.push(Some((name.into(), child)));
+                None
+            }
+        }
+    }
+
+    fn remove(&mut self, name: &[u8]) -> Option<Child> {
+        let place = self.places.remove(name)?;
+        let child = self.slots[place].take().map(|(_, child)| child);
+        if self.places.is_empty() {
+            self.slots.clear();
+        }
+        child
+    }
+}
+
+impl Memory {
+    /// An empty tree that belongs to this user.
+    pub(crate) fn new(uid: u32, gid: u32) -> Memory {
+        let memory =
+            Memory { parts: (0..PARTS).map(|_| Mutex::default()).collect(), last: AtomicU64::new(ROOT_NODE) };
+        let root = Attr { ino: ROOT_NODE, mode: DIRECTORY | 0o755, uid, gid, ..fresh() };
+        memory.part(ROOT_NODE).insert(ROOT_NODE, Inode::new(root));
+        memory
+    }
+
+    fn part(&self, node: u64) -> MutexGuard<'_, FxHashMap<u64, Inode>> {
+        self.parts[(node % PARTS) as usize].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with<T>(&self, node: u64, use_it: impl FnOnce(&mut Inode) -> T) -> Result<T> {
+        self.part(node).get_mut(&node).map(use_it).ok_or(Errno::NOENT)
+    }
+
+    /// Attributes of a node of which the kernel is told once more.
+    fn known(&self, node: u64) -> Result<Entry> {
+        self.with(node, |inode| {
+            inode.lookups += 1;
+            entry(inode.attr)
+        })
+    }
+
+    fn lookup(&self, dir: u64, name: &[u8]) -> Result<Entry> {
+        match self.with(dir, |inode| inode.names.get(name))? {
+            Some(child) => self.known(child.node),
+            None => Ok(Entry::absent(FOREVER)),
+        }
+    }
+
+    fn create(&self, request: &Request, name: &[u8], mode: u32, data: &[u8]) -> Result<Entry> {
+        let node = self.last.fetch_add(1, Ordering::Relaxed) + 1;
+        let (uid, gid, size) = (request.uid, request.gid, data.len() as u64);
+        let attr = Attr { ino: node, mode, uid, gid, size, ..fresh() };
+        let inode = Inode { lookups: 1, data: data.to_vec(), ..Inode::new(attr) };
+        self.part(node).insert(node, inode);
+        let child = Child { node, kind: mode & KIND };
+        self.with(request.node, |dir| dir.names.insert(name, child))?;
+        Ok(entry(attr))
+    }
+
+    fn remove(&self, dir: u64, name: &[u8]) -> Result<()> {
+        let child = self.with(dir, |inode| inode.names.remove(name))?.ok_or(Errno::NOENT)?;
+        self.unname(child)
+    }
+
+    fn remove_directory(&self, dir: u64, name: &[u8]) -> Result<()> {
+        let child = self.with(dir, |inode| inode.names.get(name))?.ok_or(Errno::NOENT)?;
+        if !self.with(child.node, |inode| inode.names.places.is_empty())? {
+            return Err(Errno::NOTEMPTY);
+        }
+        self.remove(dir, name)
+    }
+
+    fn rename(&self, from: (u64, &[u8]), to: (u64, &[u8]), flags: u32) -> Result<()> {
+        if flags != 0 {
+            return Err(Errno::INVAL);
+        }
+        let child = self.with(from.0, |inode| inode.names.remove(from.1))?.ok_or(Errno::NOENT)?;
+        match self.with(to.0, |inode| inode.names.insert(to.1, child))? {
+            Some(replaced) => self.unname(replaced),
+            None => Ok(()),
+        }
+    }
+
+    /// A node has lost its only name; it stays for as long as the kernel knows it.
+    fn unname(&self, child: Child) -> Result<()> {
+        self.with(child.node, |inode| inode.attr.nlink = 0)?;
+        self.forget(child.node, 0);
+        Ok(())
+    }
+
+    fn forget(&self, node: u64, lookups: u64) {
+        let mut part = self.part(node);
+        if let Place::Occupied(mut place) = part.entry(node) {
+            let inode = place.get_mut();
+            inode.lookups = inode.lookups.saturating_sub(lookups);
+            if inode.lookups == 0 && inode.attr.nlink == 0 {
+                place.remove();
+            }
+        }
+    }
+
+    fn set(&self, node: u64, set: &SetAttr) -> Result<Attr> {
+        self.with(node, |inode| {
+            if let Some(size) = set.size {
+                inode.resize(size as usize);
+            }
+            let attr = &mut inode.attr;
+            attr.mode = set.mode.map_or(attr.mode, |mode| attr.mode & KIND | mode & !KIND);
+            attr.uid = set.uid.unwrap_or(attr.uid);
+            attr.gid = set.gid.unwrap_or(attr.gid);
+            attr.atime = set.atime.map_or(attr.atime, chosen);
+            attr.mtime = set.mtime.map_or(attr.mtime, chosen);
+            *attr
+        })
+    }
+
+    fn write(&self, node: u64, offset: u64, data: &[u8]) -> Result<u32> {
+        self.with(node, |inode| {
+            let (start, end) = (offset as usize, offset as usize + data.len());
+            if end > inode.data.len() {
+                inode.resize(end);
+            }
+            inode.data[start..end].copy_from_slice(data);
+            data.len() as u32
+        })
+    }
+
+    /// A buffer full of entries, with attributes if the kernel asks for them.
+    fn list(&self, dir: u64, offset: u64, size: u32, plus: bool) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let mut buffer = DirBuffer::new(&mut bytes, size);
+        // A part is not locked while another is: first the names that can fit, then their attributes.
+        let most = size as usize / if plus { 160 } else { 32 };
+        let names: Vec<_> = self.with(dir, |inode| {
+            let slots = inode.names.slots.iter().enumerate().skip(offset as usize);
+            slots.filter_map(|(place, slot)| Some((place as u64 + 1, slot.clone()?))).take(most).collect()
+        })?;
+        for (next, (name, child)) in names {
+            let fits = if plus {
+                let Ok(entry) = self.known(child.node) else { continue };
+                buffer.push_plus(&entry, child.node, next, child.kind, &name)
+            } else {
+                buffer.push(child.node, next, child.kind, &name)
+            };
+            if !fits {
+                if plus {
+                    self.forget(child.node, 1);
+                }
+                break;
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn answer(&self, request: &Request) -> Result<Answer> {
+        let node = request.node;
+        Ok(match request.op {
+            Op::Lookup { name } => Answer::Entry(self.lookup(node, name)?),
+            Op::GetAttr { .. } => Answer::Attr(self.with(node, |inode| inode.attr)?),
+            Op::SetAttr(ref set) => Answer::Attr(self.set(node, set)?),
+            Op::Create { name, mode, umask, .. } => {
+                Answer::Created(self.create(request, name, REGULAR | mode & !KIND & !umask, &[])?)
+            }
+            Op::MkDir { name, mode, umask } => {
+                Answer::Entry(self.create(request, name, DIRECTORY | mode & !KIND & !umask, &[])?)
+            }
+            Op::MkNod { name, mode, umask, .. } => {
+                Answer::Entry(self.create(request, name, mode & !umask, &[])?)
+            }
+            Op::Symlink { name, target } => {
+                Answer::Entry(self.create(request, name, SYMLINK | 0o777, target)?)
+            }
+            Op::ReadLink => Answer::Data(self.with(node, |inode| inode.data.clone())?),
+            Op::Unlink { name } => Answer::Done(self.remove(node, name)?),
+            Op::RmDir { name } => Answer::Done(self.remove_directory(node, name)?),
+            Op::Rename { name, new_parent, new_name, flags } => {
+                Answer::Done(self.rename((node, name), (new_parent, new_name), flags)?)
+            }
+            Op::Open { .. } | Op::OpenDir { .. } => Answer::Opened,
+            Op::Write { offset, data, .. } => Answer::Written(self.write(node, offset, data)?),
+            Op::ReadDir { offset, size, .. } => Answer::Data(self.list(node, offset, size, false)?),
+            Op::ReadDirPlus { offset, size, .. } => Answer::Data(self.list(node, offset, size, true)?),
+            Op::Release { .. }
+            | Op::ReleaseDir { .. }
+            | Op::Flush { .. }
+            | Op::FSync { .. }
+            | Op::FSyncDir { .. }
+            | Op::Access { .. } => Answer::Done(()),
+            // The kernel asks no second time.
+            _ => return Err(Errno::NOSYS),
+        })
+    }
+
+    /// Without a copy on the way.
+    fn read(&self, node: u64, offset: u64, size: u32, reply: Reply) {
+        let part = self.part(node);
+        let data = part.get(&node).map_or(&[][..], |inode| &inode.data);
+        let start = data.len().min(offset as usize);
+        let end = data.len().min(start + size as usize);
+        reply.data(&data[start..end]);
+    }
+}
+
+enum Answer {
+    Done(()),
+    Entry(Entry),
+    Attr(Attr),
+    Created(Entry),
+    Opened,
+    Written(u32),
+    Data(Vec<u8>),
+}
+
+impl Filesystem for Memory {
+    fn request(&self, request: Request<'_>, reply: Reply) {
+        match request.op {
+            Op::Read { offset, size, .. } => return self.read(request.node, offset, size, reply),
+            Op::Forget { lookups } => {
+                self.forget(request.node, lookups);
+                return reply.none();
+            }
+            Op::BatchForget(forgets) => {
+                forgets.for_each(|(node, lookups)| self.forget(node, lookups));
+                return reply.none();
+            }
+            Op::Interrupt { .. } => return reply.none(),
+            Op::StatFs => return reply.statfs(&ROOM),
+            _ => {}
+        }
+        match self.answer(&request) {
+            Ok(Answer::Done(())) => reply.ok(),
+            Ok(Answer::Entry(entry)) => reply.entry(&entry),
+            Ok(Answer::Attr(attr)) => reply.attr(&attr, FOREVER),
+            Ok(Answer::Created(entry)) => reply.create(&entry, &opened()),
+            Ok(Answer::Opened) => reply.open(&opened()),
+            Ok(Answer::Written(bytes)) => reply.written(bytes),
+            Ok(Answer::Data(bytes)) => reply.data(&bytes),
+            Err(errno) => reply.error(errno.raw_os_error()),
+        }
+    }
+}
+
+/// Plenty.
+const ROOM: StatFs = StatFs {
+    blocks: 1 << 30,
+    blocks_free: 1 << 30,
+    blocks_available: 1 << 30,
+    files: 1 << 30,
+    files_free: 1 << 30,
+    block_size: 4096,
+    fragment_size: 4096,
+    name_max: 255,
+};
+
+fn opened() -> Opened {
+    Opened { flags: OpenedFlags::NOFLUSH | OpenedFlags::KEEP_CACHE, ..Opened::default() }
+}
+
+impl Inode {
+    fn new(attr: Attr) -> Inode {
+        Inode { attr, lookups: 0, names: Names::default(), data: Vec::new() }
+    }
+
+    fn resize(&mut self, size: usize) {
+        self.data.resize(size, 0);
+        self.attr.size = size as u64;
+        self.attr.blocks = self.attr.size.div_ceil(512);
+    }
+}
+
+/// Attributes of what is made now. One link is also what says of a directory that its links are not counted.
+fn fresh() -> Attr {
+    let now = now();
+    Attr { nlink: 1, blksize: 4096, atime: now, mtime: now, ctime: now, ..Attr::default() }
+}
+
+fn now() -> (i64, u32) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    (now.as_secs() as i64, now.subsec_nanos())
+}
+
+fn chosen(time: SetTime) -> (i64, u32) {
+    match time {
+        SetTime::Now => now(),
+        SetTime::To(seconds, nanos) => (seconds, nanos),
+    }
+}
+
+fn entry(attr: Attr) -> Entry {
+    Entry { node: attr.ino, generation: 0, attr, entry_valid: FOREVER, attr_valid: FOREVER }
+}

@@ -1,0 +1,128 @@
+//! What a directory lies on, as far as the kernel tells, and what the kernel has cached of it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::error::Error;
+use crate::group::Uncached;
+
+/// One side of a comparison.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Place {
+    pub dir: PathBuf,
+    /// The file system's type, as `ext4` or `fuse.espalier`.
+    pub file_system: String,
+    /// Mount options, the file system's own included.
+    pub options: String,
+    /// What is safe when, as far as that follows from the type and the options.
+    pub durability: String,
+}
+
+impl Place {
+    pub(crate) fn of(dir: &Path) -> Result<Place, Error> {
+        let unusable = |source| Error::Directory { dir: dir.into(), source };
+        let dir = dir.canonicalize().map_err(unusable)?;
+        if !dir.is_dir() {
+            return Err(unusable(io::ErrorKind::NotADirectory.into()));
+        }
+        let table =
+            fs::read_to_string("/proc/self/mountinfo").map_err(Error::doing("read the mount table"))?;
+        // Of mounts on top of each other the last one is seen.
+        let mounts = table.lines().filter_map(parse).filter(|(mountpoint, ..)| dir.starts_with(mountpoint));
+        let mount = mounts.max_by_key(|(mountpoint, ..)| mountpoint.components().count());
+        let (_, file_system, options) = mount.unwrap_or((PathBuf::new(), "unknown".into(), String::new()));
+        let durability = durability(&file_system, &options).to_string();
+        Ok(Place { dir, file_system, options, durability })
+    }
+
+    /// Writes out what the kernel has not written of this file system.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::syncfs(fs::File::open(&self.dir)?)?)
+    }
+
+    pub(crate) fn has_option(&self, name: &str) -> bool {
+        has(&self.options, name)
+    }
+}
+
+fn has(options: &str, name: &str) -> bool {
+    options.split(',').any(|option| option == name)
+}
+
+/// Mount point, type and options of a line of mountinfo.
+fn parse(line: &str) -> Option<(PathBuf, String, String)> {
+    let (mount, file_system) = line.split_once(" - ")?;
+    let mut mount = mount.split(' ').skip(4);
+    let (mountpoint, options) = (mount.next()?, mount.next()?);
+    let mut file_system = file_system.splitn(3, ' ');
+    let (kind, _source, own) = (file_system.next()?, file_system.next()?, file_system.next()?);
+    let own = own.split(',').filter(|option| !has(options, option));
+    let all: Vec<&str> = options.split(',').chain(own).collect();
+    Some((unescape(mountpoint).into(), kind.into(), all.join(",")))
+}
+
+/// Spaces and the like are octal in the mount table.
+fn unescape(text: &str) -> String {
+    [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")]
+        .iter()
+        .fold(text.to_string(), |text, (code, plain)| text.replace(code, plain))
+}
+
+fn durability(file_system: &str, options: &str) -> &'static str {
+    let unflushed = has(options, "nobarrier") || has(options, "barrier=0");
+    match file_system {
+        "tmpfs" | "ramfs" | "fuse.espalier-floor" => "memory only, nothing survives a crash",
+        _ if has(options, "sync") => "every change is durable before it is acknowledged",
+        "fuse.espalier" => "durable after fsync, the rest within a second",
+        "ext4" | "ext3" | "xfs" | "btrfs" | "f2fs" if unflushed => {
+            "not durable: the disk's own cache is not flushed, even by fsync"
+        }
+        "ext4" | "ext3" => "durable after fsync, the rest within 5 s (commit=), file data within 30 s",
+        "xfs" | "btrfs" | "f2fs" => "durable after fsync, the rest within about 30 s",
+        _ => "not known",
+    }
+}
+
+/// Freed names cost their file system work (FUSE is told of each): what is measured next should not pay for it.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Makes the kernel forget, on the whole machine; only root may. What is not written yet could not be forgotten, so
+/// it is written first. What a file system's server has in its own memory stays.
+pub(crate) fn forget(what: Uncached, place: &Place) -> io::Result<()> {
+    let caches = match what {
+        Uncached::Nothing => return Ok(()),
+        Uncached::Names => "2",
+        Uncached::Everything => "3",
+    };
+    place.sync()?;
+    fs::write("/proc/sys/vm/drop_caches", caches)?;
+    std::thread::sleep(PAUSE);
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_mount_table_is_understood() {
+        let line =
+            r"36 35 98:0 / /mnt/a\040b rw,noatime master:1 - ext4 /dev/loop0 rw,barrier=0,data=ordered";
+        let (mountpoint, kind, options) = parse(line).unwrap();
+        assert_eq!((mountpoint.to_str(), kind.as_str()), (Some("/mnt/a b"), "ext4"));
+        assert_eq!(options, "rw,noatime,barrier=0,data=ordered");
+        assert!(durability(&kind, &options).starts_with("not durable"));
+        assert_eq!(parse("nonsense"), None);
+    }
+
+    #[test]
+    fn a_directory_is_found_on_its_file_system() {
+        assert_eq!(Place::of(Path::new("/proc/self")).unwrap().file_system, "proc");
+        assert!(Place::of(Path::new("/proc/self/mountinfo")).unwrap_err().to_string().contains("directory"));
+    }
+}

@@ -1,0 +1,278 @@
+//! One process of a benchmark: it takes its group's phases one after the other, with a barrier around each.
+//!
+//! It is told its [`Task`] in the first line of its standard input; every further line lets it leave a barrier. What it
+//! [`Said`] goes to standard output, a line each. When the input ends, so does the process.
+
+use std::io::{self, BufRead, Write};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use hdrhistogram::Histogram;
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use crate::group;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Task {
+    pub(crate) group: String,
+    /// All processes of the group work below this directory, each in one of its own.
+    pub(crate) dir: PathBuf,
+    pub(crate) rank: u32,
+    /// Files of each process.
+    pub(crate) files: u64,
+    /// Bytes of each file.
+    pub(crate) bytes: u64,
+    /// What `tar` unpacks and what `git` clones.
+    pub(crate) archive: Option<PathBuf>,
+    pub(crate) repository: Option<PathBuf>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Said {
+    /// At the barrier before the first phase.
+    Ready,
+    /// At the barrier behind a phase.
+    Done,
+    /// What that phase was; at the barrier before the next one, if there is one.
+    Measured(Measured),
+    Failed(String),
+}
+
+/// What one process did in one phase.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Seconds from the first barrier to the end of its own work (Algorithm 1).
+    pub(crate) work: f64,
+    /// Seconds from the first barrier to the second (Algorithm 2).
+    pub(crate) barriers: f64,
+    pub(crate) operations: u64,
+    pub(crate) bytes: u64,
+    /// Nanoseconds, and how many operations took so long.
+    pub(crate) latencies: Vec<(u64, u64)>,
+}
+
+/// Why a phase cannot go on, in words.
+#[derive(Debug)]
+pub(crate) struct Failure(pub(crate) String);
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Failure(error.to_string())
+    }
+}
+
+/// For `map_err`: what was being done to which file.
+pub(crate) fn doing(what: &str, name: &str) -> impl FnOnce(Errno) -> Failure {
+    move |errno| Failure(format!("cannot {what} {name}: {}", io::Error::from(errno)))
+}
+
+/// Counts a phase's operations and how long each took.
+pub(crate) struct Laps {
+    last: Instant,
+    operations: u64,
+    bytes: u64,
+    latencies: Histogram<u64>,
+}
+
+impl Laps {
+    fn begin() -> Laps {
+        Laps { last: Instant::now(), operations: 0, bytes: 0, latencies: histogram() }
+    }
+
+    /// An operation is over; what follows is the next one's.
+    pub(crate) fn lap(&mut self) {
+        let now = Instant::now();
+        self.latencies.saturating_record((now - self.last).as_nanos() as u64);
+        self.last = now;
+        self.operations += 1;
+    }
+
+    /// An operation that moved so many bytes is over.
+    pub(crate) fn moved(&mut self, bytes: usize) {
+        self.lap();
+        self.bytes += bytes as u64;
+    }
+
+    /// So many operations are over, and nobody knows how long each took.
+    pub(crate) fn bulk(&mut self, operations: u64) {
+        self.operations += operations;
+    }
+}
+
+/// Latencies in nanoseconds, up to an hour, to three digits.
+pub(crate) fn histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000_000, 3)
+        .unwrap_or_else(|_| unreachable!("bounds are in order"))
+}
+
+/// What the phases of one process share.
+pub(crate) struct Worker {
+    pub(crate) task: Task,
+    /// The directory of all.
+    pub(crate) base: OwnedFd,
+    /// This process's own, once there is one.
+    own: Option<OwnedFd>,
+    /// Files that later phases use.
+    pub(crate) open: Vec<OwnedFd>,
+    /// Of a file's length.
+    pub(crate) buffer: Vec<u8>,
+}
+
+impl Worker {
+    fn new(task: Task) -> Outcome<Worker> {
+        let base = open_directory(CWD, &task.dir.to_string_lossy())?;
+        Ok(Worker { task, base, own: None, open: Vec::new(), buffer: Vec::new() })
+    }
+
+    pub(crate) fn own_name(&self) -> String {
+        format!("process{}", self.task.rank)
+    }
+
+    /// Makes this process's directory.
+    pub(crate) fn make_own(&mut self) -> Outcome {
+        let name = self.own_name();
+        make_directory(&self.base, &name)?;
+        self.own = Some(open_directory(&self.base, &name)?);
+        Ok(())
+    }
+
+    pub(crate) fn own(&self) -> Outcome<&OwnedFd> {
+        self.own.as_ref().ok_or_else(|| Failure("the directory has not been made".into()))
+    }
+
+    /// Lets go of everything that is open.
+    pub(crate) fn close_all(&mut self) {
+        self.open.clear();
+        self.own = None;
+    }
+}
+
+/// The name of the file with this number.
+pub(crate) fn file_name(number: u64) -> String {
+    format!("file{number:07}")
+}
+
+pub(crate) fn make_directory(at: &OwnedFd, name: &str) -> Outcome {
+    rustix::fs::mkdirat(at, name, Mode::from_raw_mode(0o755)).map_err(doing("make directory", name))
+}
+
+pub(crate) fn open_directory(at: impl std::os::fd::AsFd, name: &str) -> Outcome<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    rustix::fs::openat(at, name, flags, Mode::empty()).map_err(doing("open directory", name))
+}
+
+pub(crate) fn open(at: &OwnedFd, name: &str, flags: OFlags) -> Outcome<OwnedFd> {
+    rustix::fs::openat(at, name, flags | OFlags::CLOEXEC, Mode::empty()).map_err(doing("open", name))
+}
+
+/// Makes a file that is not there yet, for reading and writing.
+pub(crate) fn create(at: &OwnedFd, name: &str) -> Outcome<OwnedFd> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    rustix::fs::openat(at, name, flags, Mode::from_raw_mode(0o644)).map_err(doing("create", name))
+}
+
+pub(crate) fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> Outcome {
+    match rustix::io::pwrite(file, bytes, offset).map_err(doing("write", "a file"))? {
+        written if written == bytes.len() => Ok(()),
+        written => Err(Failure(format!("only {written} of {} bytes were written", bytes.len()))),
+    }
+}
+
+pub(crate) fn read(file: &OwnedFd, bytes: &mut [u8], offset: u64) -> Outcome {
+    match rustix::io::pread(file, &mut *bytes, offset).map_err(doing("read", "a file"))? {
+        read if read == bytes.len() => Ok(()),
+        read => Err(Failure(format!("only {read} of {} bytes were read", bytes.len()))),
+    }
+}
+
+pub(crate) fn stat(at: &OwnedFd, name: &str) -> Outcome {
+    rustix::fs::statat(at, name, AtFlags::SYMLINK_NOFOLLOW).map(drop).map_err(doing("stat", name))
+}
+
+pub(crate) fn unlink(at: &OwnedFd, name: &str) -> Outcome {
+    rustix::fs::unlinkat(at, name, AtFlags::empty()).map_err(doing("remove", name))
+}
+
+pub(crate) fn remove_directory(at: &OwnedFd, name: &str) -> Outcome {
+    rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR).map_err(doing("remove directory", name))
+}
+
+/// Reads a directory, and stats each name in it, of which there must be `expected`.
+pub(crate) fn list(dir: &OwnedFd, expected: u64, laps: &mut Laps) -> Outcome {
+    let mut seen = 0;
+    for entry in Dir::read_from(dir).map_err(doing("read", "a directory"))? {
+        let entry = entry.map_err(doing("read", "a directory"))?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        rustix::fs::statat(dir, name, AtFlags::SYMLINK_NOFOLLOW)
+            .map_err(doing("stat", &name.to_string_lossy()))?;
+        seen += 1;
+        laps.lap();
+    }
+    if seen == expected {
+        Ok(())
+    } else {
+        Err(Failure(format!("the listing showed {seen} files where there are {expected}")))
+    }
+}
+
+/// The whole life of a worker process. The exit code says nothing: what went wrong has been said.
+pub fn worker() -> ExitCode {
+    match serve(&mut io::stdin().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure(message)) => {
+            let _ = say(&Said::Failed(message));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(input: &mut impl BufRead) -> Outcome {
+    let task: Task = serde_json::from_str(&next_line(input)?)
+        .map_err(|error| Failure(format!("a task is expected on standard input: {error}")))?;
+    let group = group::find(&task.group).ok_or_else(|| Failure(format!("no group {}", task.group)))?;
+    let mut worker = Worker::new(task)?;
+    (group.start)(&mut worker)?;
+    say(&Said::Ready)?;
+    for phase in group.phases {
+        next_line(input)?;
+        let begun = Instant::now();
+        let mut laps = Laps::begin();
+        (phase.work)(&mut worker, &mut laps)?;
+        let work = begun.elapsed().as_secs_f64();
+        say(&Said::Done)?;
+        next_line(input)?;
+        let barriers = begun.elapsed().as_secs_f64();
+        let Laps { operations, bytes, latencies, .. } = laps;
+        let latencies = latencies.iter_recorded().map(|at| (at.value_iterated_to(), at.count_at_value()));
+        let latencies = latencies.collect();
+        say(&Said::Measured(Measured { work, barriers, operations, bytes, latencies }))?;
+    }
+    // Whoever ends before the others have said everything is taken for dead.
+    let _ = next_line(input);
+    Ok(())
+}
+
+/// The parent is gone when there is none.
+fn next_line(input: &mut impl BufRead) -> Outcome<String> {
+    let mut line = String::new();
+    match input.read_line(&mut line)? {
+        0 => Err(Failure("nobody waits for the result".into())),
+        _ => Ok(line),
+    }
+}
+
+fn say(said: &Said) -> Outcome {
+    let mut line = serde_json::to_string(said).map_err(io::Error::from)?;
+    line.push('\n');
+    let mut out = io::stdout().lock();
+    out.write_all(line.as_bytes())?;
+    Ok(out.flush()?)
+}

@@ -1,0 +1,92 @@
+//! `espalier bench`, and the two commands by which it starts processes of its own.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueHint};
+use espalier_bench::{Algorithm, Options};
+use signal_hook::consts::SIGINT;
+
+use crate::args::parse_size;
+use crate::options;
+
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// A directory of the file system to measure. What is made in it is removed again.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    /// A directory to compare it with.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub second: Option<PathBuf>,
+    /// Groups of phases, or single ones as in small/unlink: paper, mdtest, small, durable, big, tree, git, growth.
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "paper,mdtest")]
+    pub phases: Vec<String>,
+    /// Processes, each in its own directory; several numbers are run one after the other [default: 1; durable: 1,4]
+    #[arg(long, value_name = "P", value_delimiter = ',', hide_default_value = true)]
+    pub procs: Vec<u32>,
+    /// Files of each process [default: as the group has it, see docs/performance.md]
+    #[arg(long, value_name = "N")]
+    pub files: Option<u64>,
+    /// Bytes of each file, as in 4K; of the big file in `big` [default: as the group has it]
+    #[arg(long, value_name = "M", value_parser = parse_size)]
+    pub bytes: Option<u64>,
+    /// How time is taken: 1, the longest of the processes' own times; 2, from one barrier to the next (as mdtest does).
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    pub algorithm: u8,
+    /// How often each side is run, in turn [default: 5, or 1 if nothing is compared]
+    #[arg(long, value_name = "R")]
+    pub runs: Option<u32>,
+    /// Compare with a file system that only answers from memory, mounted beside for the time: the limit through FUSE.
+    #[arg(long)]
+    pub floor: bool,
+    #[arg(long)]
+    pub json: bool,
+    /// Draw the rates to this file, as SVG.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub plot: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub struct FloorArgs {
+    pub mountpoint: PathBuf,
+    #[arg(short, long, value_delimiter = ',')]
+    pub options: Vec<String>,
+}
+
+pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
+    // An interrupt ends the processes, and so the benchmark, which then cleans up. A second one ends it at once.
+    let asked = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&asked))
+        .and_then(|_| signal_hook::flag::register(SIGINT, asked))
+        .context("cannot handle signals")?;
+    let report = espalier_bench::run(&Options {
+        dir: args.dir,
+        second: args.second,
+        floor: args.floor,
+        phases: args.phases,
+        procs: args.procs,
+        files: args.files,
+        bytes: args.bytes,
+        algorithm: if args.algorithm == 1 { Algorithm::SlowestProcess } else { Algorithm::FirstProcess },
+        runs: args.runs,
+    })?;
+    if args.json {
+        println!("{}", serde_json::to_string(&report)?);
+    } else {
+        print!("{report}");
+    }
+    if let Some(file) = &args.plot {
+        espalier_bench::plot(&report, file)?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn floor(args: &FloorArgs) -> Result<ExitCode> {
+    let superuser = rustix::process::geteuid().is_root();
+    let (_, mount) = options::parse(&args.options, superuser)?;
+    espalier_bench::serve_floor(&args.mountpoint, &mount.kernel, mount.threads)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,20 @@
+#!/bin/bash
+# bench-test.sh PROGRAM DIR: the benchmark runs in a directory and beside the floor, and says what it found. How fast
+# either is does not matter here.
+set -euo pipefail
+bin=$1
+dir=$2
+report=$(mktemp)
+trap 'rm -f "$report"' EXIT
+groups=paper,mdtest,small,durable,big,tree
+floors() { grep -c fuse.espalier-floor /proc/mounts || true; }
+before=$(floors)
+"$bin" bench "$dir" --floor --phases "$groups" --procs 2 --files 50 --bytes 8K --runs 2 --json > "$report"
+jq -e '
+    (.phases | length == 34)
+    and all(.phases[]; .ops_per_s > 0 and .ratio > 0 and (.against[0].ratios | length == 2))
+    and all(.phases[] | select(.name | startswith("tree/") | not); .p50_us > 0 and .p99_us >= .p50_us)
+    and .sides[1].file_system == "fuse.espalier-floor"' "$report" > /dev/null
+[ "$(floors)" = "$before" ]
+[ -z "$(find "$dir" -maxdepth 1 -name 'espalier-bench-*')" ]
+echo 'bench-test: passed'

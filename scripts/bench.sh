@@ -1,0 +1,180 @@
+#!/bin/bash
+# bench.sh: the figures of docs/performance.md, each with its target. Nothing here fails because something is slow.
+#
+# Our store and what it is compared with lie on the same ext4, on a loop device of its own.
+# PARTS="small tree git big durable sync growth" picks parts, RUNS= how many pairs, GROWTH= the entries of the large
+# directory, IMAGE_GIB= the size of the loop device's file (below TMPDIR), OUT= the directory for the table and the JSON
+# files that it was made from.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bin=$(realpath "${TARGET:-target}/release/espalier")
+parts=${PARTS:-small tree git big durable sync growth}
+runs=${RUNS:-5}
+growth=${GROWTH:-1000000}
+image_gib=${IMAGE_GIB:-8}
+out=${OUT:-${TARGET:-target}/bench}
+begun=$SECONDS
+
+if [ "$(id -u)" != 0 ]; then
+    echo 'bench: must run as root: loop devices and dropping caches need it' >&2
+    exit 1
+fi
+for part in $parts; do
+    case $part in
+    small | tree | git | big | durable | sync | growth) ;;
+    *)
+        echo "bench: no part is called $part; there are: small tree git big durable sync growth" >&2
+        exit 1
+        ;;
+    esac
+done
+
+work=$(mktemp -d)
+mkdir -p "$work/disk" "$work/mnt" "$work/sync-mnt" "$out"
+out=$(realpath "$out")
+device=
+# A halted virtual CPU is slow to wake, and whether it halts depends on what else runs: two states of speed.
+poll=/sys/module/haltpoll/parameters/guest_halt_poll_ns
+poll_before=
+cleanup() {
+    for mounted in "$work/mnt" "$work/sync-mnt"; do
+        ! mountpoint -q "$mounted" || "$bin" umount "$mounted" || umount -l "$mounted" || true
+    done
+    ! mountpoint -q "$work/disk" || umount "$work/disk" || umount -l "$work/disk" || true
+    [ -z "$device" ] || losetup -d "$device" || true
+    [ -z "$poll_before" ] || echo "$poll_before" > "$poll" || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+
+if [ -w "$poll" ]; then
+    poll_before=$(cat "$poll")
+    echo 200000 > "$poll"
+fi
+# Written once: a file system below that allocates while we sync would be measured instead of a disk.
+dd if=/dev/zero of="$work/image" bs=4M count="$((image_gib * 256))" conv=fsync status=none
+device=$(losetup --find --show "$work/image")
+mkfs.ext4 -q -E nodiscard,lazy_itable_init=0,lazy_journal_init=0 "$device"
+mount "$device" "$work/disk"
+ours=$work/mnt
+ext4=$work/disk/ext4
+mkdir "$ext4"
+"$bin" mkfs "$work/disk/store" > /dev/null
+"$bin" mount "$work/disk/store" "$ours"
+
+# What no benchmark ran for says so in the table.
+rm -f "$out"/*.json
+measure() { # name, arguments of espalier bench
+    local name=$1
+    shift
+    echo "== $name: espalier bench $*" >&2
+    "$bin" bench "$@" --json > "$out/$name.json" || rm -f "$out/$name.json"
+}
+
+rows=()
+row() { # figure, target, comparison, value, spread
+    local verdict
+    if [ -z "$4" ]; then
+        verdict='not measured'
+    elif jq -en "$4 $3 $2" > /dev/null; then
+        verdict=pass
+    else
+        verdict=FAIL
+    fi
+    rows+=("$(printf '| %-58s | %s %-5s | %8s | %-16s | %s |' "$1" "$3" "$2" "$4" "$5" "$verdict")")
+}
+figure() { # figure, target, comparison, measurement, a jq filter that gives [value, lowest, highest]
+    local found=
+    if [ -e "$out/$4.json" ]; then
+        local round='if . >= 100 then round else . * 100 | round / 100 end'
+        found=$(jq -r "
+            def phase(name; procs): .phases[] | select(.name == name and .procs == procs);
+            def against(name; procs; index): phase(name; procs).against[index];
+            def spread: [.ratio_of_medians, .ratio_min, .ratio_max];
+            def median: sort | if length % 2 == 1 then .[length / 2 | floor]
+                else (.[length / 2] + .[length / 2 - 1]) / 2 end;
+            def ratio(a; b): [a.runs, b.runs] | ([.[] | median] | .[0] / .[1]) as \$medians
+                | transpose | map(.[0] / .[1]) | [\$medians, min, max];
+            def rate: [.ops_per_s, (.runs | min), (.runs | max)];
+            $5 | map($round) | \"\(.[0]) \(.[1])..\(.[2])\"" "$out/$4.json")
+    fi
+    row "$1" "$2" "$3" "${found% *}" "${found#* }"
+}
+wanted() {
+    case " $parts " in *" $1 "*) ;; *) return 1 ;; esac
+}
+
+if wanted small; then
+    measure small "$ours" "$ext4" --floor --phases small --procs 1,4 --runs "$runs"
+    for procs in 1 4; do
+        for phase in create 'stat uncached' 'readdir+stat uncached' unlink create+write+close; do
+            figure "$phase against the floor, procs $procs" 0.8 '>=' small "against(\"small/$phase\"; $procs; 1) | spread"
+        done
+        figure "stat cached against ext4, procs $procs" 0.8 '>=' small "against(\"small/stat cached\"; $procs; 0) | spread"
+    done
+    # What a prototype of a floor reached on 2 cores, in operations a second.
+    ceiling() { # phase, procs, target
+        figure "floor: $1 /s, procs $2" "$3" '>=' small "against(\"small/$1\"; $2; 1) | rate"
+    }
+    ceiling create 1 40000
+    ceiling create 4 50000
+    ceiling 'stat uncached' 1 55000
+    ceiling 'stat uncached' 4 75000
+    ceiling unlink 1 50000
+    ceiling unlink 4 65000
+fi
+if wanted tree; then
+    measure tree "$ours" "$ext4" --floor --phases tree --runs "$runs"
+    figure 'untar 30,000 files against ext4' 0.5 '>=' tree 'against("tree/untar"; 1; 0) | spread'
+    figure 'untar 30,000 files against the floor' 0.8 '>=' tree 'against("tree/untar"; 1; 1) | spread'
+    figure 'find -ls uncached against ext4' 1.0 '>=' tree 'against("tree/find -ls uncached"; 1; 0) | spread'
+    figure 'rm -rf against ext4' 0.8 '>=' tree 'against("tree/rm -rf"; 1; 0) | spread'
+fi
+if wanted git; then
+    measure git "$ours" "$ext4" --phases git --runs "$runs"
+    for phase in clone 'status uncached' 'status cached'; do
+        figure "git $phase against ext4" 0.67 '>=' git "against(\"git/$phase\"; 1; 0) | spread"
+    done
+fi
+if wanted big; then
+    measure big "$ours" "$ext4" --phases big --runs "$runs"
+    for phase in 'sequential write+fdatasync' 'sequential read uncached' 'sequential read cached' \
+        'random read cached' 'random write+fdatasync'; do
+        figure "$phase against the store's ext4" 0.9 '>=' big "against(\"big/$phase\"; 1; 0) | spread"
+    done
+fi
+if wanted durable; then
+    measure durable "$ours" "$ext4" --phases durable --procs 1,4 --runs "$runs"
+    for procs in 1 4; do
+        figure "create+write 4K+fsync against ext4, procs $procs" 1.0 '>=' durable \
+            "against(\"durable/create+write+fsync\"; $procs; 0) | spread"
+    done
+fi
+if wanted sync; then
+    "$bin" mkfs "$work/disk/sync-store" > /dev/null
+    "$bin" mount -o sync "$work/disk/sync-store" "$work/sync-mnt"
+    measure sync "$work/sync-mnt" --phases small/create --procs 1,16 --files 500 --runs "$runs"
+    figure 'sync: create, 16 processes against 1' 8 '>=' sync \
+        'ratio(phase("small/create"; 16); phase("small/create"; 1))'
+    measure fdatasync "$work/sync-mnt" "$ext4" --phases small/create,durable/overwrite+fdatasync --procs 1 \
+        --files 500 --runs "$runs"
+    figure 'sync: one create against one fdatasync, time' 1.3 '<=' fdatasync \
+        'ratio(against("durable/overwrite+fdatasync"; 1; 0); phase("small/create"; 1))'
+    "$bin" umount "$work/sync-mnt"
+fi
+if wanted growth; then
+    measure growth "$ours" --phases growth --files "$growth" --runs "${GROWTH_RUNS:-3}"
+    for phase in create 'stat uncached' unlink; do
+        figure "$phase among $growth against $((growth / 100))" 0.9 '>=' growth \
+            "ratio(phase(\"growth/$phase in large\"; 1); phase(\"growth/$phase in small\"; 1))"
+    done
+fi
+
+{
+    echo '| figure                                                     | target   |    value | spread           |     |'
+    echo '|------------------------------------------------------------|----------|----------|------------------|-----|'
+    printf '%s\n' "${rows[@]}"
+    echo
+    echo "$(uname -sr), $(nproc) CPUs, load $(cut -d' ' -f1 /proc/loadavg), $runs pairs, $(((SECONDS - begun + 59) / 60)) minutes"
+} | tee "$out/table.md"
