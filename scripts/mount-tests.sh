@@ -3,14 +3,14 @@
 # the end. FUSE over io_uring is enabled for the time of the test where the kernel has it.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump full failing memory kill" picks parts.
+# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump full failing memory kill powerloss" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump full memory kill}
+only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump full failing memory kill powerloss}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -104,6 +104,18 @@ if [ -z "${TARGET_DIR:-}" ]; then
         umount "$work/mnt"
         mounted=
         if "$bin" mount -o nonsense "$work/data" "$work/mnt"; then exit 1; fi
+        # Mounted again while the server still writes out what there was; but not while it is mounted.
+        for round in 1 2 3 4 5; do
+            "$bin" mount "$work/data" "$work/mnt"
+            mounted=yes
+            for file in $(seq 2000); do echo "$round" > "$work/mnt/drained$file"; done
+            if [ "$round" = 1 ]; then
+                if "$bin" mount "$work/data" "$work/second" 2> "$work/refused"; then exit 1; fi
+                grep -q 'in use' "$work/refused"
+            fi
+            umount "$work/mnt"
+            mounted=
+        done
     fi
     if part metrics; then TARGET=$target scripts/metrics-test.sh; fi
     if part dump; then TARGET=$target scripts/dump-test.sh; fi
@@ -111,5 +123,6 @@ if [ -z "${TARGET_DIR:-}" ]; then
     if part memory; then TARGET=$target scripts/memory-test.sh; fi
     if part failing; then TARGET=$target scripts/failing-test.sh; fi
     if part kill; then TARGET=$target scripts/kill-test.sh 5; fi
+    if part powerloss; then TARGET=$target scripts/powerloss-test.sh; fi
 fi
 echo 'mount-tests: all passed'

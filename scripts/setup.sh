@@ -37,6 +37,7 @@ if [ "${1:-run}" = test ]; then
     need curl curl
     need e2fsprogs mkfs.ext4
     need libacl1-dev '/usr/include/sys/acl.h'
+    need e2fsprogs mkfs.ext4
     need git git
     need jq jq
     need make make

@@ -75,7 +75,8 @@ fn open_patiently(source: &Path, options: espalier_runtime::OpenOptions) -> Resu
     loop {
         match Volume::open(source, options) {
             Err(Error::Store(StoreError::InUse { .. }))
-                if started.elapsed() < PATIENCE && espalier_runtime::status_of(source)?.pid.is_none() =>
+                if started.elapsed() < PATIENCE
+                    && espalier_runtime::status_of(source)?.mountpoint.is_none() =>
             {
                 std::thread::sleep(Duration::from_millis(50));
             }

@@ -56,7 +56,7 @@ mod slot;
 pub use abi::{InitFlags, OpenedFlags, ROOT_NODE};
 pub use channel::{BackingId, Channel};
 pub use dirent::DirBuffer;
-pub use mount::{MountError, MountOptions, detach_dead, force_unmount, is_dead, unmount};
+pub use mount::{MountError, MountOptions, detach_dead, force_unmount, is_dead, mounted_device, unmount};
 pub use notify::Notifier;
 pub use reply::{Attr, Entry, Opened, Reply, StatFs, StatXExtra};
 pub use request::{Flaw, Forgets, Init, Lock, Malformed, Op, Request, SetAttr, SetTime};

@@ -230,7 +230,7 @@ pub fn detach_dead(path: &Path) -> io::Result<bool> {
 }
 
 /// The minor number of the device mounted at `path`, if something without a block device is. Asks no server.
-pub(crate) fn mounted_device(path: &Path) -> io::Result<Option<u32>> {
+pub fn mounted_device(path: &Path) -> io::Result<Option<u32>> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::empty())?;
     let is_root = stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT);

@@ -103,6 +103,13 @@ impl Journal {
         self.held.insert(at, (until, held));
     }
 
+    /// Every event up to this one is durable, or may be before another is appended, or will be before somebody is told
+    /// so who has asked already.
+    pub(crate) fn promised(&self) -> u64 {
+        let held = self.held.back().map_or(0, |(sequence, _)| *sequence);
+        self.durable.max(held).max(self.in_flight.map_or(0, |frame| frame.last))
+    }
+
     /// Whether another event fits. If not, writers wait until a checkpoint has trimmed the journal.
     pub(crate) fn has_room(&self) -> bool {
         self.pending_bytes() + Self::RESERVE <= self.capacity

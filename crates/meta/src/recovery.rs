@@ -79,6 +79,8 @@ pub struct Recovery {
     state: State,
     /// Events replayed.
     pub events: u64,
+    /// Streams whose removal came before such an event, but may not be durable.
+    removed: Vec<Ino>,
 }
 
 impl Recovery {
@@ -99,7 +101,7 @@ impl Recovery {
             let loaded = state.loaded(ObjectId::ORPHANS, key, Some(value));
             loaded.map_err(|_| damaged("the record of an orphan is damaged"))?;
         }
-        Ok((Self { config, state, events: 0 }, Position(record.journal)))
+        Ok((Self { config, state, events: 0, removed: Vec::new() }, Position(record.journal)))
     }
 
     /// Replays a frame. Events that the tables hold already are skipped. `fetch` reads the tables.
@@ -138,8 +140,13 @@ impl Recovery {
     ) -> Result<(), RecoveryError> {
         let mut last = None;
         loop {
+            let purged = if let Event::Purge { ino } = event { self.state.inodes.get(ino) } else { None };
+            let removed = purged.filter(|cached| cached.inode.is_streamed()).map(|cached| cached.inode.ino);
             let load = match self.state.apply(event) {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.removed.extend(removed);
+                    return Ok(());
+                }
                 Err(Stop::Wait(Wait::Load(load))) if last.as_ref() != Some(&load) => load,
                 Err(stop) => {
                     let sequence = self.state.sequence + 1;
@@ -187,7 +194,8 @@ impl Recovery {
             true => StreamCall::Settle { ino: *ino },
             false => StreamCall::Remove { ino: *ino },
         };
-        let calls = new_streams.iter().map(settle).collect();
+        let removed = self.removed.iter().map(|ino| StreamCall::Remove { ino: *ino });
+        let calls = new_streams.iter().map(settle).chain(removed).collect();
         let (object, key) = InoRecord::Inode.place(Ino::ROOT);
         if !self.state.inodes.contains_key(&Ino::ROOT) {
             self.load(&Load::Record { object, key }, fetch)?;

@@ -120,6 +120,8 @@ pub(crate) struct Strip {
     pub bytes: Vec<u8>,
     /// The sequence number of the event that last changed it; 0: not since it was loaded.
     pub version: u64,
+    /// That of the event before which the file was empty; 0: it was not empty when this was loaded or made.
+    pub first: u64,
     pub track: Track,
 }
 
@@ -296,7 +298,7 @@ impl State {
                     InoRecord::Strip => {
                         self.strips.entry(ino).or_insert_with(|| {
                             self.clock.bytes += value.len();
-                            Strip { bytes: value.to_vec(), version: 0, track: Track::STORED }
+                            Strip { bytes: value.to_vec(), track: Track::STORED, ..Strip::default() }
                         });
                     }
                     InoRecord::Xattrs => {
@@ -401,7 +403,11 @@ impl State {
     /// Changes the bytes of a stuffed file. They are in memory, or there are none.
     pub(crate) fn change_strip(&mut self, ino: Ino, change: impl FnOnce(&mut Vec<u8>)) {
         let (epoch, version) = (self.epoch, self.sequence);
-        let strip = self.strips.entry(ino).or_default();
+        let strip = self.strips.entry(ino).or_insert_with(|| {
+            let body = self.inodes.get(&ino).map(|cached| &cached.inode.body);
+            let was_empty = matches!(body, Some(Body::Stuffed { size: 0, .. }));
+            Strip { first: if was_empty { version } else { 0 }, ..Strip::default() }
+        });
         let before = strip.bytes.capacity();
         if strip.track.epoch != epoch {
             if strip.track.epoch != 0 {

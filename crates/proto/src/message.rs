@@ -194,6 +194,8 @@ pub struct OpenHow {
     pub access: Access,
     pub kill_suid_gid: bool,
     pub truncate: bool,
+    /// What is written through it is to be durable before that is answered.
+    pub sync: bool,
 }
 
 /// A name's inode, and how long what is told of it holds.

@@ -28,7 +28,7 @@ pub struct Status {
     pub uuid: String,
     pub label: String,
     pub format: u32,
-    /// Where it is mounted, if it is.
+    /// Where it is mounted, if it is: not while it only writes out what it had not written when it was unmounted.
     pub mountpoint: Option<PathBuf>,
     /// The process that serves it.
     pub pid: Option<u32>,
@@ -120,6 +120,8 @@ pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
     still: Status,
+    /// What is mounted on the mount point while this file system is.
+    device: Option<u32>,
     stopped: AtomicBool,
 }
 
@@ -142,7 +144,8 @@ impl Listener {
         still.pid = Some(std::process::id());
         still.passthrough = Some(granted.flags.contains(InitFlags::PASSTHROUGH));
         still.fuse = Some(format!("7.{}", granted.minor));
-        Some(Self { socket, path, still, stopped: AtomicBool::new(false) })
+        let device = mounted_on(mountpoint);
+        Some(Self { socket, path, still, device, stopped: AtomicBool::new(false) })
     }
 
     pub(crate) fn serve(&self, node: &Node<FuseDoor>) {
@@ -182,7 +185,10 @@ impl Listener {
     fn status(&self, node: &Node<FuseDoor>) -> Status {
         let (files, broken) = node.state();
         let figures = node.activity();
+        let mountpoint = self.still.mountpoint.clone();
         Status {
+            mountpoint: mountpoint.filter(|path| mounted_on(path) == self.device),
+            passthrough: self.still.passthrough.map(|passthrough| passthrough && !node.disk.sync),
             files: Some(files),
             journal_used_bytes: Some(figures.journal.used_bytes),
             cache_bytes: Some(figures.cache.bytes),
@@ -198,9 +204,13 @@ impl Listener {
 
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        // Wakes the thread that accepts.
-        let _ = UnixStream::connect(&self.path);
+        // Wakes the thread that accepts; nobody need find the way to the socket for that.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
+}
+
+fn mounted_on(mountpoint: &Path) -> Option<u32> {
+    espalier_fuse::mounted_device(mountpoint).ok().flatten()
 }
 
 fn top_request(viewer: &str, millis: &str, rows: &str) -> Option<(u64, Duration, usize)> {

@@ -12,12 +12,14 @@ use espalier_store::{Journal, JournalError, LocalStore, RealFile, Space, Store, 
 /// The local store and the journal beside it.
 pub struct Disk {
     pub store: LocalStore,
+    /// Every change of a stream is durable when it has been made.
+    pub sync: bool,
     journal: Mutex<Journal<RealFile>>,
 }
 
 impl Disk {
-    pub fn new(store: LocalStore, journal: Journal<RealFile>) -> Self {
-        Self { store, journal: Mutex::new(journal) }
+    pub fn new(store: LocalStore, journal: Journal<RealFile>, sync: bool) -> Self {
+        Self { store, sync, journal: Mutex::new(journal) }
     }
 
     /// Does one I/O. What goes wrong is logged here, where it is known best.
@@ -26,12 +28,20 @@ impl Disk {
             Io::Load(wanted) => load(&self.store, &wanted),
             Io::Groups { pid } => Ok(IoDone::Groups(groups(pid))),
             Io::Stream(call) => self.stream_call(call).map(IoDone::Stream).map_err(logged),
-            Io::Journal { frame, sync } => self.append(frame, sync).map_err(|error| {
-                tracing::error!(%error, "the journal cannot be written: the file system is read-only until mounted again");
-                Errno::EIO
-            }),
-            Io::Stage { writes } => self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(logged),
+            Io::Journal { frame, sync } => {
+                // An event may speak of a stream that was made for it.
+                self.store.sync_new_streams().map_err(logged)?;
+                self.append(frame, sync).map_err(|error| {
+                    tracing::error!(%error, "the journal cannot be written: the file system is read-only until mounted again");
+                    Errno::EIO
+                })
+            }
+            Io::Stage { writes } => {
+                self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(logged)
+            }
             Io::Publish { trim } => {
+                // What is trimmed would remove them once more.
+                self.store.sync_removed_streams().map_err(logged)?;
                 self.store.publish().map_err(logged)?;
                 let mut journal = self.journal();
                 journal.trim(trim);
@@ -66,13 +76,17 @@ impl Disk {
                 store.stream_write(ino, 0, &bytes)?;
                 store.stream_truncate(ino, size)?;
                 store.stream_set_mtime(ino, mtime)?;
-                if sync {
+                if sync || self.sync {
                     store.stream_sync(ino)?;
                 }
             }
             StreamCall::Settle { ino } => store.stream_settle(ino)?,
-            StreamCall::Truncate { ino, size } => store.stream_truncate(ino, size)?,
-            StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
+            StreamCall::Truncate { ino, size } => {
+                store.stream_truncate(ino, size).and_then(|()| self.changed(ino))?;
+            }
+            StreamCall::SetMtime { ino, mtime } => {
+                store.stream_set_mtime(ino, mtime).and_then(|()| self.changed(ino))?;
+            }
             StreamCall::Sync { ino } => store.stream_sync(ino)?,
             StreamCall::Remove { ino } => store.stream_remove(ino)?,
         }
@@ -100,12 +114,14 @@ impl Disk {
         let store = &self.store;
         let answer = match io {
             StreamIo::Read { .. } => return Err(Errno::EINVAL),
-            StreamIo::Write { ino, offset } => {
-                store.stream_write(ino, offset, data).map(|()| Answer::Written(data.len() as u32))
-            }
-            StreamIo::Allocate { ino, offset, length, mode } => {
-                store.stream_allocate(ino, offset, length, mode).map(|()| Answer::Done)
-            }
+            StreamIo::Write { ino, offset } => store
+                .stream_write(ino, offset, data)
+                .and_then(|()| self.changed(ino))
+                .map(|()| Answer::Written(data.len() as u32)),
+            StreamIo::Allocate { ino, offset, length, mode } => store
+                .stream_allocate(ino, offset, length, mode)
+                .and_then(|()| self.changed(ino))
+                .map(|()| Answer::Done),
             StreamIo::Seek { ino, offset, what } => match store.stream_seek(ino, offset, what) {
                 Ok(Some(found)) => Ok(Answer::Offset(found)),
                 Ok(None) => return Err(Errno::ENXIO),
@@ -113,9 +129,14 @@ impl Disk {
             },
             StreamIo::Copy { from, from_offset, to, to_offset, length } => store
                 .stream_copy(from, from_offset, to, to_offset, length)
-                .map(|copied| Answer::Written(copied as u32)),
+                .and_then(|copied| self.changed(to).map(|()| Answer::Written(copied as u32))),
         };
         answer.map_err(logged)
+    }
+
+    /// A stream has been changed.
+    fn changed(&self, ino: Ino) -> Result<(), StoreError> {
+        if self.sync { self.store.stream_sync(ino) } else { Ok(()) }
     }
 
     /// The file that holds a stream, for the kernel to read and write itself.

@@ -26,6 +26,7 @@ const BLOCK_BYTES: u32 = 4096;
 const O_ACCMODE: u32 = 0o3;
 const O_TRUNC: u32 = 0o1000;
 const O_EXCL: u32 = 0o200;
+const O_DSYNC: u32 = 0o10000;
 /// The kernel's own flag for opening in order to execute.
 const FMODE_EXEC: u32 = 0x20;
 
@@ -83,7 +84,9 @@ pub struct Embedded {
 
 impl Filesystem for Embedded {
     fn init(&self, granted: &Granted) {
-        self.node.set_passthrough(granted.flags.contains(fuse::InitFlags::PASSTHROUGH));
+        // What the kernel writes itself is not synced as the option `sync` says.
+        let passthrough = granted.flags.contains(fuse::InitFlags::PASSTHROUGH);
+        self.node.set_passthrough(passthrough && !self.node.disk.sync);
         let _ = self.node.door().transport.set(granted.transport());
         if self.transport == Some(Transport::Uring) && granted.transport() != Transport::Uring {
             tracing::warn!(
@@ -177,7 +180,8 @@ impl Embedded {
                 plain(Request::Open { ino, how: open_how(flags & !O_TRUNC, kill_suid_gid) })
             }
             Op::OpenDir { .. } => {
-                let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false };
+                let how =
+                    OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
                 plain(Request::Open { ino, how })
             }
             Op::Read { offset, size, .. } => Ok((Call::Read { ino, offset, size }, Form::Plain)),
@@ -463,7 +467,9 @@ fn open_how(flags: u32, kill_suid_gid: bool) -> OpenHow {
         1 => Access::WRITE,
         _ => Access::READ | Access::WRITE,
     };
-    OpenHow { access, kill_suid_gid, truncate: flags & O_TRUNC != 0 }
+    // O_SYNC has this bit too. The kernel follows each such write with an FSYNC, but where it passes files through.
+    let sync = flags & O_DSYNC != 0 && access.contains(Access::WRITE);
+    OpenHow { access, kill_suid_gid, truncate: flags & O_TRUNC != 0, sync }
 }
 
 fn set_attr(set: &fuse::SetAttr) -> SetAttr {

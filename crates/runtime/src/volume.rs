@@ -115,7 +115,7 @@ impl Volume {
         let new_streams = store.new_streams()?;
         let (end, used) = (journal.position(), journal.used());
         let (meta, calls) = recovery.finish(end, used, &new_streams, &mut |load| fetch(&store, load))?;
-        let disk = Arc::new(Disk::new(store, journal));
+        let disk = Arc::new(Disk::new(store, journal, options.sync));
         if !options.read_only {
             for call in calls {
                 disk.stream_call(call)?;

@@ -95,8 +95,15 @@ pub trait Store: Send + Sync + 'static {
     /// Makes the stream durable, with its times and its existence.
     fn stream_sync(&self, ino: Ino) -> Result<(), StoreError>;
 
-    /// Removes a stream; an absent one is fine. After a power failure it may be back.
+    /// Removes a stream; an absent one is fine. Until [`Self::sync_removed_streams`] it may be back after a power
+    /// failure.
     fn stream_remove(&self, ino: Ino) -> Result<(), StoreError>;
+
+    /// Makes it durable that the streams which have been created exist; not what they hold.
+    fn sync_new_streams(&self) -> Result<(), StoreError>;
+
+    /// Makes it durable that the streams which have been removed are gone.
+    fn sync_removed_streams(&self) -> Result<(), StoreError>;
 
     /// The file that holds a stream, created if need be; `None` if the engine has no files.
     fn stream_file(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError>;

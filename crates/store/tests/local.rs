@@ -95,7 +95,7 @@ fn formatting_refuses_what_would_be_lost() {
 fn a_mkfs_that_was_interrupted_can_be_done_again() {
     let dir = made();
     std::fs::remove_file(dir.path().join("superblock")).unwrap();
-    assert!(matches!(superblock::format(dir.path(), &options()), Err(FormatError::NotEmpty(_))));
+    assert!(matches!(superblock::format(dir.path(), &options()), Err(FormatError::Unfinished(_))));
     superblock::format(dir.path(), &FormatOptions { force: true, ..options() }).unwrap();
     open(dir.path());
 }

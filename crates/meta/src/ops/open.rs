@@ -22,6 +22,11 @@ impl Meta {
                 self.commit(cx, &Event::Resize { ino, size: 0, kill_suid_gid, time })?;
             }
         }
+        if how.sync && streamed && !self.config.read_only {
+            // The kernel may write the bytes by itself, and sync them, but not what is known of the file.
+            cx.stream(StreamCall::Sync { ino })?;
+            cx.durable = true;
+        }
         let mut keep_cache = true;
         if how.access.contains(Access::READ) && is_file {
             if streamed {

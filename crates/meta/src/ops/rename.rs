@@ -6,7 +6,7 @@ use super::rmdir::check_empty;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
-use crate::step::Step;
+use crate::step::{Step, StreamCall};
 
 impl Meta {
     /// `renameat2`, atomic: at any time, also after a crash, there is the state before or the state after.
@@ -49,6 +49,10 @@ impl Meta {
                     check_empty(target)?;
                 } else if target.is_dir() {
                     return Err(Errno::EISDIR.into());
+                }
+                if inode.is_streamed() {
+                    // After a crash there is the old file or the new one, not a name without bytes.
+                    cx.stream(StreamCall::Sync { ino: inode.ino })?;
                 }
             }
         }

@@ -102,9 +102,10 @@ impl Meta {
         let Body::Stuffed { size, .. } = inode.body else { return Ok(()) };
         let mtime = inode.mtime;
         let bytes = self.state.strip(ino)?.to_vec();
-        let version = self.state.strips.get(&ino).map_or(0, |strip| strip.version);
-        // Durable bytes must not be given up for bytes that are not.
-        let sync = !bytes.is_empty() && version <= self.journal.durable;
+        let (version, first) =
+            self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
+        // What is durable, be it a size without bytes, must not be given up for what is not.
+        let sync = size > 0 && first <= self.journal.promised();
         cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync })?;
         self.commit(cx, &Event::Unstuff { ino })?;
         self.journal.hold(self.state.sequence, Held::SettleStream(ino));

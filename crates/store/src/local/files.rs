@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use espalier_proto::Ino;
@@ -27,8 +27,11 @@ pub(super) struct Places {
 /// Whether a directory's entries are durable.
 #[derive(Default)]
 struct Dir {
-    entries: AtomicU64,
+    /// Changes of its entries: how many there were, and how many of them are durable.
+    changes: AtomicU64,
     synced: Mutex<u64>,
+    /// Some of the others are removals.
+    removals: AtomicBool,
 }
 
 impl Places {
@@ -42,7 +45,7 @@ impl Places {
 
     pub(super) fn new(root: PathBuf) -> Self {
         // Another process may have made entries, and been killed before they were durable.
-        let dir = |_| Dir { entries: AtomicU64::new(1), synced: Mutex::new(0) };
+        let dir = |_| Dir { changes: AtomicU64::new(1), ..Dir::default() };
         Self { root, dirs: std::array::from_fn(dir) }
     }
 
@@ -76,19 +79,49 @@ impl Places {
 
     /// An entry was made, so that it must be made durable when its stream is.
     pub(super) fn entered(&self, ino: Ino, new: bool) {
-        self.dir(ino, new).entries.fetch_add(1, Ordering::AcqRel);
+        self.dirs[Self::dir(ino, new)].changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// An entry is gone; `now`: it was there until now.
+    pub(super) fn removed(&self, ino: Ino, new: bool, now: bool) {
+        let dir = &self.dirs[Self::dir(ino, new)];
+        dir.changes.fetch_add(u64::from(now), Ordering::AcqRel);
+        dir.removals.store(true, Ordering::Release);
     }
 
     /// Makes a stream's entry durable.
     pub(super) fn sync(&self, ino: Ino, new: bool) -> Result<(), StoreError> {
-        let dir = self.dir(ino, new);
-        let wanted = dir.entries.load(Ordering::Acquire);
+        self.sync_at(Self::dir(ino, new))
+    }
+
+    pub(super) fn sync_new(&self) -> Result<(), StoreError> {
+        self.sync_at(FAN_OUT)
+    }
+
+    pub(super) fn sync_removed(&self) -> Result<(), StoreError> {
+        for (index, dir) in self.dirs.iter().enumerate() {
+            if dir.removals.swap(false, Ordering::AcqRel) {
+                self.sync_at(index).inspect_err(|_| dir.removals.store(true, Ordering::Release))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn sync_at(&self, index: usize) -> Result<(), StoreError> {
+        let dir = &self.dirs[index];
+        let wanted = dir.changes.load(Ordering::Acquire);
         let mut synced = lock(&dir.synced);
         if *synced < wanted {
-            let entries = dir.entries.load(Ordering::Acquire);
-            let path = if new { self.new_path(ino) } else { self.path(ino) };
-            sync_dir(path.parent().unwrap_or(&self.root))?;
-            *synced = entries;
+            let changes = dir.changes.load(Ordering::Acquire);
+            let name = if index == FAN_OUT { NEW.into() } else { format!("{index:02x}") };
+            let path = self.root.join(name);
+            match File::open(&path).and_then(|dir| dir.sync_all()) {
+                // One that is missing has no entries.
+                Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                    return Err(StoreError::io("sync", &path, cause));
+                }
+                _ => *synced = changes,
+            }
         }
         Ok(())
     }
@@ -124,8 +157,8 @@ impl Places {
         Ok(inos)
     }
 
-    fn dir(&self, ino: Ino, new: bool) -> &Dir {
-        &self.dirs[if new { FAN_OUT } else { usize::from(ino.0 as u8) }]
+    fn dir(ino: Ino, new: bool) -> usize {
+        if new { FAN_OUT } else { usize::from(ino.0 as u8) }
     }
 }
 

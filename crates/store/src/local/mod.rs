@@ -204,6 +204,14 @@ impl Store for LocalStore {
         self.streams.remove(ino)
     }
 
+    fn sync_new_streams(&self) -> Result<(), StoreError> {
+        if self.read_only { Ok(()) } else { self.streams.sync_new() }
+    }
+
+    fn sync_removed_streams(&self) -> Result<(), StoreError> {
+        if self.read_only { Ok(()) } else { self.streams.sync_removed() }
+    }
+
     fn stream_file(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError> {
         self.streams.file(ino)
     }

@@ -197,16 +197,24 @@ impl Streams {
     pub(super) fn remove(&self, ino: Ino) -> Result<(), StoreError> {
         self.check_writable()?;
         self.files.forget_and(ino, || {
-            for path in [self.places.path(ino), self.places.new_path(ino)] {
+            for (path, new) in [(self.places.path(ino), false), (self.places.new_path(ino), true)] {
                 match std::fs::remove_file(&path) {
-                    Err(cause) if cause.kind() != ErrorKind::NotFound => {
-                        return Err(StoreError::io("remove", &path, cause));
-                    }
-                    _ => {}
+                    Ok(()) => self.places.removed(ino, new, true),
+                    // It may have been removed by a process that was killed.
+                    Err(cause) if cause.kind() == ErrorKind::NotFound => self.places.removed(ino, new, false),
+                    Err(cause) => return Err(StoreError::io("remove", &path, cause)),
                 }
             }
             Ok(())
         })
+    }
+
+    pub(super) fn sync_new(&self) -> Result<(), StoreError> {
+        self.places.sync_new()
+    }
+
+    pub(super) fn sync_removed(&self) -> Result<(), StoreError> {
+        self.places.sync_removed()
     }
 
     pub(super) fn file(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError> {

@@ -270,6 +270,14 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    fn sync_new_streams(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn sync_removed_streams(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     fn stream_file(&self, _: Ino) -> Result<Option<Arc<File>>, StoreError> {
         Ok(None)
     }

@@ -39,6 +39,8 @@ impl Default for FormatOptions {
 pub enum FormatError {
     #[error("{} is an Espalier store already: use --force to make a new one, which loses all its files", .0.display())]
     Exists(PathBuf),
+    #[error("{} has what is left of a store that was not completely made: use --force to make it anew", .0.display())]
+    Unfinished(PathBuf),
     #[error("{} is not empty: name an empty directory, or one that does not exist yet", .0.display())]
     NotEmpty(PathBuf),
     #[error("cannot {what} {}: {cause}", path.display())]
@@ -103,16 +105,20 @@ fn check(dir: &Path, force: bool) -> Result<(), FormatError> {
         return Err(FormatError::Exists(dir.into()));
     }
     // One that was never finished has a lock, but no superblock.
-    let replace = force && (store || dir.join("lock").exists());
+    let ours = store || dir.join("lock").exists();
+    let mut left_over = false;
     for entry in std::fs::read_dir(dir).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
-        let known = ENTRIES.iter().any(|known| name == *known);
-        // A new file system has the latter.
-        if !(replace && known || name == "lost+found" || name == "lock") {
+        // A new file system has the former.
+        if name == "lost+found" || name == "lock" {
+            continue;
+        }
+        if !(ours && ENTRIES.iter().any(|known| name == *known)) {
             return Err(FormatError::NotEmpty(dir.into()));
         }
+        left_over = true;
     }
-    Ok(())
+    if left_over && !force { Err(FormatError::Unfinished(dir.into())) } else { Ok(()) }
 }
 
 fn clear(dir: &Path) -> Result<(), FormatError> {

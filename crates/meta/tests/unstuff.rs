@@ -1,0 +1,137 @@
+//! What of a file is durable stays so when it outgrows the strip (64 bytes here), whatever of the rest is lost.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_proto::*;
+use harness::{Harness, ROOT_CALLER};
+
+const LARGE: SetAttr = SetAttr {
+    perm: None,
+    uid: None,
+    gid: None,
+    size: Some(500),
+    atime: None,
+    mtime: None,
+    ctime: None,
+    kill_suid_gid: false,
+    through_handle: false,
+};
+
+/// Outgrows the strip, makes that durable but not the stream, and loses power. Gives what the file then begins with.
+fn outgrow(mut fs: Harness, ino: Ino) -> Vec<u8> {
+    fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
+    fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
+    let mut fs = fs.crash();
+    assert!(fs.is_streamed(ino));
+    let mut bytes = fs.read(ino);
+    bytes.truncate(50);
+    bytes
+}
+
+fn file(fs: &mut Harness) -> Ino {
+    fs.create(Ino::ROOT, "file", NewNode::Regular).unwrap()
+}
+
+fn fsync(fs: &mut Harness) {
+    fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
+}
+
+#[test]
+fn bytes_that_were_durable() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 50]).unwrap();
+    fsync(&mut fs);
+    assert_eq!(outgrow(fs, ino), [7; 50]);
+}
+
+#[test]
+fn bytes_that_were_durable_before_a_change_that_is_not() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 50]).unwrap();
+    fsync(&mut fs);
+    fs.write(ino, 50, &[8; 5]).unwrap();
+    assert_eq!(outgrow(fs, ino), [7; 50]);
+}
+
+#[test]
+fn bytes_that_were_durable_before_a_crash() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 50]).unwrap();
+    fsync(&mut fs);
+    assert_eq!(outgrow(fs.crash(), ino), [7; 50]);
+}
+
+#[test]
+fn a_size_without_bytes() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.ask(Request::SetAttr { ino, set: SetAttr { size: Some(50), ..LARGE } }).unwrap();
+    fsync(&mut fs);
+    fs.write(ino, 0, b"x").unwrap();
+    fs.ask(Request::SetAttr { ino, set: SetAttr { size: Some(50), ..LARGE } }).unwrap();
+    assert_eq!(outgrow(fs, ino).len(), 50);
+}
+
+#[test]
+fn bytes_that_become_durable_while_it_outgrows_the_strip() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.lazy = true;
+    fs.write(ino, 0, &[7; 50]).unwrap();
+    let fsync = fs.send(&ROOT_CALLER, Request::Fsync { ino });
+    fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
+    fs.lazy = false;
+    fs.settle();
+    assert_eq!(fs.answers.remove(&fsync), Some(Ok(Reply::Done)));
+    assert_eq!(outgrow(fs, ino), [7; 50]);
+}
+
+#[test]
+fn a_new_file_is_not_synced() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 50]).unwrap();
+    assert_ne!(outgrow(fs, ino), [7; 50], "that would make writing big files slow");
+}
+
+#[test]
+fn a_stream_that_was_removed_stays_away() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
+    fs.ask(Request::Fsync { ino }).unwrap();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: harness::name("file") }).unwrap();
+    fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
+    fsync(&mut fs);
+    assert!(fs.disk.store().streams().unwrap().is_empty(), "it is purged");
+    fsync(&mut fs);
+    let mut fs = fs.crash();
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn a_file_that_replaces_another_has_its_bytes() {
+    let mut fs = Harness::new();
+    let (old, new) = (file(&mut fs), fs.create(Ino::ROOT, "new", NewNode::Regular).unwrap());
+    fs.write(old, 0, &[7; 50]).unwrap();
+    fs.ask(Request::SetAttr { ino: new, set: LARGE }).unwrap();
+    let (from, to, flags) = (harness::name("new"), harness::name("file"), RenameFlags::empty());
+    fs.ask(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags }).unwrap();
+    fsync(&mut fs);
+    let mut fs = fs.crash();
+    assert_eq!(fs.lookup(Ino::ROOT, "file").unwrap().size, 500);
+}
+
+#[test]
+fn an_opening_with_dsync_makes_what_is_known_durable() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
+    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: true };
+    fs.ask(Request::Open { ino, how }).unwrap();
+    assert_eq!(fs.crash().lookup(Ino::ROOT, "file").unwrap().size, 500);
+}

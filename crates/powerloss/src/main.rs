@@ -1,0 +1,69 @@
+//! `espalier-powerloss`: the parts that scripts/powerloss-test.sh puts together.
+
+#![allow(clippy::print_stdout)] // its output is its purpose
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Parser, Subcommand};
+use espalier_powerloss::marks::{self, Mark};
+use espalier_powerloss::record::{self, Entry};
+use espalier_powerloss::{crash, disk, workload};
+
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve IMAGE as MOUNTPOINT/disk until unmounted; what it is told goes to RECORD
+    Record { image: PathBuf, record: PathBuf, mountpoint: PathBuf },
+    /// Run a workload in DIR; what it claims goes to MARKS
+    Work { name: String, dir: PathBuf, marks: PathBuf, seed: u64 },
+    /// List the workloads
+    List,
+    /// Choose points of a record, by a seed
+    Points { record: PathBuf, count: usize, seed: u64 },
+    /// Lose power at a point of a record: IMAGE was what the record began with; the claims are added to MARKS
+    Crash { record: PathBuf, point: usize, seed: u64, image: PathBuf, marks: PathBuf },
+    /// Check DIR against the claims in MARKS
+    Check { dir: PathBuf, marks: PathBuf },
+}
+
+fn main() -> Result<()> {
+    match Args::parse().command {
+        Command::Record { image, record, mountpoint } => disk::serve(&image, &record, &mountpoint),
+        Command::Work { name, dir, marks, seed } => workload::run(&name, &dir, &marks, seed),
+        Command::List => {
+            workload::ALL.iter().for_each(|(name, _)| println!("{name}"));
+            Ok(())
+        }
+        Command::Points { record, count, seed } => {
+            let entries = record::read(&record)?;
+            ensure!(entries.len() > 1, "nothing was recorded");
+            let mut rng = fastrand::Rng::with_seed(seed);
+            (0..count).for_each(|_| println!("{}", rng.usize(1..=entries.len())));
+            Ok(())
+        }
+        Command::Crash { record, point, seed, image, marks } => {
+            let entries = record::read(&record)?;
+            let entries = entries.get(..point).context("the record has no such point")?;
+            crash::lose_power(&image, entries, seed)?;
+            let mut text = std::fs::read_to_string(&marks).unwrap_or_default();
+            text.extend(entries.iter().filter_map(|entry| match entry {
+                Entry::Mark(text) => Some(text.as_str()),
+                Entry::Write { .. } | Entry::Flush => None,
+            }));
+            std::fs::write(&marks, text).with_context(|| format!("cannot write {}", marks.display()))
+        }
+        Command::Check { dir, marks } => {
+            let text = std::fs::read_to_string(&marks)?;
+            let said: Vec<Mark> = text.lines().map(str::parse).collect::<Result<_>>()?;
+            let checked = marks::check(&dir, &said)?;
+            println!("{checked:?}");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! A little work after a recovery, on files that no other workload has.
+
+use std::fs::File;
+use std::io::Write;
+
+use anyhow::Result;
+use fastrand::Rng;
+
+use super::Place;
+use crate::marks::{Mark, State};
+
+pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
+    let mut marks = place.marks()?;
+    for number in 0..10 {
+        let (name, state) = (format!("again{number}"), State::bytes(rng.u64(1..), rng.usize(1..100_000)));
+        let State::Bytes(bytes) = state else { continue };
+        let mut file = File::create(place.path(&name))?;
+        file.write_all(&bytes.make())?;
+        file.sync_all()?;
+        marks.say(&Mark::Done(name, state))?;
+    }
+    Ok(())
+}

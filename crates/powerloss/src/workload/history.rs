@@ -1,0 +1,126 @@
+//! Operations one after the other, with few syncs: what is found must be the state after one of them.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use anyhow::Result;
+use fastrand::Rng;
+
+use super::Place;
+use crate::history::Op;
+use crate::marks::{Bytes, HISTORY, Mark, Marks};
+
+/// Most files stay below a strip, for the bytes of larger ones have no order.
+const MAX_BYTES: usize = 24_000;
+/// A write that does not begin at a page comes as two from the kernel.
+const PAGE: u64 = 4096;
+/// How the names of links end.
+const LINK: &str = "-link";
+
+pub fn run(place: &Place, rng: Rng) -> Result<()> {
+    Walk::new(place, rng)?.steps(400, Some(40))
+}
+
+/// Enough changes for many checkpoints of a journal of 4 MiB.
+pub fn run_long(place: &Place, rng: Rng) -> Result<()> {
+    Walk::new(place, rng)?.steps(4000, Some(200))
+}
+
+/// On a mount with the option `sync`: every operation that has returned is durable.
+pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
+    Walk::new(place, rng.fork())?.steps(150, None)?;
+    super::big::run_synchronous(place, rng)
+}
+
+struct Walk<'a> {
+    place: &'a Place,
+    marks: Marks,
+    rng: Rng,
+    files: BTreeSet<String>,
+    dirs: Vec<String>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(place: &'a Place, rng: Rng) -> Result<Self> {
+        Ok(Self { place, marks: place.marks()?, rng, files: BTreeSet::new(), dirs: Vec::new() })
+    }
+
+    /// Does some operations, and syncs after about every `sync`th; without, each is durable.
+    fn steps(&mut self, count: usize, sync: Option<usize>) -> Result<()> {
+        for _ in 0..count {
+            for op in self.choose() {
+                self.marks.say(&Mark::Do(op.clone()))?;
+                self.execute(&op)?;
+                if sync.is_none() {
+                    self.marks.say(&Mark::Synced)?;
+                }
+            }
+            if sync.is_some_and(|sync| self.rng.usize(..sync) == 0) {
+                // Whatever is synced, all before it is.
+                File::open(&self.place.dir)?.sync_all()?;
+                self.marks.say(&Mark::Synced)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn choose(&mut self) -> Vec<Op> {
+        let known = (!self.files.is_empty())
+            .then(|| self.files.iter().nth(self.rng.usize(..self.files.len())).cloned())
+            .flatten();
+        let name = self.name();
+        let bytes = Bytes::new(self.rng.u64(1..), 0, self.rng.usize(1..MAX_BYTES));
+        match (self.rng.u8(..10), known) {
+            (0, _) if self.dirs.len() < 8 => {
+                let path = format!("{HISTORY}d{}", self.dirs.len());
+                self.dirs.push(path.clone());
+                vec![Op::MkDir(path)]
+            }
+            // Not of links: a rename of one name of a file over another does nothing.
+            (1 | 2, Some(from)) if from != name && !is_link(&from) => {
+                self.files.remove(&from);
+                self.files.insert(name.clone());
+                vec![Op::Rename(from, name)]
+            }
+            (3 | 4, Some(path)) => {
+                self.files.remove(&path);
+                vec![Op::Unlink(path)]
+            }
+            (5, Some(from)) if self.files.insert(format!("{name}{LINK}")) => {
+                vec![Op::Link(from, format!("{name}{LINK}"))]
+            }
+            (6, Some(path)) => vec![Op::Truncate(path, self.rng.usize(..2 * MAX_BYTES))],
+            (7 | 8, Some(path)) => vec![Op::Write(path, Bytes { offset: PAGE * self.rng.u64(..6), ..bytes })],
+            _ if self.files.insert(name.clone()) => vec![Op::Create(name.clone()), Op::Write(name, bytes)],
+            _ => vec![Op::Write(name, bytes)],
+        }
+    }
+
+    fn name(&mut self) -> String {
+        let number = self.rng.u8(..60);
+        match self.rng.choice(&self.dirs) {
+            Some(dir) => format!("{dir}/f{number}"),
+            None => format!("{HISTORY}f{number}"),
+        }
+    }
+
+    fn execute(&self, op: &Op) -> Result<()> {
+        let path = |path: &str| self.place.path(path);
+        let open = |name: &str| File::options().write(true).open(path(name));
+        match op {
+            Op::MkDir(name) => fs::create_dir(path(name))?,
+            Op::Create(name) => drop(File::create_new(path(name))?),
+            Op::Write(name, bytes) => open(name)?.write_all_at(&bytes.make(), bytes.offset)?,
+            Op::Truncate(name, size) => open(name)?.set_len(*size as u64)?,
+            Op::Rename(from, to) => fs::rename(path(from), path(to))?,
+            Op::Link(from, to) => fs::hard_link(path(from), path(to))?,
+            Op::Unlink(name) => fs::remove_file(path(name))?,
+        }
+        Ok(())
+    }
+}
+
+fn is_link(name: &str) -> bool {
+    name.ends_with(LINK)
+}

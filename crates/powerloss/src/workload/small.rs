@@ -1,0 +1,73 @@
+//! Small files, each made durable by itself, by several threads at once.
+
+use std::fs::{self, File};
+use std::io::Write;
+
+use anyhow::{Result, anyhow};
+use fastrand::Rng;
+
+use super::Place;
+use crate::marks::{Mark, State};
+
+const THREADS: usize = 4;
+const CHANGES: usize = 60;
+const MAX_BYTES: usize = 40_000;
+
+pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| {
+                let rng = rng.fork();
+                scope.spawn(move || change(place, thread, rng))
+            })
+            .collect();
+        threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
+    })
+}
+
+/// Writes, replaces and removes a few files again and again, each change synced before the next.
+fn change(place: &Place, thread: usize, mut rng: Rng) -> Result<()> {
+    let mut marks = place.marks()?;
+    for _ in 0..CHANGES {
+        let name = format!("s{thread}-{}", rng.u8(..10));
+        let path = place.path(&name);
+        let state = State::bytes(rng.u64(1..), rng.usize(1..MAX_BYTES));
+        let State::Bytes(bytes) = state else { continue };
+        match rng.u8(..4) {
+            // A new file has no bytes, and then some of them; so the old one goes first.
+            0 if !path.exists() => {
+                marks.say(&Mark::Begin(name.clone(), State::bytes(1, 0)))?;
+                marks.say(&Mark::Begin(name.clone(), state))?;
+                let mut file = File::create(&path)?;
+                file.write_all(&bytes.make())?;
+                file.sync_all()?;
+                marks.say(&Mark::Done(name, state))?;
+            }
+            1 if path.exists() => {
+                marks.say(&Mark::Begin(name.clone(), State::Gone))?;
+                fs::remove_file(&path)?;
+                File::open(&place.dir)?.sync_all()?;
+                marks.say(&Mark::Done(name, State::Gone))?;
+            }
+            _ => {
+                marks.say(&Mark::Begin(name.clone(), state))?;
+                let new = place.path(&format!("{name}.new"));
+                let mut file = File::create(&new)?;
+                file.write_all(&bytes.make())?;
+                // The name that is synced through the file is the new one.
+                let synced_after = rng.bool();
+                if !synced_after {
+                    file.sync_all()?;
+                }
+                fs::rename(&new, &path)?;
+                if synced_after {
+                    file.sync_all()?
+                } else {
+                    File::open(&place.dir)?.sync_all()?
+                }
+                marks.say(&Mark::Done(name, state))?;
+            }
+        }
+    }
+    Ok(())
+}

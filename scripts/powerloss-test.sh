@@ -1,0 +1,168 @@
+#!/bin/bash
+# powerloss-test.sh [WORKLOAD...]: power is lost at many points of recorded workloads, and again while recovering.
+#
+# The store lies on an ext4 in a loop device whose image is served by `espalier-powerloss record`, which notes every
+# write and flush. For each of POINTS= points of the record (chosen by SEED=) the disk is made that a loss of power could
+# leave: what was flushed, and of the rest some, in any order, torn. It must mount, have all that was acknowledged as
+# durable, and be clean.
+#
+# powerloss-test.sh replay DIR POINT SEED: once more what a failure said.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=$(realpath "${TARGET:-target}")
+bin=$target/release/espalier
+power=$target/release/espalier-powerloss
+points=${POINTS:-20}
+seed=${SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
+
+export RUST_BACKTRACE=0 # a failed check is no crash of ours
+
+work=$(mktemp -d)
+disk=$work/disk mnt=$work/mnt recorder=$work/recorder
+mkdir "$disk" "$mnt" "$recorder"
+cleanup() {
+    local at
+    "$bin" umount --force "$mnt" 2> /dev/null || true
+    for at in "$mnt" "$disk" "$recorder"; do
+        ! mountpoint -q "$at" 2> /dev/null || umount "$at" 2> /dev/null || umount -l "$at" || true
+    done
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+
+fail() {
+    echo "powerloss-test: $*" >&2
+    exit 1
+}
+
+unmount() { # a loop device may let go of its image a moment after its file system was unmounted
+    local attempt
+    for attempt in $(seq 100); do
+        ! umount "$1" 2> /dev/null || return 0
+        sleep 0.1
+    done
+    fail "cannot unmount $1 (attempt $attempt)"
+}
+
+disk_mount() { mount -o loop,nodiscard "$1" "$disk"; }
+
+make_disk() { # image
+    truncate -s 256M "$1"
+    mkfs.ext4 -q -F -b 4096 -J size=4 -E nodiscard "$1"
+}
+
+# Runs a command on a recorded disk: image, record, command. The image ends as the command has left it.
+record() {
+    local image=$1 record=$2 pid
+    shift 2
+    "$power" record "$image" "$record" "$recorder" &
+    pid=$!
+    until mountpoint -q "$recorder"; do
+        kill -0 "$pid" || fail 'the recorder ended'
+        sleep 0.05
+    done
+    disk_mount "$recorder/disk"
+    "$@"
+    unmount "$disk"
+    unmount "$recorder"
+    wait "$pid"
+}
+
+work() { # workload, seed, mount options
+    "$bin" mount -o "$3" "$disk/data" "$mnt"
+    "$power" work "$1" "$mnt" "$recorder/marks" "$2"
+    "$bin" umount "$mnt"
+}
+
+make() {
+    "$bin" mkfs --journal 4M "$disk/data" > /dev/null
+    echo made > "$recorder/marks"
+}
+
+# The disk after a loss of power: directory with `image`, `marks` and `record`; point, seed. It comes to $work/lost.
+lose() {
+    cp --sparse=always "$1/image" "$work/lost"
+    cp "$1/marks" "$work/lost.marks"
+    "$power" crash "$1/record" "$2" "$3" "$work/lost" "$work/lost.marks"
+}
+
+check() {
+    disk_mount "$work/lost"
+    if [ "$(cat "$work/lost.marks")" = made ] || [ -s "$work/lost.marks" ]; then
+        "$bin" mount "$disk/data" "$mnt"
+        grep -qx made "$work/lost.marks" || "$power" check "$mnt" "$work/lost.marks" > "$work/checked"
+    elif ! "$bin" mount "$disk/data" "$mnt" 2> "$work/refused"; then
+        # A file system that is not whole says so, and can be made again.
+        grep -Eq 'mkfs|no file system' "$work/refused" || { cat "$work/refused" >&2; return 1; }
+        "$bin" mkfs --force "$disk/data" > /dev/null
+        "$bin" mount "$disk/data" "$mnt"
+    fi
+    "$bin" umount "$mnt"
+    "$bin" fsck "$disk/data" > "$work/fsck" || { cat "$work/fsck" >&2; return 1; }
+    unmount "$disk"
+}
+
+try() { # directory, point, seed
+    lose "$@"
+    check & # where an error ends it
+    if ! wait "$!"; then
+        local kept
+        kept=$(mktemp -d "${TMPDIR:-/tmp}/espalier-powerloss.XXXXXX")
+        cp --sparse=always "$1/image" "$1/marks" "$1/record" "$kept"
+        fail "failed with SEED=$seed; once more: scripts/powerloss-test.sh replay $kept $2 $3"
+    fi
+}
+
+try_all() { # directory, number of points, seed
+    local point number=0
+    for point in $("$power" points "$1/record" "$2" "$3"); do
+        number=$((number + 1))
+        try "$1" "$point" "$(($3 + number))"
+    done
+}
+
+if [ "${1:-}" = replay ]; then
+    try "$2" "$3" "$4"
+    echo 'powerloss-test: this time it passed'
+    exit
+fi
+
+mapfile -t all < <("$power" list)
+[ $# -gt 0 ] || set -- mkfs "${all[@]}"
+make_disk "$work/empty"
+cp --sparse=always "$work/empty" "$work/made"
+disk_mount "$work/made"
+"$bin" mkfs --journal 4M "$disk/data" > /dev/null
+unmount "$disk"
+echo "powerloss-test: SEED=$seed POINTS=$points"
+for workload in "$@"; do
+    first=$work/first second=$work/second
+    rm -rf "$first" "$second"
+    mkdir "$first" "$second"
+    : > "$first/marks"
+    if [ "$workload" = mkfs ]; then
+        cp --sparse=always "$work/empty" "$first/image"
+        cp --sparse=always "$first/image" "$work/scratch"
+        record "$work/scratch" "$first/record" make
+    else
+        options=rw
+        [ "$workload" != sync ] || options=sync
+        cp --sparse=always "$work/made" "$first/image"
+        cp --sparse=always "$first/image" "$work/scratch"
+        record "$work/scratch" "$first/record" work "$workload" "$seed" "$options"
+    fi
+    try_all "$first" "$points" "$seed"
+    twice=0
+    if [ "$workload" != mkfs ]; then
+        # Power is lost again while what was found after the first time is recovered and worked on.
+        lose "$first" "$("$power" points "$first/record" 1 "$((seed + 1))")" "$seed"
+        mv "$work/lost" "$second/image"
+        mv "$work/lost.marks" "$second/marks"
+        cp --sparse=always "$second/image" "$work/scratch"
+        record "$work/scratch" "$second/record" work again "$seed" rw
+        twice=$(((points + 4) / 5))
+        try_all "$second" "$twice" "$seed"
+    fi
+    echo "$workload: power lost $points times, and $twice times again while recovering; $(stat -c %s "$first/record") bytes recorded"
+done
+echo 'powerloss-test: passed'
