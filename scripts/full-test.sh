@@ -32,8 +32,11 @@ echo kept > early
 sync early
 bigs=$(fill big)
 rm big*
-# How much space there is is looked at once a second.
-sleep 3
+# What is removed gives its space back when that is durable, and how much there is is looked at once a second.
+for _ in $(seq 60); do
+    small first 2> /dev/null && break
+    sleep 1
+done
 smalls=$(fill small)
 # Nothing is lost, and what is there can be removed.
 [ "$(cat early)" = kept ]

@@ -13,10 +13,14 @@ target=$(realpath "${TARGET:-target}")
 bin=$target/release/espalier
 power=$target/release/espalier-powerloss
 points=${POINTS:-20}
-seed=${SEED:-$(od -An -N4 -tu4 /dev/urandom | tr -d ' ')}
+seed=${SEED:-1}
 
 export RUST_BACKTRACE=0 # a failed check is no crash of ours
 
+if ! losetup -f > /dev/null 2>&1; then
+    echo 'powerloss-test: skipped, for there are no loop devices here'
+    exit
+fi
 work=$(mktemp -d)
 disk=$work/disk mnt=$work/mnt recorder=$work/recorder
 mkdir "$disk" "$mnt" "$recorder"
