@@ -26,6 +26,10 @@ fail() {
     cat "$work/log" >&2 || true
     exit 1
 }
+if ! losetup -f > /dev/null 2>&1; then
+    echo 'failing-test: skipped, for there are no loop devices here'
+    exit
+fi
 await() { # command: until it succeeds
     for _ in $(seq 600); do
         if "$@"; then return; fi
@@ -46,14 +50,16 @@ detach() {
 refused() { grep -Eq 'Input/output error|Read-only file system' "$work/error"; }
 cannot() { ! "$@" 2> "$work/error" && refused; }
 has_failed() { ! { echo more >> "$work/mnt/more" && sync "$work/mnt/more"; } 2> "$work/error" && refused; }
-# Everything in the list of synced files has its contents.
+contents() { yes "$1" 2> /dev/null | head -c "$2" || true; } # the pipe breaks when there is enough
+# Everything in the list of synced files has its contents; or what begins with a word.
 check_synced() {
     while read -r name size; do
-        cmp -s <(yes "$name" | head -c "$size") "$work/mnt/$name" || fail "$name was synced, and is lost"
+        [[ $name == "${1:-}"* ]] || continue
+        cmp -s <(contents "$name" "$size") "$work/mnt/$name" || fail "$name was synced, and is lost"
     done < "$work/synced"
 }
 put() { # name, bytes
-    yes "$1" 2> /dev/null | head -c "$2" > "$work/mnt/$1" && sync "$work/mnt/$1" && echo "$1 $2" >> "$work/synced"
+    contents "$1" "$2" > "$work/mnt/$1" && sync "$work/mnt/$1" && echo "$1 $2" >> "$work/synced"
 }
 
 truncate -s 400M "$work/image"
@@ -79,8 +85,8 @@ for kind in writes all; do
     await has_failed
     cannot touch "$work/mnt/new" || fail "a new file on a disk that fails"
     cannot rm "$work/mnt/small-$kind-1" || fail "a removal on a disk that fails"
-    # What is in memory can be read.
-    check_synced
+    # What is in our memory can be read; if only writing fails, all can.
+    if [ "$kind" = all ]; then check_synced small; else check_synced; fi
     "$bin" status --json "$work/mnt" | grep -q '"failure": *"' || fail 'the status does not tell'
     grep -Eq 'cannot be written|the store failed' "$work/log" || fail 'the log does not tell'
     # A disk that is well again does not bring back what it has lost meanwhile: nothing may be acknowledged.
