@@ -40,6 +40,10 @@ pub enum Command {
     Status(SourceArgs),
     /// Show what a mounted file system does: by operation, by process, by directory. `q` ends it.
     Top(TopArgs),
+    /// Tell how many files, directories and bytes are below a directory of a mounted file system, at once.
+    Du(DuArgs),
+    /// Limit how many files and bytes may be below a directory of a mounted file system.
+    Quota(QuotaArgs),
     /// Write all of a file system that is not mounted to a file, or to standard output.
     Dump(DumpArgs),
     /// Make a file system from what `dump` wrote.
@@ -116,6 +120,54 @@ pub struct UmountArgs {
 }
 
 #[derive(Debug, Args)]
+pub struct DuArgs {
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct QuotaArgs {
+    #[command(subcommand)]
+    pub command: QuotaCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum QuotaCommand {
+    /// Tell a directory's limits.
+    Get {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Set one limit of a directory or both; root only. What is there already may be more: then nothing can be added.
+    #[command(group = clap::ArgGroup::new("limits").args(["files", "bytes"]).required(true).multiple(true))]
+    Set {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        /// Files and directories together.
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+        files: Option<u64>,
+        /// The sizes of all files.
+        #[arg(long, value_name = "SIZE", value_parser = parse_limit)]
+        bytes: Option<u64>,
+    },
+    /// Take one limit of a directory away, or both; root only.
+    Remove {
+        #[arg(value_hint = ValueHint::DirPath)]
+        path: PathBuf,
+        /// Only that on files.
+        #[arg(long)]
+        files: bool,
+        /// Only that on bytes.
+        #[arg(long)]
+        bytes: bool,
+    },
+}
+
+#[derive(Debug, Args)]
 pub struct DumpArgs {
     /// The file system: the directory that it lies in.
     #[arg(value_hint = ValueHint::DirPath)]
@@ -171,6 +223,14 @@ fn parse_interval(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "expected 0.1 to 60 seconds".into())
 }
 
+/// As [`parse_size`], but for 0.
+fn parse_limit(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        0 => Err("a limit is at least 1".into()),
+        size => Ok(size),
+    }
+}
+
 /// A number of bytes, as `65536`, `64K`, `64M` or `1G`.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -179,6 +239,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         "K" | "KIB" => 1 << 10,
         "M" | "MIB" => 1 << 20,
         "G" | "GIB" => 1 << 30,
+        "T" | "TIB" => 1 << 40,
         _ => return Err("expected a number of bytes, as in 64K, 64M or 1G".into()),
     };
     let number: u64 = digits.parse().map_err(|_| "expected a number of bytes, as in 64K, 64M or 1G")?;

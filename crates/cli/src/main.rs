@@ -10,6 +10,7 @@ mod report;
 mod screen;
 mod table;
 mod top;
+mod usage;
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -44,6 +45,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Fsck(args) => report::fsck(&args),
         Command::Status(args) => report::status(&args),
         Command::Top(args) => top::top(&args),
+        Command::Du(args) => usage::du(&args),
+        Command::Quota(args) => usage::quota(&args),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),
         Command::Bench(args) => bench::bench(args),

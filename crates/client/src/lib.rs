@@ -11,7 +11,7 @@ use alloc::borrow::Cow;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    AllocateMode, Attr, Dirent, Entry, Errno, Ino, Opened, Reply, Request, SeekWhat, SetAttr,
+    AllocateMode, Attr, Capacity, Dirent, Entry, Errno, Ino, Opened, Reply, Request, SeekWhat, SetAttr,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -132,7 +132,7 @@ pub enum Answer {
     Opened(Opening),
     Created(Entry, Opening),
     Listing { entries: Vec<Dirent>, parent: Ino, end: bool },
-    StatFs { files: u64 },
+    StatFs(Capacity),
 }
 
 /// A file that has been opened.
@@ -173,12 +173,16 @@ impl Client {
             }
             Call::Read { ino, offset, size } => Next::Ask(Request::Read { ino, offset, size }),
             Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
-            Call::Write { ino, offset, .. } if streamed(ino) => Next::Stream(StreamIo::Write { ino, offset }),
+            Call::Write { ino, .. } if streamed(ino) => extend(call),
             Call::Write { ino, offset, ref data, kill_suid_gid } => {
                 Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid })
             }
-            Call::Allocate { ino, offset, length, mode } if streamed(ino) => {
-                Next::Stream(StreamIo::Allocate { ino, offset, length, mode })
+            Call::Allocate { ino, mode, .. } if streamed(ino) => {
+                if mode.contains(AllocateMode::KEEP_SIZE) {
+                    to_stream(call)
+                } else {
+                    extend(call)
+                }
             }
             Call::Allocate { ino, offset, length, mode } => {
                 Next::Ask(Request::Allocate { ino, offset, length, mode })
@@ -187,9 +191,7 @@ impl Client {
                 Next::Stream(StreamIo::Seek { ino, offset, what })
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
-            Call::Copy { from, from_offset, to, to_offset, length } if streamed(from) && streamed(to) => {
-                Next::Stream(StreamIo::Copy { from, from_offset, to, to_offset, length })
-            }
+            Call::Copy { from, to, .. } if streamed(from) && streamed(to) => extend(call),
             // The caller then copies by reading and writing.
             Call::Copy { .. } => Next::Answer(Err(Errno::EXDEV)),
             Call::Release { ino } => self.release(ino),
@@ -215,7 +217,7 @@ impl Client {
             },
             // It was asked to take set-id bits away before a write to the stream.
             Reply::Attr(attr) => match *call {
-                Call::Write { ino, offset, .. } => return Next::Stream(StreamIo::Write { ino, offset }),
+                Call::Write { .. } => return extend(call),
                 _ => Answer::Attr(attr),
             },
             Reply::Entry(entry) => Answer::Entry(entry),
@@ -223,7 +225,8 @@ impl Client {
             Reply::Bytes(bytes) => Answer::Bytes(bytes),
             Reply::Offset(offset) => Answer::Offset(offset),
             Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
-            Reply::StatFs { files } => Answer::StatFs { files },
+            Reply::StatFs(capacity) => Answer::StatFs(capacity),
+            Reply::Granted => return to_stream(call),
         }))
     }
 
@@ -245,7 +248,7 @@ impl Client {
         let file = self.files.entry(ino).or_default();
         file.streamed |= opened.streamed;
         if file.opens == 0 {
-            file.passthrough = file.streamed && can_pass_through;
+            file.passthrough = file.streamed && can_pass_through && !opened.limited;
         }
         file.opens += 1;
         Opening { ino, keep_cache: opened.keep_cache, passthrough: file.passthrough }
@@ -267,6 +270,34 @@ impl Client {
         }
         Next::Tell(Request::Release { ino }, Answer::Done)
     }
+}
+
+/// A copy moves no more at once, so that it can be interrupted.
+const MAX_COPY_BYTES: u64 = 1 << 30;
+
+/// Before something is written to a stream: a quota may forbid it.
+fn extend(call: &Call<'_>) -> Next {
+    let (ino, offset, length, from) = match *call {
+        Call::Write { ino, offset, ref data, .. } => (ino, offset, data.len() as u64, None),
+        Call::Allocate { ino, offset, length, .. } => (ino, offset, length, None),
+        Call::Copy { from, from_offset, to, to_offset, length } => {
+            (to, to_offset, length.min(MAX_COPY_BYTES), Some((from, from_offset)))
+        }
+        _ => return Next::Answer(Err(Errno::EIO)),
+    };
+    Next::Ask(Request::Extend { ino, offset, length, from })
+}
+
+/// What a call changes in a stream, which it may.
+fn to_stream(call: &Call<'_>) -> Next {
+    Next::Stream(match *call {
+        Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset },
+        Call::Allocate { ino, offset, length, mode } => StreamIo::Allocate { ino, offset, length, mode },
+        Call::Copy { from, from_offset, to, to_offset, length } => {
+            StreamIo::Copy { from, from_offset, to, to_offset, length: length.min(MAX_COPY_BYTES) }
+        }
+        _ => return Next::Answer(Err(Errno::EIO)),
+    })
 }
 
 fn kill_suid_gid(ino: Ino) -> Request {

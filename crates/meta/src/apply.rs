@@ -10,8 +10,9 @@ use espalier_proto::{Errno, Ino, Name, Time};
 
 use crate::event::{Change, Event};
 use crate::record::{Body, Inode, Slot};
-use crate::state::{Home, SAME_HASH, State, Target};
+use crate::state::{Home, SAME_HASH, State, Target, Watched};
 use crate::step::{Load, Step, Stop, Wait};
+use crate::usage::{Usage, add_name, remove_name};
 
 impl State {
     pub(crate) fn apply(&mut self, event: &Event) -> Step<()> {
@@ -27,9 +28,10 @@ impl State {
     fn apply_one(&mut self, event: &Event) -> Step<()> {
         match event {
             Event::Create { dir, name, inode } => {
-                self.dir(*dir)?;
+                self.load_above(*dir)?;
                 let slot = self.slot(name);
                 self.files += 1;
+                self.count(*dir, inode.weight(), Usage::default());
                 self.insert_inode(inode.clone(), Home::Orphan);
                 self.put_primary(*dir, slot, inode.ino);
                 self.entry_added(*dir, inode.is_dir(), inode.ctime);
@@ -41,7 +43,9 @@ impl State {
             Event::Link { ino, dir, name, time } => self.apply_link(*ino, *dir, name, *time)?,
             Event::Unlink { dir, name, time } => {
                 let (slot, ino) = self.present(*dir, name)?;
-                let is_dir = self.inode(ino)?.is_dir();
+                let (is_dir, weight) = (self.inode(ino)?.is_dir(), self.inode(ino)?.weight());
+                self.load_above(*dir)?;
+                self.count(*dir, Usage::default(), weight);
                 self.take_name(*dir, &slot, ino, *time);
                 self.entry_removed(*dir, is_dir, *time);
             }
@@ -58,11 +62,13 @@ impl State {
             Event::Write { ino, offset, data, kill_suid_gid, time } => {
                 self.strip(*ino)?;
                 let end = offset + data.len() as u64;
+                self.resize(*ino, self.inode(*ino)?.counted_bytes().max(end))?;
                 self.change_strip(*ino, |bytes| overwrite(bytes, *offset as usize, data));
                 self.stuffed_changed(*ino, |size| size.max(end), *kill_suid_gid, *time);
             }
             Event::Resize { ino, size, kill_suid_gid, time } => {
                 let stored = self.strip(*ino)?.len();
+                self.resize(*ino, *size)?;
                 if stored as u64 > *size {
                     self.change_strip(*ino, |bytes| bytes.truncate(*size as usize));
                 }
@@ -84,7 +90,30 @@ impl State {
                 self.strip(*ino)?;
                 self.drop_strip(*ino);
                 self.unsettled.insert(*ino);
-                self.change(*ino, |inode| inode.body = Body::Streamed);
+                // If this is lost, so is the stream: nothing is written to it that would have to be counted.
+                self.watched.insert(*ino, Watched { since: 0, used: 0 });
+                self.change(*ino, |inode| inode.body = Body::Streamed { counted: inode.counted_bytes() });
+            }
+            Event::Watch { ino } => {
+                self.inode(*ino)?;
+                self.watched.insert(*ino, Watched { since: self.sequence, used: 0 });
+            }
+            Event::Count { ino, size } => {
+                self.resize(*ino, *size)?;
+                self.change(*ino, |inode| {
+                    if let Body::Streamed { counted } = &mut inode.body {
+                        *counted = *size;
+                    }
+                });
+            }
+            Event::SetQuota { dir, quota, time } => {
+                self.dir(*dir)?;
+                self.change(*dir, |inode| {
+                    if let Body::Directory(directory) = &mut inode.body {
+                        directory.quota = *quota;
+                    }
+                    inode.ctime = *time;
+                });
             }
             Event::SetAcl { ino, acl, perm, time } => {
                 self.inode(*ino)?;
@@ -125,6 +154,7 @@ impl State {
             }
             Event::Purge { ino } => {
                 self.inode(*ino)?;
+                self.watched.remove(ino);
                 self.touch_inode(*ino);
                 self.drop_inode(*ino);
                 self.files = self.files.saturating_sub(1);
@@ -146,6 +176,16 @@ impl State {
         if let Some(cached) = self.touch_inode(ino) {
             change(&mut cached.inode);
         }
+    }
+
+    /// The size that is counted of a file is about to become another.
+    fn resize(&mut self, ino: Ino, size: u64) -> Step<()> {
+        let old = self.inode(ino)?.counted_bytes();
+        if old != size {
+            let parents = self.load_parents(ino)?;
+            self.count_size(&parents, old, size);
+        }
+        Ok(())
     }
 
     fn stuffed_changed(
@@ -171,8 +211,8 @@ impl State {
 
     fn entry_added(&mut self, dir: Ino, is_dir: bool, time: Time) {
         self.change(dir, |inode| {
-            if let Body::Directory { entries, .. } = &mut inode.body {
-                *entries += 1;
+            if let Body::Directory(directory) = &mut inode.body {
+                directory.entries += 1;
             }
             inode.nlink += u32::from(is_dir);
             inode.mtime = time;
@@ -182,8 +222,8 @@ impl State {
 
     fn entry_removed(&mut self, dir: Ino, is_dir: bool, time: Time) {
         self.change(dir, |inode| {
-            if let Body::Directory { entries, .. } = &mut inode.body {
-                *entries = entries.saturating_sub(1);
+            if let Body::Directory(directory) = &mut inode.body {
+                directory.entries = directory.entries.saturating_sub(1);
             }
             inode.nlink = inode.nlink.saturating_sub(u32::from(is_dir));
             inode.mtime = time;
@@ -198,6 +238,10 @@ impl State {
         inode.nlink = if inode.is_dir() { 0 } else { inode.nlink.saturating_sub(1) };
         inode.ctime = time;
         let orphan = inode.nlink == 0;
+        match &mut inode.names {
+            Some(names) if !orphan => remove_name(names, dir),
+            names => *names = None,
+        }
         if orphan {
             self.move_home(ino, Home::Orphan);
         }
@@ -205,12 +249,19 @@ impl State {
     }
 
     fn apply_link(&mut self, ino: Ino, dir: Ino, name: &Name, time: Time) -> Step<()> {
-        self.dir(dir)?;
-        let (home, kind) = (self.cached(ino)?.home, self.inode(ino)?.kind);
+        self.load_above(dir)?;
+        let (home, kind, weight) = (self.cached(ino)?.home, self.inode(ino)?.kind, self.inode(ino)?.weight());
         let slot = self.slot(name);
+        self.count(dir, weight, Usage::default());
         self.change(ino, |inode| {
             inode.nlink += 1;
             inode.ctime = time;
+            if let Home::Dentry { dir: first, .. } = home {
+                inode.names = Some(Box::new([(first, 1)].into()));
+            }
+            if let Some(names) = &mut inode.names {
+                add_name(names, dir);
+            }
         });
         if let Some(cached) = self.inodes.get_mut(&ino) {
             cached.nameless = false;
@@ -250,21 +301,27 @@ impl State {
         self.dir(to.0)?;
         let to_slot = self.slot(to.1);
         let replaced = self.target(to.0, &to_slot)?.ino();
-        let replaced = replaced.map(|ino| Ok::<_, Stop>((ino, self.inode(ino)?.is_dir()))).transpose()?;
-        let is_dir = self.inode(ino)?.is_dir();
+        let replaced = replaced.map(|ino| self.inode(ino)).transpose()?;
+        let replaced = replaced.map(|inode| (inode.ino, inode.is_dir(), inode.weight()));
+        let (is_dir, weight) = (self.inode(ino)?.is_dir(), self.inode(ino)?.weight());
         let moving = self.target(from.0, &from_slot)?;
+        self.load_above(from.0)?;
+        self.load_above(to.0)?;
 
-        if let Some((replaced, was_dir)) = replaced {
+        self.count_move(from.0, to.0, weight);
+        if let Some((replaced, was_dir, weight)) = replaced {
+            self.count(to.0, Usage::default(), weight);
             self.take_name(to.0, &to_slot, replaced, time);
             self.entry_removed(to.0, was_dir, time);
         }
         self.change(ino, |inode| inode.ctime = time);
         self.erase_cell(from.0, &from_slot);
         self.entry_removed(from.0, is_dir, time);
-        self.place(to.0, to_slot, moving);
+        self.place(from.0, to.0, to_slot, moving);
         self.entry_added(to.0, is_dir, time);
         if let Some(inode) = whiteout {
             self.files += 1;
+            self.count(from.0, inode.weight(), Usage::default());
             self.insert_inode(inode.clone(), Home::Orphan);
             self.put_primary(from.0, from_slot, inode.ino);
             self.entry_added(from.0, false, time);
@@ -277,6 +334,12 @@ impl State {
         let (to_slot, to_ino) = self.present(to.0, to.1)?;
         let (from_target, to_target) = (self.target(from.0, &from_slot)?, self.target(to.0, &to_slot)?);
         let (from_is_dir, to_is_dir) = (self.inode(from_ino)?.is_dir(), self.inode(to_ino)?.is_dir());
+        let (from_weight, to_weight) = (self.inode(from_ino)?.weight(), self.inode(to_ino)?.weight());
+        self.load_above(from.0)?;
+        self.load_above(to.0)?;
+
+        self.count_move(from.0, to.0, from_weight);
+        self.count_move(to.0, from.0, to_weight);
         for ino in [from_ino, to_ino] {
             self.change(ino, |inode| inode.ctime = time);
         }
@@ -284,25 +347,40 @@ impl State {
         self.erase_cell(to.0, &to_slot);
         self.entry_removed(from.0, from_is_dir, time);
         self.entry_removed(to.0, to_is_dir, time);
-        self.place(from.0, from_slot, to_target);
-        self.place(to.0, to_slot, from_target);
+        self.place(to.0, from.0, from_slot, to_target);
+        self.place(from.0, to.0, to_slot, from_target);
         self.entry_added(from.0, to_is_dir, time);
         self.entry_added(to.0, from_is_dir, time);
         Ok(())
     }
 
-    /// Puts what a moved name stands for under its new name.
-    fn place(&mut self, dir: Ino, slot: Slot, target: Target) {
+    fn count_move(&mut self, from: Ino, to: Ino, weight: Usage) {
+        if from != to {
+            self.count(from, Usage::default(), weight);
+            self.count(to, weight, Usage::default());
+        }
+    }
+
+    /// Puts what a moved name stood for in `from` under its new name.
+    fn place(&mut self, from: Ino, dir: Ino, slot: Slot, target: Target) {
         match target {
             Target::Primary(ino) => {
                 self.put_primary(dir, slot, ino);
                 self.change(ino, |inode| {
-                    if let Body::Directory { parent, .. } = &mut inode.body {
-                        *parent = dir;
+                    if let Body::Directory(directory) = &mut inode.body {
+                        directory.parent = dir;
                     }
                 });
             }
-            Target::Remote(ino, kind) => self.put_remote(dir, slot, ino, kind),
+            Target::Remote(ino, kind) => {
+                self.put_remote(dir, slot, ino, kind);
+                self.change(ino, |inode| {
+                    if let Some(names) = &mut inode.names {
+                        remove_name(names, from);
+                        add_name(names, dir);
+                    }
+                });
+            }
             Target::Absent => {}
         }
     }

@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Ino, ObjectId, ObjectKind};
 
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
+use crate::recount::Recount;
 use crate::state::{Map, orphan_key};
 
 /// Something that is not as it should be.
@@ -24,6 +25,7 @@ pub struct Check {
     super_record: Option<Super>,
     /// What is said of each inode number.
     seen: Map<Ino, Seen>,
+    recount: Recount,
     pub records: u64,
     pub files: u64,
     pub directories: u64,
@@ -42,7 +44,8 @@ struct Seen {
     entries: u64,
     found: u64,
     subdirs: u32,
-    /// Directories: where it lies, and what it takes for its parent. Files: `stored` bytes, and those found.
+    /// Directories: where it lies, and what it takes for its parent. Files: the bytes that its record says are in its strip
+    /// or stream, and those found.
     a: u64,
     b: u64,
 }
@@ -61,6 +64,7 @@ impl Check {
             findings: Vec::new(),
             super_record: None,
             seen: Map::default(),
+            recount: Recount::default(),
             records: 0,
             files: 0,
             directories: 0,
@@ -110,9 +114,13 @@ impl Check {
                         format!("lies in its dentry {:?} but has {} links", slot.name, inode.nlink),
                     );
                 }
+                self.recount.primary(dir, slot.hash, &inode);
                 self.inode(&inode, 0, dir);
             }
-            Dentry::Remote { ino, .. } => self.seen.entry(ino).or_default().remotes += 1,
+            Dentry::Remote { ino, .. } => {
+                self.recount.remote(dir, ino);
+                self.seen.entry(ino).or_default().remotes += 1;
+            }
         }
         true
     }
@@ -131,6 +139,10 @@ impl Check {
                 self.seen.entry(ino).or_default().b = value.len() as u64;
                 true
             }
+            InoRecord::Place => decode::<(Ino, u64)>(value).is_ok_and(|place| {
+                self.recount.place(ino, place);
+                true
+            }),
             InoRecord::Xattrs => decode::<Xattrs>(value).is_ok_and(|list| {
                 self.seen.entry(ino).or_default().flags |= XATTRS_FOUND;
                 !list.is_empty()
@@ -140,26 +152,31 @@ impl Check {
 
     fn inode(&mut self, inode: &Inode, place: u8, dir: Ino) {
         self.files += 1;
+        self.recount.inode(inode, place & IN_TABLE != 0);
         self.directories += u64::from(inode.is_dir());
         let seen = self.seen.entry(inode.ino).or_default();
         seen.inodes = seen.inodes.saturating_add(1);
         seen.nlink = inode.nlink;
         seen.flags |= place | if inode.has_xattrs { HAS_XATTRS } else { 0 };
-        match inode.body {
-            Body::Directory { parent, entries } => {
+        match &inode.body {
+            Body::Directory(directory) => {
                 seen.flags |= DIRECTORY;
-                (seen.entries, seen.a, seen.b) = (entries, dir.0, parent.0);
+                (seen.entries, seen.a, seen.b) = (directory.entries, dir.0, directory.parent.0);
             }
-            Body::Stuffed { stored, .. } => seen.a = u64::from(stored),
-            Body::Streamed => seen.flags |= STREAMED,
+            Body::Stuffed { stored, .. } => seen.a = u64::from(*stored),
+            Body::Streamed { counted } => {
+                seen.flags |= STREAMED;
+                seen.a = *counted;
+            }
             _ => {}
         }
     }
 
-    /// A stream that the store has.
-    pub fn stream(&mut self, ino: Ino) {
-        if self.seen.get(&ino).is_none_or(|seen| seen.flags & STREAMED == 0) {
-            self.find(Some(ino), "has a stream that no file refers to".into());
+    /// A stream that the store has, and its size.
+    pub fn stream(&mut self, ino: Ino, size: u64) {
+        match self.seen.get_mut(&ino).filter(|seen| seen.flags & STREAMED != 0) {
+            Some(seen) => seen.b = size,
+            None => self.find(Some(ino), "has a stream that no file refers to".into()),
         }
     }
 
@@ -169,6 +186,11 @@ impl Check {
         inos.sort_unstable();
         for ino in &inos {
             self.check_ino(*ino);
+        }
+        let mut recounted = core::mem::take(&mut self.recount).finish();
+        recounted.sort_unstable();
+        for (ino, what) in recounted {
+            self.find(Some(ino), what);
         }
         match self.super_record.take() {
             None => self.find(None, "the record about the whole file system is missing".into()),
@@ -223,7 +245,8 @@ impl Check {
             if seen.flags & IN_TABLE == 0 && seen.remotes > 0 {
                 wrong.push("has names besides the one it lies in".into());
             }
-            if seen.a != seen.b {
+            // The stream of an orphan may have been removed already.
+            if seen.a != seen.b && seen.flags & (ORPHAN | STREAMED) != ORPHAN | STREAMED {
                 wrong.push(format!("keeps {} bytes, has {}", seen.a, seen.b));
             }
         }

@@ -45,7 +45,8 @@ impl Checkpoint {
         state.begin_snapshot();
         let (next_ino, files, sequence) = (state.next_ino, state.files, state.sequence);
         let unsettled = state.unsettled.iter().copied().collect();
-        let record = Super { next_ino, files, sequence, journal: end.0, unsettled };
+        let watched = state.watched_places();
+        let record = Super { next_ino, files, sequence, journal: end.0, unsettled, watched };
         self.goal = Some(Goal { sequence, trim: end, record, complete: false });
         self.next_piece(state)
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
 use crate::record::{Corrupt, Inode};
+use crate::usage::Quota;
 
 /// One change. `time` becomes the ctime of what changes, and the mtime of the directories involved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,6 +103,21 @@ pub enum Event {
         value: Option<Box<[u8]>>,
         time: Time,
     },
+    /// The limits of a directory are now these.
+    SetQuota {
+        dir: Ino,
+        quota: Quota,
+        time: Time,
+    },
+    /// The stream of a file may get another size than is counted, from now on.
+    Watch {
+        ino: Ino,
+    },
+    /// What is counted of a file whose bytes lie in a stream.
+    Count {
+        ino: Ino,
+        size: u64,
+    },
     /// An orphan that nobody uses any more ceases to be.
     Purge {
         ino: Ino,
@@ -129,7 +145,9 @@ impl Event {
     /// The inodes that the event names by number alone, so that replay must be told where they lie.
     pub(crate) fn addressed(&self) -> [Option<Ino>; 2] {
         match self {
-            Self::Create { dir, .. } | Self::Unlink { dir, .. } => [Some(*dir), None],
+            Self::Create { dir, .. } | Self::Unlink { dir, .. } | Self::SetQuota { dir, .. } => {
+                [Some(*dir), None]
+            }
             Self::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
             Self::Rename { from_dir, to_dir, .. } | Self::Exchange { from_dir, to_dir, .. } => {
                 [Some(*from_dir), Some(*to_dir)]
@@ -143,6 +161,8 @@ impl Event {
             | Self::SetAcl { ino, .. }
             | Self::SetDefaultAcl { ino, .. }
             | Self::SetXattr { ino, .. }
+            | Self::Watch { ino }
+            | Self::Count { ino, .. }
             | Self::Purge { ino } => [Some(*ino), None],
         }
     }

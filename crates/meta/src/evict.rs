@@ -158,6 +158,7 @@ impl State {
         ino != Ino::ROOT
             && cached.track.is_clean(published)
             && cached.opens == 0
+            && !(cached.inode.is_streamed() && self.watched.contains_key(&ino))
             && cached.home != Home::Orphan
             && self.strips.get(&ino).is_none_or(|strip| strip.track.is_clean(published))
             && self.xattrs.get(&ino).is_none_or(|cell| cell.track.is_clean(published))

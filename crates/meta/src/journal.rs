@@ -15,6 +15,8 @@ use crate::event::Event;
 #[derive(Debug)]
 pub(crate) enum Held {
     Reply(ClientId, RequestId, Result<Reply, Errno>),
+    /// An operation goes on.
+    Task(u64),
     /// The stream of an orphan is removed: had the removal of its last name been lost, it would be missed.
     RemoveStream(Ino),
     /// The stream of a file that has been unstuffed is no longer a new one.
@@ -189,6 +191,8 @@ impl Journal {
 fn fail(held: Held, errno: Errno) -> Option<Held> {
     match held {
         Held::Reply(from, id, _) => Some(Held::Reply(from, id, Err(errno))),
+        // It finds the journal broken.
+        Held::Task(_) => Some(held),
         Held::RemoveStream(_) | Held::SettleStream(_) => None,
     }
 }

@@ -23,10 +23,12 @@ mod ops;
 mod outbox;
 mod permission;
 mod record;
+mod recount;
 mod recovery;
 mod snapshot;
 mod state;
 mod step;
+mod usage;
 
 pub use check::{Check, Finding};
 pub use event::Event;
@@ -36,3 +38,4 @@ pub use outbox::{Input, Io, IoDone, IoId, Now, Outbox, Recall, Waiting};
 pub use record::{Corrupt, Dentry, InoRecord, Inode, Slot, Super, decode, encode};
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use step::{Load, StreamCall, StreamDone};
+pub use usage::{Quota, Usage};

@@ -94,6 +94,17 @@ impl Cx<'_> {
             StreamDone::Done => Err(Errno::EIO.into()),
         }
     }
+
+    /// Files whose streams this operation has had measured last, with what was counted for them then, and their sizes.
+    pub(crate) fn measured(&self) -> Option<Vec<(Ino, u64, u64)>> {
+        self.streams.iter().rev().find_map(|made| match made {
+            (StreamCall::Measure(files), Ok(StreamDone::Stats(stats))) => {
+                let sizes = files.iter().zip(stats).map(|((ino, counted), stat)| (*ino, *counted, stat.size));
+                Some(sizes.collect())
+            }
+            _ => None,
+        })
+    }
 }
 
 /// What a load has just covered of a directory: all names with hashes from `from` to `to`, exclusive.
@@ -130,6 +141,8 @@ enum Purpose {
     Publish,
     RemoveStream(Ino),
     SettleStream(Ino),
+    /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
+    SyncStream(Ino, u64),
 }
 
 /// The metadata server's machine. See the crate's description.
@@ -149,7 +162,7 @@ pub struct Meta {
     /// Operations that wait for room in the journal.
     roomless: Vec<u64>,
     free_space: u64,
-    ticks: u64,
+    pub(crate) ticks: u64,
     draining: bool,
 }
 
@@ -283,6 +296,7 @@ impl Meta {
                 self.ask(Purpose::Groups(number), io, out);
             }
             Wait::Stream(call) => self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out),
+            Wait::Durable => self.journal.hold(self.state.sequence, Held::Task(number)),
             Wait::Room => {
                 self.roomless.push(number);
                 self.start_checkpoint(out);
@@ -329,7 +343,8 @@ impl Meta {
             Request::GetXattr { ino, name } => self.getxattr(cx, *ino, name),
             Request::ListXattr { ino } => self.listxattr(cx, *ino),
             Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name),
-            Request::StatFs => Ok(Reply::StatFs { files: self.state.files }),
+            Request::StatFs { ino } => self.statfs(cx, *ino),
+            Request::Extend { ino, offset, length, from } => self.extend(cx, *ino, *offset, *length, *from),
         }
     }
 
@@ -363,12 +378,17 @@ impl Meta {
 
     /// Makes a change: applies it and appends it to the journal.
     pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
+        cx.changed = true;
+        self.append(event)
+    }
+
+    /// As [`Self::commit`], for nobody.
+    pub(crate) fn append(&mut self, event: &Event) -> Step<()> {
         for ino in event.addressed().into_iter().flatten() {
             if let Some((dir, hash)) = self.state.unchanged_dentry(ino) {
                 self.record(&Event::Locate { ino, dir, hash })?;
             }
         }
-        cx.changed = true;
         self.record(event)
     }
 
@@ -474,7 +494,7 @@ impl Meta {
                     _ => Err(Errno::EIO),
                 });
                 let held = self.journal.appended(result);
-                self.let_go(held, out);
+                self.let_go(now, held, out);
                 if self.journal.is_half_full() {
                     self.start_checkpoint(out);
                 }
@@ -492,6 +512,7 @@ impl Meta {
             (Some(Purpose::RemoveStream(ino)), Ok(_)) => self.purge_removed(now, ino),
             // It stays an orphan, whose stream the next mount removes.
             (Some(Purpose::RemoveStream(_)), Err(_)) => {}
+            (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
             (Some(Purpose::SettleStream(ino)), Ok(_)) => drop(self.state.unsettled.remove(&ino)),
             // It stays new, which does no harm, and the next mount tries again.
             (Some(Purpose::SettleStream(_)), Err(_)) => {}
@@ -549,7 +570,7 @@ impl Meta {
                 if let Some(sequence) = self.checkpoint.published() {
                     self.state.snapshot_published();
                     let held = self.journal.checkpointed(sequence, used);
-                    self.let_go(held, out);
+                    self.let_go(now, held, out);
                 }
             }
             Err(errno) => self.checkpoint.failed(errno),
@@ -559,10 +580,11 @@ impl Meta {
         }
     }
 
-    fn let_go(&mut self, held: Vec<Held>, out: &mut Outbox) {
+    fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
         for held in held {
             match held {
                 Held::Reply(from, id, result) => out.replies.push((from, id, result)),
+                Held::Task(number) => self.resume(now, number, out),
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), Io::Stream(StreamCall::Remove { ino }), out);
                 }
@@ -589,6 +611,12 @@ impl Meta {
         // What has been removed gives its space back only with a checkpoint.
         let is_short = self.free_space < 2 * self.config.reserve;
         let is_due = self.ticks.is_multiple_of(Self::CHECKPOINT_TICKS);
+        // Not when it ends: the next mount looks at what is still watched.
+        if !self.draining && !self.config.read_only {
+            for ino in self.idle_watched() {
+                self.ask(Purpose::SyncStream(ino, self.ticks), Io::Stream(StreamCall::Sync { ino }), out);
+            }
+        }
         if self.draining || is_due || is_short || self.journal.is_half_full() {
             self.start_checkpoint(out);
         }
@@ -618,6 +646,6 @@ impl Meta {
 
 fn is_inode(load: &Load) -> bool {
     matches!(load, Load::Record { object, key }
-        if object.kind == espalier_proto::ObjectKind::Inodes && key.first() == Some(&b'i'))
+        if object.kind == espalier_proto::ObjectKind::Inodes && matches!(key.first(), Some(b'i' | b'd')))
         || matches!(load, Load::Record { object, .. } if *object == ObjectId::ORPHANS)
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
 use crate::acl::Acl;
+use crate::usage::{Quota, Usage};
 
 /// Everything about a file but its names, its bytes and its extended attributes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,8 @@ pub struct Inode {
     pub default_acl: Option<Box<Acl>>,
     /// There is a record of extended attributes.
     pub has_xattrs: bool,
+    /// Of what lies in the inode table and has names: the directories that they are in, and how many in each.
+    pub names: Option<Box<Vec<(Ino, u32)>>>,
 }
 
 /// What an inode of a certain kind has to itself.
@@ -46,13 +49,29 @@ pub enum Body {
         size: u64,
         stored: u32,
     },
-    /// A regular file whose bytes lie in a stream; its size, blocks and mtime are the stream's.
-    Streamed,
-    Directory {
-        parent: Ino,
-        entries: u64,
+    /// A regular file whose bytes lie in a stream; its size, blocks and mtime are the stream's. `counted`: the size that
+    /// the directories above count for it, which is the stream's while nobody writes to it.
+    Streamed {
+        counted: u64,
     },
+    Directory(Box<Directory>),
     Symlink(#[serde(with = "serde_bytes")] Box<[u8]>),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Directory {
+    /// The root's is the root.
+    pub parent: Ino,
+    pub entries: u64,
+    /// All that is below it, at any depth.
+    pub usage: Usage,
+    pub quota: Quota,
+}
+
+impl Directory {
+    pub fn empty(parent: Ino) -> Box<Self> {
+        Box::new(Self { parent, entries: 0, usage: Usage::default(), quota: Quota::default() })
+    }
 }
 
 impl Inode {
@@ -61,7 +80,7 @@ impl Inode {
     }
 
     pub fn is_streamed(&self) -> bool {
-        matches!(self.body, Body::Streamed)
+        matches!(self.body, Body::Streamed { .. })
     }
 
     /// `stream`: what the engine tells of its stream, if it has one.
@@ -70,12 +89,12 @@ impl Inode {
         let (size, blocks) = match &self.body {
             Body::Node => (0, 0),
             Body::Stuffed { size, stored } => (*size, u64::from(*stored).div_ceil(512)),
-            Body::Streamed => (stream.size, stream.blocks),
-            Body::Directory { entries, .. } => (*entries, 0),
+            Body::Streamed { .. } => (stream.size, stream.blocks),
+            Body::Directory(directory) => (directory.entries, 0),
             Body::Symlink(target) => (target.len() as u64, 0),
         };
         let (mtime, ctime) = match self.body {
-            Body::Streamed => (stream.mtime, self.ctime.max(stream.ctime)),
+            Body::Streamed { .. } => (stream.mtime, self.ctime.max(stream.ctime)),
             _ => (self.mtime, self.ctime),
         };
         Attr {
@@ -170,6 +189,8 @@ pub struct Super {
     pub journal: u64,
     /// Files whose streams the store may still hold for new.
     pub unsettled: Vec<Ino>,
+    /// Files whose streams may have other sizes than are counted, and where they lie if that is in a dentry.
+    pub watched: Vec<(Ino, Option<(Ino, u64)>)>,
 }
 
 /// The keys of the records that are kept by inode number.
@@ -179,6 +200,8 @@ pub enum InoRecord {
     Inode = b'i',
     Strip = b's',
     Xattrs = b'x',
+    /// Where a directory lies: the directory it is in, and its name's hash.
+    Place = b'd',
 }
 
 impl InoRecord {
@@ -196,6 +219,7 @@ impl InoRecord {
             b'i' => Some((Self::Inode, ino)),
             b's' => Some((Self::Strip, ino)),
             b'x' => Some((Self::Xattrs, ino)),
+            b'd' => Some((Self::Place, ino)),
             _ => None,
         }
     }

@@ -10,9 +10,9 @@ use crate::event::Event;
 use crate::journal::Held;
 use crate::machine::{Config, Meta};
 use crate::outbox::IoDone;
-use crate::record::{Body, InoRecord, Inode, Super, decode, encode};
-use crate::state::{Home, State};
-use crate::step::{Load, Stop, StreamCall, Wait};
+use crate::record::{Body, Directory, InoRecord, Inode, Super, decode, encode};
+use crate::state::{Home, SAME_HASH, State, Watched};
+use crate::step::{Load, Step, Stop, StreamCall, Wait};
 
 /// The first checkpoint of a new file system: an empty root directory.
 #[derive(Clone, Copy, Debug)]
@@ -37,14 +37,15 @@ impl Format {
             mtime: self.time,
             ctime: self.time,
             btime: self.time,
-            body: Body::Directory { parent: Ino::ROOT, entries: 0 },
+            body: Body::Directory(Directory::empty(Ino::ROOT)),
             acl: None,
             default_acl: None,
             has_xattrs: false,
+            names: None,
         };
         let (object, key) = InoRecord::Inode.place(Ino::ROOT);
-        let (next_ino, unsettled) = (Ino::ROOT.0 + 1, Vec::new());
-        let first = Super { next_ino, files: 1, sequence: 0, journal: 0, unsettled };
+        let (next_ino, unsettled, watched) = (Ino::ROOT.0 + 1, Vec::new(), Vec::new());
+        let first = Super { next_ino, files: 1, sequence: 0, journal: 0, unsettled, watched };
         Vec::from([
             TableWrite { object, key, value: Some(encode(&root)) },
             TableWrite { object: ObjectId::SUPER, key: Vec::new(), value: Some(encode(&first)) },
@@ -77,6 +78,8 @@ impl core::error::Error for RecoveryError {}
 pub struct Recovery {
     config: Config,
     state: State,
+    /// Where files lie whose streams are to be looked at, in the tables.
+    watched: Vec<(Ino, Option<(Ino, u64)>)>,
     /// Events replayed.
     pub events: u64,
     /// Streams whose removal came before such an event, but may not be durable.
@@ -101,7 +104,11 @@ impl Recovery {
             let loaded = state.loaded(ObjectId::ORPHANS, key, Some(value));
             loaded.map_err(|_| damaged("the record of an orphan is damaged"))?;
         }
-        Ok((Self { config, state, events: 0, removed: Vec::new() }, Position(record.journal)))
+        for (ino, _) in &record.watched {
+            state.watched.insert(*ino, Watched { since: 0, used: 0 });
+        }
+        let recovery = Self { config, state, watched: record.watched, events: 0, removed: Vec::new() };
+        Ok((recovery, Position(record.journal)))
     }
 
     /// Replays a frame. Events that the tables hold already are skipped. `fetch` reads the tables.
@@ -138,15 +145,26 @@ impl Recovery {
         event: &Event,
         fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
     ) -> Result<(), RecoveryError> {
+        let mut removed = None;
+        self.loading(fetch, |state| {
+            let purged = if let Event::Purge { ino } = event { state.inodes.get(ino) } else { None };
+            removed = purged.filter(|cached| cached.inode.is_streamed()).map(|cached| cached.inode.ino);
+            state.apply(event)
+        })?;
+        self.removed.extend(removed);
+        Ok(())
+    }
+
+    /// Tries until everything that it needs is in memory.
+    fn loading(
+        &mut self,
+        fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
+        mut attempt: impl FnMut(&mut State) -> Step<()>,
+    ) -> Result<(), RecoveryError> {
         let mut last = None;
         loop {
-            let purged = if let Event::Purge { ino } = event { self.state.inodes.get(ino) } else { None };
-            let removed = purged.filter(|cached| cached.inode.is_streamed()).map(|cached| cached.inode.ino);
-            let load = match self.state.apply(event) {
-                Ok(()) => {
-                    self.removed.extend(removed);
-                    return Ok(());
-                }
+            let load = match attempt(&mut self.state) {
+                Ok(()) => return Ok(()),
                 Err(Stop::Wait(Wait::Load(load))) if last.as_ref() != Some(&load) => load,
                 Err(stop) => {
                     let sequence = self.state.sequence + 1;
@@ -180,13 +198,35 @@ impl Recovery {
         })
     }
 
+    /// After the last frame: the files whose streams may have other sizes than are counted.
+    pub fn watched(&self) -> Vec<Ino> {
+        self.state.watched.keys().copied().collect()
+    }
+
+    /// What is counted for a watched file is to be the size of its stream. Loads what that needs.
+    fn load_watched(
+        &mut self,
+        ino: Ino,
+        fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
+    ) -> Result<(), RecoveryError> {
+        if !self.state.inodes.contains_key(&ino) {
+            let place = self.watched.iter().find(|(watched, _)| *watched == ino);
+            if let Some((_, Some((dir, hash)))) = place {
+                self.load(&Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH }, fetch)?;
+            }
+        }
+        self.loading(fetch, |state| state.load_parents(ino).map(drop))
+    }
+
     /// The machine, ready, and what is to be done with streams before it is used. Orphans left over are purged, for
-    /// whoever used them is gone. `end`, `used`: of the journal. `new_streams`: those that were never settled.
+    /// whoever used them is gone. `end`, `used`: of the journal. `new_streams`: those that were never settled. `sizes`: of the streams
+    /// of [`Self::watched`].
     pub fn finish(
         mut self,
         end: Position,
         used: u64,
         new_streams: &[Ino],
+        sizes: &[(Ino, u64)],
         fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>,
     ) -> Result<(Meta, Vec<StreamCall>), RecoveryError> {
         let unsettled = core::mem::take(&mut self.state.unsettled);
@@ -207,7 +247,13 @@ impl Recovery {
         let mut orphans: Vec<(Ino, bool)> =
             orphans.map(|cached| (cached.inode.ino, cached.inode.is_streamed())).collect();
         orphans.sort_unstable();
+        for (ino, _) in sizes {
+            self.load_watched(*ino, fetch)?;
+        }
         let mut meta = Meta::with_state(self.config, self.state, end, used);
+        for (ino, size) in sizes {
+            meta.count_left_over(*ino, *size);
+        }
         if !meta.config.read_only {
             for (ino, streamed) in orphans {
                 meta.purge_left_over(ino, streamed);
@@ -218,6 +264,16 @@ impl Recovery {
 }
 
 impl Meta {
+    /// The size of a stream, of which nothing was heard after it might have changed.
+    fn count_left_over(&mut self, ino: Ino, size: u64) {
+        let counted = self.state.inode(ino).map(Inode::counted_bytes);
+        if counted.is_ok_and(|counted| counted != size) {
+            let event = Event::Count { ino, size };
+            // All that it needs has been loaded.
+            let _ = if self.config.read_only { self.state.apply(&event) } else { self.append(&event) };
+        }
+    }
+
     fn purge_left_over(&mut self, ino: Ino, streamed: bool) {
         if streamed {
             // Its Unlink is in the journal on disk, so nothing need be waited for; the next flush lets it go.

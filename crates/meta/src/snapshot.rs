@@ -95,6 +95,12 @@ impl State {
                     return;
                 };
                 cell.track.stored = true;
+                if cached.inode.is_dir() && !cached.track.stored {
+                    cached.track.stored = true;
+                    let (object, key) = InoRecord::Place.place(ino);
+                    let value = Some(encode(&(dir, hash)));
+                    self.snapshot.writes.push(TableWrite { object, key, value });
+                }
                 (ObjectId::fragment(dir, 0), slot.key(), encode(&DentryRef::Primary(&cached.inode)))
             }
             Home::Table => {

@@ -49,6 +49,15 @@ pub(crate) struct Known {
     pub lookups: u64,
 }
 
+/// A streamed file that may have another size than is counted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Watched {
+    /// The sequence number of the event that says so. When it is durable, recovery is sure to look at the size.
+    pub since: u64,
+    /// The tick at which it was last opened for writing, closed or synced.
+    pub used: u64,
+}
+
 impl Cached {
     fn new(inode: Inode, home: Home, track: Track) -> Self {
         Self { inode, home, lookups: 0, opens: 0, nameless: false, used: Mutable::new(false), track }
@@ -155,6 +164,9 @@ pub(crate) struct State {
     ///
     /// [`StreamCall::Settle`]: crate::StreamCall::Settle
     pub unsettled: BTreeSet<Ino>,
+    /// Streamed files that may have another size than is counted: their writers, the kernel among them, need not say. They
+    /// stay in memory.
+    pub watched: BTreeMap<Ino, Watched>,
     /// The current epoch: grows with every checkpoint.
     pub epoch: u32,
     /// The epoch of the last checkpoint that is durable.
@@ -183,6 +195,7 @@ impl State {
             files: 0,
             sequence: 0,
             unsettled: BTreeSet::new(),
+            watched: BTreeMap::new(),
             epoch: 1,
             published: 0,
             changed: VecDeque::new(),
@@ -220,9 +233,14 @@ impl State {
         self.cached(ino).map(|cached| &cached.inode)
     }
 
-    /// A directory; `ENOTDIR` for anything else.
+    /// A directory; `ENOTDIR` for anything else. One that no client knows is found by the record of its place.
     pub(crate) fn dir(&self, ino: Ino) -> Step<&Inode> {
-        let inode = self.inode(ino)?;
+        let Some(cached) = self.inodes.get(&ino) else {
+            let is_found = ino == Ino::ROOT || self.known.contains_key(&ino);
+            return Err(if is_found { self.wait_inode(ino) } else { wait_record(InoRecord::Place, ino) });
+        };
+        cached.used.set(true);
+        let inode = &cached.inode;
         if inode.is_dir() { Ok(inode) } else { Err(Errno::ENOTDIR.into()) }
     }
 
@@ -237,8 +255,8 @@ impl State {
         }
         // A small directory is loaded whole: then it is known what is not there, too.
         let untouched = fragment.is_none_or(|fragment| fragment.loaded_to == 0);
-        let load = match self.dir(dir)?.body {
-            Body::Directory { entries, .. } if untouched && entries <= SMALL_DIRECTORY as u64 => {
+        let load = match &self.dir(dir)?.body {
+            Body::Directory(directory) if untouched && directory.entries <= SMALL_DIRECTORY as u64 => {
                 Load::Dentries { dir, from: 0, limit: 2 * SMALL_DIRECTORY }
             }
             _ => Load::Record { object: ObjectId::fragment(dir, 0), key: slot.key() },
@@ -295,6 +313,13 @@ impl State {
                 let Some(value) = value else { return Ok(()) };
                 match record {
                     InoRecord::Inode => self.loaded_inode(decode(value)?, Home::Table),
+                    InoRecord::Place => {
+                        let (dir, hash) = decode(value)?;
+                        if !self.inodes.contains_key(&ino) {
+                            let known = Known { home: Home::Dentry { dir, hash }, lookups: 0 };
+                            self.known.entry(ino).or_insert(known);
+                        }
+                    }
                     InoRecord::Strip => {
                         self.strips.entry(ino).or_insert_with(|| {
                             self.clock.bytes += value.len();
@@ -522,13 +547,16 @@ impl State {
     /// The inode, which must have been touched, lies elsewhere from now on.
     pub(crate) fn move_home(&mut self, ino: Ino, home: Home) {
         self.leave_home(ino);
-        if let Some(cached) = self.inodes.get_mut(&ino) {
-            cached.home = home;
-            cached.track.stored = false;
+        let Some(cached) = self.inodes.get_mut(&ino) else { return };
+        cached.home = home;
+        cached.track.stored = false;
+        if cached.inode.is_dir() && home == Home::Orphan {
+            self.erase_record(InoRecord::Place, ino, true);
         }
     }
 
-    /// Removes the record from a home that is its own. `track.stored` of an inode speaks of such homes only.
+    /// Removes the record from a home that is its own. `track.stored` of an inode speaks of such homes only; of a directory
+    /// in a dentry, it says whether the store has its place.
     fn leave_home(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         if cached.track.stored {

@@ -30,6 +30,8 @@ pub(crate) enum Wait {
     Groups,
     /// The byte stream of a file.
     Stream(StreamCall),
+    /// Everything so far to be durable.
+    Durable,
     /// Room in the journal.
     Room,
 }
@@ -53,6 +55,8 @@ pub enum Load {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamCall {
     Stat(Vec<Ino>),
+    /// As `Stat`, of files for which so many bytes are counted: that tells calls for one file apart.
+    Measure(Vec<(Ino, u64)>),
     /// Makes the stream hold just these bytes, then zeros up to `size`. `version` tells calls for one file apart;
     /// `sync`: they must be durable when it returns, for they were durable where they come from.
     ///

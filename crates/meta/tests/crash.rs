@@ -64,7 +64,11 @@ impl Walker {
             10 => {
                 if let Some(ino) = file {
                     let set = SetAttr { size: Some(self.rng.u64(0..80)), ..SetAttr::default() };
-                    drop(fs.ask(Request::SetAttr { ino, set }));
+                    let id = fs.send(&harness::ROOT_CALLER, Request::SetAttr { ino, set });
+                    // Of a stream it waits until a crash could not make it forgotten.
+                    while !fs.answers.contains_key(&id) {
+                        fs.settle();
+                    }
                 }
             }
             _ => {

@@ -7,6 +7,7 @@ mod ops {
     mod access;
     mod allocate;
     mod create;
+    mod extend;
     mod forget;
     mod fsync;
     mod getattr;
@@ -20,8 +21,10 @@ mod ops {
     mod rmdir;
     mod seek;
     mod setattr;
+    mod statfs;
     mod tmpfile;
     mod unlink;
+    mod usage;
     mod write;
     mod xattr;
 }

@@ -185,7 +185,19 @@ pub enum Request {
         ino: Ino,
         name: Box<[u8]>,
     },
-    StatFs,
+    /// Of where an inode is: quotas there bound what there is.
+    StatFs {
+        ino: Ino,
+    },
+    /// The client is about to write to a file's stream: may it have so many bytes from there on? Not asked for what the
+    /// kernel writes by itself.
+    Extend {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        /// The bytes are a copy of what another file has from an offset on, if it has so many.
+        from: Option<(Ino, u64)>,
+    },
 }
 
 /// How a file is opened.
@@ -240,10 +252,33 @@ pub enum Reply {
         parent: Ino,
         end: bool,
     },
-    StatFs {
-        /// Inodes in use.
-        files: u64,
-    },
+    StatFs(Capacity),
+    /// `Extend`: go on.
+    Granted,
+}
+
+/// What `statfs` tells, but for the space of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capacity {
+    /// Inodes in use.
+    pub files: u64,
+    /// The quota on bytes that leaves the least room.
+    pub byte_limit: Option<Limit>,
+    /// That on files and directories.
+    pub file_limit: Option<Limit>,
+}
+
+/// A quota, and what is there of what it limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit {
+    pub max: u64,
+    pub used: u64,
+}
+
+impl Limit {
+    pub fn free(self) -> u64 {
+        self.max.saturating_sub(self.used)
+    }
 }
 
 /// What a client must know of a file that it has opened.
@@ -253,6 +288,8 @@ pub struct Opened {
     pub streamed: bool,
     /// What the client's cache holds of it may stay; not so when the next read must count as an access.
     pub keep_cache: bool,
+    /// A quota bounds its size: writes must go through the server.
+    pub limited: bool,
 }
 
 /// What an engine tells of a byte stream.

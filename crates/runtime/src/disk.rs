@@ -71,6 +71,11 @@ impl Disk {
                 let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
                 return Ok(StreamDone::Stats(stats));
             }
+            StreamCall::Measure(files) => {
+                let stats =
+                    files.into_iter().map(|(ino, _)| store.stream_stat(ino)).collect::<Result<_, _>>()?;
+                return Ok(StreamDone::Stats(stats));
+            }
             StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {
                 store.stream_create(ino)?;
                 store.stream_write(ino, 0, &bytes)?;

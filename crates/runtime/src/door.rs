@@ -11,8 +11,8 @@ use espalier_fuse::{
 };
 use espalier_meta::Recall;
 use espalier_proto::{
-    Access, AllocateMode, Attr, Caller, Dirent, Entry, Errno, FileType, Ino, Name, NameError, NewNode,
-    OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+    Access, AllocateMode, Attr, Caller, Capacity, Dirent, Entry, Errno, FileType, Ino, Limit, Name,
+    NameError, NewNode, OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 
 use crate::node::{Door, Node, Outcome};
@@ -210,7 +210,7 @@ impl Embedded {
             }
             Op::ListXattr { size } => Ok((Call::Request(Request::ListXattr { ino }), Form::Xattr(size))),
             Op::RemoveXattr { name } => plain(Request::RemoveXattr { ino, name: name.into() }),
-            Op::StatFs => Ok((Call::Request(Request::StatFs), Form::StatFs)),
+            Op::StatFs => Ok((Call::Request(Request::StatFs { ino }), Form::StatFs)),
             Op::FAllocate { offset, length, mode, .. } => {
                 let mode = AllocateMode::from_bits(mode).ok_or(Errno::EOPNOTSUPP)?;
                 Ok((Call::Allocate { ino, offset, length, mode }, Form::Plain))
@@ -284,7 +284,7 @@ impl Door for FuseDoor {
             (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
                 answer_listing(node, reply, &entries, (dir, parent), (offset, size, plus));
             }
-            (Answer::StatFs { files }, _) => answer_statfs(node, reply, files),
+            (Answer::StatFs(capacity), _) => answer_statfs(node, reply, &capacity),
             (Answer::Bytes(_) | Answer::Listing { .. }, _) => reply.error(Errno::EIO.raw()),
         }
     }
@@ -433,19 +433,22 @@ fn answer_listing(
     }
 }
 
-fn answer_statfs(node: &Node<FuseDoor>, reply: fuse::Reply, files: u64) {
+fn answer_statfs(node: &Node<FuseDoor>, reply: fuse::Reply, capacity: &Capacity) {
     let space = match node.disk.space() {
         Ok(space) => space,
         Err(errno) => return reply.error(errno.raw()),
     };
     let blocks = |bytes: u64| bytes / u64::from(BLOCK_BYTES);
+    // A quota is all there is, but there may be less room than it leaves.
+    let room = capacity.byte_limit.map_or(u64::MAX, Limit::free);
     // Inodes take nothing but space: there can be as many as it holds.
-    let files_free = space.available / 256;
+    let by_space = space.available / 256;
+    let files_free = capacity.file_limit.map_or(by_space, |limit| limit.free().min(by_space));
     reply.statfs(&fuse::StatFs {
-        blocks: blocks(space.total),
-        blocks_free: blocks(space.free),
-        blocks_available: blocks(space.available),
-        files: files + files_free,
+        blocks: blocks(capacity.byte_limit.map_or(space.total, |limit| limit.max)),
+        blocks_free: blocks(space.free.min(room)),
+        blocks_available: blocks(space.available.min(room)),
+        files: capacity.file_limit.map_or(capacity.files + by_space, |limit| limit.max),
         files_free,
         block_size: BLOCK_BYTES,
         fragment_size: BLOCK_BYTES,

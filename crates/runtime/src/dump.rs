@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::fsck::checkpoint;
 use crate::volume::{OpenOptions, Volume};
 
-const TITLE: &[u8] = b"Espalier dump, format 1\n";
+const TITLE: &[u8] = b"Espalier dump, format 2\n";
 /// Of a stream's extent in one frame.
 const CHUNK: usize = 1 << 20;
 /// Longer frames are not written, so they are damage.
@@ -175,6 +175,7 @@ fn with_new_journal(value: &[u8]) -> Option<Vec<u8>> {
     let mut record: Super = espalier_meta::decode(value).ok()?;
     record.journal = 0;
     record.unsettled.clear();
+    record.watched.clear();
     Some(espalier_meta::encode(&record))
 }
 

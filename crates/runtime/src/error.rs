@@ -21,7 +21,9 @@ pub enum Error {
     Unfinished(PathBuf),
     #[error("{0}")]
     Option(&'static str),
-    #[error("this is no dump of an Espalier file system, or of a newer version")]
+    #[error(
+        "this is no dump of an Espalier file system, or of one of another format: load it with the version that made it"
+    )]
     ForeignDump,
     #[error("the dump is damaged or was cut off after {0} records; nothing was mounted from it")]
     DamagedDump(u64),

@@ -41,7 +41,7 @@ pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
         }
     }
     for ino in disk.store.streams()? {
-        check.stream(ino);
+        check.stream(ino, disk.store.stream_stat(ino)?.size);
     }
     progress(check.records);
     let (records, files, directories) = (check.records, check.files, check.directories);

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use espalier_meta::{Atime, Config, Format, IoDone, Load, Meta, Recovery};
 use espalier_proto::{Errno, ObjectId};
-use espalier_store::{FormatOptions, Journal, LocalOptions, LocalStore, Store, Superblock, superblock};
+use espalier_store::{
+    FormatOptions, Journal, LocalOptions, LocalStore, Store, StoreError, Superblock, superblock,
+};
 
 use crate::clock;
 use crate::disk::Disk;
@@ -114,7 +116,10 @@ impl Volume {
         let replayed = recovery.events;
         let new_streams = store.new_streams()?;
         let (end, used) = (journal.position(), journal.used());
-        let (meta, calls) = recovery.finish(end, used, &new_streams, &mut |load| fetch(&store, load))?;
+        let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
+        let sizes = recovery.watched().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
+        let (meta, calls) =
+            recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
         let disk = Arc::new(Disk::new(store, journal, options.sync));
         if !options.read_only {
             for call in calls {

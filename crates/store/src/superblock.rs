@@ -19,7 +19,7 @@ const TITLE: &str = "# An Espalier store. Do not edit: the last line is a checks
 /// How the title of every version begins.
 const MAGIC: &[u8] = b"# An Espalier store.";
 /// The format of this version, the only one that it reads.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 const MAX_BYTES: usize = 64 * 1024;
 
 /// What a store is, and how it was made.
@@ -69,6 +69,12 @@ pub enum SuperblockError {
     NoStore(PathBuf),
     #[error("{} was made by a newer Espalier (format {format}): use version {needs} or newer", path.display())]
     Newer { path: PathBuf, format: u32, needs: String },
+    #[error(
+        "{} was made by an older Espalier (format {format}), which this version does not read: mount it with the version \
+         that made it, and copy its files into a new one",
+        path.display()
+    )]
+    Older { path: PathBuf, format: u32 },
     #[error("the superblock of {} is damaged: {why}; restore the file `{FILE}` from a copy", path.display())]
     Damaged { path: PathBuf, why: String },
     #[error("cannot {what} the superblock of {}: {cause}", path.display())]
@@ -137,6 +143,9 @@ fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockError> {
     if head.format > FORMAT {
         return Err(SuperblockError::Newer { path: dir.into(), format: head.format, needs: head.needs });
     }
+    if head.format < FORMAT {
+        return Err(SuperblockError::Older { path: dir.into(), format: head.format });
+    }
     let text: Text = toml::from_str(body).map_err(invalid)?;
     let Text { format, needs: _, uuid, label, hash_key, strip_bytes, journal_bytes, created } = text;
     let hash_key =
@@ -176,7 +185,10 @@ fn checksum_line(body: &str) -> String {
 /// Whether there is a store, damaged or not.
 pub(crate) fn is_store(dir: &Path) -> bool {
     match read(dir) {
-        Ok(_) | Err(SuperblockError::Newer { .. } | SuperblockError::Damaged { .. }) => true,
+        Ok(_)
+        | Err(
+            SuperblockError::Newer { .. } | SuperblockError::Older { .. } | SuperblockError::Damaged { .. },
+        ) => true,
         Err(_) => false,
     }
 }

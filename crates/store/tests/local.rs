@@ -123,12 +123,16 @@ fn opening_says_what_is_wrong_with_the_superblock() {
         std::fs::write(&path, flipped).unwrap();
         assert!(superblock::read(dir.path()).is_err(), "{at}");
     }
-    let newer = String::from_utf8(bytes).unwrap().replace("format = 1", "format = 2").replace("0.1.0", "7.0");
-    let body = newer.rsplit_once("checksum").unwrap().0;
-    let sum = xxhash_rust::xxh3::xxh3_64(body.as_bytes());
-    std::fs::write(&path, format!("{body}checksum = \"{sum:016x}\"\n")).unwrap();
-    let text = kind(dir.path()).to_string();
-    assert!(text.contains("use version 7.0 or newer"), "{text}");
+    for (format, advice) in [(3, "use version 7.0 or newer"), (1, "copy its files into a new one")] {
+        let format = format!("format = {format}");
+        let text =
+            std::str::from_utf8(&bytes).unwrap().replace("format = 2", &format).replace("0.1.0", "7.0");
+        let body = text.rsplit_once("checksum").unwrap().0;
+        let sum = xxhash_rust::xxh3::xxh3_64(body.as_bytes());
+        std::fs::write(&path, format!("{body}checksum = \"{sum:016x}\"\n")).unwrap();
+        let text = kind(dir.path()).to_string();
+        assert!(text.contains(advice), "{text}");
+    }
 }
 
 #[test]

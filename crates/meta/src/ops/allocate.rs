@@ -24,8 +24,8 @@ impl Meta {
         }
         let old = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
-            Body::Streamed => return Ok(Reply::Streamed),
-            Body::Directory { .. } => return Err(Errno::EISDIR.into()),
+            Body::Streamed { .. } => return Ok(Reply::Streamed),
+            Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::ENODEV.into()),
         };
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
@@ -37,6 +37,9 @@ impl Meta {
             return Ok(Reply::Streamed);
         }
         self.state.strip(ino)?;
+        if !keep_size {
+            self.state.admit_size(ino, end)?;
+        }
         let time = cx.now;
         if punch || mode.contains(AllocateMode::ZERO_RANGE) {
             self.commit(cx, &Event::Zero { ino, offset, length, time })?;

@@ -4,7 +4,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opene
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
-use crate::record::{Body, Inode};
+use crate::record::{Body, Directory, Inode};
 use crate::step::Step;
 
 impl Meta {
@@ -32,6 +32,7 @@ impl Meta {
             return Ok(Reply::Created(self.entry(cacheable, attr), opened));
         }
         let inode = self.new_inode(cx, dir, node, modes)?;
+        self.state.admit(&[(dir, inode.weight())], &[])?;
         let attr = inode.attr(None);
         self.commit(cx, &Event::Create { dir, name: name.clone(), inode })?;
         let entry = self.entry(cacheable, attr);
@@ -39,7 +40,7 @@ impl Meta {
             return Ok(Reply::Entry(entry));
         }
         self.opened(attr.ino);
-        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true }))
+        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false }))
     }
 
     /// An inode that the caller may make in a directory, with what it inherits from there.
@@ -52,7 +53,7 @@ impl Meta {
         cx.check_change(parent)?;
         let (kind, rdev, body) = match node {
             NewNode::Regular => (FileType::Regular, 0, Body::Stuffed { size: 0, stored: 0 }),
-            NewNode::Directory => (FileType::Directory, 0, Body::Directory { parent: dir, entries: 0 }),
+            NewNode::Directory => (FileType::Directory, 0, Body::Directory(Directory::empty(dir))),
             NewNode::Symlink(target) => (FileType::Symlink, 0, Body::Symlink(target.clone())),
             NewNode::Fifo => (FileType::Fifo, 0, Body::Node),
             NewNode::Socket => (FileType::Socket, 0, Body::Node),
@@ -98,6 +99,7 @@ impl Meta {
             acl,
             default_acl,
             has_xattrs: false,
+            names: None,
         })
     }
 }

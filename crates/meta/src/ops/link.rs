@@ -25,7 +25,11 @@ impl Meta {
         if self.state.target(dir, &self.state.slot(name))?.ino().is_some() {
             return Err(Errno::EEXIST.into());
         }
-        self.attr(cx, inode)?;
+        if inode.is_streamed() && self.is_bounded(dir)? {
+            self.count_open(cx)?;
+        }
+        self.attr(cx, self.state.inode(ino)?)?;
+        self.state.admit(&[(dir, self.state.inode(ino)?.weight())], &[])?;
         self.commit(cx, &Event::Link { ino, dir, name: name.clone(), time: cx.now })?;
         let attr = self.attr(cx, self.state.inode(ino)?)?;
         Ok(Reply::Entry(self.entry(cacheable, attr)))

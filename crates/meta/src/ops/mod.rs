@@ -3,6 +3,7 @@
 mod access;
 mod allocate;
 mod create;
+mod extend;
 mod forget;
 mod fsync;
 mod getattr;
@@ -16,7 +17,9 @@ mod rename;
 mod rmdir;
 mod seek;
 mod setattr;
+mod statfs;
 mod tmpfile;
 mod unlink;
+mod usage;
 mod write;
 mod xattr;

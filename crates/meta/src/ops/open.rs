@@ -2,7 +2,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Opened, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
-use crate::step::{Step, StreamCall};
+use crate::step::{Step, Stop, StreamCall};
 
 impl Meta {
     /// Opens a file or directory. Until its release it exists, even without a name.
@@ -16,11 +16,15 @@ impl Meta {
         if how.truncate && is_file {
             self.writable()?;
             if streamed {
-                cx.stream(StreamCall::Truncate { ino, size: 0 })?;
+                self.truncate_stream(cx, ino, 0)?;
             } else {
                 let (kill_suid_gid, time) = (how.kill_suid_gid, cx.now);
                 self.commit(cx, &Event::Resize { ino, size: 0, kill_suid_gid, time })?;
             }
+        }
+        let limited = streamed && self.state.is_limited(ino)?;
+        if streamed && how.access.contains(Access::WRITE) {
+            self.watch(cx, ino)?;
         }
         if how.sync && streamed && !self.config.read_only {
             // The kernel may write the bytes by itself, and sync them, but not what is known of the file.
@@ -38,7 +42,7 @@ impl Meta {
             }
         }
         self.opened(ino);
-        Ok(Reply::Opened(Opened { streamed, keep_cache }))
+        Ok(Reply::Opened(Opened { streamed, keep_cache, limited }))
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {
@@ -48,8 +52,19 @@ impl Meta {
     }
 
     pub(crate) fn release(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
+        let measured = match self.state.watched.contains_key(&ino).then(|| self.measure(cx, ino)) {
+            Some(Err(Stop::Wait(wait))) => return Err(Stop::Wait(wait)),
+            measured => measured.and_then(Result::ok),
+        };
+        if let Some(watched) = self.state.watched.get_mut(&ino) {
+            watched.used = self.ticks;
+        }
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.opens = cached.opens.saturating_sub(1);
+            let (last, counted) = (cached.opens == 0, cached.inode.counted_bytes());
+            if let Some(size) = measured {
+                self.count_size(cx, ino, if last { size } else { size.max(counted) })?;
+            }
             self.purge_if_unused(cx, ino)?;
         }
         Ok(Reply::Done)

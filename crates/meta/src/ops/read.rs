@@ -11,8 +11,8 @@ impl Meta {
     pub(crate) fn read(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64, size: u32) -> Step<Reply> {
         let total = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
-            Body::Streamed => return Ok(Reply::Streamed),
-            Body::Directory { .. } => return Err(Errno::EISDIR.into()),
+            Body::Streamed { .. } => return Ok(Reply::Streamed),
+            Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::EINVAL.into()),
         };
         let kept = self.state.strip(ino)?;

@@ -23,10 +23,10 @@ impl Meta {
         plus: bool,
     ) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
-        let Body::Directory { parent, .. } = inode.body else {
+        let Body::Directory(directory) = &inode.body else {
             return Err(Stop::Fail(espalier_proto::Errno::EIO));
         };
-        let cacheable = inode.searchable_by_all();
+        let (parent, cacheable) = (directory.parent, inode.searchable_by_all());
         if inode.nlink == 0 {
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
         }

@@ -1,4 +1,5 @@
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
 use espalier_proto::{Access, Errno, Ino, Name, NewNode, RenameFlags, Reply};
 
@@ -21,6 +22,9 @@ impl Meta {
         if exchange && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT) {
             return Err(Errno::EINVAL.into());
         }
+        if from.0 != to.0 && (self.is_bounded(to.0)? || (exchange && self.is_bounded(from.0)?)) {
+            self.count_open(cx)?;
+        }
         let inode = self.victim(cx, from.0, from.1)?;
         let (from_dir, to_dir) = (self.state.dir(from.0)?, self.state.dir(to.0)?);
         cx.check(to_dir, Access::EXEC)?;
@@ -39,6 +43,11 @@ impl Meta {
             Some(target) if exchange => {
                 cx.check_sticky(to_dir, target)?;
                 self.check_moved(cx, target, to_dir, from_dir)?;
+                if from.0 != to.0 {
+                    let (weight, target_weight) = (inode.weight(), target.weight());
+                    let gains = [(to.0, weight), (from.0, target_weight)];
+                    self.state.admit(&gains, &[(from.0, weight), (to.0, target_weight)])?;
+                }
                 let ((from_dir, from), (to_dir, to)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
                 self.commit(cx, &Event::Exchange { from_dir, from, to_dir, to, time: cx.now })?;
                 return Ok(Reply::Done);
@@ -61,12 +70,25 @@ impl Meta {
             .contains(RenameFlags::WHITEOUT)
             .then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0)).map(Box::new));
         let whiteout = whiteout.transpose()?;
+        let mut gains = Vec::new();
+        let mut losses: Vec<_> = target.map(|target| (to.0, target.weight())).into_iter().collect();
+        if from.0 != to.0 {
+            gains.push((to.0, inode.weight()));
+            losses.push((from.0, inode.weight()));
+        }
+        gains.extend(whiteout.as_ref().map(|inode| (from.0, inode.weight())));
+        self.state.admit(&gains, &losses)?;
         let ((from_dir, from), (to_dir, to)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
         self.commit(cx, &Event::Rename { from_dir, from, to_dir, to, whiteout, time: cx.now })?;
         if let Some(ino) = replaced {
             self.purge_if_unused(cx, ino)?;
         }
         Ok(Reply::Done)
+    }
+
+    /// What comes to a directory must fit below a limit of bytes.
+    pub(crate) fn is_bounded(&self, dir: Ino) -> Step<bool> {
+        Ok(self.state.limits(dir)?.0.is_some())
     }
 
     /// A directory may not move into itself; and its `..` changes, which its owner must allow.
@@ -80,8 +102,8 @@ impl Meta {
             if ancestor.ino == inode.ino {
                 return Err(Errno::EINVAL.into());
             }
-            let Body::Directory { parent, .. } = ancestor.body else { return Err(Errno::EIO.into()) };
-            ancestor = self.state.dir(parent)?;
+            let Body::Directory(directory) = &ancestor.body else { return Err(Errno::EIO.into()) };
+            ancestor = self.state.dir(directory.parent)?;
         }
         Ok(())
     }

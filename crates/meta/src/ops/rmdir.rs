@@ -14,9 +14,9 @@ impl Meta {
 
 /// `ENOTDIR` or `ENOTEMPTY` unless it is an empty directory.
 pub(super) fn check_empty(inode: &Inode) -> Step<()> {
-    match inode.body {
-        Body::Directory { entries: 0, .. } => Ok(()),
-        Body::Directory { .. } => Err(Errno::ENOTEMPTY.into()),
+    match &inode.body {
+        Body::Directory(directory) if directory.entries == 0 => Ok(()),
+        Body::Directory(_) => Err(Errno::ENOTEMPTY.into()),
         _ => Err(Errno::ENOTDIR.into()),
     }
 }

@@ -4,7 +4,7 @@ use crate::event::{Change, Event};
 use crate::journal::Held;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
-use crate::step::{Step, StreamCall};
+use crate::step::{Step, Stop, StreamCall};
 
 impl Meta {
     /// `chmod`, `chown`, `truncate`, `utimensat`, in any combination.
@@ -25,12 +25,14 @@ impl Meta {
             if !streamed && size <= u64::from(self.config.strip_bytes) {
                 let (kill_suid_gid, time) = (set.kill_suid_gid, cx.now);
                 self.state.strip(ino)?;
+                self.state.admit_size(ino, size)?;
                 self.commit(cx, &Event::Resize { ino, size, kill_suid_gid, time })?;
             } else {
                 if !streamed {
+                    self.state.admit_size(ino, size)?;
                     self.unstuff(cx, ino)?;
                 }
-                cx.stream(StreamCall::Truncate { ino, size })?;
+                self.truncate_stream(cx, ino, size)?;
             }
         }
         if let (Some(mtime), true) = (change.mtime, self.state.inode(ino)?.is_streamed()) {
@@ -110,6 +112,24 @@ impl Meta {
         self.commit(cx, &Event::Unstuff { ino })?;
         self.journal.hold(self.state.sequence, Held::SettleStream(ino));
         Ok(())
+    }
+
+    /// Growth is counted before it happens, lest others take the room meanwhile.
+    pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
+        self.watch(cx, ino)?;
+        if size > self.state.inode(ino)?.counted_bytes() {
+            self.state.admit_size(ino, size)?;
+            self.count_size(cx, ino, size)?;
+        }
+        match cx.stream(StreamCall::Truncate { ino, size }) {
+            Ok(_) => self.count_size(cx, ino, size),
+            Err(Stop::Fail(errno)) => {
+                let size = self.measure(cx, ino)?;
+                self.count_size(cx, ino, size)?;
+                Err(errno.into())
+            }
+            Err(wait) => Err(wait),
+        }
     }
 
     /// Reading a file, link or directory may change its access time.

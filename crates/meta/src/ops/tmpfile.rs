@@ -16,6 +16,6 @@ impl Meta {
             cached.nameless = true;
         }
         self.opened(attr.ino);
-        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true }))
+        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false }))
     }
 }

@@ -18,7 +18,7 @@ impl Meta {
         self.growable()?;
         match self.state.inode(ino)?.body {
             Body::Stuffed { .. } => {}
-            Body::Streamed => return Ok(Reply::Streamed),
+            Body::Streamed { .. } => return Ok(Reply::Streamed),
             _ => return Err(Errno::EINVAL.into()),
         }
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
@@ -28,6 +28,7 @@ impl Meta {
         }
         self.state.strip(ino)?;
         if !data.is_empty() {
+            self.state.admit_size(ino, end)?;
             let event = Event::Write { ino, offset, data: data.to_vec(), kill_suid_gid, time: cx.now };
             self.commit(cx, &event)?;
         }

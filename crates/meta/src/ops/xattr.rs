@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Access, Errno, FileType, Ino, Reply, XattrMode, mode};
 
+use super::usage::Virtual;
 use crate::acl::Acl;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
@@ -19,7 +20,10 @@ const MAX_TOTAL: usize = 256 * 1024;
 const MAX_LIST: usize = 65536;
 
 impl Meta {
-    pub(crate) fn getxattr(&mut self, cx: &Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
+    pub(crate) fn getxattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
+        if let Some(which) = Virtual::of(name) {
+            return self.get_virtual(cx, ino, which);
+        }
         let inode = self.state.inode(ino)?;
         let acl = match name {
             ACCESS_ACL => Some(&inode.acl),
@@ -72,6 +76,9 @@ impl Meta {
             let acl = (value.len() > 4).then(|| Acl::parse(value).ok_or(Errno::EINVAL)).transpose()?;
             return self.set_acl(cx, ino, name == DEFAULT_ACL, acl, kill_sgid);
         }
+        if let Some(which) = Virtual::of(name) {
+            return self.set_virtual(cx, ino, which, Some(value), how);
+        }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
         let list = self.state.xattr_list(ino)?;
@@ -98,6 +105,9 @@ impl Meta {
 
     pub(crate) fn removexattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
         self.writable()?;
+        if let Some(which) = Virtual::of(name) {
+            return self.set_virtual(cx, ino, which, None, XattrMode::Replace);
+        }
         let inode = self.state.inode(ino)?;
         let is_acl = match name {
             ACCESS_ACL => Some(inode.acl.is_some()),

@@ -105,8 +105,10 @@ impl Disk {
             }
         };
         let new_streams = self.store().new_streams().unwrap();
+        let size = |ino| (ino, self.store().stream_stat(ino).unwrap().size);
+        let sizes: Vec<_> = recovery.watched().into_iter().map(size).collect();
         let fetch = &mut |wanted: &Load| load(self.store(), wanted);
-        let (meta, calls) = recovery.finish(end, used, &new_streams, fetch).unwrap();
+        let (meta, calls) = recovery.finish(end, used, &new_streams, &sizes, fetch).unwrap();
         for call in calls {
             stream(self.store(), call).unwrap();
         }
@@ -181,7 +183,7 @@ impl Disk {
             check.record(object, &key, &value);
         }
         for ino in self.store().streams().unwrap() {
-            check.stream(ino);
+            check.stream(ino, self.store().stream_stat(ino).unwrap().size);
         }
         check.finish()
     }
@@ -208,6 +210,10 @@ fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError>
     match call {
         StreamCall::Stat(inos) => {
             let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
+            return Ok(StreamDone::Stats(stats));
+        }
+        StreamCall::Measure(files) => {
+            let stats = files.into_iter().map(|(ino, _)| store.stream_stat(ino)).collect::<Result<_, _>>()?;
             return Ok(StreamDone::Stats(stats));
         }
         StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {

@@ -41,11 +41,13 @@ impl Harness {
     /// A file with this content; in a stream if it is longer than a strip.
     pub fn file(&mut self, path: &str, bytes: &[u8]) -> Ino {
         let ino = self.make(path, NewNode::Regular);
+        self.ask(Request::Open { ino, how: open_how(Access::WRITE, false) }).unwrap();
         if self.write(ino, 0, bytes).unwrap() == Reply::Streamed {
             // The client writes there, and an fsync makes it durable.
             self.disk.store().stream_write(ino, 0, bytes).unwrap();
             self.ask(Request::Fsync { ino }).unwrap();
         }
+        self.ask(Request::Release { ino }).unwrap();
         ino
     }
 
@@ -77,6 +79,21 @@ impl Harness {
         let ino = self.walk(path).unwrap();
         self.ask(Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
         ino
+    }
+
+    /// The number in one of the attributes `user.espalier.*`.
+    pub fn figure(&mut self, ino: Ino, name: &str) -> Result<u64, Errno> {
+        let name = format!("user.espalier.{name}").into_bytes().into();
+        match self.ask(Request::GetXattr { ino, name })? {
+            Reply::Bytes(text) => Ok(String::from_utf8(text).unwrap().parse().unwrap()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn set_limit(&mut self, dir: Ino, name: &str, max: u64) -> Result<Reply, Errno> {
+        let name = format!("user.espalier.quota.{name}").into_bytes().into();
+        let value = max.to_string().into_bytes().into();
+        self.ask(Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false })
     }
 
     /// The kernel forgets an inode whatever number of lookups it had.

@@ -7,8 +7,8 @@ fn unlink(fs: &mut Harness, text: &str) -> Result<Reply, Errno> {
 }
 
 fn files(fs: &mut Harness) -> u64 {
-    match fs.ask(Request::StatFs).unwrap() {
-        Reply::StatFs { files } => files,
+    match fs.ask(Request::StatFs { ino: Ino::ROOT }).unwrap() {
+        Reply::StatFs(capacity) => capacity.files,
         other => panic!("{other:?}"),
     }
 }

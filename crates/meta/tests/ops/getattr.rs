@@ -1,6 +1,6 @@
 use espalier_proto::*;
 
-use crate::harness::{Harness, everywhere, under_faults};
+use crate::harness::{Harness, everywhere, open_how, under_faults};
 
 #[test]
 fn a_new_file_is_as_it_was_made() {
@@ -44,9 +44,11 @@ fn a_directory_has_a_link_for_each_subdirectory() {
 fn of_a_big_file_the_stream_knows_the_size() {
     everywhere(|fs| {
         let ino = fs.file("big", &[7; 100]);
+        fs.ask(Request::Open { ino, how: open_how(Access::WRITE, false) }).unwrap();
         fs.disk.store().stream_write(ino, 100, &[8; 50]).unwrap();
         let attr = fs.attr("big");
         assert!(attr.streamed && attr.size == 150 && attr.blocks > 0, "{attr:?}");
+        fs.ask(Request::Release { ino }).unwrap();
     });
 }
 

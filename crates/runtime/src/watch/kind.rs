@@ -61,7 +61,7 @@ impl Kind {
             Request::Open { ino, .. } => (Self::Open, *ino),
             Request::Release { ino } => (Self::Release, *ino),
             Request::Read { ino, .. } => (Self::Read, *ino),
-            Request::Write { ino, .. } => (Self::Write, *ino),
+            Request::Write { ino, .. } | Request::Extend { ino, .. } => (Self::Write, *ino),
             Request::Allocate { ino, .. } => (Self::Allocate, *ino),
             Request::Seek { ino, .. } => (Self::Seek, *ino),
             Request::Fsync { ino } => (Self::Fsync, *ino),
@@ -72,7 +72,7 @@ impl Kind {
             Request::GetXattr { ino, .. } => (Self::GetXattr, *ino),
             Request::ListXattr { ino } => (Self::ListXattr, *ino),
             Request::RemoveXattr { ino, .. } => (Self::RemoveXattr, *ino),
-            Request::StatFs => (Self::StatFs, Ino::ROOT),
+            Request::StatFs { ino } => (Self::StatFs, *ino),
         }
     }
 }

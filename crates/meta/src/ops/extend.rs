@@ -1,0 +1,122 @@
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, Ino, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::Body;
+use crate::state::Watched;
+use crate::step::{Step, Stop, StreamCall, Wait};
+
+impl Meta {
+    /// Before a client writes to a stream. Where a quota bounds the file, what it grows by is counted now.
+    pub(crate) fn extend(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        from: Option<(Ino, u64)>,
+    ) -> Step<Reply> {
+        let Body::Streamed { counted } = self.state.inode(ino)?.body else { return Ok(Reply::Granted) };
+        if !self.state.is_limited(ino)? {
+            return Ok(Reply::Granted);
+        }
+        self.writable()?;
+        let length = match from {
+            Some((from, offset)) => {
+                let sizes = cx.stream_stats([from].into())?;
+                length.min(sizes.first().map_or(0, |stat| stat.size).saturating_sub(offset))
+            }
+            None => length,
+        };
+        let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
+        if end > counted {
+            self.state.admit_size(ino, end)?;
+            self.commit(cx, &Event::Count { ino, size: end })?;
+        }
+        Ok(Reply::Granted)
+    }
+
+    /// Before a stream may change its size without the machine's doing: a crash must not make that forgotten.
+    pub(crate) fn watch(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        self.writable()?;
+        let cached = self.state.cached(ino)?;
+        if cached.inode.nlink == 0 && !cached.in_use() {
+            // Its stream may be about to be removed.
+            return Err(Errno::ESTALE.into());
+        }
+        match self.state.watched.get_mut(&ino) {
+            Some(watched) => {
+                watched.used = self.ticks;
+                if watched.since <= self.journal.durable { Ok(()) } else { Err(Stop::Wait(Wait::Durable)) }
+            }
+            None => {
+                self.commit(cx, &Event::Watch { ino })?;
+                Err(Stop::Wait(Wait::Durable))
+            }
+        }
+    }
+
+    /// The size of a watched file's stream, at a time since when nothing else has been counted for it.
+    pub(crate) fn measure(&self, cx: &Cx<'_>, ino: Ino) -> Step<u64> {
+        let counted = self.state.inode(ino)?.counted_bytes();
+        cx.stream(StreamCall::Measure([(ino, counted)].into()))?;
+        self.state.load_parents(ino)?;
+        Ok(cx.measured().and_then(|sizes| sizes.first().copied()).map_or(counted, |(_, _, size)| size))
+    }
+
+    /// Counts another size for a streamed file. All directories above it must be in memory.
+    pub(crate) fn count_size(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
+        let differs = self.state.inode(ino)?.counted_bytes() != size;
+        if differs && !self.config.read_only && self.journal.broken.is_none() {
+            self.commit(cx, &Event::Count { ino, size })?;
+        }
+        Ok(())
+    }
+
+    /// Counts what files have grown by that are being written to.
+    pub(crate) fn count_open(&mut self, cx: &mut Cx<'_>) -> Step<()> {
+        if cx.measured().is_none() {
+            let open = |ino: &&Ino| self.state.inodes.get(*ino).is_some_and(|cached| cached.opens > 0);
+            let with_size = |ino: &Ino| Ok((*ino, self.state.inode(*ino)?.counted_bytes()));
+            let files: Vec<_> = self.state.watched.keys().filter(open).map(with_size).collect::<Step<_>>()?;
+            if !files.is_empty() && !self.config.read_only {
+                cx.stream(StreamCall::Measure(files))?;
+            }
+        }
+        for (ino, was, size) in cx.measured().unwrap_or_default() {
+            // Less may be because of a write under way that has been counted; another count is newer.
+            let is_news = size > was && self.state.watched.contains_key(&ino);
+            if is_news && self.state.inode(ino)?.counted_bytes() == was {
+                self.count_size(cx, ino, size)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Some watched files that have been closed for a while. Once their streams are durable, a crash changes them no more.
+    pub(crate) fn idle_watched(&mut self) -> Vec<Ino> {
+        const IDLE_TICKS: u64 = 30;
+        const AT_ONCE: usize = 64;
+        let (now, inodes) = (self.ticks, &self.state.inodes);
+        let is_idle = |(ino, watched): &(&Ino, &mut Watched)| {
+            let closed = inodes.get(*ino).is_none_or(|cached| cached.opens == 0 && cached.inode.nlink > 0);
+            closed && now.saturating_sub(watched.used) >= IDLE_TICKS
+        };
+        let idle = self.state.watched.iter_mut().filter(is_idle).take(AT_ONCE);
+        idle.map(|(ino, watched)| {
+            watched.used = now;
+            *ino
+        })
+        .collect()
+    }
+
+    /// The stream of a watched file, idle at a tick, is durable, or is not.
+    pub(crate) fn watched_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
+        let is_closed = self.state.inodes.get(&ino).is_none_or(|cached| cached.opens == 0);
+        if durable && is_closed && self.state.watched.get(&ino).is_some_and(|watched| watched.used == tick) {
+            self.state.watched.remove(&ino);
+        }
+    }
+}

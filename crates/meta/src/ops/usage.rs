@@ -1,0 +1,98 @@
+//! Recursive statistics and quotas of directories as extended attributes, named after CephFS's. They are not listed, so that
+//! tools that copy attributes leave them alone.
+
+use alloc::string::ToString;
+
+use espalier_proto::{Access, Errno, Ino, Reply, XattrMode};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::{Body, Directory, Inode};
+use crate::step::Step;
+use crate::usage::Quota;
+
+/// An attribute that is not kept with the others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Virtual {
+    Files,
+    Dirs,
+    Bytes,
+    MaxFiles,
+    MaxBytes,
+}
+
+impl Virtual {
+    pub(super) fn of(name: &[u8]) -> Option<Self> {
+        Some(match name {
+            b"user.espalier.rfiles" => Self::Files,
+            b"user.espalier.rsubdirs" => Self::Dirs,
+            b"user.espalier.rbytes" => Self::Bytes,
+            b"user.espalier.quota.max_files" => Self::MaxFiles,
+            b"user.espalier.quota.max_bytes" => Self::MaxBytes,
+            _ => return None,
+        })
+    }
+
+    fn limit(self, quota: &mut Quota) -> Option<&mut Option<u64>> {
+        match self {
+            Self::MaxFiles => Some(&mut quota.files),
+            Self::MaxBytes => Some(&mut quota.bytes),
+            Self::Files | Self::Dirs | Self::Bytes => None,
+        }
+    }
+}
+
+fn directory(inode: &Inode) -> Option<&Directory> {
+    if let Body::Directory(directory) = &inode.body { Some(directory) } else { None }
+}
+
+impl Meta {
+    pub(super) fn get_virtual(&mut self, cx: &mut Cx<'_>, ino: Ino, which: Virtual) -> Step<Reply> {
+        let inode = self.state.inode(ino)?;
+        cx.check(inode, Access::READ)?;
+        if directory(inode).is_none() {
+            return Err(Errno::ENODATA.into());
+        }
+        if which == Virtual::Bytes {
+            self.count_open(cx)?;
+        }
+        let directory = directory(self.state.inode(ino)?).ok_or(Errno::ENODATA)?;
+        let number = match which {
+            Virtual::Files => directory.usage.files,
+            Virtual::Dirs => directory.usage.dirs,
+            Virtual::Bytes => directory.usage.bytes,
+            Virtual::MaxFiles => directory.quota.files.ok_or(Errno::ENODATA)?,
+            Virtual::MaxBytes => directory.quota.bytes.ok_or(Errno::ENODATA)?,
+        };
+        Ok(Reply::Bytes(number.to_string().into_bytes()))
+    }
+
+    /// Sets a limit; none, or 0, takes it away. What is there already may be more.
+    pub(super) fn set_virtual(
+        &mut self,
+        cx: &mut Cx<'_>,
+        dir: Ino,
+        which: Virtual,
+        value: Option<&[u8]>,
+        how: XattrMode,
+    ) -> Step<Reply> {
+        let inode = self.state.inode(dir)?;
+        let mut quota = directory(inode).map_or(Quota::default(), |directory| directory.quota);
+        let Some(limit) = which.limit(&mut quota) else { return Err(Errno::EPERM.into()) };
+        // Whom it limits must not be able to change it, be the directory theirs or not.
+        if !cx.caller.is_superuser() || !inode.is_dir() {
+            return Err(Errno::EPERM.into());
+        }
+        match how {
+            XattrMode::Create if limit.is_some() => return Err(Errno::EEXIST.into()),
+            XattrMode::Replace if limit.is_none() => return Err(Errno::ENODATA.into()),
+            _ => {}
+        }
+        let number = |value: &[u8]| core::str::from_utf8(value).ok()?.parse::<u64>().ok();
+        let new = value.map(|value| number(value).ok_or(Errno::EINVAL)).transpose()?;
+        *limit = new.filter(|max| *max > 0);
+        self.count_open(cx)?;
+        self.commit(cx, &Event::SetQuota { dir, quota, time: cx.now })?;
+        Ok(Reply::Done)
+    }
+}

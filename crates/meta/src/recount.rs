@@ -1,0 +1,117 @@
+//! What `fsck` checks of the figures that directories keep of all below them: it counts again.
+
+use alloc::collections::BTreeMap;
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use espalier_proto::Ino;
+
+use crate::record::{Body, Inode};
+use crate::state::Map;
+use crate::usage::Usage;
+
+#[derive(Debug, Default)]
+pub(crate) struct Recount {
+    dirs: Map<Ino, Dir>,
+    /// Files that have or had several names.
+    files: Map<Ino, File>,
+    /// The directories that their names were found in.
+    remotes: Vec<(Ino, Ino)>,
+}
+
+#[derive(Debug, Default)]
+struct Dir {
+    /// What its record says is below it.
+    kept: Usage,
+    /// What lies in it: itself, and not what is below that.
+    within: Usage,
+    below: Usage,
+    /// The directory that it was found in, and the hash of its name; none for the root and for orphans.
+    lies: Option<(Ino, u64)>,
+    /// Where its record of that says that it is.
+    place: Option<(Ino, u64)>,
+}
+
+#[derive(Debug)]
+struct File {
+    weight: Usage,
+    names: Vec<(Ino, u32)>,
+}
+
+impl Recount {
+    /// An inode in its only name's dentry.
+    pub(crate) fn primary(&mut self, dir: Ino, hash: u64, inode: &Inode) {
+        let within = &mut self.dirs.entry(dir).or_default().within;
+        if inode.is_dir() {
+            within.dirs += 1;
+            self.dirs.entry(inode.ino).or_default().lies = Some((dir, hash));
+        } else {
+            *within = within.plus(inode.weight());
+        }
+    }
+
+    pub(crate) fn remote(&mut self, dir: Ino, ino: Ino) {
+        self.remotes.push((ino, dir));
+    }
+
+    /// An inode, wherever it lies.
+    pub(crate) fn inode(&mut self, inode: &Inode, in_table: bool) {
+        match &inode.body {
+            Body::Directory(directory) => self.dirs.entry(inode.ino).or_default().kept = directory.usage,
+            _ if in_table => {
+                let mut names = inode.names.as_deref().cloned().unwrap_or_default();
+                names.sort_unstable();
+                self.files.insert(inode.ino, File { weight: inode.weight(), names });
+            }
+            _ => {}
+        }
+    }
+
+    pub(crate) fn place(&mut self, ino: Ino, place: (Ino, u64)) {
+        self.dirs.entry(ino).or_default().place = Some(place);
+    }
+
+    /// What was found, in no order.
+    pub(crate) fn finish(mut self) -> Vec<(Ino, String)> {
+        let mut found = Vec::new();
+        let mut names: Map<Ino, BTreeMap<Ino, u32>> = Map::default();
+        for (ino, dir) in core::mem::take(&mut self.remotes) {
+            *names.entry(ino).or_default().entry(dir).or_default() += 1;
+            if let Some(file) = self.files.get(&ino) {
+                let within = &mut self.dirs.entry(dir).or_default().within;
+                *within = within.plus(file.weight);
+            }
+        }
+        for (ino, file) in &self.files {
+            let there: Vec<_> = names.remove(ino).unwrap_or_default().into_iter().collect();
+            if there != file.names {
+                found.push((*ino, format!("has names in {there:?}, and says {:?}", file.names)));
+            }
+        }
+        self.sum_up();
+        for (ino, dir) in &self.dirs {
+            if dir.kept != dir.below {
+                found.push((*ino, format!("counts {:?} below it, and there is {:?}", dir.kept, dir.below)));
+            }
+            if dir.place != dir.lies {
+                found.push((*ino, format!("lies at {:?}, and is said to be at {:?}", dir.lies, dir.place)));
+            }
+        }
+        found
+    }
+
+    fn sum_up(&mut self) {
+        let inos: Vec<Ino> = self.dirs.keys().copied().collect();
+        for ino in inos {
+            let Some(within) = self.dirs.get(&ino).map(|dir| dir.within) else { continue };
+            let mut above = Some(ino);
+            // More steps than there are directories would be a circle.
+            for _ in 0..=self.dirs.len() {
+                let Some(dir) = above.and_then(|ino| self.dirs.get_mut(&ino)) else { break };
+                dir.below = dir.below.plus(within);
+                above = dir.lies.map(|(above, _)| above);
+            }
+        }
+    }
+}

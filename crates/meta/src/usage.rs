@@ -1,0 +1,263 @@
+//! What lies below each directory, kept as it changes (CephFS's recursive statistics), and the quotas on it.
+//!
+//! It is in the directory's own record. Each event changes the records of all directories above what it changes, live and
+//! in replay alike, so that the journal need not speak of them. A file counts once for each of its names, where the name
+//! is: then a directory's figures depend on nothing outside of it, and move as they are when it is renamed.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, Ino, Limit};
+use serde::{Deserialize, Serialize};
+
+use crate::record::{Body, Directory, Inode};
+use crate::state::{Cached, Home, State};
+use crate::step::Step;
+
+/// Counts of what lies below a directory, or comes to it or goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Everything but directories.
+    pub files: u64,
+    pub dirs: u64,
+    /// The sizes of regular files and the lengths of symbolic links.
+    pub bytes: u64,
+}
+
+impl Usage {
+    // Sparse files may claim more than 64 bits can count: sums wrap, so that what was added can be taken away.
+
+    pub(crate) fn plus(self, other: Self) -> Self {
+        Self {
+            files: self.files.wrapping_add(other.files),
+            dirs: self.dirs.wrapping_add(other.dirs),
+            bytes: self.bytes.wrapping_add(other.bytes),
+        }
+    }
+
+    pub(crate) fn minus(self, other: Self) -> Self {
+        Self {
+            files: self.files.wrapping_sub(other.files),
+            dirs: self.dirs.wrapping_sub(other.dirs),
+            bytes: self.bytes.wrapping_sub(other.bytes),
+        }
+    }
+
+    fn of_bytes(bytes: u64) -> Self {
+        Self { bytes, ..Self::default() }
+    }
+
+    /// Inodes of any kind.
+    pub(crate) fn inodes(self) -> u64 {
+        self.files.wrapping_add(self.dirs)
+    }
+}
+
+/// The limits of what may lie below a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// Files and directories together.
+    pub files: Option<u64>,
+    pub bytes: Option<u64>,
+}
+
+impl Quota {
+    const NONE: Self = Self { files: None, bytes: None };
+
+    /// Less is always allowed, also when there is too much already.
+    fn allows(self, now: Usage, gain: Usage, loss: Usage) -> bool {
+        let fits = |max: Option<u64>, now: u64, gain: u64, loss: u64| {
+            gain <= loss || max.is_none_or(|max| now.saturating_add(gain - loss) <= max)
+        };
+        fits(self.files, now.inodes(), gain.inodes(), loss.inodes())
+            && fits(self.bytes, now.bytes, gain.bytes, loss.bytes)
+    }
+}
+
+impl Inode {
+    /// What one name of it is counted for in the directories above.
+    pub(crate) fn weight(&self) -> Usage {
+        match &self.body {
+            Body::Directory(directory) => directory.usage.plus(Usage { dirs: 1, ..Usage::default() }),
+            _ => Usage { files: 1, dirs: 0, bytes: self.counted_bytes() },
+        }
+    }
+
+    /// The size that is counted.
+    pub(crate) fn counted_bytes(&self) -> u64 {
+        match &self.body {
+            Body::Stuffed { size, .. } => *size,
+            Body::Streamed { counted } => *counted,
+            Body::Symlink(target) => target.len() as u64,
+            Body::Node | Body::Directory(_) => 0,
+        }
+    }
+}
+
+impl Cached {
+    /// The directories that its names are in, and how many names in each.
+    pub(crate) fn parents(&self) -> Vec<(Ino, u32)> {
+        match self.home {
+            Home::Dentry { dir, .. } => [(dir, 1)].into(),
+            Home::Table => self.inode.names.as_deref().cloned().unwrap_or_default(),
+            Home::Orphan => Vec::new(),
+        }
+    }
+}
+
+impl State {
+    /// Looks at each directory from one up to the root.
+    fn each_above(&self, dir: Ino, mut look: impl FnMut(Ino, &Directory) -> Step<()>) -> Step<()> {
+        let mut dir = dir;
+        // More steps than there are inodes would be a circle, in a store that is damaged.
+        for _ in 0..=self.files {
+            let Body::Directory(directory) = &self.dir(dir)?.body else { break };
+            look(dir, directory)?;
+            if dir == Ino::ROOT {
+                return Ok(());
+            }
+            dir = directory.parent;
+        }
+        Err(Errno::EIO.into())
+    }
+
+    /// Makes sure that the directory and all above it are in memory.
+    pub(crate) fn load_above(&self, dir: Ino) -> Step<()> {
+        self.each_above(dir, |_, _| Ok(()))
+    }
+
+    /// The directories that an inode's names are in, with all above them in memory.
+    pub(crate) fn load_parents(&self, ino: Ino) -> Step<Vec<(Ino, u32)>> {
+        let parents = self.cached(ino)?.parents();
+        for (dir, _) in &parents {
+            self.load_above(*dir)?;
+        }
+        Ok(parents)
+    }
+
+    /// Something comes to a directory, and something goes from it. All above it must be in memory.
+    pub(crate) fn count(&mut self, dir: Ino, gain: Usage, loss: Usage) {
+        let mut dir = dir;
+        while let Some(cached) = self.touch_inode(dir) {
+            let Body::Directory(directory) = &mut cached.inode.body else { return };
+            directory.usage = directory.usage.plus(gain).minus(loss);
+            if dir == Ino::ROOT {
+                return;
+            }
+            dir = directory.parent;
+        }
+    }
+
+    /// A file with names in these directories is counted for another size.
+    pub(crate) fn count_size(&mut self, parents: &[(Ino, u32)], old: u64, new: u64) {
+        for (dir, names) in parents.iter().filter(|_| old != new) {
+            let times = |size: u64| Usage::of_bytes(size.wrapping_mul(u64::from(*names)));
+            self.count(*dir, times(new), times(old));
+        }
+    }
+
+    /// `EDQUOT` unless all quotas allow that these come to directories, and these go.
+    pub(crate) fn admit(&self, gains: &[(Ino, Usage)], losses: &[(Ino, Usage)]) -> Step<()> {
+        for (dir, _) in gains {
+            self.each_above(*dir, |above, directory| {
+                if directory.quota == Quota::NONE {
+                    return Ok(());
+                }
+                let (gain, loss) = (self.total_below(above, gains)?, self.total_below(above, losses)?);
+                if directory.quota.allows(directory.usage, gain, loss) {
+                    Ok(())
+                } else {
+                    Err(Errno::EDQUOT.into())
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    fn total_below(&self, above: Ino, changes: &[(Ino, Usage)]) -> Step<Usage> {
+        let mut total = Usage::default();
+        for (dir, usage) in changes {
+            self.each_above(*dir, |ino, _| {
+                if ino == above {
+                    total = total.plus(*usage);
+                }
+                Ok(())
+            })?;
+        }
+        Ok(total)
+    }
+
+    /// `EDQUOT` unless all quotas allow a file to have a size.
+    pub(crate) fn admit_size(&self, ino: Ino, size: u64) -> Step<()> {
+        let Some(growth) = size.checked_sub(self.inode(ino)?.counted_bytes()) else { return Ok(()) };
+        let gain = |(dir, names): (Ino, u32)| (dir, Usage::of_bytes(growth.saturating_mul(names.into())));
+        let gains: Vec<_> = self.load_parents(ino)?.into_iter().map(gain).collect();
+        self.admit(&gains, &[])
+    }
+
+    /// Of the limits on bytes and on files above, those that leave the least room. Of a file, those above its first name.
+    pub(crate) fn limits(&self, ino: Ino) -> Step<(Option<Limit>, Option<Limit>)> {
+        let cached = self.cached(ino)?;
+        let first =
+            if cached.inode.is_dir() { Some(ino) } else { cached.parents().first().map(|(dir, _)| *dir) };
+        let (mut bytes, mut files) = (None, None);
+        // Nothing is above a directory that has been removed.
+        if let Some(dir) = first.filter(|_| cached.inode.nlink > 0) {
+            self.each_above(dir, |_, directory| {
+                tighten(&mut bytes, directory.quota.bytes, directory.usage.bytes);
+                tighten(&mut files, directory.quota.files, directory.usage.inodes());
+                Ok(())
+            })?;
+        }
+        Ok((bytes, files))
+    }
+
+    /// Whether a quota on bytes is on a directory that the file has a name below.
+    pub(crate) fn is_limited(&self, ino: Ino) -> Step<bool> {
+        let mut limited = false;
+        for (dir, _) in self.cached(ino)?.parents() {
+            self.each_above(dir, |_, directory| {
+                limited |= directory.quota.bytes.is_some();
+                Ok(())
+            })?;
+        }
+        Ok(limited)
+    }
+}
+
+fn tighten(limit: &mut Option<Limit>, max: Option<u64>, used: u64) {
+    if let Some(max) = max {
+        let new = Limit { max, used };
+        if limit.is_none_or(|limit| new.free() < limit.free()) {
+            *limit = Some(new);
+        }
+    }
+}
+
+impl State {
+    /// What a checkpoint keeps of the streams to be looked at after a crash.
+    pub(crate) fn watched_places(&self) -> Vec<(Ino, Option<(Ino, u64)>)> {
+        let place = |ino: &Ino| match self.inodes.get(ino).map(|cached| cached.home) {
+            Some(Home::Dentry { dir, hash }) => (*ino, Some((dir, hash))),
+            _ => (*ino, None),
+        };
+        self.watched.keys().map(place).collect()
+    }
+}
+
+/// A file gets a name in a directory.
+pub(crate) fn add_name(names: &mut Vec<(Ino, u32)>, dir: Ino) {
+    match names.iter_mut().find(|(there, _)| *there == dir) {
+        Some((_, count)) => *count += 1,
+        None => names.push((dir, 1)),
+    }
+}
+
+/// A file loses a name in a directory.
+pub(crate) fn remove_name(names: &mut Vec<(Ino, u32)>, dir: Ino) {
+    if let Some(at) = names.iter().position(|(there, _)| *there == dir) {
+        names[at].1 -= 1;
+        if names[at].1 == 0 {
+            names.remove(at);
+        }
+    }
+}
