@@ -34,8 +34,9 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount, and wait until everything is written.
     Umount(UmountArgs),
-    /// Check a file system that is not mounted. Exits with 1 if anything is wrong.
-    Fsck(SourceArgs),
+    /// Check a file system that is not mounted, or repair it. Exits with 0 if it is clean, 1 if everything was repaired, 4
+    /// if anything is wrong, 8 if it could not be checked.
+    Fsck(FsckArgs),
     /// Tell how a file system is.
     Status(SourceArgs),
     /// Show what a mounted file system does: by operation, by process, by directory. `q` ends it.
@@ -187,6 +188,18 @@ pub struct LoadArgs {
     /// Even over a file system that is there, which is then lost.
     #[arg(long)]
     pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct FsckArgs {
+    /// The file system: the directory that it lies in.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub source: PathBuf,
+    /// Mend what can be mended; what has lost its place is in `lost+found` afterwards.
+    #[arg(long)]
+    pub repair: bool,
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(Debug, Args)]

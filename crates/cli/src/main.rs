@@ -4,6 +4,7 @@
 mod args;
 mod bench;
 mod copy;
+mod fsck;
 mod mount;
 mod options;
 mod report;
@@ -42,7 +43,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     }
     match cli.command {
         Command::Mkfs(args) => mkfs(&args),
-        Command::Fsck(args) => report::fsck(&args),
+        Command::Fsck(args) => Ok(fsck::fsck(&args)),
         Command::Status(args) => report::status(&args),
         Command::Top(args) => top::top(&args),
         Command::Du(args) => usage::du(&args),

@@ -4,46 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::args::SourceArgs;
 use crate::table;
-
-pub(crate) fn fsck(args: &SourceArgs) -> Result<ExitCode> {
-    // Shown on a terminal only.
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(ProgressStyle::with_template("{spinner} checked {human_pos} records ({per_sec})")?);
-    let report = espalier_runtime::fsck(&args.source, |records| bar.set_position(records))?;
-    bar.finish_and_clear();
-    let clean = report.findings.is_empty();
-    if args.json {
-        let findings: Vec<_> = report
-            .findings
-            .iter()
-            .map(|finding| serde_json::json!({ "ino": finding.ino.map(|ino| ino.0), "what": finding.what }))
-            .collect();
-        let json = serde_json::json!({
-            "clean": clean,
-            "replayed": report.replayed,
-            "records": report.records,
-            "files": report.files,
-            "directories": report.directories,
-            "findings": findings,
-        });
-        println!("{json}");
-    } else {
-        for finding in &report.findings {
-            match finding.ino {
-                Some(ino) => println!("inode {ino}: {}", finding.what),
-                None => println!("{}", finding.what),
-            }
-        }
-        let verdict = if clean { "clean".into() } else { format!("{} problems", report.findings.len()) };
-        let (files, directories, replayed) = (report.files, report.directories, report.replayed);
-        println!("{verdict}: {files} inodes, {directories} of them directories; {replayed} events replayed");
-    }
-    Ok(if clean { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
 
 pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
     let store = store_of(&args.source)?.unwrap_or_else(|| args.source.clone());

@@ -56,6 +56,7 @@ const HAS_XATTRS: u8 = 4;
 const XATTRS_FOUND: u8 = 8;
 const ORPHAN: u8 = 16;
 const IN_TABLE: u8 = 32;
+const STREAM_FOUND: u8 = 64;
 
 impl Check {
     pub fn new(hash_key: [u8; 16]) -> Self {
@@ -78,11 +79,16 @@ impl Check {
     pub fn record(&mut self, object: ObjectId, key: &[u8], value: &[u8]) {
         self.records += 1;
         let understood = match object.kind {
-            ObjectKind::Super => decode(value).map(|record| self.super_record = Some(record)).is_ok(),
-            ObjectKind::Fragment => self.dentry(Ino(object.id), key, value),
+            ObjectKind::Super => {
+                let record = Super::parse(value).filter(|_| object == ObjectId::SUPER && key.is_empty());
+                let understood = record.is_some();
+                self.super_record = record.or(self.super_record.take());
+                understood
+            }
+            ObjectKind::Fragment => object.part == 0 && self.dentry(Ino(object.id), key, value),
             ObjectKind::Inodes => self.by_ino(object, key, value),
             ObjectKind::Orphans => decode::<Inode>(value).is_ok_and(|inode| {
-                let placed = key == orphan_key(inode.ino);
+                let placed = object == ObjectId::ORPHANS && key == orphan_key(inode.ino);
                 self.inode(&inode, ORPHAN, Ino(0));
                 placed
             }),
@@ -137,7 +143,7 @@ impl Check {
             }),
             InoRecord::Strip => {
                 self.seen.entry(ino).or_default().b = value.len() as u64;
-                true
+                !value.is_empty()
             }
             InoRecord::Place => decode::<(Ino, u64)>(value).is_ok_and(|place| {
                 self.recount.place(ino, place);
@@ -154,6 +160,9 @@ impl Check {
         self.files += 1;
         self.recount.inode(inode, place & IN_TABLE != 0);
         self.directories += u64::from(inode.is_dir());
+        if !inode.fits() {
+            self.find(Some(inode.ino), format!("is a {:?} with the body of something else", inode.kind));
+        }
         let seen = self.seen.entry(inode.ino).or_default();
         seen.inodes = seen.inodes.saturating_add(1);
         seen.nlink = inode.nlink;
@@ -175,7 +184,10 @@ impl Check {
     /// A stream that the store has, and its size.
     pub fn stream(&mut self, ino: Ino, size: u64) {
         match self.seen.get_mut(&ino).filter(|seen| seen.flags & STREAMED != 0) {
-            Some(seen) => seen.b = size,
+            Some(seen) => {
+                seen.flags |= STREAM_FOUND;
+                seen.b = size;
+            }
             None => self.find(Some(ino), "has a stream that no file refers to".into()),
         }
     }
@@ -206,7 +218,11 @@ impl Check {
                 }
             }
         }
-        if !self.seen.contains_key(&Ino::ROOT) {
+        if self
+            .seen
+            .get(&Ino::ROOT)
+            .is_none_or(|seen| seen.flags & (IN_TABLE | DIRECTORY) != IN_TABLE | DIRECTORY)
+        {
             self.find(None, "the root directory is missing".into());
         }
         self.findings
@@ -232,6 +248,9 @@ impl Check {
             if seen.flags & ORPHAN == 0 && seen.a != seen.b {
                 wrong.push(format!("lies in directory {} and takes {} for its parent", seen.a, seen.b));
             }
+            if seen.remotes > 0 {
+                wrong.push("is a directory with names besides the one it lies in".into());
+            }
             if !self.reaches_root(ino) {
                 wrong.push("cannot be reached from the root".into());
             }
@@ -246,6 +265,9 @@ impl Check {
                 wrong.push("has names besides the one it lies in".into());
             }
             // The stream of an orphan may have been removed already.
+            if seen.flags & (STREAMED | STREAM_FOUND | ORPHAN) == STREAMED {
+                wrong.push("has no stream with its bytes".into());
+            }
             if seen.a != seen.b && seen.flags & (ORPHAN | STREAMED) != ORPHAN | STREAMED {
                 wrong.push(format!("keeps {} bytes, has {}", seen.a, seen.b));
             }

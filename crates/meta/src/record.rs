@@ -79,6 +79,16 @@ impl Inode {
         self.kind == FileType::Directory
     }
 
+    /// Whether the kind and the body belong together.
+    pub(crate) fn fits(&self) -> bool {
+        match self.body {
+            Body::Stuffed { .. } | Body::Streamed { .. } => self.kind == FileType::Regular,
+            Body::Directory(_) => self.kind == FileType::Directory,
+            Body::Symlink(_) => self.kind == FileType::Symlink,
+            Body::Node => !matches!(self.kind, FileType::Regular | FileType::Directory | FileType::Symlink),
+        }
+    }
+
     pub fn is_streamed(&self) -> bool {
         matches!(self.body, Body::Streamed { .. })
     }
@@ -191,6 +201,13 @@ pub struct Super {
     pub unsettled: Vec<Ino>,
     /// Files whose streams may have other sizes than are counted, and where they lie if that is in a dentry.
     pub watched: Vec<(Ino, Option<(Ino, u64)>)>,
+}
+
+impl Super {
+    /// Of a record; `None` if it is damaged. No journal ever gets as long as one that is.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        decode(bytes).ok().filter(|record: &Self| i64::try_from(record.journal).is_ok())
+    }
 }
 
 /// The keys of the records that are kept by inode number.

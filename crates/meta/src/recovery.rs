@@ -10,7 +10,7 @@ use crate::event::Event;
 use crate::journal::Held;
 use crate::machine::{Config, Meta};
 use crate::outbox::IoDone;
-use crate::record::{Body, Directory, InoRecord, Inode, Super, decode, encode};
+use crate::record::{Body, Directory, InoRecord, Inode, Super, encode};
 use crate::state::{Home, SAME_HASH, State, Watched};
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 
@@ -24,7 +24,8 @@ pub struct Format {
 }
 
 impl Format {
-    pub fn writes(&self) -> Vec<TableWrite> {
+    /// The empty root directory.
+    pub fn root(&self) -> TableWrite {
         let root = Inode {
             ino: Ino::ROOT,
             kind: FileType::Directory,
@@ -44,12 +45,14 @@ impl Format {
             names: None,
         };
         let (object, key) = InoRecord::Inode.place(Ino::ROOT);
+        TableWrite { object, key, value: Some(encode(&root)) }
+    }
+
+    pub fn writes(&self) -> Vec<TableWrite> {
         let (next_ino, unsettled, watched) = (Ino::ROOT.0 + 1, Vec::new(), Vec::new());
         let first = Super { next_ino, files: 1, sequence: 0, journal: 0, unsettled, watched };
-        Vec::from([
-            TableWrite { object, key, value: Some(encode(&root)) },
-            TableWrite { object: ObjectId::SUPER, key: Vec::new(), value: Some(encode(&first)) },
-        ])
+        let value = Some(encode(&first));
+        Vec::from([self.root(), TableWrite { object: ObjectId::SUPER, key: Vec::new(), value }])
     }
 }
 
@@ -66,7 +69,7 @@ impl fmt::Display for RecoveryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Read(errno) => write!(f, "the tables cannot be read: {errno}"),
-            Self::Corrupt(what) => write!(f, "{what}; run `espalier fsck` on a copy of the store"),
+            Self::Corrupt(what) => write!(f, "{what}; `espalier fsck --repair` mends it"),
         }
     }
 }
@@ -95,8 +98,8 @@ impl Recovery {
         orphans: &[(Vec<u8>, Vec<u8>)],
     ) -> Result<(Self, Position), RecoveryError> {
         let damaged = |what: &str| RecoveryError::Corrupt(what.into());
-        let record: Super =
-            decode(super_value).map_err(|_| damaged("the tables' first record is damaged"))?;
+        let record =
+            Super::parse(super_value).ok_or_else(|| damaged("the tables' first record is damaged"))?;
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         state.unsettled = record.unsettled.into_iter().collect();
@@ -201,6 +204,15 @@ impl Recovery {
     /// After the last frame: the files whose streams may have other sizes than are counted.
     pub fn watched(&self) -> Vec<Ino> {
         self.state.watched.keys().copied().collect()
+    }
+
+    /// For a repair, which counts again: leaves out watched files whose records are lost.
+    pub fn forget_lost(&mut self, fetch: &mut dyn FnMut(&Load) -> Result<IoDone, Errno>) {
+        for ino in self.watched() {
+            if self.load_watched(ino, fetch).is_err() {
+                self.state.watched.remove(&ino);
+            }
+        }
     }
 
     /// What is counted for a watched file is to be the size of its stream. Loads what that needs.

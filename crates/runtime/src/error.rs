@@ -36,3 +36,20 @@ pub enum Error {
     #[error("not everything could be written when the file system was closed: {0}")]
     Unwritten(Errno),
 }
+
+impl Error {
+    /// The store itself is damaged, as opposed to one that is in use, is none, or lies on a disk that fails.
+    pub(crate) fn is_damage(&self) -> bool {
+        use JournalError::{Corrupt, Foreign, NoJournal, Truncated};
+        match self {
+            Self::Store(StoreError::Journal(journal)) | Self::Journal(journal) => {
+                matches!(journal, Corrupt { .. } | Foreign | NoJournal | Truncated { .. })
+            }
+            Self::Store(StoreError::Corrupt { .. }) => true,
+            Self::Recovery(error) => {
+                matches!(error, RecoveryError::Corrupt(_) | RecoveryError::Read(Errno::EIO))
+            }
+            _ => false,
+        }
+    }
+}

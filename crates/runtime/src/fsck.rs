@@ -15,7 +15,7 @@ use crate::volume::{OpenOptions, Volume};
 use crate::watch::Watch;
 
 /// What a check has found.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct FsckReport {
     /// Events that were replayed from the journal first.
     pub replayed: u64,
@@ -29,9 +29,28 @@ pub struct FsckReport {
 /// Replays the journal, as mounting would, and then checks that all records fit together. `progress` is told the
 /// number of records read, now and then.
 pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
-    let volume = Volume::open(dir, OpenOptions::default())?;
-    let (hash_key, replayed) = (volume.superblock.hash_key, volume.replayed);
-    let disk = checkpoint(volume)?;
+    let opened = Volume::open(dir, OpenOptions::default()).and_then(|volume| {
+        let (hash_key, replayed) = (volume.superblock.hash_key, volume.replayed);
+        let disk = checkpoint(volume)?;
+        check(&disk, hash_key, replayed, &progress)
+    });
+    match opened {
+        Err(error) if error.is_damage() => {
+            let findings = vec![Finding { ino: None, what: error.to_string() }];
+            Ok(FsckReport { findings, ..FsckReport::default() })
+        }
+        outcome => outcome,
+    }
+}
+
+/// Checks that all records can be read and fit together.
+pub(crate) fn check(
+    disk: &Disk,
+    hash_key: [u8; 16],
+    replayed: u64,
+    progress: &impl Fn(u64),
+) -> Result<FsckReport, Error> {
+    disk.store.verify()?;
     let mut check = Check::new(hash_key);
     for record in disk.store.records() {
         let (object, key, value) = record?;

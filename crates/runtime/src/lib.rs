@@ -9,6 +9,7 @@ mod error;
 mod fsck;
 mod mount;
 mod node;
+mod repair;
 mod volume;
 mod watch;
 
@@ -18,6 +19,7 @@ pub use dump::{Dumped, dump, load};
 pub use error::Error;
 pub use fsck::{FsckReport, fsck};
 pub use mount::{MountOptions, mount, wanted};
+pub use repair::{RepairReport, repair};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
 pub use watch::{
     CacheFigures, CheckpointFigures, DirectoryFigures, Figures, IoFigures, JournalFigures, MetricsAddress,

@@ -145,6 +145,6 @@ fn replay(
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
-fn fetch(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
+pub(crate) fn fetch(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
     crate::disk::load(store, load)
 }

@@ -79,7 +79,7 @@ impl Harness {
         Self::recover(Disk::new(engine, &config), config)
     }
 
-    fn recover(mut disk: Disk, config: Config) -> Self {
+    pub fn recover(mut disk: Disk, config: Config) -> Self {
         let meta = disk.recover(&config);
         Self {
             meta,

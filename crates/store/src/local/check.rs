@@ -59,7 +59,7 @@ pub(super) fn tables(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Whether a table's directory is as it was written. `None`: there is none.
-fn directory_is_whole(file: &File) -> std::io::Result<Option<bool>> {
+pub(super) fn directory_is_whole(file: &File) -> std::io::Result<Option<bool>> {
     let length = file.metadata()?.len();
     let Some(trailer_at) = length.checked_sub(TRAILER_BYTES as u64) else { return Ok(None) };
     let mut trailer = [0; TRAILER_BYTES];

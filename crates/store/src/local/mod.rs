@@ -3,6 +3,8 @@
 mod check;
 mod files;
 mod lock;
+mod mend;
+mod salvage;
 mod streams;
 mod tables;
 
@@ -16,6 +18,9 @@ use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, StreamStat, TableWri
 
 pub(crate) use lock::Lock;
 pub use lock::is_locked;
+pub(crate) use mend::{JOURNAL_NEW, TABLES_NEW};
+pub use mend::{Mended, mend, new_journal, replace_journal};
+pub use salvage::Salvage;
 use streams::Streams;
 use tables::Tables;
 
@@ -83,6 +88,14 @@ impl LocalStore {
 
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// Reads all tables, and compares them with their checksums.
+    ///
+    /// # Errors
+    /// [`StoreError::Corrupt`], and those of the disk.
+    pub fn verify(&self) -> Result<(), StoreError> {
+        self.tables.verify()
     }
 
     fn check_writable(&self) -> Result<(), StoreError> {

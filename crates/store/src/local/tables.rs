@@ -1,4 +1,4 @@
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Bound;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -9,9 +9,11 @@ use espalier_proto::{ObjectId, TableWrite};
 use lsm_tree::compaction::Leveled;
 use lsm_tree::config::{BloomConstructionPolicy, FilterPolicy, FilterPolicyEntry};
 use lsm_tree::{
-    AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, SeqNo, SequenceNumberCounter, Table,
+    AbstractTree, AnyTree, Cache, Config, DescriptorTable, Guard, InternalValue, SeqNo,
+    SequenceNumberCounter, Table,
 };
 use tempfile::TempDir;
+use xxhash_rust::xxh3::xxh3_128;
 
 use super::check;
 use crate::StoreError;
@@ -142,6 +144,41 @@ impl Tables {
         flushed.map(drop)
     }
 
+    /// Adds a version of a record as another tree had it.
+    pub(super) fn restore(&self, value: InternalValue) {
+        let (key, seqno) = (value.key.user_key, value.key.seqno);
+        let _sizes = match value.key.value_type.is_tombstone() {
+            true => self.tree.remove(key, seqno),
+            false => self.tree.insert(key, value.value, seqno),
+        };
+    }
+
+    /// Makes what was restored durable. `next`: more than any number among that.
+    pub(super) fn publish_as_of(&self, next: SeqNo) -> Result<(), StoreError> {
+        self.seqno.set(next);
+        self.publish()
+    }
+
+    /// The tables in use.
+    pub(super) fn ids(&self) -> Result<BTreeSet<u64>, StoreError> {
+        self.guarded(|| Ok(self.tree.current_version().iter_tables().map(Table::id).collect()))
+    }
+
+    /// Reads every table whole, and compares it with its checksum.
+    pub(super) fn verify(&self) -> Result<(), StoreError> {
+        let tables: Vec<Table> =
+            self.guarded(|| Ok(self.tree.current_version().iter_tables().cloned().collect()))?;
+        for table in tables {
+            let path = self.path.join(check::TABLES).join(table.id().to_string());
+            // A table has a few times `TABLE_BYTES` at most.
+            let bytes = std::fs::read(&path).context("read", &path)?;
+            if xxh3_128(&bytes) != table.checksum().into_u128() {
+                return Err(StoreError::corrupt(format!("{} is damaged", path.display())));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn maintain(&self) -> Result<bool, StoreError> {
         let _one = lock(&self.compacting);
         let strategy = Arc::new(Leveled::default().with_table_target_size(TABLE_BYTES));
@@ -247,7 +284,7 @@ fn remove_leftovers(path: &Path) -> Result<(), StoreError> {
 }
 
 /// Calls the tree.
-fn guarded<T>(path: &Path, body: impl FnOnce() -> lsm_tree::Result<T>) -> Result<T, StoreError> {
+pub(super) fn guarded<T>(path: &Path, body: impl FnOnce() -> lsm_tree::Result<T>) -> Result<T, StoreError> {
     // What a panic leaves behind in the tree are poisoned locks, which panic again: it is never used half changed.
     let outcome = catch_unwind(AssertUnwindSafe(body)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

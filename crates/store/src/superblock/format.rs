@@ -53,7 +53,19 @@ pub enum FormatError {
 
 /// What may lie in a store's directory, and goes when it is made anew. The superblock goes first: without it there is no
 /// store. The lock is held meanwhile.
-const ENTRIES: [&str; 8] = [FILE, FILE_NEW, "journal", "tables", "streams", "control", "log", "lock"];
+const ENTRIES: [&str; 11] = [
+    FILE,
+    FILE_NEW,
+    "journal",
+    local::JOURNAL_NEW,
+    "tables",
+    local::TABLES_NEW,
+    "streams",
+    "quarantine",
+    "control",
+    "log",
+    "lock",
+];
 
 /// Makes an empty store in a directory, which is created if it does not exist. It is durable on return, and without a
 /// superblock until it is whole.

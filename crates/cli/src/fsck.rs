@@ -1,0 +1,102 @@
+//! `espalier fsck`, with the exit codes of fsck(8).
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use espalier_meta::Finding;
+use espalier_runtime::FsckReport;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::args::FsckArgs;
+
+const CLEAN: u8 = 0;
+const REPAIRED: u8 = 1;
+const PROBLEMS_LEFT: u8 = 4;
+const FAILED: u8 = 8;
+
+pub(crate) fn fsck(args: &FsckArgs) -> ExitCode {
+    let outcome = if args.repair { repair(args) } else { check(args) };
+    ExitCode::from(outcome.unwrap_or_else(|error| {
+        eprintln!("espalier: {error:#}");
+        FAILED
+    }))
+}
+
+fn check(args: &FsckArgs) -> Result<u8> {
+    let bar = progress()?;
+    let report = espalier_runtime::fsck(&args.source, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    let clean = report.findings.is_empty();
+    if args.json {
+        println!("{}", json(&report));
+    } else {
+        show(&report.findings);
+        summary(&report, "clean");
+    }
+    Ok(if clean { CLEAN } else { PROBLEMS_LEFT })
+}
+
+fn repair(args: &FsckArgs) -> Result<u8> {
+    let bar = progress()?;
+    let report = espalier_runtime::repair(&args.source, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    let (repaired, clean) = (!report.done.is_empty(), report.after.findings.is_empty());
+    if args.json {
+        let mut json = json(&report.after);
+        json["repaired"] = findings(&report.done);
+        json["quarantine"] = serde_json::json!(report.quarantine);
+        println!("{json}");
+    } else {
+        show(&report.done);
+        if let Some(quarantine) = &report.quarantine {
+            println!("what was replaced or taken out is in {}", quarantine.display());
+        }
+        show(&report.after.findings);
+        summary(&report.after, if repaired { "repaired" } else { "clean" });
+    }
+    Ok(match (clean, repaired) {
+        (false, _) => PROBLEMS_LEFT,
+        (true, true) => REPAIRED,
+        (true, false) => CLEAN,
+    })
+}
+
+/// Shown on a terminal only.
+fn progress() -> Result<ProgressBar> {
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(ProgressStyle::with_template("{spinner} checked {human_pos} records ({per_sec})")?);
+    Ok(bar)
+}
+
+fn show(findings: &[Finding]) {
+    for finding in findings {
+        match finding.ino {
+            Some(ino) => println!("inode {ino}: {}", finding.what),
+            None => println!("{}", finding.what),
+        }
+    }
+}
+
+fn summary(report: &FsckReport, good: &str) {
+    let problems = report.findings.len();
+    let verdict = if problems == 0 { good.into() } else { format!("{problems} problems") };
+    let (files, directories, replayed) = (report.files, report.directories, report.replayed);
+    println!("{verdict}: {files} inodes, {directories} of them directories; {replayed} events replayed");
+}
+
+fn findings(findings: &[Finding]) -> serde_json::Value {
+    let json =
+        |finding: &Finding| serde_json::json!({ "ino": finding.ino.map(|ino| ino.0), "what": finding.what });
+    findings.iter().map(json).collect()
+}
+
+fn json(report: &FsckReport) -> serde_json::Value {
+    serde_json::json!({
+        "clean": report.findings.is_empty(),
+        "replayed": report.replayed,
+        "records": report.records,
+        "files": report.files,
+        "directories": report.directories,
+        "findings": findings(&report.findings),
+    })
+}

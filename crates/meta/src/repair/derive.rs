@@ -1,0 +1,253 @@
+//! What records say of others is counted again here, and the records are written down.
+
+use alloc::boxed::Box;
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use espalier_proto::{FileType, Ino, ObjectId, TableWrite, Time, mode};
+
+use super::tree::{Node, Tree};
+use super::{Claim, Contents, Place, Repaired, fingerprint};
+use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Slot, Super, encode};
+use crate::state::orphan_key;
+use crate::usage::Usage;
+
+impl Contents {
+    /// Whether an inode's record agrees with what lies elsewhere.
+    pub(super) fn fit(&self, claim: &Claim) -> bool {
+        let inode = &claim.inode;
+        let (kept, streamed) = (self.stored(inode.ino), self.streams.contains_key(&inode.ino));
+        let body = match inode.body {
+            Body::Stuffed { stored, .. } => kept == stored as usize && !streamed,
+            Body::Streamed { .. } => kept == 0 && streamed,
+            _ => kept == 0 && !streamed,
+        };
+        let place = match (&inode.body, &claim.place) {
+            (Body::Directory(directory), Place::Dentry(dir, _)) => directory.parent == *dir,
+            (Body::Directory(_), _) => inode.ino == Ino::ROOT,
+            _ => true,
+        };
+        body && place && inode.fits() && inode.has_xattrs == self.xattrs.contains(&inode.ino)
+    }
+
+    /// Says in a file's record where its bytes are, and how many.
+    fn describe(&self, inode: &mut Inode) {
+        let (ino, kept) = (inode.ino, self.stored(inode.ino));
+        let stream = self.streams.get(&ino).copied();
+        match (&mut inode.body, stream) {
+            (body @ Body::Streamed { .. }, None) if kept > 0 => {
+                *body = Body::Stuffed { size: kept as u64, stored: kept as u32 };
+            }
+            (body @ (Body::Stuffed { .. } | Body::Streamed { .. }), Some(counted)) => {
+                *body = Body::Streamed { counted };
+            }
+            // It is made, empty.
+            (Body::Streamed { counted }, None) => *counted = 0,
+            (Body::Stuffed { size, stored }, None) => {
+                *stored = kept as u32;
+                // A file can be no longer than that, so what says more is damaged.
+                let size_or_less = if *size > i64::MAX as u64 { 0 } else { *size };
+                *size = size_or_less.max(kept as u64);
+            }
+            _ => {}
+        }
+    }
+
+    fn stored(&self, ino: Ino) -> usize {
+        self.strips.get(&ino).copied().unwrap_or(0)
+    }
+}
+
+const COUNTED: &str = "what its record says of others was counted again";
+
+impl Node {
+    /// Says in the record of what is no directory which names it has.
+    fn name(&mut self, dirs: Option<&BTreeMap<Ino, u32>>) {
+        let there: Vec<(Ino, u32)> = dirs.into_iter().flatten().map(|(dir, count)| (*dir, *count)).collect();
+        self.inode.nlink = there.iter().map(|(_, count)| count).sum();
+        let mut said = self.inode.names.as_deref().cloned().unwrap_or_default();
+        said.sort_unstable();
+        if !self.in_table() || there.is_empty() {
+            self.inode.names = None;
+        } else if said != there {
+            self.inode.names = Some(Box::new(there));
+        }
+    }
+}
+
+impl Tree {
+    /// Everything in inodes that can be told from what lies elsewhere.
+    pub(super) fn derive(&mut self) {
+        let mut names: BTreeMap<Ino, BTreeMap<Ino, u32>> = BTreeMap::new();
+        for (dir, entries) in &self.entries {
+            for ino in entries.values() {
+                *names.entry(*ino).or_default().entry(*dir).or_default() += 1;
+            }
+        }
+        let mut said = Vec::new();
+        for (ino, node) in &mut self.nodes {
+            let before = node.inode.clone();
+            let orphan = *ino != Ino::ROOT && !names.contains_key(ino);
+            if !(orphan && before.is_streamed()) {
+                self.contents.describe(&mut node.inode);
+            }
+            if let (Body::Stuffed { stored: had, .. }, Body::Stuffed { stored, .. }) =
+                (&before.body, &node.inode.body)
+                && stored < had
+            {
+                said.push((*ino, "bytes that it had are lost: they read as zeros"));
+            }
+            node.inode.has_xattrs = self.contents.xattrs.contains(ino);
+            if !node.inode.is_dir() {
+                node.name(names.get(ino));
+            }
+            if node.inode != before && node.place != Place::Nowhere {
+                said.push((*ino, COUNTED));
+            }
+        }
+        let usage = self.usage(&names);
+        for (ino, node) in &mut self.nodes {
+            let Body::Directory(directory) = &mut node.inode.body else { continue };
+            let (before, nlink) = (directory.clone(), node.inode.nlink);
+            let (count, subdirs, below) = usage.get(ino).copied().unwrap_or_default();
+            (directory.entries, directory.usage) = (count, below);
+            let parent = names.get(ino).and_then(|dirs| dirs.keys().next());
+            directory.parent = parent.copied().unwrap_or(directory.parent);
+            if *ino == Ino::ROOT {
+                directory.parent = Ino::ROOT;
+            }
+            let has_place = *ino == Ino::ROOT || parent.is_some();
+            node.inode.nlink = if has_place { 2 + subdirs } else { 0 };
+            if (&before, nlink) != (&*directory, node.inode.nlink) && node.place != Place::Nowhere {
+                said.push((*ino, COUNTED));
+            }
+        }
+        for (ino, what) in said {
+            self.say(ino, what);
+        }
+    }
+
+    /// Of each directory: entries, subdirectories, and what lies below it.
+    fn usage(&self, names: &BTreeMap<Ino, BTreeMap<Ino, u32>>) -> BTreeMap<Ino, (u64, u32, Usage)> {
+        let mut counts: BTreeMap<Ino, (u64, u32, Usage)> = BTreeMap::new();
+        for (dir, entries) in &self.entries {
+            let (mut subdirs, mut within) = (0, Usage::default());
+            for node in entries.values().filter_map(|ino| self.nodes.get(ino)) {
+                if node.inode.is_dir() {
+                    subdirs += 1;
+                    within.dirs += 1;
+                } else {
+                    within = within.plus(node.inode.weight());
+                }
+            }
+            let count = counts.entry(*dir).or_default();
+            (count.0, count.1) = (entries.len() as u64, subdirs);
+            // There are no circles any more.
+            let mut above = Some(dir);
+            while let Some(dir) = above {
+                let below = &mut counts.entry(*dir).or_default().2;
+                *below = below.plus(within);
+                above = names.get(dir).and_then(|dirs| dirs.keys().next());
+            }
+        }
+        counts
+    }
+
+    /// Files whose streams are gone.
+    fn missing_streams(&mut self) -> Vec<Ino> {
+        let streamed = self.nodes.iter().filter(|(_, node)| node.inode.is_streamed() && node.inode.nlink > 0);
+        let missing = streamed.map(|(ino, _)| *ino).filter(|ino| !self.contents.streams.contains_key(ino));
+        let missing: Vec<Ino> = missing.collect();
+        for ino in &missing {
+            self.say(*ino, "its stream was missing: the file is empty now");
+        }
+        missing
+    }
+
+    /// The writes that make `stored` describe this tree.
+    pub(super) fn repaired(
+        mut self,
+        mut stored: BTreeMap<(ObjectId, Vec<u8>), u64>,
+        old: Option<Super>,
+    ) -> Repaired {
+        let mut repaired = Repaired { empty: self.missing_streams(), ..Repaired::default() };
+        for (record, ino) in &self.removed {
+            let (object, key) = record.place(*ino);
+            repaired.writes.push(TableWrite { object, key, value: None });
+        }
+        let mut places = BTreeMap::new();
+        let mut put = |object: ObjectId, key: Vec<u8>, value: Vec<u8>| {
+            if stored.remove(&(object, key.clone())) != Some(fingerprint(&value)) {
+                repaired.writes.push(TableWrite { object, key, value: Some(value) });
+            }
+        };
+        for (dir, entries) in &self.entries {
+            for (name, ino) in entries {
+                let Some(node) = self.nodes.get(ino) else { continue };
+                let dentry = match node.in_table() {
+                    true => Dentry::Remote { ino: *ino, kind: node.inode.kind },
+                    false => Dentry::Primary(node.inode.clone()),
+                };
+                let slot = Slot::new(&self.hash_key, name.clone());
+                put(ObjectId::fragment(*dir, 0), slot.key(), encode(&dentry));
+                if node.inode.is_dir() {
+                    let (object, key) = InoRecord::Place.place(*ino);
+                    put(object, key, encode(&(*dir, slot.hash)));
+                }
+                if !node.in_table() {
+                    places.insert(*ino, (*dir, slot.hash));
+                }
+            }
+        }
+        for (ino, node) in &self.nodes {
+            if node.inode.nlink == 0 {
+                put(ObjectId::ORPHANS, orphan_key(*ino), encode(&node.inode));
+            } else if node.in_table() {
+                let (object, key) = InoRecord::Inode.place(*ino);
+                put(object, key, encode(&node.inode));
+            }
+        }
+        let none = Super {
+            next_ino: 0,
+            files: 0,
+            sequence: 0,
+            journal: 0,
+            unsettled: Vec::new(),
+            watched: Vec::new(),
+        };
+        let mut record = old.unwrap_or(none);
+        (record.next_ino, record.files) = (self.next_ino, self.nodes.len() as u64);
+        record.unsettled.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
+        record.watched.retain(|(ino, place)| {
+            let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);
+            node.is_some() && places.get(ino) == place.as_ref()
+        });
+        put(ObjectId::SUPER, Vec::new(), encode(&record));
+        let rest = stored.into_keys();
+        repaired.writes.extend(rest.map(|(object, key)| TableWrite { object, key, value: None }));
+        (repaired.copies, repaired.done) = (self.copies, self.done);
+        repaired
+    }
+}
+
+/// Makes the parts of a record fit each other.
+pub(super) fn make_sound(inode: &mut Inode) {
+    inode.perm &= mode::PERMISSIONS;
+    for time in [&mut inode.atime, &mut inode.mtime, &mut inode.ctime, &mut inode.btime] {
+        *time = Time::new(time.secs, time.nanos);
+    }
+    if inode.fits() {
+        return;
+    }
+    // What the kind alone says is a byte; the body is more.
+    match (inode.kind, &inode.body) {
+        (_, Body::Stuffed { .. } | Body::Streamed { .. }) => inode.kind = FileType::Regular,
+        (_, Body::Directory(_)) => inode.kind = FileType::Directory,
+        (_, Body::Symlink(_)) => inode.kind = FileType::Symlink,
+        (FileType::Directory, Body::Node) => inode.body = Body::Directory(Directory::empty(Ino::ROOT)),
+        (_, Body::Node) => {
+            inode.kind = FileType::Regular;
+            inode.body = Body::Stuffed { size: 0, stored: 0 };
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! What `fsck --repair` changes: takes every record, as [`Check`](crate::Check) does, and says what to write so that a
+//! check finds nothing. What a record says that can be told from the others is believed from the others; whatever has
+//! lost its place gets one in `/lost+found`. Nothing is written here: the driver keeps the old records first.
+
+mod derive;
+mod tree;
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::hash::Hasher;
+
+use espalier_proto::{Ino, Name, ObjectId, ObjectKind, TableWrite, Time};
+use siphasher::sip::SipHasher13;
+
+use crate::check::Finding;
+use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
+use tree::Tree;
+
+/// What is to be done, in this order: streams are made and copied, all streams that are left are settled, `writes` become
+/// durable at once, and only then the streams that were copied are removed.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Repaired {
+    /// Streams to make, empty.
+    pub empty: Vec<Ino>,
+    /// Streams to copy, and to which.
+    pub copies: Vec<(Ino, Ino)>,
+    pub writes: Vec<TableWrite>,
+    /// In words.
+    pub done: Vec<Finding>,
+}
+
+/// A repair under way: every record, then every stream, then [`Self::finish`].
+#[derive(Debug)]
+pub struct Repair {
+    hash_key: [u8; 16],
+    now: Time,
+    super_record: Option<Super>,
+    /// Fingerprints of all values, but of strips and extended attributes that may stay.
+    stored: BTreeMap<(ObjectId, Vec<u8>), u64>,
+    claims: BTreeMap<Ino, Vec<Claim>>,
+    names: Vec<Named>,
+    contents: Contents,
+    done: Vec<Finding>,
+}
+
+/// A record that says that it is the inode.
+#[derive(Debug)]
+struct Claim {
+    inode: Inode,
+    place: Place,
+}
+
+/// Where it lies.
+#[derive(Debug, PartialEq, Eq)]
+enum Place {
+    Dentry(Ino, Name),
+    Table,
+    Orphan,
+    /// Where no inode should be.
+    Nowhere,
+}
+
+/// A name in a directory.
+#[derive(Debug)]
+struct Named {
+    dir: Ino,
+    name: Name,
+    ino: Ino,
+    /// It lies under its own hash.
+    in_place: bool,
+}
+
+/// What there is beside the inodes.
+#[derive(Debug, Default)]
+struct Contents {
+    /// With their lengths in bytes.
+    strips: BTreeMap<Ino, usize>,
+    xattrs: BTreeSet<Ino>,
+    streams: BTreeMap<Ino, u64>,
+}
+
+/// Numbers beyond are damage: nobody makes so many files.
+const LAST_INO: Ino = Ino(1 << 56);
+
+fn is_plausible(ino: Ino) -> bool {
+    (Ino::ROOT..=LAST_INO).contains(&ino)
+}
+
+impl Repair {
+    /// `now`: the time of what is made anew.
+    pub fn new(hash_key: [u8; 16], now: Time) -> Self {
+        Self {
+            hash_key,
+            now,
+            super_record: None,
+            stored: BTreeMap::new(),
+            claims: BTreeMap::new(),
+            names: Vec::new(),
+            contents: Contents::default(),
+            done: Vec::new(),
+        }
+    }
+
+    pub fn record(&mut self, object: ObjectId, key: &[u8], value: &[u8]) {
+        let understood = match object.kind {
+            ObjectKind::Super => self.super_record(object, key, value),
+            ObjectKind::Fragment => self.dentry(Ino(object.id), key, value),
+            ObjectKind::Inodes => match self.content(object, key, value) {
+                // It may stay, or be removed by name.
+                Some(true) => return,
+                understood => understood.is_some() || self.inode(object, key, value),
+            },
+            ObjectKind::Orphans => decode(value).is_ok_and(|inode| self.claim(inode, Place::Orphan)),
+        };
+        self.stored.insert((object, key.to_vec()), fingerprint(value));
+        if !understood {
+            let what = format!("a record of {object:?} was damaged, and is taken out (key {})", shown(key));
+            self.done.push(Finding { ino: None, what });
+        }
+    }
+
+    /// A stream that the store has, and its size in bytes.
+    pub fn stream(&mut self, ino: Ino, size: u64) {
+        self.contents.streams.insert(ino, size);
+    }
+
+    fn super_record(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
+        if object != ObjectId::SUPER || !key.is_empty() {
+            return false;
+        }
+        self.super_record = Super::parse(value);
+        self.super_record.is_some()
+    }
+
+    fn dentry(&mut self, dir: Ino, key: &[u8], value: &[u8]) -> bool {
+        let Ok(dentry) = decode::<Dentry>(value) else { return false };
+        let ino = match &dentry {
+            Dentry::Primary(inode) => inode.ino,
+            Dentry::Remote { ino, .. } => *ino,
+        };
+        let slot = Slot::from_key(key).filter(|_| is_plausible(dir) && is_plausible(ino));
+        let place = match slot {
+            Some(slot) => {
+                let in_place = Slot::new(&self.hash_key, slot.name.clone()).hash == slot.hash;
+                self.names.push(Named { dir, name: slot.name.clone(), ino, in_place });
+                Place::Dentry(dir, slot.name)
+            }
+            None => Place::Nowhere,
+        };
+        match dentry {
+            Dentry::Primary(inode) => self.claim(inode, place),
+            Dentry::Remote { .. } => place != Place::Nowhere,
+        }
+    }
+
+    /// Of what is kept beside inodes: whether it may stay as it is. `None`: the record is an inode.
+    fn content(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> Option<bool> {
+        let (record, ino) = InoRecord::from_key(key)?;
+        let in_place = ObjectId::inodes(ino) == object && is_plausible(ino);
+        match record {
+            InoRecord::Inode => return None,
+            _ if !in_place => {}
+            // It is written anew if it is not right.
+            InoRecord::Place => return Some(false),
+            InoRecord::Strip if !value.is_empty() => {
+                self.contents.strips.insert(ino, value.len());
+                return Some(true);
+            }
+            InoRecord::Xattrs if decode::<Xattrs>(value).is_ok_and(|list| !list.is_empty()) => {
+                self.contents.xattrs.insert(ino);
+                return Some(true);
+            }
+            InoRecord::Strip | InoRecord::Xattrs => {}
+        }
+        self.say(ino, format!("a record of it was damaged, and is taken out (key {})", shown(key)));
+        Some(false)
+    }
+
+    fn inode(&mut self, object: ObjectId, key: &[u8], value: &[u8]) -> bool {
+        let Ok(inode) = decode::<Inode>(value) else { return false };
+        let in_place = (object, key) == as_ref(&InoRecord::Inode.place(inode.ino));
+        self.claim(inode, if in_place { Place::Table } else { Place::Nowhere })
+    }
+
+    fn claim(&mut self, inode: Inode, place: Place) -> bool {
+        let plausible = is_plausible(inode.ino);
+        if plausible {
+            self.claims.entry(inode.ino).or_default().push(Claim { inode, place });
+        }
+        plausible
+    }
+
+    fn say(&mut self, ino: Ino, what: String) {
+        self.done.push(Finding { ino: Some(ino), what });
+    }
+
+    /// What is to be done. Of a file system without faults: nothing.
+    pub fn finish(mut self) -> Repaired {
+        let stored = core::mem::take(&mut self.stored);
+        let old = self.super_record.take();
+        if old.is_none() {
+            let what = "the record about the whole file system was missing or damaged, and is made anew";
+            self.done.push(Finding { ino: None, what: what.into() });
+        }
+        let mut tree = Tree::new(self, old.as_ref().map_or(0, |old| old.next_ino));
+        tree.join();
+        tree.sort_contents();
+        tree.derive();
+        tree.repaired(stored, old)
+    }
+}
+
+fn as_ref((object, key): &(ObjectId, Vec<u8>)) -> (ObjectId, &[u8]) {
+    (*object, key)
+}
+
+/// Tells whether a record would change. It is no secret: only damage has to be told from what it was.
+fn fingerprint(value: &[u8]) -> u64 {
+    let mut hasher = SipHasher13::new();
+    hasher.write(value);
+    hasher.finish()
+}
+
+fn shown(key: &[u8]) -> String {
+    format!("{}", key.escape_ascii())
+}

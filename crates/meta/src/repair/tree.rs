@@ -1,0 +1,329 @@
+//! Which inodes there are, and the names by which they are reached from the root.
+
+use alloc::collections::btree_map::Entry;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::format;
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use espalier_proto::{FileType, Ino, Name, Time};
+
+use super::derive::make_sound;
+use super::{Claim, Contents, Named, Place, Repair, is_plausible};
+use crate::check::Finding;
+use crate::record::{Body, Directory, InoRecord, Inode};
+
+/// The tree that the records are made to describe.
+#[derive(Debug)]
+pub(super) struct Tree {
+    pub(super) hash_key: [u8; 16],
+    now: Time,
+    pub(super) next_ino: u64,
+    pub(super) nodes: BTreeMap<Ino, Node>,
+    /// What is in each directory.
+    pub(super) entries: BTreeMap<Ino, BTreeMap<Name, Ino>>,
+    pub(super) contents: Contents,
+    pub(super) copies: Vec<(Ino, Ino)>,
+    /// Records of contents to remove.
+    pub(super) removed: Vec<(InoRecord, Ino)>,
+    pub(super) done: Vec<Finding>,
+    lost: Option<Ino>,
+}
+
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) inode: Inode,
+    pub(super) place: Place,
+}
+
+impl Node {
+    /// Its record lies in the inode table: the root, and what has or had several names.
+    pub(super) fn in_table(&self) -> bool {
+        match self.inode.is_dir() {
+            true => self.inode.ino == Ino::ROOT,
+            false => self.place == Place::Table || self.inode.nlink > 1,
+        }
+    }
+}
+
+impl Tree {
+    pub(super) fn new(mut repair: Repair, next_ino: u64) -> Self {
+        let claims = core::mem::take(&mut repair.claims);
+        let names = core::mem::take(&mut repair.names);
+        let mut tree = Self {
+            hash_key: repair.hash_key,
+            now: repair.now,
+            next_ino: if is_plausible(Ino(next_ino)) { next_ino } else { 0 },
+            nodes: BTreeMap::new(),
+            entries: BTreeMap::new(),
+            contents: repair.contents,
+            copies: Vec::new(),
+            removed: Vec::new(),
+            done: repair.done,
+            lost: None,
+        };
+        tree.choose(claims);
+        tree.make_missing(&names);
+        let contents = &tree.contents;
+        let numbers = tree.nodes.keys().chain(contents.strips.keys()).chain(&contents.xattrs);
+        let last = numbers.chain(contents.streams.keys()).filter(|ino| is_plausible(**ino)).max();
+        tree.next_ino = tree.next_ino.max(last.map_or(0, |last| last.0 + 1)).max(Ino::ROOT.0 + 1);
+        tree.give_names(names);
+        tree
+    }
+
+    pub(super) fn say(&mut self, ino: Ino, what: impl Into<String>) {
+        self.done.push(Finding { ino: Some(ino), what: what.into() });
+    }
+
+    /// Of several records that claim to be an inode, the one that fits the rest best is.
+    fn choose(&mut self, claims: BTreeMap<Ino, Vec<Claim>>) {
+        for (ino, mut claims) in claims {
+            if ino == Ino::ROOT {
+                claims.retain(|claim| claim.inode.is_dir() && claim.inode.fits());
+            }
+            if claims.len() > 1 {
+                self.say(ino, format!("existed {} times: the record that fits best is kept", claims.len()));
+            }
+            let best = claims.into_iter().max_by_key(|claim| {
+                let named = matches!(claim.place, Place::Dentry(..) | Place::Table);
+                (self.contents.fit(claim), named, claim.inode.ctime)
+            });
+            if let Some(Claim { mut inode, place }) = best {
+                make_sound(&mut inode);
+                self.nodes.insert(ino, Node { inode, place });
+            }
+        }
+    }
+
+    /// Makes what names, bytes and entries speak of, if its own record is gone.
+    fn make_missing(&mut self, names: &[Named]) {
+        if !self.nodes.contains_key(&Ino::ROOT) {
+            self.say(Ino::ROOT, "the root directory was missing, and is made anew");
+            self.make(Ino::ROOT, FileType::Directory, 0o755);
+        }
+        let dirs: BTreeSet<Ino> = names.iter().map(|named| named.dir).collect();
+        for dir in dirs {
+            if !self.nodes.contains_key(&dir) {
+                self.say(dir, "had entries, but was missing: it is made anew, for root alone");
+                self.make(dir, FileType::Directory, 0o700);
+            }
+        }
+        let files: BTreeSet<Ino> =
+            self.contents.strips.keys().chain(self.contents.streams.keys()).copied().collect();
+        for ino in files.into_iter().filter(|ino| is_plausible(*ino)) {
+            if !self.nodes.contains_key(&ino) {
+                self.say(ino, "had bytes, but was missing: it is made anew, for root alone");
+                self.make(ino, FileType::Regular, 0o600);
+            }
+        }
+    }
+
+    fn make(&mut self, ino: Ino, kind: FileType, perm: u32) {
+        let time = self.now;
+        let body = match kind {
+            FileType::Directory => Body::Directory(Directory::empty(Ino::ROOT)),
+            _ => Body::Stuffed { size: 0, stored: 0 },
+        };
+        let inode = Inode {
+            ino,
+            kind,
+            perm,
+            uid: 0,
+            gid: 0,
+            nlink: 0,
+            rdev: 0,
+            atime: time,
+            mtime: time,
+            ctime: time,
+            btime: time,
+            body,
+            acl: None,
+            default_acl: None,
+            has_xattrs: false,
+            names: None,
+        };
+        self.nodes.insert(ino, Node { inode, place: Place::Nowhere });
+    }
+
+    fn make_next(&mut self, kind: FileType) -> Ino {
+        let ino = Ino(self.next_ino);
+        self.next_ino += 1;
+        self.make(ino, kind, if kind == FileType::Directory { 0o700 } else { 0o600 });
+        ino
+    }
+
+    /// Puts the names into directories: those that lie in place first, for they are what was looked up.
+    fn give_names(&mut self, mut names: Vec<Named>) {
+        names.sort_by_key(|named| !named.in_place);
+        // Entries of what is no directory get one of their own.
+        let mut instead: BTreeMap<Ino, Ino> = BTreeMap::new();
+        for Named { dir, name, ino, in_place } in names {
+            let Some(node) = self.nodes.get(&ino) else {
+                self.say(ino, format!("was missing: its name {name:?} in directory {dir} is taken out"));
+                continue;
+            };
+            // A directory has one name: where its record lies.
+            let elsewhere = node.inode.is_dir() && node.place != Place::Dentry(dir, name.clone());
+            if ino == Ino::ROOT || elsewhere {
+                self.say(ino, format!("is a directory with another place: {name:?} in {dir} is taken out"));
+                continue;
+            }
+            let is_dir = self.nodes.get(&dir).is_some_and(|node| node.inode.is_dir());
+            let home = match instead.get(&dir) {
+                _ if is_dir => dir,
+                Some(home) => *home,
+                None => {
+                    let home = self.make_next(FileType::Directory);
+                    self.say(dir, format!("had entries and is no directory: they are in directory {home}"));
+                    instead.insert(dir, home);
+                    home
+                }
+            };
+            let entries = self.entries.entry(home).or_default();
+            if entries.get(&name).is_some_and(|other| *other != ino) {
+                self.say(ino, format!("had the name {name:?} in {dir}, which is another's"));
+                continue;
+            }
+            entries.insert(name.clone(), ino);
+            if !in_place {
+                self.say(dir, format!("the entry {name:?} lay under another name's hash"));
+            }
+        }
+    }
+
+    /// Makes everything reachable from the root: what is not gets a place in `/lost+found`.
+    pub(super) fn join(&mut self) {
+        let mut named: BTreeMap<Ino, (Ino, Name)> = BTreeMap::new();
+        for (dir, entries) in &self.entries {
+            named.extend(entries.iter().map(|(name, ino)| (*ino, (*dir, name.clone()))));
+        }
+        let nodes = self.nodes.iter();
+        let nameless: Vec<Ino> = nodes
+            .filter(|(ino, node)| **ino != Ino::ROOT && !named.contains_key(ino) && !self.is_orphan(node))
+            .map(|(ino, _)| *ino)
+            .collect();
+        for ino in nameless {
+            self.put_into_lost_found(ino);
+        }
+        // What is not reached now lies in a circle of directories, or below one.
+        let mut reached = BTreeSet::new();
+        self.walk(Ino::ROOT, &mut reached);
+        let all: Vec<Ino> = self.entries.keys().copied().collect();
+        for start in all {
+            if reached.contains(&start) {
+                continue;
+            }
+            let mut seen = BTreeSet::new();
+            let mut dir = start;
+            while seen.insert(dir) {
+                let Some((above, _)) = named.get(&dir) else { break };
+                dir = *above;
+            }
+            if let Some((above, name)) = named.get(&dir)
+                && let Some(entries) = self.entries.get_mut(above)
+            {
+                entries.remove(name);
+                self.say(dir, format!("lay in a circle of directories: {name:?} in {above} is taken out"));
+                self.put_into_lost_found(dir);
+            }
+            self.walk(dir, &mut reached);
+        }
+    }
+
+    /// Nameless by right: in use when the checkpoint was made.
+    pub(super) fn is_orphan(&self, node: &Node) -> bool {
+        node.place == Place::Orphan && node.inode.nlink == 0 && !self.entries.contains_key(&node.inode.ino)
+    }
+
+    fn walk(&self, from: Ino, reached: &mut BTreeSet<Ino>) {
+        let mut ahead = Vec::from([from]);
+        while let Some(dir) = ahead.pop() {
+            if reached.insert(dir) {
+                ahead.extend(self.entries.get(&dir).into_iter().flat_map(BTreeMap::values));
+            }
+        }
+    }
+
+    pub(super) fn put_into_lost_found(&mut self, ino: Ino) {
+        let lost = self.lost_found();
+        if ino != lost {
+            let name = self.add(lost, &format!("#{ino}"), ino);
+            self.say(ino, format!("had no place, and is in the directory lost+found as {name:?}"));
+        }
+    }
+
+    /// Bytes and attributes that belong to no inode: a stream becomes a file in `/lost+found`, the others are taken out.
+    pub(super) fn sort_contents(&mut self) {
+        let is_file =
+            |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.inode.kind == FileType::Regular);
+        let body = |ino: &Ino| self.nodes.get(ino).map(|node| &node.inode.body);
+        let Contents { strips, xattrs, streams } = &self.contents;
+        let stuffed = |ino: &Ino| strips.contains_key(ino) && matches!(body(ino), Some(Body::Stuffed { .. }));
+        let stray_streams: Vec<(Ino, u64)> =
+            streams.iter().filter(|(ino, _)| !is_file(ino) || stuffed(ino)).map(|(a, b)| (*a, *b)).collect();
+        let beside_stream = |ino: &Ino| streams.contains_key(ino) && !stuffed(ino);
+        let stray_strips: Vec<Ino> =
+            strips.keys().filter(|ino| !is_file(ino) || beside_stream(ino)).copied().collect();
+        let stray_xattrs: Vec<Ino> =
+            xattrs.iter().filter(|ino| !self.nodes.contains_key(ino)).copied().collect();
+        for (ino, size) in stray_streams {
+            self.copy_into_lost_found(ino, size);
+        }
+        for ino in stray_strips {
+            self.contents.strips.remove(&ino);
+            self.say(ino, "had bytes beside those of its stream, or is no file: they are taken out");
+            self.removed.push((InoRecord::Strip, ino));
+        }
+        for ino in stray_xattrs {
+            self.contents.xattrs.remove(&ino);
+            self.say(ino, "was missing: its extended attributes are taken out");
+            self.removed.push((InoRecord::Xattrs, ino));
+        }
+    }
+
+    fn copy_into_lost_found(&mut self, stream: Ino, size: u64) {
+        let ino = self.make_next(FileType::Regular);
+        self.contents.streams.remove(&stream);
+        self.contents.streams.insert(ino, size);
+        self.copies.push((stream, ino));
+        let lost = self.lost_found();
+        let name = self.add(lost, &format!("#{stream}.stream"), ino);
+        let what = format!("a stream of {size} bytes that no file referred to is in lost+found as {name:?}");
+        self.say(stream, what);
+    }
+
+    fn lost_found(&mut self) -> Ino {
+        if let Some(lost) = self.lost {
+            return lost;
+        }
+        let there = Name::new(b"lost+found").ok();
+        let there = there.and_then(|name| self.entries.get(&Ino::ROOT)?.get(&name).copied());
+        let is_dir = |ino: &Ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_dir());
+        let lost = match there.filter(is_dir) {
+            Some(there) => there,
+            None => {
+                let ino = self.make_next(FileType::Directory);
+                self.add(Ino::ROOT, "lost+found", ino);
+                ino
+            }
+        };
+        self.lost = Some(lost);
+        lost
+    }
+
+    /// Gives an inode the name, or the name with a number if it is taken. The name.
+    fn add(&mut self, dir: Ino, wanted: &str, ino: Ino) -> String {
+        let entries = self.entries.entry(dir).or_default();
+        let numbered = (1u64..).map(|number| format!("{wanted}-{number}"));
+        for text in core::iter::once(String::from(wanted)).chain(numbered) {
+            // A few letters and numbers always are a name.
+            let Ok(name) = Name::new(text.as_bytes()) else { break };
+            if let Entry::Vacant(entry) = entries.entry(name) {
+                entry.insert(ino);
+                return text;
+            }
+        }
+        String::new()
+    }
+}

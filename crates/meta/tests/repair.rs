@@ -1,0 +1,291 @@
+//! `fsck --repair`: whatever happens to the records, afterwards a check finds nothing, the file system works, and every file
+//! that nothing happened to is there.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use espalier_meta::{Dentry, InoRecord, Inode, Repair, Repaired, decode};
+use espalier_proto::*;
+use espalier_store::Store;
+use harness::{Disk, Harness, ROOT_CALLER, config, name, open_how};
+
+type Key = (ObjectId, Vec<u8>);
+
+fn records(store: &dyn Store) -> BTreeMap<Key, Vec<u8>> {
+    let records = store.records().map(Result::unwrap);
+    records.map(|(object, key, value)| ((object, key), value)).collect()
+}
+
+fn plan(store: &dyn Store) -> Repaired {
+    let mut repair = Repair::new(config().hash_key, Time::new(5000, 0));
+    for ((object, key), value) in records(store) {
+        repair.record(object, &key, &value);
+    }
+    for ino in store.streams().unwrap() {
+        repair.stream(ino, store.stream_stat(ino).unwrap().size);
+    }
+    repair.finish()
+}
+
+/// Does what the driver does; all of it, or only what comes before the writes.
+fn carry_out(store: &dyn Store, plan: &Repaired, all: bool) {
+    for ino in &plan.empty {
+        store.stream_create(*ino).unwrap();
+        store.stream_sync(*ino).unwrap();
+    }
+    for (from, to) in &plan.copies {
+        store.stream_create(*to).unwrap();
+        let size = store.stream_stat(*from).unwrap().size;
+        store.stream_copy(*from, 0, *to, 0, size).unwrap();
+        store.stream_sync(*to).unwrap();
+    }
+    for ino in store.new_streams().unwrap() {
+        store.stream_settle(ino).unwrap();
+    }
+    if all {
+        store.stage(plan.writes.clone()).unwrap();
+        store.publish().unwrap();
+        for (from, _) in &plan.copies {
+            store.stream_remove(*from).unwrap();
+        }
+    }
+}
+
+/// A file system of files of all kinds, as a checkpoint has it.
+fn grown(rng: &mut fastrand::Rng) -> Harness {
+    let mut fs = Harness::new();
+    let (mut dirs, mut files) = (vec![Ino::ROOT], Vec::new());
+    for step in 0..rng.usize(10..60) {
+        let dir = dirs[rng.usize(..dirs.len())];
+        let text = format!("n{step}");
+        match rng.u8(0..12) {
+            0..=2 => dirs.push(fs.create(dir, &text, NewNode::Directory).unwrap()),
+            3 => drop(fs.create(dir, &text, NewNode::Symlink(b"target".as_slice().into())).unwrap()),
+            4 => drop(fs.create(dir, &text, NewNode::Fifo).unwrap()),
+            5 if !files.is_empty() => {
+                let ino = files[rng.usize(..files.len())];
+                drop(fs.ask(Request::Link { ino, dir, name: name(&text) }));
+            }
+            6 if !files.is_empty() => {
+                let (name, value) = (b"user.a".as_slice().into(), vec![rng.u8(..); 9].into());
+                let ino = files[rng.usize(..files.len())];
+                let mode = XattrMode::Any;
+                fs.ask(Request::SetXattr { ino, name, value, mode, kill_sgid: false }).unwrap();
+            }
+            7 => {
+                let ino = fs.create(dir, &text, NewNode::Regular).unwrap();
+                fs.ask(Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
+                fs.write(ino, 0, b"without a name").unwrap();
+                fs.ask(Request::Unlink { dir, name: name(&text) }).unwrap();
+            }
+            _ => {
+                let ino = fs.create(dir, &text, NewNode::Regular).unwrap();
+                let bytes = vec![step as u8 + 1; rng.usize(0..100)];
+                fs.ask(Request::Open { ino, how: open_how(Access::WRITE, false) }).unwrap();
+                if fs.write(ino, 0, &bytes).unwrap() == Reply::Streamed {
+                    fs.disk.store().stream_write(ino, 0, &bytes).unwrap();
+                    fs.disk.store().stream_sync(ino).unwrap();
+                    fs.ask(Request::Fsync { ino }).unwrap();
+                }
+                fs.ask(Request::Release { ino }).unwrap();
+                files.push(ino);
+            }
+        }
+    }
+    for ino in dirs.into_iter().chain(files) {
+        fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: u64::MAX });
+    }
+    fs.checkpoint();
+    fs
+}
+
+/// Damages a store, and tells the keys and the streams that it touched.
+fn damage(rng: &mut fastrand::Rng, store: &dyn Store) -> (BTreeSet<Key>, BTreeSet<Ino>) {
+    let (mut touched, mut streams) = (BTreeSet::new(), BTreeSet::new());
+    let mut put = |(object, key): &Key, value: Option<Vec<u8>>| {
+        let write = TableWrite { object: *object, key: key.clone(), value };
+        store.stage(vec![write]).unwrap();
+        store.publish().unwrap();
+        touched.insert((*object, key.clone()));
+    };
+    for _ in 0..rng.usize(1..6) {
+        let all = records(store);
+        // Kinds of which there are few are damaged as often as others.
+        let kind = |(object, key): &Key| match object.kind {
+            ObjectKind::Inodes => key.first().copied().unwrap_or(0),
+            kind => kind as u8,
+        };
+        let kinds: BTreeSet<u8> = all.keys().map(kind).collect();
+        let Some(wanted) = rng.choice(kinds) else { continue };
+        let of_kind: Vec<_> = all.iter().filter(|(key, _)| kind(key) == wanted).collect();
+        let (key, value) = rng.choice(of_kind).unwrap();
+        let (other, other_value) = rng.choice(&all).unwrap();
+        let mut value = value.clone();
+        match rng.u8(0..9) {
+            0 => put(key, None),
+            1 | 2 if !value.is_empty() => {
+                for _ in 0..rng.usize(1..4) {
+                    let at = rng.usize(..value.len());
+                    value[at] ^= 1 << rng.u8(0..8);
+                }
+                put(key, Some(value));
+            }
+            3 => {
+                value.truncate(rng.usize(..=value.len()));
+                put(key, Some(value));
+            }
+            4 => {
+                put(other, Some(value));
+                put(key, Some(other_value.clone()));
+            }
+            5 => put(other, Some(value)),
+            6 => {
+                let (mut object, mut text) = (key.0.to_bytes(), key.1.clone());
+                let at = rng.usize(..object.len() + text.len());
+                *object.iter_mut().chain(&mut text).nth(at).unwrap() ^= 1 << rng.u8(0..8);
+                if let Some(object) = ObjectId::from_bytes(object) {
+                    put(&(object, text), Some(value));
+                    if rng.bool() {
+                        put(key, None);
+                    }
+                }
+            }
+            7 => {
+                let all = store.streams().unwrap();
+                if let Some(ino) = rng.choice(all) {
+                    store.stream_remove(ino).unwrap();
+                    streams.insert(ino);
+                }
+            }
+            _ => {
+                let ino = Ino(rng.u64(1..80));
+                store.stream_write(ino, 0, b"stray").unwrap();
+                store.stream_sync(ino).unwrap();
+                streams.insert(ino);
+            }
+        }
+    }
+    (touched, streams)
+}
+
+/// The inode that a record claims to be, and any that it speaks of by its key or names.
+fn speaks_of((object, key): &Key, value: &[u8]) -> (Option<Ino>, Option<Ino>) {
+    match object.kind {
+        ObjectKind::Super => (None, None),
+        ObjectKind::Fragment => match decode::<Dentry>(value) {
+            Ok(Dentry::Primary(inode)) => (Some(inode.ino), Some(inode.ino)),
+            Ok(Dentry::Remote { ino, .. }) => (None, Some(ino)),
+            Err(_) => (None, None),
+        },
+        _ => {
+            let inode = decode::<Inode>(value).ok().map(|inode| inode.ino);
+            (inode, InoRecord::from_key(key).map(|(_, ino)| ino).or(inode))
+        }
+    }
+}
+
+/// A name in the tree.
+struct Seen {
+    dir: Ino,
+    name: Name,
+    ino: Ino,
+    /// The directories on the way to it.
+    above: Vec<Ino>,
+    bytes: Option<Vec<u8>>,
+}
+
+/// Everything that can be reached, by path.
+fn look(fs: &mut Harness) -> BTreeMap<Vec<Name>, Seen> {
+    let mut seen = BTreeMap::new();
+    let mut ahead = vec![(Ino::ROOT, Vec::new(), Vec::new())];
+    while let Some((dir, path, above)) = ahead.pop() {
+        for entry in fs.list(dir, true) {
+            let Attr { ino, kind, .. } = entry.entry.unwrap().attr;
+            let bytes = (kind == FileType::Regular).then(|| fs.read(ino));
+            fs.ask(Request::ListXattr { ino }).unwrap();
+            let path = [path.as_slice(), std::slice::from_ref(&entry.name)].concat();
+            if kind == FileType::Directory {
+                ahead.push((ino, path.clone(), [above.as_slice(), &[ino]].concat()));
+            }
+            seen.insert(path, Seen { dir, name: entry.name, ino, above: above.clone(), bytes });
+        }
+    }
+    seen
+}
+
+fn repair_of_random_damage(seed: u64) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut fs = grown(&mut rng);
+    let expected = look(&mut fs);
+    let mut disk: Disk = fs.disk.crash();
+    disk.forget_journal();
+    let before = records(disk.store());
+    let clean = plan(disk.store());
+    assert_eq!(clean, Repaired::default(), "seed {seed}: nothing is wrong");
+
+    let (touched, streams) = damage(&mut rng, disk.store());
+    let found = disk.check(&config());
+    let damaged = records(disk.store());
+    let mut repaired = plan(disk.store());
+    assert!(found.is_empty() || repaired != Repaired::default(), "seed {seed}: {found:?}");
+    if rng.bool() {
+        // Power fails before the writes are durable.
+        carry_out(disk.store(), &repaired, false);
+        disk = disk.crash();
+        repaired = plan(disk.store());
+    }
+    carry_out(disk.store(), &repaired, true);
+    assert_eq!(disk.check(&config()), [], "seed {seed}: {repaired:#?}");
+    let again = plan(disk.store());
+    assert_eq!(again, Repaired::default(), "seed {seed}: the second repair has nothing to do");
+
+    let mut fs = Harness::recover(disk, config());
+    let left = look(&mut fs);
+    let mut changed = streams.clone();
+    let mut claimed = BTreeSet::new();
+    for key in &touched {
+        let (old, new) = (before.get(key), damaged.get(key));
+        changed.extend(
+            InoRecord::from_key(&key.1).map(|(_, ino)| ino).filter(|_| key.0.kind == ObjectKind::Inodes),
+        );
+        changed.extend(old.and_then(|value| speaks_of(key, value).1));
+        claimed.extend(new.and_then(|value| speaks_of(key, value).0));
+    }
+    for (path, Seen { ino, above, bytes, .. }) in expected {
+        if changed.contains(&ino) {
+            continue;
+        }
+        // Another record may claim to be it, and look as good: then one of the two is kept.
+        let in_doubt = claimed.contains(&ino);
+        let same_way = above.iter().all(|dir| !changed.contains(dir) && !claimed.contains(dir));
+        let there = match same_way && !in_doubt {
+            true => left.get(&path).filter(|seen| seen.ino == ino),
+            false => left.values().find(|seen| seen.ino == ino),
+        };
+        let there = there.unwrap_or_else(|| panic!("seed {seed}: {path:?} ({ino}): {repaired:#?}"));
+        assert!(there.bytes == bytes || in_doubt, "seed {seed}: {path:?}: {:?}, not {bytes:?}", there.bytes);
+    }
+    // It works.
+    let ino = fs.create(Ino::ROOT, "made afterwards", NewNode::Regular).unwrap();
+    fs.write(ino, 0, b"something").unwrap();
+    for Seen { dir, name, .. } in left.into_values().rev() {
+        let removed = fs.ask(Request::Unlink { dir, name: name.clone() });
+        if removed == Err(Errno::EISDIR) {
+            fs.ask(Request::RmDir { dir, name }).unwrap();
+        } else {
+            removed.unwrap();
+        }
+    }
+    assert_eq!(fs.fsck(), [], "seed {seed}");
+}
+
+#[test]
+fn whatever_is_damaged_the_rest_stays_and_works() {
+    let seeds = std::env::var("SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(2000);
+    let first = std::env::var("SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0);
+    for seed in first..first + seeds {
+        repair_of_random_damage(seed);
+    }
+}

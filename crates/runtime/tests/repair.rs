@@ -1,0 +1,126 @@
+//! Repairs of whole stores: what `crates/meta/tests/repair.rs` cannot do without a journal and a quarantine.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use espalier_meta::{InoRecord, Super, encode};
+use espalier_proto::{Ino, ObjectId, TableWrite};
+use espalier_runtime::{Error, MkfsOptions, RepairReport, fsck, mkfs, repair};
+use espalier_store::{LocalStore, Store};
+use tempfile::TempDir;
+
+fn made() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let options = MkfsOptions {
+        label: String::new(),
+        strip_bytes: MkfsOptions::STRIP_BYTES,
+        journal_bytes: 4 << 20,
+        force: false,
+        uid: 0,
+        gid: 0,
+        perm: 0o755,
+    };
+    mkfs(dir.path(), &options).unwrap();
+    dir
+}
+
+fn open(dir: &Path) -> LocalStore {
+    LocalStore::open(dir, false).unwrap().0
+}
+
+fn write(store: &LocalStore, object: ObjectId, key: Vec<u8>, value: Option<Vec<u8>>) {
+    store.stage(vec![TableWrite { object, key, value }]).unwrap();
+    store.publish().unwrap();
+}
+
+/// Damages a store and repairs it: then it is clean, and stays so.
+fn repaired(damage: impl Fn(&LocalStore)) -> (TempDir, RepairReport) {
+    let dir = made();
+    damage(&open(dir.path()));
+    let found = fsck(dir.path(), |_| ());
+    assert!(found.is_err() || !found.unwrap().findings.is_empty(), "the damage is found");
+    let report = repair(dir.path(), |_| ()).unwrap();
+    assert!(!report.done.is_empty());
+    assert_eq!(report.after.findings, []);
+    assert_eq!(fsck(dir.path(), |_| ()).unwrap().findings, []);
+    let again = repair(dir.path(), |_| ()).unwrap();
+    assert_eq!((again.done, again.quarantine), (vec![], None));
+    (dir, report)
+}
+
+#[test]
+fn a_clean_file_system_is_left_alone() {
+    let dir = made();
+    let report = repair(dir.path(), |_| ()).unwrap();
+    assert_eq!((report.done, report.quarantine, report.after.findings), (vec![], None, vec![]));
+    assert!(!dir.path().join("quarantine").exists());
+}
+
+#[test]
+fn without_the_first_record_the_journal_is_put_aside() {
+    let (_dir, report) = repaired(|store| write(store, ObjectId::SUPER, vec![], None));
+    assert!(report.quarantine.unwrap().join("journal").exists());
+    let (_dir, report) = repaired(|store| write(store, ObjectId::SUPER, vec![], Some(vec![0xff; 30])));
+    let kept = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
+    assert!(kept.contains(&"ff".repeat(30)), "{kept}");
+}
+
+#[test]
+fn a_root_directory_is_made() {
+    let (object, key) = InoRecord::Inode.place(Ino::ROOT);
+    repaired(|store| write(store, object, key.clone(), None));
+    let (_dir, report) = repaired(|store| write(store, object, key.clone(), Some(b"no inode".to_vec())));
+    let kept = std::fs::read_to_string(report.quarantine.unwrap().join("records")).unwrap();
+    assert!(kept.contains("6e6f20696e6f6465"), "{kept}");
+}
+
+#[test]
+fn a_position_where_no_journal_goes_on_is_mended() {
+    let (_dir, report) = repaired(|store| {
+        let mut first = Super::parse(&store.get(ObjectId::SUPER, b"").unwrap().unwrap()).unwrap();
+        first.journal = 12345;
+        write(store, ObjectId::SUPER, vec![], Some(encode(&first)));
+    });
+    assert!(report.quarantine.unwrap().join("journal").exists());
+}
+
+#[test]
+fn a_position_that_cannot_be_is_forgotten() {
+    let (_dir, report) = repaired(|store| {
+        let mut first = Super::parse(&store.get(ObjectId::SUPER, b"").unwrap().unwrap()).unwrap();
+        first.journal = u64::MAX - 7;
+        write(store, ObjectId::SUPER, vec![], Some(encode(&first)));
+    });
+    assert!(report.quarantine.unwrap().join("journal").exists());
+}
+
+#[test]
+fn a_record_of_an_orphan_that_is_none_goes() {
+    repaired(|store| write(store, ObjectId::ORPHANS, vec![0, 0, 0, 0, 0, 0, 0, 9], Some(vec![1; 3])));
+}
+
+#[test]
+fn a_stream_that_belongs_to_nothing_is_kept() {
+    let (dir, _) = repaired(|store| {
+        store.stream_write(Ino(77), 0, b"precious").unwrap();
+        // Of a directory: so it must be copied.
+        store.stream_write(Ino::ROOT, 0, b"more").unwrap();
+    });
+    let store = open(dir.path());
+    let held = |ino: &Ino| {
+        let mut bytes = vec![0; store.stream_stat(*ino).unwrap().size as usize];
+        store.stream_read(*ino, 0, &mut bytes).unwrap();
+        bytes
+    };
+    let streams: Vec<_> = store.streams().unwrap().iter().map(held).collect();
+    assert_eq!(streams, [b"precious".as_slice(), b"more"]);
+}
+
+#[test]
+fn a_store_that_was_never_finished_is_not_made_one() {
+    let dir = made();
+    let (object, key) = InoRecord::Inode.place(Ino::ROOT);
+    write(&open(dir.path()), object, key, None);
+    write(&open(dir.path()), ObjectId::SUPER, vec![], None);
+    assert!(matches!(repair(dir.path(), |_| ()), Err(Error::Unfinished(_))));
+}

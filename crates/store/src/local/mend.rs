@@ -1,0 +1,124 @@
+//! Makes a damaged store one that can be opened. What is replaced is kept in a directory, the quarantine.
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use super::salvage::{Salvage, salvage};
+use super::streams::Streams;
+use super::tables::Tables;
+use super::{JOURNAL, Lock, STREAMS, TABLES, open_journal};
+use crate::error::Context;
+use crate::{Journal, JournalError, RealFile, StoreError, Superblock, superblock};
+
+pub(crate) const JOURNAL_NEW: &str = "journal.new";
+pub(crate) const TABLES_NEW: &str = "tables.new";
+const CACHE_BYTES: u64 = 8 << 20;
+
+/// What was done to a store so that it can be opened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mended {
+    /// The tables were damaged, and what could be read of them is in new ones.
+    pub tables: Option<(String, Salvage)>,
+    /// The journal was no journal of this store, for this reason, and a new one is in its place.
+    pub journal: Option<String>,
+    /// The directory of streams was missing, and was made anew.
+    pub streams: bool,
+}
+
+/// Reads all tables, and replaces what makes the store impossible to open. A store without faults is left as it is. It can
+/// be done again after it was interrupted.
+///
+/// # Errors
+/// [`StoreError::Superblock`], [`StoreError::InUse`], and those of the disk.
+pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
+    superblock::read(dir)?;
+    let _lock = Lock::take(dir)?;
+    let superblock = superblock::read(dir)?;
+    let mut mended = Mended::default();
+    let (tables, tables_new) = (dir.join(TABLES), dir.join(TABLES_NEW));
+    if tables_new.exists() {
+        // They are complete if the old ones have been moved away for them.
+        if tables.exists() {
+            std::fs::remove_dir_all(&tables_new).context("remove", &tables_new)?;
+        } else {
+            std::fs::rename(&tables_new, &tables).context("rename", &tables_new)?;
+        }
+    }
+    match Tables::open(tables.clone(), true, CACHE_BYTES).and_then(|tables| tables.verify()) {
+        Err(StoreError::Corrupt { what }) => {
+            let salvaged = salvage(&tables, &tables_new)?;
+            set_aside(dir, TABLES, quarantine)?;
+            replace(dir, TABLES_NEW, TABLES)?;
+            mended.tables = Some((what, salvaged));
+        }
+        outcome => outcome?,
+    }
+    if !dir.join(STREAMS).is_dir() {
+        Streams::create(&dir.join(STREAMS))?;
+        mended.streams = true;
+    }
+    match open_journal(&dir.join(JOURNAL), true, superblock.tag()) {
+        Ok(_) => {}
+        Err(
+            cause @ (StoreError::Corrupt { .. }
+            | StoreError::Journal(
+                JournalError::NoJournal | JournalError::Foreign | JournalError::Truncated { .. },
+            )),
+        ) => {
+            new_journal(dir, &superblock)?;
+            replace_journal(dir, quarantine)?;
+            mended.journal = Some(cause.to_string());
+        }
+        Err(cause) => return Err(cause),
+    }
+    Ok(mended)
+}
+
+/// Makes an empty journal that is not yet the store's. The caller has the store open.
+///
+/// # Errors
+/// Those of the disk.
+pub fn new_journal(dir: &Path, superblock: &Superblock) -> Result<Journal<RealFile>, StoreError> {
+    let path = dir.join(JOURNAL_NEW);
+    let file = File::options().read(true).write(true).create(true).truncate(true).open(&path);
+    Ok(Journal::create(RealFile(file.context("create", &path)?), superblock.journal_bytes, superblock.tag())?)
+}
+
+/// Puts the new journal into the place of the old one, which goes to the quarantine.
+///
+/// # Errors
+/// Those of the disk.
+pub fn replace_journal(dir: &Path, quarantine: &Path) -> Result<(), StoreError> {
+    set_aside(dir, JOURNAL, quarantine)?;
+    replace(dir, JOURNAL_NEW, JOURNAL)
+}
+
+/// Moves a part of the store to the quarantine, if it is there.
+fn set_aside(dir: &Path, part: &str, quarantine: &Path) -> Result<(), StoreError> {
+    std::fs::create_dir_all(quarantine).context("create", quarantine)?;
+    let (from, to) = (dir.join(part), quarantine.join(part));
+    match std::fs::rename(&from, &to) {
+        Err(cause) if cause.kind() != ErrorKind::NotFound => Err(StoreError::io("move", &from, cause)),
+        _ => sync_all([quarantine.into(), dir.join("quarantine"), dir.into()]),
+    }
+}
+
+fn replace(dir: &Path, new: &str, part: &str) -> Result<(), StoreError> {
+    let (from, to) = (dir.join(new), dir.join(part));
+    std::fs::rename(&from, &to).context("rename", &from)?;
+    sync_all([dir.into()])
+}
+
+fn sync_all<const N: usize>(dirs: [PathBuf; N]) -> Result<(), StoreError> {
+    for dir in dirs {
+        match File::open(&dir).and_then(|dir| dir.sync_all()) {
+            // A quarantine may lie elsewhere.
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                return Err(StoreError::io("sync", &dir, cause));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
