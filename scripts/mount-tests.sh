@@ -1,6 +1,6 @@
 #!/bin/bash
 # Tests on a mount: pjdfstest, our conformance cases over both transports, the model, a user's first hour, and fsck at
-# the end. FUSE over io_uring is enabled for the time of the test where the kernel has it.
+# the end.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
 # ONLY="pjdfstest conformance model first-hour bench helpers metrics dump usage repair full failing memory kill powerloss" picks parts.
@@ -26,15 +26,9 @@ mounted=
 helper=/sbin/mount.fuse.espalier
 if [ -e "$helper" ]; then helper=; else ln -s "$(realpath "$bin")" "$helper"; fi
 uring=/sys/module/fuse/parameters/enable_uring
-uring_before=
-if [ -w "$uring" ]; then
-    uring_before=$(cat "$uring")
-    echo Y > "$uring"
-else
-    echo "mount-tests: no $uring: only device queues are tested"
-fi
+uring_before=$(cat "$uring" 2> /dev/null || true)
+[ -n "$uring_before" ] || echo "mount-tests: no $uring: only device queues are tested"
 cleanup() {
-    [ -z "$uring_before" ] || echo "$uring_before" > "$uring"
     [ -z "$helper" ] || rm -f "$helper"
     [ -z "$mounted" ] || "$bin" umount "$work/mnt" || umount -l "$work/mnt" || true
     umount "$work/second" || umount -l "$work/second" || true
@@ -62,8 +56,10 @@ fi
 if part conformance; then
     "$conformance" "$dir"
     if [ -n "$mounted" ]; then
-        # The same over the transport that was not chosen.
+        # The mount has turned the kernel's switch on for itself alone.
         [ -z "$uring_before" ] || "$bin" status "$work/mnt" | grep '^transport *uring'
+        [ "$(cat "$uring" 2> /dev/null || true)" = "$uring_before" ]
+        # The same over the transport that was not chosen.
         "$bin" umount "$work/mnt"
         mounted=
         "$bin" mount -o allow_other,transport=queues "$work/data" "$work/mnt"

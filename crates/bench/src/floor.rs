@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
 
-use espalier_fuse::{MountOptions, Session};
+use espalier_fuse::{MountOptions, Session, Transport};
 use tempfile::TempDir;
 
 use crate::error::Error;
@@ -33,8 +33,14 @@ impl Floor {
         let program = std::env::current_exe().map_err(Error::doing("find this program"))?;
         let mut command = Command::new(program);
         command.arg(FLOOR_COMMAND).arg(mountpoint.path());
-        if like.file_system == "fuse.espalier" && !like.has_option("default_permissions") {
-            command.args(["-o", "nodefault_permissions"]);
+        if like.file_system == "fuse.espalier" {
+            if !like.has_option("default_permissions") {
+                command.args(["-o", "nodefault_permissions"]);
+            }
+            if let Some(transport) = espalier_runtime::status_of(&like.source).ok().and_then(|s| s.transport)
+            {
+                command.args(["-o", &format!("transport={transport}")]);
+            }
         }
         let starting = || Error::doing("start the floor");
         let mut server = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(starting())?;
@@ -71,13 +77,19 @@ impl Drop for Floor {
 }
 
 /// Mounts a floor, says so on standard output, and serves it until standard input ends.
-pub fn serve_floor(mountpoint: &Path, options: &MountOptions, threads: usize) -> Result<(), Error> {
+pub fn serve_floor(
+    mountpoint: &Path,
+    options: &MountOptions,
+    transport: Option<Transport>,
+    threads: usize,
+) -> Result<(), Error> {
     // As a mount in the background does. And an interrupt at the terminal is not for the floor, for what was made in it
     // is removed first.
     let _ = rustix::process::setsid();
     let options = MountOptions { subtype: "espalier-floor".into(), ..options.clone() };
-    let session = Session::mount("floor", mountpoint, &options, &espalier_runtime::wanted(&options, None))
-        .map_err(|source| Error::Mount { mountpoint: mountpoint.into(), source })?;
+    let session =
+        Session::mount("floor", mountpoint, &options, &espalier_runtime::wanted(&options, transport))
+            .map_err(|source| Error::Mount { mountpoint: mountpoint.into(), source })?;
     let path = session.mountpoint().to_path_buf();
     std::thread::spawn(move || {
         let _ = io::stdin().lock().read_to_end(&mut Vec::new());
@@ -90,5 +102,6 @@ pub fn serve_floor(mountpoint: &Path, options: &MountOptions, threads: usize) ->
         .and_then(|()| out.flush())
         .map_err(Error::doing("say that the floor is ready"))?;
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    Ok(session.run(threads, Arc::new(Memory::new(uid, gid)))?)
+    let writes_directly = session.granted().coherent_direct_writes;
+    Ok(session.run(threads, Arc::new(Memory::new(uid, gid, writes_directly)))?)
 }

@@ -20,6 +20,8 @@ const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 const KIND: u32 = 0o170_000;
+const O_ACCMODE: u32 = 0o3;
+const O_WRONLY: u32 = 0o1;
 const PARTS: u64 = 64;
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -27,6 +29,8 @@ type Result<T> = std::result::Result<T, Errno>;
 pub(crate) struct Memory {
     parts: Vec<Mutex<FxHashMap<u64, Inode>>>,
     last: AtomicU64,
+    /// Files that are only written to are written past the kernel's cache.
+    writes_directly: bool,
 }
 
 struct Inode {
@@ -83,9 +87,9 @@ impl Names {
 
 impl Memory {
     /// An empty tree that belongs to this user.
-    pub(crate) fn new(uid: u32, gid: u32) -> Memory {
-        let memory =
-            Memory { parts: (0..PARTS).map(|_| Mutex::default()).collect(), last: AtomicU64::new(ROOT_NODE) };
+    pub(crate) fn new(uid: u32, gid: u32, writes_directly: bool) -> Memory {
+        let parts = (0..PARTS).map(|_| Mutex::default()).collect();
+        let memory = Memory { parts, last: AtomicU64::new(ROOT_NODE), writes_directly };
         let root = Attr { ino: ROOT_NODE, mode: DIRECTORY | 0o755, uid, gid, ..fresh() };
         memory.part(ROOT_NODE).insert(ROOT_NODE, Inode::new(root));
         memory
@@ -259,6 +263,12 @@ impl Memory {
         })
     }
 
+    fn opened(&self, how: u32) -> Opened {
+        let mut flags = OpenedFlags::NOFLUSH | OpenedFlags::KEEP_CACHE;
+        flags.set(OpenedFlags::DIRECT_IO, self.writes_directly && how & O_ACCMODE == O_WRONLY);
+        Opened { flags, ..Opened::default() }
+    }
+
     /// Without a copy on the way.
     fn read(&self, node: u64, offset: u64, size: u32, reply: Reply) {
         let part = self.part(node);
@@ -281,6 +291,10 @@ enum Answer {
 
 impl Filesystem for Memory {
     fn request(&self, request: Request<'_>, reply: Reply) {
+        let flags = match request.op {
+            Op::Create { flags, .. } | Op::Open { flags, .. } => flags,
+            _ => 0,
+        };
         match request.op {
             Op::Read { offset, size, .. } => return self.read(request.node, offset, size, reply),
             Op::Forget { lookups } => {
@@ -299,8 +313,8 @@ impl Filesystem for Memory {
             Ok(Answer::Done(())) => reply.ok(),
             Ok(Answer::Entry(entry)) => reply.entry(&entry),
             Ok(Answer::Attr(attr)) => reply.attr(&attr, FOREVER),
-            Ok(Answer::Created(entry)) => reply.create(&entry, &opened()),
-            Ok(Answer::Opened) => reply.open(&opened()),
+            Ok(Answer::Created(entry)) => reply.create(&entry, &self.opened(flags)),
+            Ok(Answer::Opened) => reply.open(&self.opened(flags)),
             Ok(Answer::Written(bytes)) => reply.written(bytes),
             Ok(Answer::Data(bytes)) => reply.data(&bytes),
             Err(errno) => reply.error(errno.raw_os_error()),
@@ -319,10 +333,6 @@ const ROOM: StatFs = StatFs {
     fragment_size: 4096,
     name_max: 255,
 };
-
-fn opened() -> Opened {
-    Opened { flags: OpenedFlags::NOFLUSH | OpenedFlags::KEEP_CACHE, ..Opened::default() }
-}
 
 impl Inode {
     fn new(attr: Attr) -> Inode {

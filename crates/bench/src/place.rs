@@ -16,6 +16,8 @@ pub struct Place {
     pub dir: PathBuf,
     /// The file system's type, as `ext4` or `fuse.espalier`.
     pub file_system: String,
+    /// What is mounted: a device, or our store.
+    pub source: PathBuf,
     /// Mount options, the file system's own included.
     pub options: String,
     /// What is safe when, as far as that follows from the type and the options.
@@ -34,9 +36,9 @@ impl Place {
         // Of mounts on top of each other the last one is seen.
         let mounts = table.lines().filter_map(parse).filter(|(mountpoint, ..)| dir.starts_with(mountpoint));
         let mount = mounts.max_by_key(|(mountpoint, ..)| mountpoint.components().count());
-        let (_, file_system, options) = mount.unwrap_or((PathBuf::new(), "unknown".into(), String::new()));
+        let (_, file_system, source, options) = mount.unwrap_or_default();
         let durability = durability(&file_system, &options).to_string();
-        Ok(Place { dir, file_system, options, durability })
+        Ok(Place { dir, file_system, source, options, durability })
     }
 
     /// Writes out what the kernel has not written of this file system.
@@ -53,16 +55,16 @@ fn has(options: &str, name: &str) -> bool {
     options.split(',').any(|option| option == name)
 }
 
-/// Mount point, type and options of a line of mountinfo.
-fn parse(line: &str) -> Option<(PathBuf, String, String)> {
+/// Mount point, type, source and options of a line of mountinfo.
+fn parse(line: &str) -> Option<(PathBuf, String, PathBuf, String)> {
     let (mount, file_system) = line.split_once(" - ")?;
     let mut mount = mount.split(' ').skip(4);
     let (mountpoint, options) = (mount.next()?, mount.next()?);
     let mut file_system = file_system.splitn(3, ' ');
-    let (kind, _source, own) = (file_system.next()?, file_system.next()?, file_system.next()?);
+    let (kind, source, own) = (file_system.next()?, file_system.next()?, file_system.next()?);
     let own = own.split(',').filter(|option| !has(options, option));
     let all: Vec<&str> = options.split(',').chain(own).collect();
-    Some((unescape(mountpoint).into(), kind.into(), all.join(",")))
+    Some((unescape(mountpoint).into(), kind.into(), unescape(source).into(), all.join(",")))
 }
 
 /// Spaces and the like are octal in the mount table.
@@ -113,8 +115,9 @@ mod tests {
     fn a_line_of_the_mount_table_is_understood() {
         let line =
             r"36 35 98:0 / /mnt/a\040b rw,noatime master:1 - ext4 /dev/loop0 rw,barrier=0,data=ordered";
-        let (mountpoint, kind, options) = parse(line).unwrap();
+        let (mountpoint, kind, source, options) = parse(line).unwrap();
         assert_eq!((mountpoint.to_str(), kind.as_str()), (Some("/mnt/a b"), "ext4"));
+        assert_eq!(source, Path::new("/dev/loop0"));
         assert_eq!(options, "rw,noatime,barrier=0,data=ordered");
         assert!(durability(&kind, &options).starts_with("not durable"));
         assert_eq!(parse("nonsense"), None);

@@ -143,7 +143,7 @@ impl fmt::Display for Report {
             _ => Algorithm::FirstProcess,
         };
         for (side, place) in self.sides.iter().enumerate() {
-            let Place { dir, file_system, options, durability } = place;
+            let Place { dir, file_system, options, durability, .. } = place;
             writeln!(out, "{}  {}  {file_system} ({options})", letter(side), dir.display())?;
             writeln!(out, "   {durability}")?;
         }

@@ -58,7 +58,7 @@ table! {
     acl: minimal_is_mode masked checked_for_users inherited inherited_with_umask chmod_sets_mask removed
         errors symlink_refused;
     setid: cleared_by_write cleared_by_chown cleared_by_truncate chmod_by_outsider directory_group
-        directory_group_of_outsider kept_for_root;
+        directory_group_of_outsider kept_for_root capabilities_cleared_by_write;
     permission: sticky_unlink supplementary_groups search_after_cached chmod_seen_at_once write_needs_write
         access_calls owner_only_calls traverse_only group_before_other root_overrides execute;
     times: nanoseconds now_and_omit range each_operation parent_directory chmod_and_chown relatime
@@ -72,7 +72,7 @@ table! {
     locks: flock_between_processes flock_upgrade posix_between_processes posix_ranges posix_lost_on_close
         blocking_wait interrupted ofd flock_interrupted released_by_exit;
     mapping: shared_store_read shared_between_processes private_copy growing past_end_zero
-        write_seen_by_mapping executable unlinked_mapping strip_crossing;
+        write_seen_by_mapping write_only_seen_by_others executable unlinked_mapping strip_crossing;
     sync: files directories filesystem ranges after_unlink;
     statfs: sane counts_change names;
     listing: seek_while_changing rewind remove_while_reading types_and_inodes dots small_buffers

@@ -14,6 +14,8 @@ pub(crate) const MINOR_MIN: u32 = 36;
 pub(crate) const MINOR_EPOCH: u32 = 44;
 /// The first minor whose kernels understand [`notify::PRUNE`].
 pub(crate) const MINOR_PRUNE: u32 = 45;
+/// The first minor whose kernels drop what they have cached after a direct write as well as before.
+pub(crate) const MINOR_COHERENT: u32 = 45;
 
 pub(crate) const PAGE: usize = 4096;
 

@@ -9,10 +9,13 @@ use crate::abi::{Area, UringCommand, uring};
 use crate::channel::Channel;
 use crate::slot::Slot;
 use io_uring::{IoUring, opcode, squeue, types};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use std::fmt;
-use std::io;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
@@ -131,6 +134,46 @@ impl Ring {
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Ring").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+/// The kernel's switch, which is off by default: whether it offers io_uring to what is mounted.
+const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
+
+/// Turns the kernel's switch on for a mount of ours and its opening exchange, and back when dropped. A mount keeps what
+/// it was granted.
+pub(crate) struct Enabled {
+    switch: File,
+    before: Vec<u8>,
+}
+
+impl Enabled {
+    /// Nothing if it is on already, or not ours to turn: that is for root.
+    pub(crate) fn for_a_mount() -> io::Result<Option<Enabled>> {
+        let switch = match OpenOptions::new().read(true).write(true).open(ENABLED) {
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                return Ok(None);
+            }
+            switch => switch?,
+        };
+        // Another who mounts must not take our setting for the one to go back to.
+        flock(&switch, FlockOperation::LockExclusive)?;
+        let mut before = vec![0; 8];
+        let length = switch.read_at(&mut before, 0)?;
+        before.truncate(length);
+        if before.starts_with(b"Y") {
+            return Ok(None);
+        }
+        switch.write_at(b"Y", 0)?;
+        Ok(Some(Enabled { switch, before }))
+    }
+}
+
+impl Drop for Enabled {
+    fn drop(&mut self) {
+        if let Err(error) = self.switch.write_at(&self.before, 0) {
+            tracing::warn!(%error, "cannot set {ENABLED} back");
+        }
     }
 }
 

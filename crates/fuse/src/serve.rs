@@ -3,7 +3,8 @@
 //! A request that takes long, as an fsync does, must not hold up another, so somebody always waits for the next one:
 //!
 //! - Over device queues, each thread reads a clone of the device, and whatever thread is free takes the next request.
-//!   Who takes one and leaves nobody waiting first starts another thread, as long as there may be more.
+//!   Who takes one and leaves nobody waiting first starts another thread, as long as there may be more. Who comes back
+//!   to find enough of them waiting ends.
 //! - Over io_uring the kernel has a queue for each CPU, with threads of its own, all of which are there from the start:
 //!   the kernel does not look for requests that it has put off when another entry is registered, only when an answer is
 //!   committed. Interrupts and forgotten nodes still come from the device.
@@ -19,10 +20,10 @@ use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::BTreeSet;
 use std::io;
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, Scope};
 
 /// Over io_uring each CPU has so many threads at least, unless that makes more than [`RINGS_MAX`] of them.
@@ -67,7 +68,7 @@ pub(crate) fn serve<F: Filesystem + ?Sized>(
         filesystem.init(&granted);
         if *gate {
             // What still comes by the device is quickly done.
-            service.device.vacant.store(1, Ordering::Relaxed);
+            service.device.limit(2);
         }
         drop(gate);
         if let Err(error) = service.start_device(scope, session.channel().clone()) {
@@ -99,38 +100,60 @@ struct Service<'a, F: ?Sized> {
 
 /// Counts the threads that read the device.
 struct Crew {
-    waiting: AtomicUsize,
+    counts: Mutex<Counts>,
+    /// So many wait at most: the kernel wakes them in turn, so that each of many would find its memory cold.
+    waiting_max: usize,
+}
+
+struct Counts {
+    waiting: usize,
     /// How many more threads there may be.
-    vacant: AtomicUsize,
+    vacant: usize,
 }
 
 impl Crew {
+    /// With one thread, which waits.
     fn new(threads: usize) -> Crew {
-        Crew { waiting: AtomicUsize::new(1), vacant: AtomicUsize::new(threads.saturating_sub(1)) }
+        let counts = Mutex::new(Counts { waiting: 1, vacant: threads.saturating_sub(1) });
+        let waiting_max = thread::available_parallelism().map_or(2, NonZero::get).max(2);
+        Crew { counts, waiting_max }
+    }
+
+    fn counts(&self) -> MutexGuard<'_, Counts> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A thread has got a request. True if it is to start another, which is counted already.
     fn leave(&self) -> bool {
-        let last = self.waiting.fetch_sub(1, Ordering::Relaxed) == 1;
-        let more = last
-            && self
-                .vacant
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |vacant| vacant.checked_sub(1))
-                .is_ok();
+        let mut counts = self.counts();
+        counts.waiting -= 1;
+        let more = counts.waiting == 0 && counts.vacant > 0;
         if more {
-            self.come_back();
+            *counts = Counts { waiting: 1, vacant: counts.vacant - 1 };
         }
         more
     }
 
-    /// A thread waits for the next request.
-    fn come_back(&self) {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
+    /// A thread is free again. True if it is to wait for the next request, false if it is to end.
+    fn come_back(&self) -> bool {
+        let mut counts = self.counts();
+        let wait = counts.waiting < self.waiting_max;
+        if wait {
+            counts.waiting += 1;
+        } else {
+            counts.vacant += 1;
+        }
+        wait
     }
 
     /// A thread that was counted could not be started. Its place stays taken, so that nobody tries for ever.
     fn lose(&self) {
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.counts().waiting -= 1;
+    }
+
+    /// There shall be no more threads than this, before any but the first was started.
+    fn limit(&self, threads: usize) {
+        self.counts().vacant = threads.saturating_sub(1);
     }
 }
 
@@ -191,7 +214,9 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
                         self.device.lose();
                     }
                     dispatch(Way::Device(channel.clone()), &buffer.as_mut()[..length], self.filesystem);
-                    self.device.come_back();
+                    if !self.device.come_back() {
+                        return;
+                    }
                 }
                 Ok(Received::Nothing) => {}
                 Ok(Received::Closed) => return self.close(),
@@ -281,4 +306,34 @@ fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
 fn opcode_of(message: &[u8]) -> u32 {
     use zerocopy::FromBytes;
     abi::InHeader::read_from_prefix(message).map_or(0, |(header, _)| header.opcode)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Crew;
+
+    #[test]
+    fn threads_come_when_nobody_waits_and_end_when_enough_do() {
+        let crew = Crew { waiting_max: 2, ..Crew::new(4) };
+        // Each request finds nobody left who waits, until there are as many threads as may be.
+        assert_eq!([(); 4].map(|()| crew.leave()), [true, true, true, false]);
+        assert_eq!([(); 4].map(|()| crew.come_back()), [true, true, false, false]);
+        // The places of those who ended are free again.
+        assert_eq!([(); 3].map(|()| crew.leave()), [false, true, true]);
+    }
+
+    #[test]
+    fn a_thread_that_cannot_be_started_is_not_tried_again() {
+        let crew = Crew::new(2);
+        assert!(crew.leave());
+        crew.lose();
+        assert!(crew.come_back() && !crew.leave());
+    }
+
+    #[test]
+    fn a_limit_of_one_starts_none() {
+        let crew = Crew::new(64);
+        crew.limit(1);
+        assert!(!crew.leave() && crew.come_back());
+    }
 }

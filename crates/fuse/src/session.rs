@@ -66,6 +66,9 @@ pub struct Granted {
     pub epoch: bool,
     /// [`Notifier::prune`] works.
     pub prune: bool,
+    /// What is written through an opening with [`OpenedFlags::DIRECT_IO`](crate::OpenedFlags) is taken out of the
+    /// kernel's cache of the file, so that all others see it.
+    pub coherent_direct_writes: bool,
 }
 
 /// How requests come from the kernel and answers go back.
@@ -122,6 +125,14 @@ impl Session {
         wanted: &Wanted,
     ) -> Result<Session, MountError> {
         let mountpoint = mountpoint.canonicalize().map_err(MountError::Mountpoint)?;
+        let _enabled = if wanted.flags.contains(InitFlags::OVER_IO_URING) {
+            ring::Enabled::for_a_mount().unwrap_or_else(|error| {
+                tracing::debug!(%error, "the kernel may not offer io_uring");
+                None
+            })
+        } else {
+            None
+        };
         let channel = mount::mount(source, &mountpoint, options)?;
         let device = mount::mounted_device(&mountpoint).map_err(MountError::Mountpoint);
         let granted = handshake(&channel, wanted);
@@ -260,6 +271,7 @@ fn negotiate(offer: &Init, wanted: &Wanted) -> (Granted, abi::InitOut) {
         max_readahead,
         epoch: minor >= abi::MINOR_EPOCH,
         prune: minor >= abi::MINOR_PRUNE,
+        coherent_direct_writes: minor >= abi::MINOR_COHERENT,
     };
     let out = abi::InitOut {
         major: abi::MAJOR,

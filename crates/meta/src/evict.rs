@@ -193,6 +193,7 @@ const STEPS: usize = 32;
 const SLACK: usize = 1024;
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 

@@ -24,6 +24,7 @@ const STREAM_ATTR: Duration = Duration::from_secs(1);
 /// The size that the kernel is told to prefer for I/O.
 const BLOCK_BYTES: u32 = 4096;
 const O_ACCMODE: u32 = 0o3;
+const O_WRONLY: u32 = 0o1;
 const O_TRUNC: u32 = 0o1000;
 const O_EXCL: u32 = 0o200;
 const O_DSYNC: u32 = 0o10000;
@@ -36,6 +37,8 @@ pub struct FuseDoor {
     kernel_checks: bool,
     /// The kernel can be asked to forget inodes by their numbers.
     can_prune: bool,
+    /// What is written past the kernel's cache, the kernel also takes out of it.
+    writes_directly: bool,
     notifier: OnceLock<Notifier>,
     /// Known once the first request may come.
     transport: OnceLock<Transport>,
@@ -62,6 +65,8 @@ enum Form {
     Xattr(u32),
     /// Of a change that may take from somebody the right to search a directory.
     Restricting,
+    /// Of a file that is only written to by who opens it.
+    WriteOnly,
     Flush,
     StatX,
     Copy,
@@ -90,8 +95,8 @@ impl Filesystem for Embedded {
         let _ = self.node.door().transport.set(granted.transport());
         if self.transport == Some(Transport::Uring) && granted.transport() != Transport::Uring {
             tracing::warn!(
-                "no FUSE over io_uring, as transport=uring asks for: it needs Linux 6.14, `echo Y > \
-                 /sys/module/fuse/parameters/enable_uring` before mounting, and io_uring allowed; going on with queues"
+                "no FUSE over io_uring, as transport=uring asks for: it needs Linux 6.14, a mount by root or `echo Y > \
+                 /sys/module/fuse/parameters/enable_uring` before it, and io_uring allowed; going on with queues"
             );
         }
     }
@@ -159,8 +164,9 @@ impl Embedded {
             Op::Create { name: bytes, flags, mode: perm, umask, kill_suid_gid } => {
                 let open = Some(open_how(flags, kill_suid_gid));
                 let (name, perm, exclusive) = (name(bytes)?, perm & mode::PERMISSIONS, flags & O_EXCL != 0);
-                let node = NewNode::Regular;
-                plain(Request::Create { dir: ino, name, node, perm, umask, open, exclusive })
+                let request =
+                    Request::Create { dir: ino, name, node: NewNode::Regular, perm, umask, open, exclusive };
+                Ok((Call::Request(request), opening_form(flags)))
             }
             Op::TmpFile { mode: perm, umask, .. } => {
                 plain(Request::TmpFile { dir: ino, perm: perm & mode::PERMISSIONS, umask })
@@ -177,7 +183,8 @@ impl Embedded {
             }
             Op::Open { flags, kill_suid_gid } => {
                 // The kernel truncates by itself, when the file is open.
-                plain(Request::Open { ino, how: open_how(flags & !O_TRUNC, kill_suid_gid) })
+                let how = open_how(flags & !O_TRUNC, kill_suid_gid);
+                Ok((Call::Request(Request::Open { ino, how }), opening_form(flags)))
             }
             Op::OpenDir { .. } => {
                 let how =
@@ -273,12 +280,12 @@ impl Door for FuseDoor {
             (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),
             (Answer::Written(written), _) => reply.written(written),
             (Answer::Offset(offset), _) => reply.lseek(offset),
-            (Answer::Opened(opening), _) => {
-                let opened = self.opened(node, &reply, opening);
+            (Answer::Opened(opening), form) => {
+                let opened = self.opened(node, &reply, opening, form);
                 reply.open(&opened);
             }
-            (Answer::Created(entry, opening), _) => {
-                let opened = self.opened(node, &reply, opening);
+            (Answer::Created(entry, opening), form) => {
+                let opened = self.opened(node, &reply, opening, form);
                 reply.create(&self.entry_out(&entry), &opened);
             }
             (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
@@ -307,10 +314,11 @@ impl Door for FuseDoor {
 }
 
 impl FuseDoor {
-    pub fn new(kernel_checks: bool, can_prune: bool) -> Self {
+    pub fn new(kernel_checks: bool, granted: &Granted) -> Self {
         Self {
             kernel_checks,
-            can_prune,
+            can_prune: granted.prune,
+            writes_directly: granted.coherent_direct_writes,
             notifier: OnceLock::new(),
             transport: OnceLock::new(),
             backing: Mutex::default(),
@@ -358,10 +366,13 @@ impl FuseDoor {
         }
     }
 
-    fn opened(&self, node: &Node<Self>, reply: &fuse::Reply, opening: Opening) -> fuse::Opened {
+    fn opened(&self, node: &Node<Self>, reply: &fuse::Reply, opening: Opening, form: Form) -> fuse::Opened {
         let backing = if opening.passthrough { self.open_backing(node, reply, opening.ino) } else { None };
         let mut flags = OpenedFlags::NOFLUSH;
         flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none());
+        // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
+        let direct = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
+        flags.set(OpenedFlags::DIRECT_IO, direct);
         fuse::Opened { handle: 0, flags, backing }
     }
 
@@ -461,6 +472,10 @@ fn name(bytes: &[u8]) -> Result<Name, Errno> {
         NameError::TooLong => Errno::ENAMETOOLONG,
         NameError::Invalid => Errno::EINVAL,
     })
+}
+
+fn opening_form(flags: u32) -> Form {
+    if flags & O_ACCMODE == O_WRONLY { Form::WriteOnly } else { Form::Plain }
 }
 
 fn open_how(flags: u32, kill_suid_gid: bool) -> OpenHow {

@@ -62,7 +62,7 @@ pub fn mount(
         wanted.flags |= InitFlags::POSIX_ACL;
         session = Session::mount(&name, mountpoint, &kernel, &wanted).map_err(failed)?;
     }
-    let door = FuseDoor::new(kernel.default_permissions, session.granted().prune);
+    let door = FuseDoor::new(kernel.default_permissions, session.granted());
     match session.notifier(NOTIFICATIONS) {
         Ok(notifier) => door.set_notifier(notifier),
         Err(source) => {

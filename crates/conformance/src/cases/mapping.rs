@@ -87,6 +87,38 @@ pub(super) fn write_seen_by_mapping(d: &Dir) -> Outcome {
     Ok(())
 }
 
+/// A file system may pass its cache by for whoever only writes. Nobody else may notice.
+pub(super) fn write_only_seen_by_others(d: &Dir) -> Outcome {
+    for len in [20_000, 200_000] {
+        let name = format!("f{len}");
+        let path = d.file(&name, &pattern(1, len))?;
+        let writer = OpenOptions::new().write(true).open(&path)?;
+        let reader = d.open(&name)?;
+        let map = Map::shared(&reader, len)?;
+        let mut want = map.load(0, len);
+        for (n, at) in [0, 4090, len / 2, len - 7].into_iter().enumerate() {
+            // What is stored first must not be lost, nor come back later.
+            map.store(at, b"stored");
+            let bytes = format!("write{n}");
+            writer.write_all_at(bytes.as_bytes(), at as u64 + 1)?;
+            want[at] = b's';
+            want[at + 1..at + 7].copy_from_slice(bytes.as_bytes());
+            same!(map.load(at, 7), want[at..at + 7]);
+            let mut read = vec![0; len];
+            reader.read_exact_at(&mut read, 0)?;
+            same!(read, want);
+        }
+        map.sync()?;
+        let appender = OpenOptions::new().append(true).open(&path)?;
+        rustix::io::write(&appender, b"appended")?;
+        same!(stat(&path)?.st_size as usize, len + 8);
+        same!(fs::read(&path)?, [&want[..], b"appended"].concat());
+        drop((map, reader, writer, appender));
+        same!(fs::read(&path)?, [&want[..], b"appended"].concat(), "when all is closed");
+    }
+    Ok(())
+}
+
 pub(super) fn shared_between_processes(d: &Dir) -> Outcome {
     let file = d.open("f")?;
     file.set_len(100_000)?;

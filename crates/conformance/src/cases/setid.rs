@@ -125,3 +125,23 @@ pub(super) fn kept_for_root(d: &Dir) -> Outcome {
     fs::rename(&f, d.at("g"))?;
     same_mode(&d.at("g"), 0o6755)
 }
+
+/// Also for root, and through an opening that is older than the capability.
+pub(super) fn capabilities_cleared_by_write(d: &Dir) -> Outcome {
+    const NAME: &str = "security.capability";
+    // Version 2, CAP_NET_RAW permitted.
+    const VALUE: [u8; 20] = *b"\0\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+    for (len, read) in [(10, false), (10, true), (100_000, false), (100_000, true)] {
+        let f = d.file(format!("f{len}{read}"), &pattern(1, len))?;
+        let set = || rustix::fs::setxattr(&f, NAME, &VALUE, rustix::fs::XattrFlags::empty());
+        let file = OpenOptions::new().read(read).write(true).open(&f)?;
+        set()?;
+        same!(rustix::fs::getxattr_query(&f, NAME)?, VALUE.len());
+        file.write_all_at(b"x", 1)?;
+        fails!(rustix::fs::getxattr_query(&f, NAME), ENODATA);
+        set()?;
+        file.set_len(5)?;
+        fails!(rustix::fs::getxattr_query(&f, NAME), ENODATA);
+    }
+    Ok(())
+}

@@ -9,7 +9,8 @@ use crate::state::Watched;
 use crate::step::{Step, Stop, StreamCall, Wait};
 
 impl Meta {
-    /// Before a client writes to a stream. Where a quota bounds the file, what it grows by is counted now.
+    /// Before a client writes to a stream: as [`Self::write`], but for the bytes. Where a quota bounds the file, what it
+    /// grows by is counted now.
     pub(crate) fn extend(
         &mut self,
         cx: &mut Cx<'_>,
@@ -18,6 +19,7 @@ impl Meta {
         length: u64,
         from: Option<(Ino, u64)>,
     ) -> Step<Reply> {
+        self.drop_capability(cx, ino)?;
         let Body::Streamed { counted } = self.state.inode(ino)?.body else { return Ok(Reply::Granted) };
         if !self.state.is_limited(ino)? {
             return Ok(Reply::Granted);

@@ -29,6 +29,7 @@ impl Meta {
         self.state.strip(ino)?;
         if !data.is_empty() {
             self.state.admit_size(ino, end)?;
+            self.drop_capability(cx, ino)?;
             let event = Event::Write { ino, offset, data: data.to_vec(), kill_suid_gid, time: cx.now };
             self.commit(cx, &event)?;
         }

@@ -14,6 +14,7 @@ use crate::step::Step;
 
 const ACCESS_ACL: &[u8] = b"system.posix_acl_access";
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
+const CAPABILITY: &[u8] = b"security.capability";
 /// Bytes of names and values of one inode: they are one record. A single value may have 64 KiB, as Linux allows.
 const MAX_TOTAL: usize = 256 * 1024;
 /// Bytes of a list of names, as Linux allows.
@@ -101,6 +102,19 @@ impl Meta {
             &Event::SetXattr { ino, name: name.into(), value: Some(value.into()), time: cx.now },
         )?;
         Ok(Reply::Done)
+    }
+
+    /// What is written to is not the program any more that was given a capability. The kernel sees to that itself only
+    /// where it writes by its cache.
+    pub(crate) fn drop_capability(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        let list = self.state.xattr_list(ino)?;
+        match list.binary_search_by(|(n, _)| n.as_ref().cmp(CAPABILITY)) {
+            Ok(_) => {
+                self.writable()?;
+                self.commit(cx, &Event::SetXattr { ino, name: CAPABILITY.into(), value: None, time: cx.now })
+            }
+            Err(_) => Ok(()),
+        }
     }
 
     pub(crate) fn removexattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {

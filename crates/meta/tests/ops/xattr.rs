@@ -1,6 +1,6 @@
 use espalier_proto::*;
 
-use crate::harness::{Harness, ROOT_CALLER, everywhere, under_faults, user};
+use crate::harness::{Harness, ROOT_CALLER, STRIP, everywhere, under_faults, user};
 
 const ACL: &str = "system.posix_acl_access";
 const DEFAULT_ACL: &str = "system.posix_acl_default";
@@ -162,4 +162,24 @@ fn is_whole_under_faults() {
     }
     under_faults(before, |fs| remove(fs, &ROOT_CALLER, "dir/file", "user.old"));
     under_faults(before, |fs| get(fs, &ROOT_CALLER, "dir/file", "user.old").map(Reply::Bytes));
+}
+
+#[test]
+fn what_is_written_to_loses_its_capability() {
+    const NAME: &str = "security.capability";
+    everywhere(|fs| {
+        let (small, big) = (fs.file("small", b"program"), fs.file("big", b"program"));
+        assert_eq!(fs.write(big, STRIP, b"more"), Ok(Reply::Streamed));
+        for path in ["small", "big"] {
+            set(fs, &ROOT_CALLER, (path, NAME, b"all"), XattrMode::Any).unwrap();
+            set(fs, &ROOT_CALLER, (path, "user.a", b"1"), XattrMode::Any).unwrap();
+        }
+        fs.write(small, 0, b"").unwrap();
+        assert_eq!(get(fs, &ROOT_CALLER, "small", NAME), Ok(b"all".to_vec()), "nothing was written");
+        fs.write(small, 0, b"X").unwrap();
+        fs.ask(Request::Extend { ino: big, offset: 0, length: 1, from: None }).unwrap();
+        for path in ["small", "big"] {
+            assert_eq!(list(fs, &ROOT_CALLER, path), "user.a ");
+        }
+    });
 }
