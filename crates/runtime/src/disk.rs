@@ -157,17 +157,12 @@ impl Disk {
         self.store.space().map(|space| space.available)
     }
 
-    /// Background upkeep of the tables.
-    pub fn maintain(&self) {
-        loop {
-            match self.store.maintain() {
-                Ok(true) => {}
-                Ok(false) => return,
-                Err(error) => {
-                    return tracing::warn!(%error, "the tables' upkeep failed, and will be tried again");
-                }
-            }
-        }
+    /// A round of the tables' upkeep. Returns whether there is more to do.
+    pub fn maintain(&self) -> bool {
+        self.store.maintain().unwrap_or_else(|error| {
+            tracing::warn!(%error, "the tables' upkeep failed, and will be tried again");
+            false
+        })
     }
 }
 

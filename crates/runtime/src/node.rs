@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -47,7 +47,7 @@ pub struct Node<D: Door> {
     pub disk: Arc<Disk>,
     pub watch: Watch,
     door: D,
-    background: SyncSender<Errand>,
+    errands: Errands,
 }
 
 struct Inner<T> {
@@ -78,9 +78,20 @@ enum Last<'a> {
     Stream(Call<'a>, StreamIo),
 }
 
-/// What the background thread is for: what may take long and nobody waits for.
+/// For the background threads: what may take long and nobody waits for.
+struct Errands {
+    /// Pieces of a checkpoint, one at a time.
+    checkpoint: SyncSender<Errand>,
+    /// Frames of the journal that need not be durable yet, one at a time.
+    journal: SyncSender<Errand>,
+    /// A checkpoint has added to the tables.
+    upkeep: SyncSender<Errand>,
+    stopping: AtomicBool,
+}
+
 enum Errand {
     Io(IoId, Io),
+    Upkeep,
     Stop,
 }
 
@@ -109,13 +120,16 @@ thread_local! {
 }
 
 impl<D: Door> Node<D> {
-    /// The node, and what its background thread is to run ([`Self::run_background`]).
+    /// The node, and what its background threads are to run ([`Self::run_background`]).
     pub fn new(meta: Meta, disk: Arc<Disk>, door: D, watch: Watch) -> (Self, Background) {
-        // A checkpoint has one errand under way at a time, so that a short queue never blocks.
-        let (background, errands) = sync_channel(16);
+        // Each has one errand under way at a time and may be told to stop, so that a short queue never blocks.
+        let (checkpoint, checkpoints) = sync_channel(2);
+        let (journal, frames) = sync_channel(2);
+        let (upkeep, upkeeps) = sync_channel(2);
+        let errands = Errands { checkpoint, journal, upkeep, stopping: AtomicBool::new(false) };
         let inner = Inner { meta, client: Client::default(), parked: HashMap::new() };
         let (inner, queued) = (Mutex::new(inner), AtomicUsize::new(0));
-        (Self { inner, queued, disk, watch, door, background }, Background(errands))
+        (Self { inner, queued, disk, watch, door, errands }, Background { checkpoints, frames, upkeeps })
     }
 
     pub fn door(&self) -> &D {
@@ -396,12 +410,14 @@ impl<D: Door> Node<D> {
 
     /// Does an I/O, unless it is one for the background.
     fn execute(&self, id: IoId, io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
-        if matches!(io, Io::Stage { .. } | Io::Publish { .. }) {
-            // It fails only when the background thread is gone, at the very end.
-            let _ = self.background.send(Errand::Io(id, io));
-            return None;
-        }
-        Some((id, self.timed(io)))
+        let errands = match io {
+            Io::Stage { .. } | Io::Publish { .. } => &self.errands.checkpoint,
+            Io::Journal { sync: false, .. } => &self.errands.journal,
+            _ => return Some((id, self.timed(io))),
+        };
+        // It fails only when the background thread is gone, at the very end.
+        let _ = errands.send(Errand::Io(id, io));
+        None
     }
 
     fn timed(&self, io: Io) -> Result<IoDone, Errno> {
@@ -412,9 +428,26 @@ impl<D: Door> Node<D> {
     }
 
     /// Runs errands until [`Self::stop_background`].
-    pub fn run_background(&self, errands: Background) {
+    pub fn run_background(&self, Background { checkpoints, frames, upkeeps }: Background) {
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                while let Ok(Errand::Io(id, io)) = frames.recv() {
+                    let result = self.timed(io);
+                    self.feed(Input::Done { id, result });
+                }
+            });
+            scope.spawn(move || {
+                while let Ok(Errand::Upkeep) = upkeeps.recv() {
+                    while !self.errands.stopping.load(Ordering::Relaxed) && self.disk.maintain() {}
+                }
+            });
+            self.run_checkpoints(&checkpoints);
+        });
+    }
+
+    fn run_checkpoints(&self, errands: &Receiver<Errand>) {
         let (mut checkpoint, mut records) = (None, 0);
-        while let Ok(Errand::Io(id, io)) = errands.0.recv() {
+        while let Ok(Errand::Io(id, io)) = errands.recv() {
             let published = matches!(io, Io::Publish { .. });
             let began = *checkpoint.get_or_insert_with(Instant::now);
             if let Io::Stage { writes } = &io {
@@ -424,16 +457,20 @@ impl<D: Door> Node<D> {
             if published {
                 self.watch.record_checkpoint(began.elapsed(), records, result.is_ok());
                 (checkpoint, records) = (None, 0);
+                // If it is full, the upkeep is behind already.
+                let _ = self.errands.upkeep.try_send(Errand::Upkeep);
             }
             self.feed(Input::Done { id, result });
-            if published {
-                self.disk.maintain();
-            }
         }
     }
 
+    /// Lets what is under way come to its end.
     pub fn stop_background(&self) {
-        let _ = self.background.send(Errand::Stop);
+        let Errands { checkpoint, journal, upkeep, stopping } = &self.errands;
+        stopping.store(true, Ordering::Relaxed);
+        for errands in [checkpoint, journal, upkeep] {
+            let _ = errands.send(Errand::Stop);
+        }
     }
 
     /// Writes everything out; until that is done, or has failed for good, or the time is over.
@@ -453,7 +490,11 @@ impl<D: Door> Node<D> {
 }
 
 /// The errands of [`Node::run_background`].
-pub struct Background(Receiver<Errand>);
+pub struct Background {
+    checkpoints: Receiver<Errand>,
+    frames: Receiver<Errand>,
+    upkeeps: Receiver<Errand>,
+}
 
 impl From<Waiting> for Stage {
     fn from(waiting: Waiting) -> Self {

@@ -20,7 +20,9 @@ pub struct MkfsOptions {
     pub label: String,
     /// Files of at most so many bytes are stuffed: kept with their metadata.
     pub strip_bytes: u32,
-    pub journal_bytes: u64,
+    /// `None`: a 64th of the file system that the store lies on, from 16 to 512 MiB. While the store has less than twice as
+    /// much free, nothing is added to it.
+    pub journal_bytes: Option<u64>,
     /// Make it even where there is one already, whose contents are lost.
     pub force: bool,
     /// Who owns the root directory, and its permissions.
@@ -31,12 +33,12 @@ pub struct MkfsOptions {
 
 impl MkfsOptions {
     pub const STRIP_BYTES: u32 = 64 * 1024;
-    pub const JOURNAL_BYTES: u64 = 64 * 1024 * 1024;
 }
 
 /// Makes an empty file system in a directory.
 pub fn mkfs(dir: &Path, options: &MkfsOptions) -> Result<Superblock, Error> {
     let MkfsOptions { label, strip_bytes, journal_bytes, force, uid, gid, perm } = options.clone();
+    let journal_bytes = journal_bytes.map_or_else(|| journal_bytes_for(dir), Ok)?;
     check_sizes(strip_bytes, journal_bytes)?;
     let format = FormatOptions { label, strip_bytes, journal_bytes, force, hash_key: None };
     let superblock = superblock::format(dir, &format)?;
@@ -44,6 +46,18 @@ pub fn mkfs(dir: &Path, options: &MkfsOptions) -> Result<Superblock, Error> {
     store.stage(Format { time: clock::now(), uid, gid, perm }.writes())?;
     store.publish()?;
     Ok(superblock)
+}
+
+/// A burst of small files should fit, for what does not waits for checkpoints.
+fn journal_bytes_for(dir: &Path) -> Result<u64, Error> {
+    let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.into());
+    let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(&dir);
+    let stat = rustix::fs::statvfs(existing).map_err(|error| Error::Io {
+        what: format!("cannot look at {}", existing.display()),
+        source: error.into(),
+    })?;
+    let share = stat.f_blocks.saturating_mul(stat.f_frsize) / 64;
+    Ok(share.clamp(16 << 20, 512 << 20).next_multiple_of(1 << 20))
 }
 
 /// An event of a whole strip must be a small part of the journal.

@@ -14,7 +14,7 @@ fn made() -> TempDir {
     let options = MkfsOptions {
         label: String::new(),
         strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: 4 << 20,
+        journal_bytes: Some(4 << 20),
         force: false,
         uid: 0,
         gid: 0,
