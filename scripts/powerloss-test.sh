@@ -83,6 +83,34 @@ make() {
     echo made > "$recorder/marks"
 }
 
+# What `load` is to make, and makes where no power is lost: directory.
+make_dump() {
+    "$bin" mkfs --journal 4M "$1/source" > /dev/null
+    "$bin" mount "$1/source" "$mnt"
+    cp -r crates/store docs "$mnt"
+    seq 120000 > "$mnt/big"
+    truncate -s 1G "$mnt/sparse"
+    seq 50000 | dd of="$mnt/sparse" bs=100k seek=5 conv=notrunc status=none
+    "$bin" umount "$mnt"
+    "$bin" dump "$1/source" "$1/dump" 2> /dev/null
+    "$bin" load "$1/dump" "$1/loaded" > /dev/null
+    "$bin" dump "$1/loaded" "$1/expected" 2> /dev/null
+    rm -r "$1/source" "$1/loaded"
+}
+
+load() {
+    "$bin" load --interval 64K "$first/dump" "$disk/data" > /dev/null
+    echo made > "$recorder/marks"
+}
+
+# Goes on with what is left of a load, or begins anew where nothing is.
+load_again() {
+    "$bin" load --resume --interval 64K "$first/dump" "$disk/data" > /dev/null 2> "$work/refused" ||
+        grep -q 'nothing to resume' "$work/refused" ||
+        "$bin" load --force --interval 64K "$first/dump" "$disk/data" > /dev/null
+    echo made > "$recorder/marks"
+}
+
 # The disk after a loss of power: directory with `image`, `marks` and `record`; point, seed. It comes to $work/lost.
 lose() {
     cp --sparse=always "$1/image" "$work/lost"
@@ -90,7 +118,27 @@ lose() {
     "$power" crash "$1/record" "$2" "$3" "$work/lost" "$work/lost.marks"
 }
 
+# A load that was interrupted is no file system, and goes on where it was: directory with `dump` and `expected`.
+check_load() {
+    disk_mount "$work/lost"
+    if "$bin" mount -o ro "$disk/data" "$mnt" 2> "$work/refused"; then
+        "$bin" umount "$mnt"
+    else
+        [ ! -s "$work/lost.marks" ] || { cat "$work/refused" >&2; return 1; }
+        if ! "$bin" load --resume "$1/dump" "$disk/data" > /dev/null 2> "$work/refused"; then
+            # There was not even a whole superblock.
+            grep -q 'not completely made: use --force' "$work/refused" || { cat "$work/refused" >&2; return 1; }
+            "$bin" load --force "$1/dump" "$disk/data" > /dev/null
+        fi
+    fi
+    "$bin" dump "$disk/data" "$work/again" 2> /dev/null
+    cmp "$work/again" "$1/expected"
+    "$bin" fsck "$disk/data" > "$work/fsck" || { cat "$work/fsck" >&2; return 1; }
+    unmount "$disk"
+}
+
 check() {
+    [ ! -e "$1/dump" ] || { check_load "$1"; return; }
     disk_mount "$work/lost"
     if [ "$(cat "$work/lost.marks")" = made ] || [ -s "$work/lost.marks" ]; then
         "$bin" mount "$disk/data" "$mnt"
@@ -108,11 +156,11 @@ check() {
 
 try() { # directory, point, seed
     lose "$@"
-    check & # where an error ends it
+    check "$1" & # where an error ends it
     if ! wait "$!"; then
         local kept
         kept=$(mktemp -d "${TMPDIR:-/tmp}/espalier-powerloss.XXXXXX")
-        cp --sparse=always "$1/image" "$1/marks" "$1/record" "$kept"
+        cp --sparse=always "$1"/* "$kept"
         fail "failed with SEED=$seed; once more: scripts/powerloss-test.sh replay $kept $2 $3"
     fi
 }
@@ -132,7 +180,7 @@ if [ "${1:-}" = replay ]; then
 fi
 
 mapfile -t all < <("$power" list)
-[ $# -gt 0 ] || set -- mkfs "${all[@]}"
+[ $# -gt 0 ] || set -- mkfs load "${all[@]}"
 make_disk "$work/empty"
 cp --sparse=always "$work/empty" "$work/made"
 disk_mount "$work/made"
@@ -144,10 +192,12 @@ for workload in "$@"; do
     rm -rf "$first" "$second"
     mkdir "$first" "$second"
     : > "$first/marks"
-    if [ "$workload" = mkfs ]; then
+    if [ "$workload" = mkfs ] || [ "$workload" = load ]; then
         cp --sparse=always "$work/empty" "$first/image"
         cp --sparse=always "$first/image" "$work/scratch"
-        record "$work/scratch" "$first/record" make
+        making=make
+        [ "$workload" = mkfs ] || { making=load; make_dump "$first"; }
+        record "$work/scratch" "$first/record" "$making"
     else
         options=rw
         [ "$workload" != sync ] || options=sync
@@ -163,7 +213,12 @@ for workload in "$@"; do
         mv "$work/lost" "$second/image"
         mv "$work/lost.marks" "$second/marks"
         cp --sparse=always "$second/image" "$work/scratch"
-        record "$work/scratch" "$second/record" work again "$seed" rw
+        if [ "$workload" = load ]; then
+            cp "$first/dump" "$first/expected" "$second"
+            record "$work/scratch" "$second/record" load_again
+        else
+            record "$work/scratch" "$second/record" work again "$seed" rw
+        fi
         twice=$(((points + 4) / 5))
         try_all "$second" "$twice" "$seed"
     fi

@@ -1,5 +1,5 @@
 #!/bin/bash
-# repair-test.sh: a store is damaged in its tables, its journal and its streams. `fsck` says so, `fsck --repair` mends it, and
+# repair-test.sh: a store is damaged in its tables, its journal, its streams and its superblock. `fsck` says so, `fsck --repair` mends it, and
 # then everything that was not hit is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -144,4 +144,25 @@ expect 0 "$work/data"
 "$bin" mount "$work/data" "$mnt"
 cmp <(seq 20 70) "$mnt/j20" || fail 'what the tables hold is lost'
 "$bin" umount "$mnt"
+
+echo '== the superblock'
+truncate -s 100 "$work/data/superblock"
+expect 4 "$work/data"
+if "$bin" mount "$work/data" "$mnt" 2> "$work/said"; then fail 'a damaged superblock is mounted'; fi
+grep -q 'fsck --repair' "$work/said" || fail "the error does not say what to do: $(cat "$work/said")"
+expect 1 --repair "$work/data"
+grep -q 'restored from its copy' "$work/said" || fail "nothing was restored: $(cat "$work/said")"
+expect 0 "$work/data"
+truncate -s 100 "$work/data/superblock.bak"
+expect 1 --repair "$work/data"
+cmp "$work/data/superblock" "$work/data/superblock.bak"
+rm "$work/data/superblock.bak"
+"$bin" mount "$work/data" "$mnt"
+cmp <(seq 20 70) "$mnt/j20" || fail 'what the tables hold is lost'
+"$bin" umount "$mnt"
+cmp "$work/data/superblock" "$work/data/superblock.bak" || fail 'a mount made no copy of the superblock'
+truncate -s 100 "$work/data/superblock" "$work/data/superblock.bak"
+expect 4 "$work/data"
+expect 4 --repair "$work/data"
+grep -q 'from a backup' "$work/said" || fail "it does not say what to do: $(cat "$work/said")"
 echo 'repair-test: passed'

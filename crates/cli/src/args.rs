@@ -171,10 +171,17 @@ pub enum QuotaCommand {
 #[derive(Debug, Args)]
 pub struct DumpArgs {
     /// The file system: the directory that it lies in.
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub source: PathBuf,
+    #[arg(value_hint = ValueHint::DirPath, required_unless_present = "verify")]
+    pub source: Option<PathBuf>,
+    /// Where to write it; `-`, or none, for standard output.
     #[arg(value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
+    /// Complete a dump that was interrupted, if FILE holds a part of it.
+    #[arg(long, requires = "file")]
+    pub resume: bool,
+    /// Check a dump instead, without loading it; `-` for standard input. Exits with 1 if it is damaged, and says where.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["source", "file", "resume"])]
+    pub verify: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -188,6 +195,15 @@ pub struct LoadArgs {
     /// Even over a file system that is there, which is then lost.
     #[arg(long)]
     pub force: bool,
+    /// Go on with a load of the same dump that was interrupted, if there was one.
+    #[arg(long, conflicts_with = "force")]
+    pub resume: bool,
+    /// Check the file system afterwards, as `fsck` does. Exits with 1 if anything is wrong.
+    #[arg(long)]
+    pub verify: bool,
+    /// Bytes of the dump after which what was loaded is made durable. More of them need more memory.
+    #[arg(long, default_value = "64M", value_parser = parse_size, value_name = "SIZE")]
+    pub interval: u64,
 }
 
 #[derive(Debug, Args)]

@@ -1,53 +1,125 @@
 //! `espalier dump` and `espalier load`.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter, IsTerminal, Read, Write};
+use std::io::{BufReader, BufWriter, IsTerminal, Read};
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use indicatif::{ProgressBar, ProgressStyle};
+use espalier_runtime::{Dumped, Error, LoadOptions};
+use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 use crate::args::{DumpArgs, LoadArgs};
+use crate::fsck;
 
-fn progress_bar() -> Result<ProgressBar> {
-    let bar = ProgressBar::new_spinner();
-    bar.set_style(ProgressStyle::with_template("{spinner} {human_pos} records ({per_sec})")?);
-    Ok(bar)
-}
+/// Something is damaged.
+const DAMAGED: u8 = 1;
 
 pub(crate) fn dump(args: &DumpArgs) -> Result<ExitCode> {
-    let mut out: Box<dyn Write> = match &args.file {
-        Some(path) => Box::new(BufWriter::new(
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
-        )),
+    // One of the two is there, or the arguments would not have been taken.
+    let source = match (&args.verify, &args.source) {
+        (Some(file), _) => return verify(file),
+        (None, Some(source)) => source,
+        (None, None) => bail!("name a file system"),
+    };
+    let bar = progress_bar(None)?;
+    let progress = |bytes| bar.set_position(bytes);
+    let file = args.file.as_deref().filter(|file| !is_standard(file));
+    let dumped = match file {
+        None if args.resume => bail!("only a dump in a file can be resumed"),
         None if std::io::stdout().is_terminal() => {
             bail!("a dump is not for a terminal: name a file, or redirect it")
         }
-        None => Box::new(BufWriter::new(std::io::stdout())),
+        None => espalier_runtime::dump(source, &mut BufWriter::new(std::io::stdout()), progress)?,
+        Some(path) => {
+            let cannot = || format!("cannot write {}", path.display());
+            let mut options = File::options();
+            options.write(true).create(true).read(args.resume).truncate(!args.resume);
+            let file = options.open(path).with_context(cannot)?;
+            let dumped = match args.resume {
+                true => espalier_runtime::resume_dump(source, &file, progress)?,
+                false => espalier_runtime::dump(source, &mut BufWriter::new(&file), progress)?,
+            };
+            if file.metadata().with_context(cannot)?.is_file() {
+                file.sync_all().with_context(cannot)?;
+            }
+            dumped
+        }
     };
-    let bar = progress_bar()?;
-    let dumped = espalier_runtime::dump(&args.source, &mut out, |count| bar.set_position(count))?;
     bar.finish_and_clear();
-    eprintln!("dumped {} records and {} big files", dumped.records, dumped.streams);
+    eprintln!("dumped {}{}", told(&dumped), resumed(&dumped));
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn load(args: &LoadArgs) -> Result<ExitCode> {
-    let mut dump: Box<dyn Read> = if args.file == Path::new("-") {
-        Box::new(BufReader::new(std::io::stdin()))
-    } else {
-        let file = File::open(&args.file).with_context(|| format!("cannot read {}", args.file.display()))?;
-        Box::new(BufReader::new(file))
-    };
-    let bar = progress_bar()?;
-    let loaded = espalier_runtime::load(&mut dump, &args.dir, args.force, |count| bar.set_position(count))?;
+fn verify(path: &Path) -> Result<ExitCode> {
+    let (mut dump, bar) = open(path)?;
+    let verified = espalier_runtime::verify_dump(&mut *dump, |bytes| bar.set_position(bytes));
     bar.finish_and_clear();
-    println!(
-        "loaded {} records and {} big files into {}",
-        loaded.records,
-        loaded.streams,
-        args.dir.display()
-    );
-    Ok(ExitCode::SUCCESS)
+    match verified {
+        Ok(verified) => {
+            println!("the dump is whole: {}", told(&verified));
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(error @ (Error::DamagedDump { .. } | Error::ForeignDump)) => {
+            println!("{error}");
+            Ok(ExitCode::from(DAMAGED))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+pub(crate) fn load(args: &LoadArgs) -> Result<ExitCode> {
+    let (mut dump, bar) = open(&args.file)?;
+    let options = LoadOptions { force: args.force, resume: args.resume, interval: args.interval };
+    let loaded = espalier_runtime::load(&mut *dump, &args.dir, &options, |bytes| bar.set_position(bytes))?;
+    bar.finish_and_clear();
+    println!("loaded {} into {}{}", told(&loaded), args.dir.display(), resumed(&loaded));
+    if !args.verify {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bar = fsck::progress()?;
+    let report = espalier_runtime::fsck(&args.dir, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    fsck::show(&report.findings);
+    fsck::summary(&report, "clean");
+    Ok(if report.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
+}
+
+fn is_standard(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// A dump to read, and how far that is.
+fn open(path: &Path) -> Result<(Box<dyn Read>, ProgressBar)> {
+    if is_standard(path) {
+        return Ok((Box::new(BufReader::new(std::io::stdin())), progress_bar(None)?));
+    }
+    let cannot = || format!("cannot read {}", path.display());
+    let file = File::open(path).with_context(cannot)?;
+    let metadata = file.metadata().with_context(cannot)?;
+    let bar = progress_bar(metadata.is_file().then_some(metadata.len()))?;
+    Ok((Box::new(BufReader::new(file)), bar))
+}
+
+/// Of bytes, of so many if that is known.
+fn progress_bar(bytes: Option<u64>) -> Result<ProgressBar> {
+    let (bar, template) = match bytes {
+        Some(bytes) => {
+            (ProgressBar::new(bytes), "{bar:30} {bytes} of {total_bytes} ({bytes_per_sec}, {eta} left)")
+        }
+        None => (ProgressBar::new_spinner(), "{spinner} {bytes} ({bytes_per_sec})"),
+    };
+    bar.set_style(ProgressStyle::with_template(template)?);
+    Ok(bar)
+}
+
+fn told(dumped: &Dumped) -> String {
+    format!("{} records and {} big files", dumped.records, dumped.streams)
+}
+
+fn resumed(dumped: &Dumped) -> String {
+    match dumped.resumed_at {
+        0 => String::new(),
+        bytes => format!("; resumed after {} of the dump", HumanBytes(bytes)),
+    }
 }

@@ -62,13 +62,13 @@ fn repair(args: &FsckArgs) -> Result<u8> {
 }
 
 /// Shown on a terminal only.
-fn progress() -> Result<ProgressBar> {
+pub(crate) fn progress() -> Result<ProgressBar> {
     let bar = ProgressBar::new_spinner();
     bar.set_style(ProgressStyle::with_template("{spinner} checked {human_pos} records ({per_sec})")?);
     Ok(bar)
 }
 
-fn show(findings: &[Finding]) {
+pub(crate) fn show(findings: &[Finding]) {
     for finding in findings {
         match finding.ino {
             Some(ino) => println!("inode {ino}: {}", finding.what),
@@ -77,7 +77,7 @@ fn show(findings: &[Finding]) {
     }
 }
 
-fn summary(report: &FsckReport, good: &str) {
+pub(crate) fn summary(report: &FsckReport, good: &str) {
     let problems = report.findings.len();
     let verdict = if problems == 0 { good.into() } else { format!("{problems} problems") };
     let (files, directories, replayed) = (report.files, report.directories, report.replayed);

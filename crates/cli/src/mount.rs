@@ -175,8 +175,10 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
         }
         Err(RecvTimeoutError::Disconnected) => bail!("cannot unmount {}", mountpoint.display()),
     }
-    // The server writes out what it has not written, and then lets go of the store.
-    while espalier_store::is_locked(&store) && started.elapsed() < timeout {
+    // The server writes out what it has not written, and then lets go of the store. Where it is still mounted, for reading,
+    // other servers hold it, too.
+    let held = if report::is_mounted(&store)? { espalier_store::is_locked } else { espalier_store::is_open };
+    while held(&store) && started.elapsed() < timeout {
         std::thread::sleep(Duration::from_millis(10));
     }
     if espalier_store::is_locked(&store) {

@@ -53,14 +53,25 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
 pub(crate) fn store_of(mountpoint: &Path) -> Result<Option<PathBuf>> {
     // Looking at the mount point itself would wait for a file system that does not answer.
     let wanted = std::path::absolute(mountpoint)?;
+    let found = mounts()?.into_iter().rfind(|(at, _)| *at == wanted);
+    Ok(found.map(|(_, store)| store))
+}
+
+/// Whether a store is mounted anywhere.
+pub(crate) fn is_mounted(store: &Path) -> Result<bool> {
+    Ok(mounts()?.iter().any(|(_, mounted)| mounted == store))
+}
+
+/// Where Espalier file systems are mounted, and which.
+fn mounts() -> Result<Vec<(PathBuf, PathBuf)>> {
     let table = std::fs::read_to_string("/proc/self/mountinfo").context("cannot read the mount table")?;
-    let entry = table.lines().rev().find_map(|line| {
+    let entry = |line: &str| {
         let (left, right) = line.split_once(" - ")?;
         let at = unescape(left.split(' ').nth(4)?);
         let mut right = right.split(' ');
-        (right.next()? == "fuse.espalier" && at == wanted).then(|| right.next().map(unescape))?
-    });
-    Ok(entry)
+        (right.next()? == "fuse.espalier").then(|| right.next().map(|store| (at, unescape(store))))?
+    };
+    Ok(table.lines().filter_map(entry).collect())
 }
 
 /// The mount table writes blanks and backslashes as three octal digits.

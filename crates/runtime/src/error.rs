@@ -25,8 +25,19 @@ pub enum Error {
         "this is no dump of an Espalier file system, or of one of another format: load it with the version that made it"
     )]
     ForeignDump,
-    #[error("the dump is damaged or was cut off after {0} records; nothing was mounted from it")]
-    DamagedDump(u64),
+    /// `offset`: of the first frame that is not whole, or not where it belongs.
+    #[error("the dump is damaged at byte {offset}: {why}")]
+    DamagedDump { offset: u64, why: &'static str },
+    #[error("this is not the dump that was interrupted: name that one, or begin anew without --resume")]
+    OtherDump,
+    #[error("the file system has changed since the dump was begun: begin anew, without --resume")]
+    Changed,
+    #[error("{} was not completely loaded: run `espalier load --resume` with the same dump, or `load --force` to begin anew", .0.display())]
+    Loading(PathBuf),
+    #[error("{} is a whole file system already: there is nothing to resume", .0.display())]
+    Loaded(PathBuf),
+    #[error("no load was interrupted in {}: to begin anew, and lose what is there, use --force without --resume", .0.display())]
+    NoLoad(PathBuf),
     #[error("cannot mount on {}", .mountpoint.display())]
     Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
     #[error("the connection to the kernel failed")]
@@ -44,6 +55,9 @@ impl Error {
         match self {
             Self::Store(StoreError::Journal(journal)) | Self::Journal(journal) => {
                 matches!(journal, Corrupt { .. } | Foreign | NoJournal | Truncated { .. })
+            }
+            Self::Store(StoreError::Superblock(superblock)) | Self::Superblock(superblock) => {
+                matches!(superblock, SuperblockError::Damaged { .. } | SuperblockError::Restorable { .. })
             }
             Self::Store(StoreError::Corrupt { .. }) => true,
             Self::Recovery(error) => {

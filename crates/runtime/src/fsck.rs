@@ -29,7 +29,7 @@ pub struct FsckReport {
 /// Replays the journal, as mounting would, and then checks that all records fit together. `progress` is told the
 /// number of records read, now and then.
 pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
-    let opened = Volume::open(dir, OpenOptions::default()).and_then(|volume| {
+    let opened = Volume::open(dir, OpenOptions::read_once()).and_then(|volume| {
         let (hash_key, replayed) = (volume.superblock.hash_key, volume.replayed);
         let disk = checkpoint(volume)?;
         check(&disk, hash_key, replayed, &progress)

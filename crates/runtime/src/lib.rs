@@ -15,7 +15,7 @@ mod watch;
 
 pub use control::{Status, status_of, top_of};
 pub use door::FOREVER;
-pub use dump::{Dumped, dump, load};
+pub use dump::{Dumped, LoadOptions, dump, load, resume_dump, verify_dump};
 pub use error::Error;
 pub use fsck::{FsckReport, fsck};
 pub use mount::{MountOptions, mount, wanted};

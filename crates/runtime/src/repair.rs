@@ -18,6 +18,7 @@ use espalier_store::{
 
 use crate::clock;
 use crate::disk::Disk;
+use crate::dump::unfinished;
 use crate::error::Error;
 use crate::fsck::{FsckReport, check, checkpoint};
 use crate::volume::{Volume, fetch};
@@ -36,8 +37,19 @@ pub struct RepairReport {
 /// Repairs a file system. One without faults is not changed but as mounting changes it.
 ///
 /// # Errors
-/// If the superblock is damaged, the store is in use, or the disk fails. It can be done again then.
+/// If the store is in use, or the disk fails. It can be done again then.
 pub fn repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
+    match try_repair(dir, progress) {
+        Err(error) if error.is_damage() => {
+            let findings = vec![Finding { ino: None, what: error.to_string() }];
+            let after = FsckReport { findings, ..FsckReport::default() };
+            Ok(RepairReport { done: Vec::new(), quarantine: None, after })
+        }
+        outcome => outcome,
+    }
+}
+
+fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
     let now = clock::now();
     let quarantine = dir.join("quarantine").join(format!("{}.{:09}", now.secs, now.nanos));
     let mut done = Vec::new();
@@ -69,6 +81,9 @@ fn say(done: &mut Vec<Finding>, what: String) {
 }
 
 fn say_mended(mended: &Mended, done: &mut Vec<Finding>) {
+    if let Some(what) = &mended.superblock {
+        say(done, what.clone());
+    }
     if let Some((why, salvage)) = &mended.tables {
         let (read, blocks) = (salvage.read, salvage.lost_blocks);
         say(done, format!("{why}: of the tables {read} records could be read, {blocks} blocks could not"));
@@ -90,8 +105,10 @@ fn say_mended(mended: &Mended, done: &mut Vec<Finding>) {
 /// Opens the store and replays what can be replayed. Events replayed.
 fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<Disk>, u64), Error> {
     let (store, mut journal) = LocalStore::open_with(dir, LocalOptions::default())?;
-    if store.records().next().is_none() {
-        return Err(Error::Unfinished(dir.into()));
+    match unfinished(&store, dir)? {
+        loading @ Error::Loading(_) => return Err(loading),
+        unfinished if store.records().next().is_none() => return Err(unfinished),
+        _ => {}
     }
     let first = store.get(ObjectId::SUPER, b"")?.filter(|first| Super::parse(first).is_some());
     let Some(first) = first else {

@@ -12,6 +12,7 @@ use espalier_store::{
 
 use crate::clock;
 use crate::disk::Disk;
+use crate::dump::unfinished;
 use crate::error::Error;
 
 /// How a file system is made.
@@ -61,7 +62,7 @@ fn journal_bytes_for(dir: &Path) -> Result<u64, Error> {
 }
 
 /// An event of a whole strip must be a small part of the journal.
-fn check_sizes(strip_bytes: u32, journal_bytes: u64) -> Result<(), Error> {
+pub(crate) fn check_sizes(strip_bytes: u32, journal_bytes: u64) -> Result<(), Error> {
     if !(4 << 20..=64 << 30).contains(&journal_bytes) {
         return Err(Error::Option("a journal has 4M to 64G"));
     }
@@ -84,6 +85,11 @@ pub struct OpenOptions {
 
 impl OpenOptions {
     pub const LEAST_MEMORY: u64 = 32 << 20;
+
+    /// For a process that reads everything once: what it has read it needs no more.
+    pub(crate) fn read_once() -> Self {
+        Self { memory: 128 << 20, ..Self::default() }
+    }
 }
 
 impl Default for OpenOptions {
@@ -119,7 +125,7 @@ impl Volume {
         (config.read_only, config.sync, config.atime) = (options.read_only, options.sync, options.atime);
         config.cache_bytes = usize::try_from(memory / 4).unwrap_or(usize::MAX);
         let Some(first) = store.get(ObjectId::SUPER, b"")? else {
-            return Err(Error::Unfinished(dir.into()));
+            return Err(unfinished(&store, dir)?);
         };
         let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
         let (mut recovery, from) = Recovery::begin(config, &first, &orphans)?;

@@ -19,7 +19,9 @@ pub mod superblock;
 
 pub use error::StoreError;
 pub use journal::{BlockFile, Journal, JournalError, RealFile, SimFile, SyncHandle};
-pub use local::{LocalOptions, LocalStore, Mended, Salvage, is_locked, mend, new_journal, replace_journal};
+pub use local::{
+    LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
+};
 pub use memory::MemoryStore;
 pub use store::{Pairs, Record, Records, Space, Store};
 pub use superblock::{FormatError, FormatOptions, Superblock, SuperblockError};

@@ -1,4 +1,5 @@
-//! What a store is, and how it was made: a small text file in TOML whose last line is a checksum of the others.
+//! What a store is, and how it was made: a small text file in TOML whose last line is a checksum of the others. A copy lies
+//! beside it, from which a repair restores it.
 
 mod format;
 
@@ -13,6 +14,7 @@ use xxhash_rust::xxh3::xxh3_64;
 pub use format::{FormatError, FormatOptions, format};
 
 pub(crate) const FILE: &str = "superblock";
+pub(crate) const COPY: &str = "superblock.bak";
 const FILE_NEW: &str = "superblock.new";
 /// The first line, by which a store is told from any other directory.
 const TITLE: &str = "# An Espalier store. Do not edit: the last line is a checksum.\n";
@@ -75,8 +77,14 @@ pub enum SuperblockError {
         path.display()
     )]
     Older { path: PathBuf, format: u32 },
-    #[error("the superblock of {} is damaged: {why}; restore the file `{FILE}` from a copy", path.display())]
+    #[error(
+        "the superblock of {} is damaged, and so is its copy, or there is none: {why}; restore the file `{FILE}` from a backup",
+        path.display()
+    )]
     Damaged { path: PathBuf, why: String },
+    /// The copy is whole.
+    #[error("the superblock of {0} is damaged: {why}; run `espalier fsck --repair {0}`", path.display())]
+    Restorable { path: PathBuf, why: String },
     #[error("cannot {what} the superblock of {}: {cause}", path.display())]
     Io { what: &'static str, path: PathBuf, cause: io::Error },
 }
@@ -107,21 +115,37 @@ struct Text {
 /// # Errors
 /// Each says what to do.
 pub fn read(dir: &Path) -> Result<Superblock, SuperblockError> {
-    let path = dir.join(FILE);
-    let bytes = match std::fs::read(&path) {
-        Ok(bytes) => bytes,
+    let path = dir.to_path_buf();
+    let why = match read_file(dir, FILE) {
+        Err(SuperblockError::Damaged { why, .. }) => why,
+        Err(SuperblockError::NoStore(_)) => "it is missing, or another program's".into(),
+        outcome => return outcome,
+    };
+    match read_file(dir, COPY) {
+        Ok(_) => Err(SuperblockError::Restorable { path, why }),
+        Err(other @ (SuperblockError::Newer { .. } | SuperblockError::Older { .. })) => Err(other),
+        Err(_) => read_file(dir, FILE),
+    }
+}
+
+/// Reads the copy of a store's superblock.
+///
+/// # Errors
+/// As [`read`]; [`SuperblockError::NoStore`] if there is none.
+pub(crate) fn read_copy(dir: &Path) -> Result<Superblock, SuperblockError> {
+    read_file(dir, COPY)
+}
+
+fn read_file(dir: &Path, name: &str) -> Result<Superblock, SuperblockError> {
+    match std::fs::read(dir.join(name)) {
+        Ok(bytes) => parse(dir, &bytes),
         Err(cause) if matches!(cause.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             let path = dir.to_path_buf();
             let is_dir = dir.is_dir();
-            return Err(if is_dir {
-                SuperblockError::NoStore(path)
-            } else {
-                SuperblockError::NoDirectory(path)
-            });
+            Err(if is_dir { SuperblockError::NoStore(path) } else { SuperblockError::NoDirectory(path) })
         }
-        Err(cause) => return Err(SuperblockError::Io { what: "read", path: dir.into(), cause }),
-    };
-    parse(dir, &bytes)
+        Err(cause) => Err(SuperblockError::Io { what: "read", path: dir.into(), cause }),
+    }
 }
 
 fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockError> {
@@ -154,14 +178,30 @@ fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockError> {
     Ok(Superblock { format, uuid, label, hash_key, strip_bytes, journal_bytes, created })
 }
 
-/// Replaces a store's superblock, durably and atomically.
+/// Replaces a store's superblock and then its copy, each durably and atomically: one of them is always whole.
 ///
 /// # Errors
-/// [`SuperblockError::Io`]: the old one is still there.
+/// [`SuperblockError::Io`]: what was not replaced is still there.
 pub fn write(dir: &Path, superblock: &Superblock) -> Result<(), SuperblockError> {
+    write_file(dir, FILE, superblock)?;
+    write_file(dir, COPY, superblock)
+}
+
+/// Replaces the copy of a store's superblock, unless it is right.
+///
+/// # Errors
+/// [`SuperblockError::Io`].
+pub(crate) fn write_copy(dir: &Path, superblock: &Superblock) -> Result<(), SuperblockError> {
+    match read_copy(dir) {
+        Ok(copy) if copy == *superblock => Ok(()),
+        _ => write_file(dir, COPY, superblock),
+    }
+}
+
+fn write_file(dir: &Path, name: &str, superblock: &Superblock) -> Result<(), SuperblockError> {
     let io = |what| move |cause| SuperblockError::Io { what, path: dir.into(), cause };
     let text = encode(superblock).map_err(|error| io("encode")(io::Error::other(error)))?;
-    let (path, new) = (dir.join(FILE), dir.join(FILE_NEW));
+    let (path, new) = (dir.join(name), dir.join(FILE_NEW));
     let mut file = std::fs::File::create(&new).map_err(io("create"))?;
     file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(io("write"))?;
     std::fs::rename(&new, &path).map_err(io("replace"))?;
@@ -187,7 +227,10 @@ pub(crate) fn is_store(dir: &Path) -> bool {
     match read(dir) {
         Ok(_)
         | Err(
-            SuperblockError::Newer { .. } | SuperblockError::Older { .. } | SuperblockError::Damaged { .. },
+            SuperblockError::Newer { .. }
+            | SuperblockError::Older { .. }
+            | SuperblockError::Damaged { .. }
+            | SuperblockError::Restorable { .. },
         ) => true,
         Err(_) => false,
     }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use espalier_proto::{Errno, Ino, ObjectId, Position, TableWrite};
 use espalier_store::{
     FormatError, FormatOptions, JournalError, LocalStore, Record, Store, StoreError, SuperblockError,
-    is_locked, superblock,
+    is_locked, is_open, superblock,
 };
 use tempfile::TempDir;
 
@@ -95,6 +95,8 @@ fn formatting_refuses_what_would_be_lost() {
 fn a_mkfs_that_was_interrupted_can_be_done_again() {
     let dir = made();
     std::fs::remove_file(dir.path().join("superblock")).unwrap();
+    assert!(matches!(superblock::format(dir.path(), &options()), Err(FormatError::Exists(_))), "its copy");
+    std::fs::remove_file(dir.path().join("superblock.bak")).unwrap();
     assert!(matches!(superblock::format(dir.path(), &options()), Err(FormatError::Unfinished(_))));
     superblock::format(dir.path(), &FormatOptions { force: true, ..options() }).unwrap();
     open(dir.path());
@@ -111,6 +113,7 @@ fn opening_says_what_is_wrong_with_the_superblock() {
     assert!(matches!(kind(dir.path()), SuperblockError::NoStore(_)));
 
     let dir = made();
+    std::fs::remove_file(dir.path().join("superblock.bak")).unwrap();
     let path = dir.path().join("superblock");
     let bytes = std::fs::read(&path).unwrap();
     for cut in [0, 10, 60, bytes.len() - 30, bytes.len() - 1] {
@@ -148,7 +151,9 @@ fn a_store_is_opened_once() {
     assert!(!is_locked(dir.path()));
     let readers = [(); 2].map(|()| LocalStore::open(dir.path(), true).unwrap().0);
     assert!(matches!(error(dir.path()), StoreError::InUse { .. }));
+    assert!(is_open(dir.path()) && !is_locked(dir.path()));
     drop(readers);
+    assert!(!is_open(dir.path()));
     open(dir.path());
 }
 

@@ -187,7 +187,9 @@ impl Repair {
     fn claim(&mut self, inode: Inode, place: Place) -> bool {
         let plausible = is_plausible(inode.ino);
         if plausible {
-            self.claims.entry(inode.ino).or_default().push(Claim { inode, place });
+            // Most have one, and a vector that grows makes room for four.
+            let claims = self.claims.entry(inode.ino).or_insert_with(|| Vec::with_capacity(1));
+            claims.push(Claim { inode, place });
         }
         plausible
     }

@@ -1,5 +1,6 @@
 //! Which inodes there are, and the names by which they are reached from the root.
 
+use alloc::boxed::Box;
 use alloc::collections::btree_map::Entry;
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
@@ -19,7 +20,7 @@ pub(super) struct Tree {
     pub(super) hash_key: [u8; 16],
     now: Time,
     pub(super) next_ino: u64,
-    pub(super) nodes: BTreeMap<Ino, Node>,
+    pub(super) nodes: BTreeMap<Ino, Box<Node>>,
     /// What is in each directory.
     pub(super) entries: BTreeMap<Ino, BTreeMap<Name, Ino>>,
     pub(super) contents: Contents,
@@ -91,7 +92,7 @@ impl Tree {
             });
             if let Some(Claim { mut inode, place }) = best {
                 make_sound(&mut inode);
-                self.nodes.insert(ino, Node { inode, place });
+                self.nodes.insert(ino, Box::new(Node { inode, place }));
             }
         }
     }
@@ -143,7 +144,7 @@ impl Tree {
             has_xattrs: false,
             names: None,
         };
-        self.nodes.insert(ino, Node { inode, place: Place::Nowhere });
+        self.nodes.insert(ino, Box::new(Node { inode, place: Place::Nowhere }));
     }
 
     fn make_next(&mut self, kind: FileType) -> Ino {

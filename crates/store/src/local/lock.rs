@@ -10,7 +10,7 @@ use crate::StoreError;
 use crate::error::Context;
 
 const FILE: &str = "lock";
-/// [`is_locked`] holds the lock for a moment: wait that out.
+/// [`is_locked`] and [`is_open`] hold the lock for a moment: wait that out.
 const ATTEMPTS: u32 = 10;
 const PAUSE: Duration = Duration::from_millis(2);
 
@@ -82,8 +82,18 @@ fn started(pid: u32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// Whether a process has the store in this directory open.
+/// Whether a process has the store in this directory open for writing.
 pub fn is_locked(dir: &Path) -> bool {
+    is_held(dir, FlockOperation::NonBlockingLockShared)
+}
+
+/// Whether any process has the store in this directory open.
+pub fn is_open(dir: &Path) -> bool {
+    is_held(dir, FlockOperation::NonBlockingLockExclusive)
+}
+
+/// Whether the lock cannot be had so.
+fn is_held(dir: &Path, how: FlockOperation) -> bool {
     let Ok(file) = File::open(dir.join(FILE)) else { return false };
-    flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    flock(&file, how) == Err(Errno::WOULDBLOCK)
 }

@@ -9,7 +9,7 @@ use super::streams::Streams;
 use super::tables::Tables;
 use super::{JOURNAL, Lock, STREAMS, TABLES, open_journal};
 use crate::error::Context;
-use crate::{Journal, JournalError, RealFile, StoreError, Superblock, superblock};
+use crate::{Journal, JournalError, RealFile, StoreError, Superblock, SuperblockError, superblock};
 
 pub(crate) const JOURNAL_NEW: &str = "journal.new";
 pub(crate) const TABLES_NEW: &str = "tables.new";
@@ -18,6 +18,8 @@ const CACHE_BYTES: u64 = 8 << 20;
 /// What was done to a store so that it can be opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mended {
+    /// The superblock or its copy was replaced by the other: why.
+    pub superblock: Option<String>,
     /// The tables were damaged, and what could be read of them is in new ones.
     pub tables: Option<(String, Salvage)>,
     /// The journal was no journal of this store, for this reason, and a new one is in its place.
@@ -32,10 +34,14 @@ pub struct Mended {
 /// # Errors
 /// [`StoreError::Superblock`], [`StoreError::InUse`], and those of the disk.
 pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
-    superblock::read(dir)?;
+    match superblock::read(dir) {
+        Ok(_) | Err(SuperblockError::Restorable { .. }) => {}
+        // Before the lock, which would make a file in a directory that is no store.
+        Err(error) => return Err(error.into()),
+    }
     let _lock = Lock::take(dir)?;
+    let mut mended = Mended { superblock: mend_superblock(dir, quarantine)?, ..Mended::default() };
     let superblock = superblock::read(dir)?;
-    let mut mended = Mended::default();
     let (tables, tables_new) = (dir.join(TABLES), dir.join(TABLES_NEW));
     if tables_new.exists() {
         // They are complete if the old ones have been moved away for them.
@@ -73,6 +79,36 @@ pub fn mend(dir: &Path, quarantine: &Path) -> Result<Mended, StoreError> {
         Err(cause) => return Err(cause),
     }
     Ok(mended)
+}
+
+/// Restores the superblock from its copy, or the copy from it. If both are whole, the journal says which is this store's.
+fn mend_superblock(dir: &Path, quarantine: &Path) -> Result<Option<String>, StoreError> {
+    let journal = File::open(dir.join(JOURNAL)).map(RealFile).ok();
+    let tag = journal.and_then(|file| Journal::open_read_only(file).ok()).map(|journal| journal.tag());
+    let fits = |superblock: &Superblock| tag.is_none_or(|tag| tag == superblock.tag());
+    let why = match (superblock::read(dir), superblock::read_copy(dir)) {
+        (Ok(main), Ok(copy)) if main == copy => return Ok(None),
+        (Ok(main), Ok(copy)) if !fits(&main) && fits(&copy) => "it was that of another store".into(),
+        (Ok(main), _) => {
+            let there = dir.join(superblock::COPY).exists();
+            superblock::write_copy(dir, &main)?;
+            let what = "the copy of the superblock was damaged or another, and was written anew";
+            // A store made before there were copies is whole.
+            return Ok(there.then(|| what.into()));
+        }
+        (Err(SuperblockError::Restorable { why, .. }), Ok(copy)) if fits(&copy) => why,
+        (Err(SuperblockError::Restorable { path, why }), _) => {
+            let why = format!("{why}, and its copy is that of another store");
+            return Err(SuperblockError::Damaged { path, why }.into());
+        }
+        (Err(error), _) => return Err(error.into()),
+    };
+    let copy = superblock::read_copy(dir)?;
+    if dir.join(superblock::FILE).exists() {
+        set_aside(dir, superblock::FILE, quarantine)?;
+    }
+    superblock::write(dir, &copy)?;
+    Ok(Some(format!("the superblock was damaged ({why}), and was restored from its copy")))
 }
 
 /// Makes an empty journal that is not yet the store's. The caller has the store open.

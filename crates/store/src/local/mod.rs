@@ -17,7 +17,7 @@ use std::sync::Arc;
 use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, StreamStat, TableWrite, Time};
 
 pub(crate) use lock::Lock;
-pub use lock::is_locked;
+pub use lock::{is_locked, is_open};
 pub(crate) use mend::{JOURNAL_NEW, TABLES_NEW};
 pub use mend::{Mended, mend, new_journal, replace_journal};
 pub use salvage::Salvage;
@@ -80,6 +80,9 @@ impl LocalStore {
         let lock = if read_only { Lock::share(dir)? } else { Some(Lock::take(dir)?) };
         let superblock = superblock::read(dir)?;
         let journal = open_journal(&dir.join(JOURNAL), read_only, superblock.tag())?;
+        if !read_only && let Err(error) = superblock::write_copy(dir, &superblock) {
+            tracing::warn!(%error, "the superblock has no copy, or an old one");
+        }
         let tables = Tables::open(dir.join(TABLES), read_only, cache_bytes)?;
         let streams = Streams::open(dir.join(STREAMS), read_only, open_files)?;
         let store = Self { superblock, tables, streams, path: dir.into(), read_only, _lock: lock };

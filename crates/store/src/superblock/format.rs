@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use uuid::Uuid;
 
-use super::{FILE, FILE_NEW, FORMAT, Superblock, SuperblockError, is_store, write};
+use super::{COPY, FILE, FILE_NEW, FORMAT, Superblock, SuperblockError, is_store, write};
 use crate::local::{self, Lock};
 use crate::{Journal, RealFile, StoreError};
 
@@ -51,9 +51,10 @@ pub enum FormatError {
     Store(#[from] StoreError),
 }
 
-/// What may lie in a store's directory, and goes when it is made anew. The superblock goes first: without it there is no
-/// store. The lock is held meanwhile.
-const ENTRIES: [&str; 11] = [
+/// What may lie in a store's directory, and goes when it is made anew. The superblock and its copy go first: without them
+/// there is no store. The lock is held meanwhile.
+const ENTRIES: [&str; 12] = [
+    COPY,
     FILE,
     FILE_NEW,
     "journal",

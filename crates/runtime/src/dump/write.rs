@@ -1,0 +1,184 @@
+//! `dump`: writes what a store holds, or what is missing of it in a dump that was interrupted.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use espalier_proto::{Ino, SeekWhat};
+use espalier_store::{LocalStore, Store};
+
+use super::Dumped;
+use super::frame::{Head, Item, Reader, TITLE, Writer, read_failed, write_failed};
+use crate::error::Error;
+use crate::fsck::checkpoint;
+use crate::volume::{OpenOptions, Volume};
+
+/// Of a stream's extent in one frame.
+const CHUNK: usize = 1 << 20;
+
+/// Writes all of a file system that is not mounted. `progress` is told the bytes so far.
+///
+/// # Errors
+/// Those of opening the store; [`Error::Io`] if the dump cannot be written.
+pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<Dumped, Error> {
+    let mut writer = Writer { out, sum: 0, offset: 0 };
+    writer.title()?;
+    Sink { writer, partial: None, resumed_at: 0, progress: &progress }.fill(dir)
+}
+
+/// Completes a dump that was interrupted: compares what is there with the store, cuts off what is not whole, and writes the
+/// rest. `file` is open for reading and writing. `progress` is told the bytes so far.
+///
+/// # Errors
+/// As [`dump`]; [`Error::ForeignDump`], [`Error::OtherDump`] and [`Error::Changed`] leave the file as it is.
+pub fn resume_dump(dir: &Path, file: &File, progress: impl Fn(u64)) -> Result<Dumped, Error> {
+    let mut start = Vec::new();
+    let mut input = file;
+    input.rewind().map_err(read_failed)?;
+    input.take(TITLE.len() as u64).read_to_end(&mut start).map_err(read_failed)?;
+    input.rewind().map_err(read_failed)?;
+    let mut out = BufWriter::new(file);
+    if start.len() < TITLE.len() && TITLE.starts_with(&start) {
+        return dump(dir, &mut out, progress);
+    }
+    if start != TITLE {
+        return Err(Error::ForeignDump);
+    }
+    let mut input = BufReader::new(file);
+    let reader = Reader::begin(&mut input)?;
+    let writer = Writer { out: &mut out, sum: 0, offset: reader.offset() };
+    let partial = Some(Partial { file, reader, ahead: None });
+    Sink { writer, partial, resumed_at: 0, progress: &progress }.fill(dir)
+}
+
+/// Where items go.
+struct Sink<'a> {
+    writer: Writer<'a>,
+    /// While there is a part of the dump to compare with.
+    partial: Option<Partial<'a>>,
+    resumed_at: u64,
+    progress: &'a dyn Fn(u64),
+}
+
+/// What an interrupted dump has left.
+struct Partial<'a> {
+    file: &'a File,
+    reader: Reader<'a>,
+    ahead: Option<Item>,
+}
+
+impl Partial<'_> {
+    /// `None`: what follows is not whole.
+    fn peek(&mut self) -> Result<Option<&Item>, Error> {
+        if self.ahead.is_none() {
+            self.ahead = match self.reader.next() {
+                Ok(item) => Some(item),
+                Err(Error::DamagedDump { .. }) => None,
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(self.ahead.as_ref())
+    }
+}
+
+impl Sink<'_> {
+    fn fill(mut self, dir: &Path) -> Result<Dumped, Error> {
+        let volume = Volume::open(dir, OpenOptions::read_once())?;
+        let superblock = volume.superblock.clone();
+        let disk = checkpoint(volume)?;
+        self.put(Item::Head(Head {
+            label: superblock.label,
+            strip_bytes: superblock.strip_bytes,
+            journal_bytes: superblock.journal_bytes,
+            hash_key: superblock.hash_key,
+        }))?;
+        let (mut records, mut streams) = (0, 0);
+        for record in disk.store.records() {
+            let (object, key, value) = record?;
+            self.put(Item::Record { object: object.to_bytes(), key, value })?;
+            records += 1;
+        }
+        for ino in disk.store.streams()? {
+            self.stream(&disk.store, ino)?;
+            streams += 1;
+        }
+        self.put(Item::End { records, streams })?;
+        self.writer.out.flush().map_err(write_failed)?;
+        let resumed_at = if self.partial.is_some() { self.writer.offset } else { self.resumed_at };
+        Ok(Dumped { records, streams, resumed_at })
+    }
+
+    fn stream(&mut self, store: &LocalStore, ino: Ino) -> Result<(), Error> {
+        let stat = store.stream_stat(ino)?;
+        self.put(Item::Stream { ino, size: stat.size, mtime: stat.mtime })?;
+        let Some(mut offset) = self.extents()? else { return Ok(()) };
+        while let Some(data) = store.stream_seek(ino, offset, SeekWhat::Data)? {
+            let hole = store.stream_seek(ino, data, SeekWhat::Hole)?.unwrap_or(stat.size).min(stat.size);
+            offset = data;
+            while offset < hole {
+                let mut bytes = vec![0; CHUNK.min((hole - offset) as usize)];
+                let read = store.stream_read(ino, offset, &mut bytes)?;
+                if read == 0 {
+                    return Ok(());
+                }
+                bytes.truncate(read);
+                self.put(Item::Extent { offset, bytes })?;
+                offset += read as u64;
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, item: Item) -> Result<(), Error> {
+        match &mut self.partial {
+            None => self.writer.frame(&item)?,
+            Some(partial) => match partial.peek()? {
+                Some(there) if *there == item => self.kept(),
+                Some(Item::Head(_)) => return Err(Error::OtherDump),
+                Some(_) => return Err(Error::Changed),
+                None => {
+                    self.cut()?;
+                    self.writer.frame(&item)?;
+                }
+            },
+        }
+        (self.progress)(self.writer.offset);
+        Ok(())
+    }
+
+    /// Passes over the extents that are there already. They are those of the store, for its stream has the size and time
+    /// that it had when they were written. Where the last one ends; `None` if no more belong to the stream.
+    ///
+    /// They are not compared, for whether space without data counts as a hole depends on what is cached of it.
+    fn extents(&mut self) -> Result<Option<u64>, Error> {
+        let mut end = 0;
+        while let Some(partial) = &mut self.partial {
+            match partial.peek()? {
+                Some(Item::Extent { offset, bytes }) => end = offset + bytes.len() as u64,
+                Some(_) => return Ok(None),
+                None => break,
+            }
+            self.kept();
+            (self.progress)(self.writer.offset);
+        }
+        Ok(Some(end))
+    }
+
+    /// The frame that was looked at stays.
+    fn kept(&mut self) {
+        if let Some(partial) = &mut self.partial {
+            partial.ahead = None;
+            (self.writer.sum, self.writer.offset) = (partial.reader.sum(), partial.reader.offset());
+        }
+    }
+
+    /// From here on, frames are written.
+    fn cut(&mut self) -> Result<(), Error> {
+        if let Some(Partial { mut file, .. }) = self.partial.take() {
+            self.resumed_at = self.writer.offset;
+            file.set_len(self.writer.offset).map_err(write_failed)?;
+            file.seek(SeekFrom::Start(self.writer.offset)).map_err(write_failed)?;
+        }
+        Ok(())
+    }
+}
