@@ -438,7 +438,10 @@ impl<D: Door> Node<D> {
             });
             scope.spawn(move || {
                 while let Ok(Errand::Upkeep) = upkeeps.recv() {
-                    while !self.errands.stopping.load(Ordering::Relaxed) && self.disk.maintain() {}
+                    let mut more = true;
+                    while more && !self.errands.stopping.load(Ordering::Relaxed) {
+                        more = self.disk.maintain();
+                    }
                 }
             });
             self.run_checkpoints(&checkpoints);

@@ -20,7 +20,7 @@ fn mkfs_empty(dir: &Path) {
     let options = MkfsOptions {
         label: "label".into(),
         strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: 4 << 20,
+        journal_bytes: Some(4 << 20),
         force: false,
         uid: 0,
         gid: 0,
