@@ -260,7 +260,7 @@ impl Meta {
             durable: false,
             changed: false,
         };
-        let outcome = self.dispatch(&mut cx, &task.request);
+        let outcome = self.dispatch(&mut cx, &mut task.request);
         let durable = cx.durable || (cx.changed && self.config.sync);
         let wait = match outcome {
             Err(Stop::Wait(wait)) => wait,
@@ -306,7 +306,7 @@ impl Meta {
         self.tasks.insert(number, Box::new(task));
     }
 
-    fn dispatch(&mut self, cx: &mut Cx<'_>, request: &Request) -> Step<Reply> {
+    fn dispatch(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<Reply> {
         match request {
             Request::Lookup { dir, name } => self.lookup(cx, *dir, name),
             Request::Forget { ino, lookups } => self.forget(cx, *ino, *lookups),

@@ -104,8 +104,11 @@ struct Work<'a, T> {
 }
 
 impl<T> Work<'_, T> {
+    /// With room for the one answer that most inputs have: what a vector takes by itself is more than the allocator
+    /// gives without a lock.
     fn new(turn: Turn) -> Self {
-        Self { out: Outbox::default(), finished: Vec::new(), turn }
+        let out = Outbox { replies: Vec::with_capacity(1), ..Outbox::default() };
+        Self { out, finished: Vec::with_capacity(1), turn }
     }
 }
 

@@ -1,3 +1,6 @@
+use alloc::vec::Vec;
+use core::mem::take;
+
 use espalier_proto::{Errno, Ino, Reply};
 
 use crate::event::Event;
@@ -7,12 +10,13 @@ use crate::step::Step;
 
 impl Meta {
     /// Writes to a stuffed file. If it outgrows the strip, it is moved out, and the client writes to the stream.
+    /// The data is taken.
     pub(crate) fn write(
         &mut self,
         cx: &mut Cx<'_>,
         ino: Ino,
         offset: u64,
-        data: &[u8],
+        data: &mut Vec<u8>,
         kill_suid_gid: bool,
     ) -> Step<Reply> {
         self.growable()?;
@@ -30,8 +34,13 @@ impl Meta {
         if !data.is_empty() {
             self.state.admit_size(ino, end)?;
             self.drop_capability(cx, ino)?;
-            let event = Event::Write { ino, offset, data: data.to_vec(), kill_suid_gid, time: cx.now };
-            self.commit(cx, &event)?;
+            let mut event = Event::Write { ino, offset, data: take(data), kill_suid_gid, time: cx.now };
+            let done = self.commit(cx, &event);
+            if let (Err(_), Event::Write { data: kept, .. }) = (&done, &mut event) {
+                // It starts over.
+                *data = take(kept);
+            }
+            done?;
         }
         Ok(Reply::Done)
     }
