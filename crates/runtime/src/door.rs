@@ -28,6 +28,10 @@ const O_WRONLY: u32 = 0o1;
 const O_TRUNC: u32 = 0o1000;
 const O_EXCL: u32 = 0o200;
 const O_DSYNC: u32 = 0o10000;
+/// The handle of an opening that is written past the kernel's cache. All others have none.
+const DIRECT: u64 = 1;
+/// For what the server does by itself.
+const SERVER: Caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
 /// The kernel's own flag for opening in order to execute.
 const FMODE_EXEC: u32 = 0x20;
 
@@ -67,6 +71,10 @@ enum Form {
     Restricting,
     /// Of a file that is only written to by who opens it.
     WriteOnly,
+    /// Of a direct write that must be durable when it returns: the kernel sends no FSYNC after it. With the request's number.
+    SyncedWrite(Ino, u64),
+    /// Of the FSYNC after that, so many bytes.
+    Written(u32),
     Flush,
     StatX,
     Copy,
@@ -192,8 +200,10 @@ impl Embedded {
                 plain(Request::Open { ino, how })
             }
             Op::Read { offset, size, .. } => Ok((Call::Read { ino, offset, size }, Form::Plain)),
-            Op::Write { offset, data, kill_suid_gid, .. } => {
-                Ok((Call::Write { ino, offset, data: data.into(), kill_suid_gid }, Form::Plain))
+            Op::Write { handle, offset, data, kill_suid_gid, flags, .. } => {
+                let sync = handle == DIRECT && flags & O_DSYNC != 0;
+                let form = if sync { Form::SyncedWrite(ino, request.unique) } else { Form::Plain };
+                Ok((Call::Write { ino, offset, data: data.into(), kill_suid_gid }, form))
             }
             Op::Release { .. } | Op::ReleaseDir { .. } => Ok((Call::Release { ino }, Form::Plain)),
             // Nothing is kept back that closing would have to write.
@@ -261,7 +271,7 @@ impl Door for FuseDoor {
             Ok(Outcome::Answer(answer)) => answer,
         };
         match (answer, form) {
-            (Answer::Attr(_), Form::Flush) | (Answer::Done, _) => reply.ok(),
+            (Answer::Attr(_), Form::Flush) => reply.ok(),
             (Answer::Attr(attr), Form::StatX) => {
                 let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
                 reply.statx(&attr_out(&attr), &extra, attr_valid(&attr));
@@ -277,6 +287,12 @@ impl Door for FuseDoor {
                 reply.entry(&fuse::Entry::absent(FOREVER));
             }
             (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
+            (Answer::Written(written), Form::SyncedWrite(ino, unique)) => {
+                let ticket = Ticket { reply, form: Form::Written(written) };
+                node.call(unique, SERVER, Call::Request(Request::Fsync { ino }), ticket);
+            }
+            (Answer::Done, Form::Written(written)) => reply.written(written),
+            (Answer::Done, _) => reply.ok(),
             (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),
             (Answer::Written(written), _) => reply.written(written),
             (Answer::Offset(offset), _) => reply.lseek(offset),
@@ -373,7 +389,7 @@ impl FuseDoor {
         // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
         let direct = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
         flags.set(OpenedFlags::DIRECT_IO, direct);
-        fuse::Opened { handle: 0, flags, backing }
+        fuse::Opened { handle: if direct { DIRECT } else { 0 }, flags, backing }
     }
 
     fn open_backing(&self, node: &Node<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {

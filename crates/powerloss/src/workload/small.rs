@@ -1,10 +1,11 @@
 //! Small files, each made durable by itself, by several threads at once.
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{IoSlice, Write};
 
 use anyhow::{Result, anyhow};
 use fastrand::Rng;
+use rustix::io::ReadWriteFlags;
 
 use super::Place;
 use crate::marks::{Mark, State};
@@ -39,8 +40,12 @@ fn change(place: &Place, thread: usize, mut rng: Rng) -> Result<()> {
                 marks.say(&Mark::Begin(name.clone(), State::bytes(1, 0)))?;
                 marks.say(&Mark::Begin(name.clone(), state))?;
                 let mut file = File::create(&path)?;
-                file.write_all(&bytes.make())?;
-                file.sync_all()?;
+                if rng.bool() {
+                    file.write_all(&bytes.make())?;
+                    file.sync_all()?;
+                } else {
+                    write_durably(&file, &bytes.make())?;
+                }
                 marks.say(&Mark::Done(name, state))?;
             }
             1 if path.exists() => {
@@ -70,4 +75,14 @@ fn change(place: &Place, thread: usize, mut rng: Rng) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// By a write that is durable when it returns, through an opening whose writes are not.
+fn write_durably(file: &File, bytes: &[u8]) -> Result<()> {
+    let written = rustix::io::pwritev2(file, &[IoSlice::new(bytes)], 0, ReadWriteFlags::DSYNC)?;
+    if written == bytes.len() {
+        Ok(())
+    } else {
+        Err(anyhow!("{written} of {} bytes were written", bytes.len()))
+    }
 }
