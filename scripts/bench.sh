@@ -2,16 +2,17 @@
 # bench.sh: the figures of docs/performance.md, each with its target. Nothing here fails because something is slow.
 #
 # Our store and what it is compared with lie on the same ext4, on a loop device of its own.
-# PARTS="small tree git big durable sync growth" picks parts, RUNS= how many pairs, GROWTH= the entries of the large
-# directory, IMAGE_GIB= the size of the loop device's file (below TMPDIR), OUT= the directory for the table and the JSON
-# files that it was made from.
+# PARTS="small tree git big durable sync growth scale" picks parts, RUNS= how many pairs, GROWTH= the entries of the large
+# directory, SCALE= the files of the large tree, IMAGE_GIB= the size of the loop device's file (below TMPDIR), OUT= the
+# directory for the table and the JSON files that it was made from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bin=$(realpath "${TARGET:-target}/release/espalier")
-parts=${PARTS:-small tree git big durable sync growth}
+parts=${PARTS:-small tree git big durable sync growth scale}
 runs=${RUNS:-5}
 growth=${GROWTH:-1000000}
+scale=${SCALE:-2000000}
 image_gib=${IMAGE_GIB:-8}
 out=${OUT:-${TARGET:-target}/bench}
 begun=$SECONDS
@@ -22,23 +23,23 @@ if [ "$(id -u)" != 0 ]; then
 fi
 for part in $parts; do
     case $part in
-    small | tree | git | big | durable | sync | growth) ;;
+    small | tree | git | big | durable | sync | growth | scale) ;;
     *)
-        echo "bench: no part is called $part; there are: small tree git big durable sync growth" >&2
+        echo "bench: no part is called $part; there are: small tree git big durable sync growth scale" >&2
         exit 1
         ;;
     esac
 done
 
 work=$(mktemp -d)
-mkdir -p "$work/disk" "$work/mnt" "$work/sync-mnt" "$out"
+mkdir -p "$work/disk" "$work/mnt" "$work/sync-mnt" "$work/scale-mnt" "$out"
 out=$(realpath "$out")
 device=
 # A halted virtual CPU is slow to wake, and whether it halts depends on what else runs: two states of speed.
 poll=/sys/module/haltpoll/parameters/guest_halt_poll_ns
 poll_before=
 cleanup() {
-    for mounted in "$work/mnt" "$work/sync-mnt"; do
+    for mounted in "$work/mnt" "$work/sync-mnt" "$work/scale-mnt"; do
         ! mountpoint -q "$mounted" || "$bin" umount "$mounted" || umount -l "$mounted" || true
     done
     ! mountpoint -q "$work/disk" || umount "$work/disk" || umount -l "$work/disk" || true
@@ -170,6 +171,50 @@ if wanted growth; then
         figure "$phase among $growth against $((growth / 100))" 0.9 '>=' growth \
             "ratio(phase(\"growth/$phase in large\"; 1); phase(\"growth/$phase in small\"; 1))"
     done
+fi
+if wanted scale; then
+    store=$work/disk/scale-store tree=$work/scale-mnt
+    fill() { # first and last directory: with 10,000 empty files each, by two processes
+        local process pids=()
+        for process in 0 1; do
+            perl -e '($top, $from, $to) = @ARGV;
+                for ($d = $from; $d <= $to; $d += 2) {
+                    mkdir "$top/$d" or die "$top/$d: $!";
+                    for $f (1 .. 10000) { open F, ">", "$top/$d/$f" or die "$f: $!"; close F }
+                }' "$tree" $(($1 + process)) "$2" &
+            pids+=($!)
+        done
+        wait "${pids[@]}"
+    }
+    rates() { # name
+        measure "$1" "$tree" --phases 'small/create,small/stat uncached,small/unlink' --procs 1 --runs "$runs"
+    }
+    status() { "$bin" status --json "$store" | jq "$1"; }
+    limit() { # figure, most, value
+        row "$1" "$2" '<=' "$3" ''
+    }
+    "$bin" mkfs "$store" > /dev/null
+    "$bin" mount -o memory=256M,slow=50 "$store" "$tree"
+    fill 1 10
+    limit 'cache, bytes for an empty file' 500 "$(status '.figures.cache | .bytes / .inodes | round')"
+    rates scale-before
+    fill 11 $((scale / 10000))
+    rates scale-after
+    for phase in create 'stat uncached' unlink; do
+        before=$(jq ".phases[] | select(.name == \"small/$phase\").ops_per_s" "$out/scale-before.json")
+        after=$(jq ".phases[] | select(.name == \"small/$phase\").ops_per_s" "$out/scale-after.json")
+        row "$phase among $scale files against 100000" 0.8 '>=' "$(jq -n "$after / $before * 100 | round / 100")" ''
+    done
+    limit 'operations of a thousand that took over 50 ms' 1 \
+        "$(status '.figures | .slow_operations * 1000 / ([.operations[].count] | add) * 100 | round / 100')"
+    limit 'resident MiB with memory=256M' 256 "$(awk '/^VmHWM/ { print int($2 / 1024) }' "/proc/$(status .pid)/status")"
+    "$bin" umount "$tree"
+    limit 'disk, bytes for an empty file' 250 "$(($(du -s -B1 --exclude=journal "$store" | cut -f1) / scale))"
+    begin=$(date +%s%N)
+    "$bin" mount "$store" "$tree"
+    ls "$tree" > /dev/null
+    limit 'seconds to mount it' 2 "$(jq -n "($(date +%s%N) - $begin) / 10000000 | round / 100")"
+    "$bin" umount "$tree"
 fi
 
 {
