@@ -172,7 +172,11 @@ pub(crate) fn open(at: &OwnedFd, name: &str, flags: OFlags) -> Outcome<OwnedFd> 
 
 /// Makes a file that is not there yet, for reading and writing.
 pub(crate) fn create(at: &OwnedFd, name: &str) -> Outcome<OwnedFd> {
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::RDWR | OFlags::CLOEXEC;
+    create_for(at, name, OFlags::RDWR)
+}
+
+pub(crate) fn create_for(at: &OwnedFd, name: &str, access: OFlags) -> Outcome<OwnedFd> {
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC | access;
     rustix::fs::openat(at, name, flags, Mode::from_raw_mode(0o644)).map_err(doing("create", name))
 }
 

@@ -1,7 +1,7 @@
 //! The I/O that the machines ask for, done on the store and its journal.
 
 use std::fs::File;
-use std::ops::Bound;
+use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use espalier_client::{Answer, StreamIo};
@@ -9,17 +9,20 @@ use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
 use espalier_proto::{Errno, Ino, ObjectId};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Space, Store, StoreError};
 
+use crate::behind::{Writeback, left_behind};
+
 /// The local store and the journal beside it.
 pub struct Disk {
     pub store: LocalStore,
     /// Every change of a stream is durable when it has been made.
     pub sync: bool,
     journal: Mutex<Journal<RealFile>>,
+    writeback: Writeback,
 }
 
 impl Disk {
     pub fn new(store: LocalStore, journal: Journal<RealFile>, sync: bool) -> Self {
-        Self { store, sync, journal: Mutex::new(journal) }
+        Self { store, sync, journal: Mutex::new(journal), writeback: Writeback::default() }
     }
 
     /// Does one I/O. What goes wrong is logged here, where it is known best.
@@ -137,6 +140,19 @@ impl Disk {
                 .and_then(|copied| self.changed(to).map(|()| Answer::Written(copied as u32))),
         };
         answer.map_err(logged)
+    }
+
+    /// After `length` bytes were written to an open file's stream at `offset`. If that was a piece of a growing file's and the file
+    /// is a big one, starts to write it out, and tells what its writer has left behind.
+    pub fn follow(&self, ino: Ino, offset: u64, length: u64) -> Option<Range<u64>> {
+        let end = offset.checked_add(length)?;
+        let left = left_behind(offset, end).filter(|_| !self.sync)?;
+        let file = self.stream_file(ino)?;
+        if file.metadata().ok()?.len() != end {
+            return None;
+        }
+        self.writeback.start(file, end);
+        Some(left)
     }
 
     /// A stream has been changed.

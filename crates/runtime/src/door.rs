@@ -1,7 +1,9 @@
 //! The FUSE door: turns the kernel's requests into calls, and what comes of them into the kernel's replies.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -44,8 +46,10 @@ pub struct FuseDoor {
     /// What is written past the kernel's cache, the kernel also takes out of it.
     writes_directly: bool,
     notifier: OnceLock<Notifier>,
-    /// Known once the first request may come.
+    /// Known once the first request may come, as is the next.
     transport: OnceLock<Transport>,
+    /// Streams may be passed through.
+    passthrough: AtomicBool,
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
 }
@@ -98,8 +102,9 @@ pub struct Embedded {
 impl Filesystem for Embedded {
     fn init(&self, granted: &Granted) {
         // What the kernel writes itself is not synced as the option `sync` says.
-        let passthrough = granted.flags.contains(fuse::InitFlags::PASSTHROUGH);
-        self.node.set_passthrough(passthrough && !self.node.disk.sync);
+        let passthrough = granted.flags.contains(fuse::InitFlags::PASSTHROUGH) && !self.node.disk.sync;
+        self.node.set_passthrough(passthrough);
+        self.node.door().passthrough.store(passthrough, Ordering::Relaxed);
         let _ = self.node.door().transport.set(granted.transport());
         if self.transport == Some(Transport::Uring) && granted.transport() != Transport::Uring {
             tracing::warn!(
@@ -327,6 +332,16 @@ impl Door for FuseDoor {
             }
         }
     }
+
+    /// Where the kernel passes files through, their next readers use the store's copy.
+    fn left_behind(&self, ino: Ino, bytes: Range<u64>) {
+        let Some(notifier) = self.notifier.get().filter(|notifier| !notifier.is_busy()) else { return };
+        if self.passthrough.load(Ordering::Relaxed)
+            && let (Ok(offset), Ok(length)) = (bytes.start.try_into(), (bytes.end - bytes.start).try_into())
+        {
+            notifier.inval_inode(ino.0, offset, length);
+        }
+    }
 }
 
 impl FuseDoor {
@@ -337,6 +352,7 @@ impl FuseDoor {
             writes_directly: granted.coherent_direct_writes,
             notifier: OnceLock::new(),
             transport: OnceLock::new(),
+            passthrough: AtomicBool::new(false),
             backing: Mutex::default(),
         }
     }

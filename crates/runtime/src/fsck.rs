@@ -1,11 +1,12 @@
 //! Checks a store that is not mounted.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::{Check, Finding, Recall};
-use espalier_proto::Errno;
+use espalier_proto::{Errno, Ino};
 use espalier_store::Store;
 
 use crate::disk::Disk;
@@ -88,4 +89,6 @@ impl Door for Closed {
     fn answer(&self, _: &Node<Self>, (): (), _: Result<Outcome<'_>, Errno>) {}
 
     fn recall(&self, _: &[Recall]) {}
+
+    fn left_behind(&self, _: Ino, _: Range<u64>) {}
 }

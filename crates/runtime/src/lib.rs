@@ -1,5 +1,6 @@
 //! The driver for real life: opens a store, recovers the machines from it, and runs them for the kernel's requests.
 
+mod behind;
 mod clock;
 mod control;
 mod disk;

@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -29,6 +30,9 @@ pub trait Door: Sized + Send + Sync + 'static {
 
     /// Those who call through the door need not know these inodes any longer.
     fn recall(&self, recalls: &[Recall]);
+
+    /// The writer of a growing file has left these bytes behind; callers need not keep copies of them.
+    fn left_behind(&self, ino: Ino, bytes: Range<u64>);
 }
 
 /// What a door is told of a call.
@@ -380,7 +384,17 @@ impl<D: Door> Node<D> {
                 let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
                 let result = self.disk.stream_io(io, data);
                 span.turn_to(Stage::Work, Instant::now());
+                // Before the answer: after it the file may be removed at any time.
+                let left = match io {
+                    StreamIo::Write { ino, offset } if result.is_ok() => {
+                        self.disk.follow(ino, offset, data.len() as u64).map(|bytes| (ino, bytes))
+                    }
+                    _ => None,
+                };
                 self.answer(ticket, span, result.map(Outcome::Answer));
+                if let Some((ino, bytes)) = left {
+                    self.door.left_behind(ino, bytes);
+                }
             }
         }
     }

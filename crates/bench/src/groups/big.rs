@@ -3,11 +3,13 @@
 use rustix::fs::{OFlags, fdatasync};
 
 use crate::group::{Group, Phase, Procs, Source, Uncached};
-use crate::worker::{Laps, Outcome, Worker, create, doing, open, read, write};
+use crate::worker::{Laps, Outcome, Worker, create_for, doing, open, read, write};
 
 const LARGE: u64 = 1 << 20;
 const SMALL: u64 = 4096;
 const NAME: &str = "big";
+/// How often the file's bytes are read from memory: once is over before anything can be said of it.
+const REPEATS: u64 = 8;
 
 pub(crate) static GROUP: Group = Group {
     name: "big",
@@ -18,7 +20,8 @@ pub(crate) static GROUP: Group = Group {
     start: Worker::make_own,
     phases: &[
         Phase::new("sequential write+fdatasync", |worker, laps| {
-            let file = create(worker.own()?, NAME)?;
+            // As `cp`, `dd` and `tar` do.
+            let file = create_for(worker.own()?, NAME, OFlags::WRONLY)?;
             let buffer = vec![b'x'; LARGE as usize];
             for offset in (0..length(worker)).step_by(LARGE as usize) {
                 write(&file, &buffer, offset)?;
@@ -26,17 +29,20 @@ pub(crate) static GROUP: Group = Group {
             }
             fdatasync(&file).map_err(doing("sync", NAME))
         }),
-        Phase::new("sequential read uncached", read_all).uncached(Uncached::Everything),
-        Phase::new("sequential read cached", read_all),
+        Phase::new("sequential read uncached", |worker, laps| read_all(worker, laps, 1))
+            .uncached(Uncached::Everything),
+        Phase::new("sequential read cached", |worker, laps| read_all(worker, laps, REPEATS)),
         Phase::new("random read cached", |worker, laps| {
             let file = open(worker.own()?, NAME, OFlags::RDONLY)?;
             let mut buffer = vec![0; SMALL as usize];
-            at_random(worker, laps, |offset| read(&file, &mut buffer, offset))
+            let pieces = length(worker) / SMALL * REPEATS;
+            at_random(worker, laps, pieces, |offset| read(&file, &mut buffer, offset))
         }),
         Phase::new("random write+fdatasync", |worker, laps| {
             let file = open(worker.own()?, NAME, OFlags::RDWR)?;
             let buffer = vec![b'y'; SMALL as usize];
-            at_random(worker, laps, |offset| write(&file, &buffer, offset))?;
+            let pieces = length(worker) / SMALL / 4;
+            at_random(worker, laps, pieces, |offset| write(&file, &buffer, offset))?;
             fdatasync(&file).map_err(doing("sync", NAME))
         }),
     ],
@@ -47,22 +53,21 @@ fn length(worker: &Worker) -> u64 {
     worker.task.bytes.next_multiple_of(LARGE)
 }
 
-fn read_all(worker: &mut Worker, laps: &mut Laps) -> Outcome {
+fn read_all(worker: &mut Worker, laps: &mut Laps, times: u64) -> Outcome {
     let file = open(worker.own()?, NAME, OFlags::RDONLY)?;
     let mut buffer = vec![0; LARGE as usize];
-    for offset in (0..length(worker)).step_by(LARGE as usize) {
+    for offset in (0..times).flat_map(|_| (0..length(worker)).step_by(LARGE as usize)) {
         read(&file, &mut buffer, offset)?;
         laps.moved(buffer.len());
     }
     Ok(())
 }
 
-/// A quarter of the file's small pieces, in an order that is the same in every run.
-fn at_random(worker: &Worker, laps: &mut Laps, mut work: impl FnMut(u64) -> Outcome) -> Outcome {
+/// So many small pieces of the file, in an order that is the same in every run.
+fn at_random(worker: &Worker, laps: &mut Laps, pieces: u64, mut work: impl FnMut(u64) -> Outcome) -> Outcome {
     let mut random = fastrand::Rng::with_seed(u64::from(worker.task.rank));
-    let pieces = length(worker) / SMALL;
-    for _ in 0..pieces / 4 {
-        work(random.u64(0..pieces) * SMALL)?;
+    for _ in 0..pieces {
+        work(random.u64(0..length(worker) / SMALL) * SMALL)?;
         laps.moved(SMALL as usize);
     }
     Ok(())

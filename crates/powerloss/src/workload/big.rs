@@ -16,6 +16,9 @@ const STRIP: usize = 64 << 10;
 pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
     let mut marks = place.marks()?;
     for round in 0..8 {
+        if round == 4 {
+            grow_far(place, &mut marks, &mut rng, "far")?;
+        }
         grow(place, &mut marks, &mut rng, &format!("g{round}"))?;
         grow_synchronously(place, &mut marks, &mut rng, &format!("o{round}"))?;
         outgrow_what_is_durable(place, &mut marks, &mut rng, &format!("u{round}"))?;
@@ -82,6 +85,20 @@ fn grow(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<(
         }
     }
     Ok(())
+}
+
+/// So far that it is written out before it is synced.
+fn grow_far(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
+    const PIECE: usize = 1 << 20;
+    let file = File::create(place.path(name))?;
+    let pieces = (0..24).map(|piece| Bytes::new(rng.u64(1..), piece * PIECE as u64, PIECE));
+    let pieces: Vec<_> = pieces.collect();
+    for bytes in &pieces {
+        marks.say(&Mark::BeginAt(name.into(), *bytes))?;
+        file.write_all_at(&bytes.make(), bytes.offset)?;
+    }
+    file.sync_all()?;
+    pieces.into_iter().try_for_each(|bytes| marks.say(&Mark::DoneAt(name.into(), bytes)))
 }
 
 /// Through write-only openings with `O_DSYNC` or `O_SYNC`, and no other sync.
