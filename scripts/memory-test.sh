@@ -20,7 +20,7 @@ check() {
     cache=$(figure cache_bytes)
     rss=$(awk '/^VmHWM/ { print $2 }' "/proc/$(figure pid)/status")
     echo "$1: cache $cache bytes, resident at most $rss KiB"
-    # A quarter of the 32M is the cache's; the process has 160M for all else. Without a bound there would be 40M of cache.
+    # A fifth of the 32M is the cache's; the process has 160M for all else. Without a bound there would be 40M of cache.
     [ "$cache" -lt $((20 << 20)) ] && [ "$rss" -lt $((192 << 10)) ]
 }
 

@@ -52,6 +52,7 @@ if [ "${1:-run}" = bench ]; then
     need git git
     need jq jq
     need mount losetup
+    need perl-base perl
     need tar tar
 fi
 if [ ${#missing[@]} -gt 0 ]; then

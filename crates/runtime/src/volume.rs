@@ -115,15 +115,15 @@ impl Volume {
     /// Opens a store and brings it to the state after the last event in its journal.
     pub fn open(dir: &Path, options: OpenOptions) -> Result<Self, Error> {
         let superblock = superblock::read(dir)?;
-        // A quarter is for inodes and dentries, an eighth for blocks of the tables; the rest is what a checkpoint, the
+        // A fifth is for inodes and dentries, a tenth for blocks of the tables; the rest is what a checkpoint, the
         // journal's frames and requests under way may need.
         let memory = options.memory.max(OpenOptions::LEAST_MEMORY);
         let local =
-            LocalOptions { read_only: options.read_only, cache_bytes: memory / 8, ..LocalOptions::default() };
+            LocalOptions { read_only: options.read_only, cache_bytes: memory / 10, ..LocalOptions::default() };
         let (store, mut journal) = LocalStore::open_with(dir, local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.sync, config.atime) = (options.read_only, options.sync, options.atime);
-        config.cache_bytes = usize::try_from(memory / 4).unwrap_or(usize::MAX);
+        config.cache_bytes = usize::try_from(memory / 5).unwrap_or(usize::MAX);
         let Some(first) = store.get(ObjectId::SUPER, b"")? else {
             return Err(unfinished(&store, dir)?);
         };
