@@ -15,6 +15,11 @@ jq -e '
     and all(.phases[]; .ops_per_s > 0 and .ratio > 0 and (.against[0].ratios | length == 2))
     and all(.phases[] | select(.name | startswith("tree/") | not); .p50_us > 0 and .p99_us >= .p50_us)
     and .sides[1].file_system == "fuse.espalier-floor"' "$report" > /dev/null
+# Of a mounted Espalier alone.
+if grep -q " $(realpath "$dir") fuse.espalier " /proc/mounts; then
+    "$bin" bench "$dir" --phases bulk --files 50 --runs 1 --json > "$report"
+    jq -e '.phases | length == 4 and all(.[]; .ops_per_s > 0)' "$report" > /dev/null
+fi
 [ "$(floors)" = "$before" ]
 [ -z "$(find "$dir" -maxdepth 1 -name 'espalier-bench-*')" ]
 echo 'bench-test: passed'

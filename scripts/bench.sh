@@ -2,14 +2,14 @@
 # bench.sh: the figures of docs/performance.md, each with its target. Nothing here fails because something is slow.
 #
 # Our store and what it is compared with lie on the same ext4, on a loop device of its own.
-# PARTS="small tree git big durable sync growth scale" picks parts, RUNS= how many pairs, GROWTH= the entries of the large
+# PARTS="small tree bulk git big durable sync growth scale" picks parts, RUNS= how many pairs, GROWTH= the entries of the large
 # directory, SCALE= the files of the large tree, IMAGE_GIB= the size of the loop device's file (below TMPDIR), OUT= the
 # directory for the table and the JSON files that it was made from.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 bin=$(realpath "${TARGET:-target}/release/espalier")
-parts=${PARTS:-small tree git big durable sync growth scale}
+parts=${PARTS:-small tree bulk git big durable sync growth scale}
 runs=${RUNS:-5}
 growth=${GROWTH:-1000000}
 scale=${SCALE:-2000000}
@@ -23,9 +23,9 @@ if [ "$(id -u)" != 0 ]; then
 fi
 for part in $parts; do
     case $part in
-    small | tree | git | big | durable | sync | growth | scale) ;;
+    small | tree | bulk | git | big | durable | sync | growth | scale) ;;
     *)
-        echo "bench: no part is called $part; there are: small tree git big durable sync growth scale" >&2
+        echo "bench: no part is called $part; there are: small tree bulk git big durable sync growth scale" >&2
         exit 1
         ;;
     esac
@@ -132,6 +132,13 @@ if wanted tree; then
     figure 'untar 30,000 files against the floor' 0.8 '>=' tree 'against("tree/untar"; 1; 1) | spread'
     figure 'find -ls uncached against ext4' 1.0 '>=' tree 'against("tree/find -ls uncached"; 1; 0) | spread'
     figure 'rm -rf against ext4' 0.8 '>=' tree 'against("tree/rm -rf"; 1; 0) | spread'
+fi
+if wanted bulk; then
+    measure bulk "$ours" --phases bulk --runs "$runs"
+    for command in 'cp -r' 'rm -r'; do
+        figure "espalier $command of 30,000 files against ${command/rm -r/rm -rf}" 10 '>=' bulk \
+            "ratio(phase(\"bulk/espalier $command\"; 1); phase(\"bulk/${command/rm -r/rm -rf}\"; 1))"
+    done
 fi
 if wanted git; then
     measure git "$ours" "$ext4" --phases git --runs "$runs"

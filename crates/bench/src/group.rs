@@ -64,13 +64,14 @@ impl Phase {
     }
 }
 
-pub static GROUPS: [&Group; 8] = [
+pub static GROUPS: [&Group; 9] = [
     &paper::GROUP,
     &mdtest::GROUP,
     &small::GROUP,
     &durable::GROUP,
     &big::GROUP,
     &programs::TREE,
+    &programs::BULK,
     &programs::GIT,
     &growth::GROUP,
 ];

@@ -45,6 +45,12 @@ pub enum Command {
     Du(DuArgs),
     /// Limit how many files and bytes may be below a directory of a mounted file system.
     Quota(QuotaArgs),
+    /// Remove files, and directories of a mounted file system with all that is below them, at once. Asks nothing. Exits with
+    /// 1 if anything could not be removed: of a directory it is then all still there.
+    Rm(RmArgs),
+    /// Copy files, and directories of a mounted file system with all that is below them, within that file system. Exits with 1
+    /// if anything could not be copied.
+    Cp(CpArgs),
     /// Write all of a file system that is not mounted to a file, or to standard output.
     Dump(DumpArgs),
     /// Make a file system from what `dump` wrote.
@@ -166,6 +172,32 @@ pub enum QuotaCommand {
         #[arg(long)]
         bytes: bool,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct RmArgs {
+    /// What to remove.
+    #[arg(value_hint = ValueHint::AnyPath, required_unless_present = "force", value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
+    /// Directories, too.
+    #[arg(short, long, short_alias = 'R')]
+    pub recursive: bool,
+    /// What does not exist is no error.
+    #[arg(short, long)]
+    pub force: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CpArgs {
+    /// What to copy, and where to: into the last if it is a directory, and as it otherwise.
+    #[arg(value_hint = ValueHint::AnyPath, num_args = 2.., required = true, value_names = ["SRC", "DST"])]
+    pub paths: Vec<PathBuf>,
+    /// Directories, too.
+    #[arg(short, long, short_alias = 'R')]
+    pub recursive: bool,
+    /// As --recursive, with owners, permissions, times, links, ACLs and extended attributes, as far as the caller may.
+    #[arg(short, long)]
+    pub archive: bool,
 }
 
 #[derive(Debug, Args)]

@@ -21,7 +21,8 @@ pub struct BenchArgs {
     /// A directory to compare it with.
     #[arg(value_hint = ValueHint::DirPath)]
     pub second: Option<PathBuf>,
-    /// Groups of phases, or single ones as in small/unlink: paper, mdtest, small, durable, big, tree, git, growth.
+    /// Groups of phases, or single ones as in small/unlink: paper, mdtest, small, durable, big, tree,
+    /// bulk, git, growth.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "paper,mdtest")]
     pub phases: Vec<String>,
     /// Processes, each in its own directory; several numbers are run one after the other [default: 1; durable: 1,4]

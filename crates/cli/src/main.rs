@@ -4,9 +4,12 @@
 mod args;
 mod bench;
 mod copy;
+mod cp;
 mod fsck;
 mod mount;
 mod options;
+mod place;
+mod remove;
 mod report;
 mod screen;
 mod table;
@@ -48,6 +51,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Top(args) => top::top(&args),
         Command::Du(args) => usage::du(&args),
         Command::Quota(args) => usage::quota(&args),
+        Command::Cp(args) => Ok(cp::cp(&args)),
+        Command::Rm(args) => Ok(remove::rm(&args)),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),
         Command::Bench(args) => bench::bench(args),

@@ -75,7 +75,7 @@ fn mounts() -> Result<Vec<(PathBuf, PathBuf)>> {
 }
 
 /// The mount table writes blanks and backslashes as three octal digits.
-fn unescape(field: &str) -> PathBuf {
+pub(crate) fn unescape(field: &str) -> PathBuf {
     use std::os::unix::ffi::OsStringExt;
     let mut bytes = Vec::new();
     let mut rest = field.as_bytes();

@@ -36,7 +36,7 @@ pub(crate) fn operations(figures: &Figures) -> String {
 
 /// The cache, the journal and the checkpoint, a line each.
 pub(crate) fn state(figures: &Figures) -> String {
-    let Figures { cache, journal, checkpoint, .. } = figures;
+    let Figures { cache, journal, checkpoint, trash, .. } = figures;
     let mut out = format!(
         "in memory   {} of {}: {} inodes, {} dentries, {} small files; {} not written\n",
         bytes(cache.bytes),
@@ -56,6 +56,9 @@ pub(crate) fn state(figures: &Figures) -> String {
     }
     if checkpoint.failed > 0 {
         let _ = write!(out, ", {} failed", checkpoint.failed);
+    }
+    if trash.entries > 0 {
+        let _ = write!(out, "\ntrash       {} entries, {}, to be freed", trash.entries, bytes(trash.bytes));
     }
     let _ = write!(out, "\noperations  {} wait for the journal or the disk", figures.waiting);
     if figures.waiting > 0 {

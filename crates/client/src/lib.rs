@@ -8,10 +8,12 @@
 extern crate alloc;
 
 use alloc::borrow::Cow;
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    AllocateMode, Attr, Capacity, Dirent, Entry, Errno, Ino, Opened, Reply, Request, SeekWhat, SetAttr,
+    AllocateMode, Attr, Capacity, Copied, Dirent, Entry, Errno, Ino, Name, Opened, Reply, Request, SeekWhat,
+    SetAttr,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -133,6 +135,8 @@ pub enum Answer {
     Created(Entry, Opening),
     Listing { entries: Vec<Dirent>, parent: Ino, end: bool },
     StatFs(Capacity),
+    Removed { dir: Ino, name: Name },
+    Copied(Box<Copied>),
 }
 
 /// A file that has been opened.
@@ -226,6 +230,8 @@ impl Client {
             Reply::Offset(offset) => Answer::Offset(offset),
             Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
+            Reply::Removed { dir, name } => Answer::Removed { dir, name },
+            Reply::Copied(copied) => Answer::Copied(copied),
             Reply::Granted => return to_stream(call),
         }))
     }

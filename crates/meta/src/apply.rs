@@ -27,14 +27,11 @@ impl State {
 
     fn apply_one(&mut self, event: &Event) -> Step<()> {
         match event {
-            Event::Create { dir, name, inode } => {
-                self.load_above(*dir)?;
-                let slot = self.slot(name);
-                self.files += 1;
-                self.count(*dir, inode.weight(), Usage::default());
-                self.insert_inode(inode.clone(), Home::Orphan);
-                self.put_primary(*dir, slot, inode.ino);
-                self.entry_added(*dir, inode.is_dir(), inode.ctime);
+            Event::Create { dir, name, inode } => self.apply_create(*dir, name, inode)?,
+            Event::Clone { from, dir, name, inode } => {
+                let bytes = self.strip(*from)?.to_vec();
+                self.apply_create(*dir, name, inode)?;
+                self.put_clone(inode.ino, bytes);
             }
             Event::TmpFile { inode } => {
                 self.files += 1;
@@ -160,6 +157,17 @@ impl State {
                 self.files = self.files.saturating_sub(1);
             }
         }
+        Ok(())
+    }
+
+    fn apply_create(&mut self, dir: Ino, name: &Name, inode: &Inode) -> Step<()> {
+        self.load_above(dir)?;
+        let slot = self.slot(name);
+        self.files += 1;
+        self.count(dir, inode.weight(), Usage::default());
+        self.insert_inode(inode.clone(), Home::Orphan);
+        self.put_primary(dir, slot, inode.ino);
+        self.entry_added(dir, inode.is_dir(), inode.ctime);
         Ok(())
     }
 
@@ -387,7 +395,7 @@ impl State {
 }
 
 impl Change {
-    fn apply(&self, inode: &mut Inode) {
+    pub(crate) fn apply(&self, inode: &mut Inode) {
         if let Some(perm) = self.perm {
             inode.perm = perm;
             if let Some(acl) = &mut inode.acl {

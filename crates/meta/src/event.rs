@@ -128,6 +128,13 @@ pub enum Event {
         dir: Ino,
         hash: u64,
     },
+    /// A new name for a new inode, with the bytes that a stuffed file has now.
+    Clone {
+        from: Ino,
+        dir: Ino,
+        name: Name,
+        inode: Inode,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -152,6 +159,7 @@ impl Event {
             Self::Rename { from_dir, to_dir, .. } | Self::Exchange { from_dir, to_dir, .. } => {
                 [Some(*from_dir), Some(*to_dir)]
             }
+            Self::Clone { from, dir, .. } => [Some(*from), Some(*dir)],
             Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
             Self::SetAttr { ino, .. }
             | Self::Write { ino, .. }

@@ -32,10 +32,14 @@ pub struct Figures {
     pub syncs: u64,
     pub synced_replies: u64,
     pub checkpoint_running: bool,
+    /// What was removed with the directories it was in, and is still to be freed: entries, and their bytes.
+    pub trash_entries: u64,
+    pub trash_bytes: u64,
 }
 
 impl Meta {
     pub fn figures(&self) -> Figures {
+        let trash = self.trash_usage();
         Figures {
             inodes: self.state.inodes.len() as u64,
             dentries: self.state.clock.cells as u64,
@@ -50,6 +54,8 @@ impl Meta {
             syncs: self.journal.syncs,
             synced_replies: self.journal.synced_replies,
             checkpoint_running: self.is_checkpoint_running(),
+            trash_entries: trash.inodes(),
+            trash_bytes: trash.bytes,
         }
     }
 

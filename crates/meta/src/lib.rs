@@ -22,6 +22,7 @@ mod machine;
 mod ops;
 mod outbox;
 mod permission;
+mod progress;
 mod record;
 mod recount;
 mod recovery;
@@ -29,6 +30,8 @@ mod repair;
 mod snapshot;
 mod state;
 mod step;
+mod task;
+mod trash;
 mod usage;
 
 pub use check::{Check, Finding};

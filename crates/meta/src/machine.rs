@@ -1,11 +1,11 @@
 //! The machine: takes inputs, runs operations, keeps those that wait, and sends what they decide.
 
 use alloc::boxed::Box;
+use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId, StreamStat,
-    Time,
+    Caller, ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -14,9 +14,12 @@ use crate::checkpoint::Checkpoint;
 use crate::event::Event;
 use crate::journal::{Held, Journal};
 use crate::outbox::{Input, Io, IoDone, IoId, Now, Outbox, Waiting};
+use crate::progress::Progress;
 use crate::record::Inode;
 use crate::state::State;
-use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
+use crate::step::{Load, Step, Stop, StreamCall, Wait};
+pub(crate) use crate::task::Cx;
+use crate::task::{Page, Task};
 
 /// When reading a file changes its access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,67 +70,6 @@ impl Config {
     }
 }
 
-/// What an operation may know besides the state: who asks, when, and what has been fetched for it so far.
-pub(crate) struct Cx<'a> {
-    pub now: Time,
-    pub caller: &'a Caller,
-    streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
-    pub page: Option<Page>,
-    /// Must the answer wait until everything so far is durable?
-    pub durable: bool,
-    /// Has the operation changed anything?
-    changed: bool,
-}
-
-impl Cx<'_> {
-    /// The result of a call on a stream, once it has been made for this operation.
-    pub(crate) fn stream(&self, call: StreamCall) -> Step<StreamDone> {
-        match self.streams.iter().find(|(made, _)| *made == call) {
-            Some((_, result)) => Ok(result.clone()?),
-            None => Err(Stop::Wait(Wait::Stream(call))),
-        }
-    }
-
-    pub(crate) fn stream_stats(&self, inos: Vec<Ino>) -> Step<Vec<StreamStat>> {
-        match self.stream(StreamCall::Stat(inos))? {
-            StreamDone::Stats(stats) => Ok(stats),
-            StreamDone::Done => Err(Errno::EIO.into()),
-        }
-    }
-
-    /// Files whose streams this operation has had measured last, with what was counted for them then, and their sizes.
-    pub(crate) fn measured(&self) -> Option<Vec<(Ino, u64, u64)>> {
-        self.streams.iter().rev().find_map(|made| match made {
-            (StreamCall::Measure(files), Ok(StreamDone::Stats(stats))) => {
-                let sizes = files.iter().zip(stats).map(|((ino, counted), stat)| (*ino, *counted, stat.size));
-                Some(sizes.collect())
-            }
-            _ => None,
-        })
-    }
-}
-
-/// What a load has just covered of a directory: all names with hashes from `from` to `to`, exclusive.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Page {
-    pub dir: Ino,
-    pub from: u64,
-    pub to: u64,
-}
-
-/// An operation that has been started and not answered.
-#[derive(Debug)]
-struct Task {
-    from: ClientId,
-    id: RequestId,
-    caller: Caller,
-    request: Request,
-    streams: Vec<(StreamCall, Result<StreamDone, Errno>)>,
-    page: Option<Page>,
-    /// The last load, which must not be asked for again.
-    loaded: Option<Load>,
-}
-
 /// What an I/O was asked for.
 #[derive(Debug)]
 enum Purpose {
@@ -136,6 +78,8 @@ enum Purpose {
     /// Of one waiting operation.
     Groups(u64),
     Stream(u64, StreamCall),
+    /// Between two steps of an operation.
+    Pause(u64),
     Journal,
     Stage,
     Publish,
@@ -154,6 +98,8 @@ pub struct Meta {
     checkpoint: Checkpoint,
     /// Operations that wait, by a number of their own.
     tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
+    /// Those of them that look at a tree.
+    walking: BTreeSet<u64>,
     next_task: u64,
     io: HashMap<IoId, Purpose, FxBuildHasher>,
     next_io: u64,
@@ -162,15 +108,23 @@ pub struct Meta {
     /// Operations that wait for room in the journal.
     roomless: Vec<u64>,
     free_space: u64,
+    /// Bytes cloned since that was told.
+    cloned: u64,
     pub(crate) ticks: u64,
-    draining: bool,
+    pub(crate) draining: bool,
+    /// Something is in the trash that nothing is being done about.
+    pub(crate) sweep_due: bool,
+    /// The trash is being freed.
+    pub(crate) sweeping: bool,
+    /// Inodes that clients know, and are to be told of.
+    pub(crate) changed: Vec<Ino>,
 }
 
 impl Meta {
     /// Ticks between checkpoints that only idleness calls for.
     const CHECKPOINT_TICKS: u64 = 30;
     /// Bytes of changes that are never waited for.
-    const SMALLEST_CACHE: usize = 1 << 20;
+    pub(crate) const SMALLEST_CACHE: usize = 1 << 20;
 
     pub(crate) fn with_state(config: Config, state: State, end: Position, used: u64) -> Self {
         let journal = Journal::new(state.sequence, end, used, config.journal_capacity, config.watermarks);
@@ -180,14 +134,19 @@ impl Meta {
             journal,
             checkpoint: Checkpoint::default(),
             tasks: HashMap::default(),
+            walking: BTreeSet::new(),
             next_task: 0,
             io: HashMap::default(),
             next_io: 0,
             loads: HashMap::default(),
             roomless: Vec::new(),
             free_space: u64::MAX,
+            cloned: 0,
             ticks: 0,
             draining: false,
+            sweep_due: false,
+            sweeping: false,
+            changed: Vec::new(),
         }
     }
 
@@ -195,18 +154,24 @@ impl Meta {
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
         match input {
             Input::Request { from, id, caller, request } => {
-                let task = Task { from, id, caller, request, streams: Vec::new(), page: None, loaded: None };
-                self.run(now, task, None, out);
+                self.run(now, Task::new(from, id, caller, request), None, out);
             }
             Input::Cancel { from, id } => self.cancel(from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
-            Input::Space { free } => self.free_space = free,
+            Input::Space { free } => {
+                (self.free_space, self.cloned) = (free, 0);
+                self.resume_roomless(now, out);
+            }
             Input::Tick => self.tick(out),
             Input::Drain => {
                 self.draining = true;
                 self.tick(out);
             }
         }
+        if self.sweep_due {
+            self.start_sweep(now, out);
+        }
+        out.changed.append(&mut self.changed);
         // What is appended can be trimmed by the checkpoint after; that makes room.
         let flush = !self.roomless.is_empty() || (self.draining && self.tasks.is_empty());
         self.flush(now.queued, flush, out);
@@ -251,26 +216,29 @@ impl Meta {
 
     // ---- Operations
 
-    fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
+    pub(crate) fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
         let mut cx = Cx {
             now: now.time,
             caller: &task.caller,
             streams: &task.streams,
             page: task.page,
             durable: false,
-            changed: false,
+            changed: task.changed,
+            progress: &mut task.progress,
         };
         let outcome = self.dispatch(&mut cx, &mut task.request);
         let durable = cx.durable || (cx.changed && self.config.sync);
+        task.changed = cx.changed;
         let wait = match outcome {
             Err(Stop::Wait(wait)) => wait,
             Ok(_) if matches!(task.request, Request::Forget { .. }) => return,
+            Ok(_) if matches!(task.request, Request::Sweep) => return self.sweeping = false,
             Ok(reply) if durable && self.state.sequence > self.journal.durable => {
                 out.waiting.push((task.id, Waiting::Journal));
                 return self.journal.hold(self.state.sequence, Held::Reply(task.from, task.id, Ok(reply)));
             }
             Ok(reply) => return out.replies.push((task.from, task.id, Ok(reply))),
-            Err(Stop::Fail(errno)) => return out.replies.push((task.from, task.id, Err(errno))),
+            Err(Stop::Fail(errno)) => return self.refuse(&task, errno, out),
         };
         let number = number.unwrap_or_else(|| {
             self.next_task += 1;
@@ -281,7 +249,7 @@ impl Meta {
             Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
                 // It was loaded and is not there, though another record speaks of it.
                 let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
-                return out.replies.push((task.from, task.id, Err(errno)));
+                return self.refuse(&task, errno, out);
             }
             Wait::Load(load) => {
                 task.loaded = Some(load.clone());
@@ -301,9 +269,26 @@ impl Meta {
                 self.roomless.push(number);
                 self.start_checkpoint(out);
             }
+            Wait::Others | Wait::While => {
+                // What was loaded may be gone by then.
+                (task.loaded, task.page) = (None, None);
+                let io = if wait == Wait::Others { Io::Yield } else { Io::Rest };
+                self.ask(Purpose::Pause(number), io, out);
+            }
+        }
+        if matches!(task.progress, Progress::Walk(_)) {
+            self.walking.insert(number);
         }
         out.waiting.push((task.id, waiting));
         self.tasks.insert(number, Box::new(task));
+    }
+
+    fn refuse(&mut self, task: &Task, errno: Errno, out: &mut Outbox) {
+        match task.request {
+            // The next tick tries again.
+            Request::Sweep => self.sweeping = false,
+            _ => out.replies.push((task.from, task.id, Err(errno))),
+        }
     }
 
     fn dispatch(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<Reply> {
@@ -345,6 +330,9 @@ impl Meta {
             Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name),
             Request::StatFs { ino } => self.statfs(cx, *ino),
             Request::Extend { ino, offset, length, from } => self.extend(cx, *ino, *offset, *length, *from),
+            Request::RemoveTree { dir } => self.remove_tree(cx, *dir),
+            Request::CopyTree(copy) => self.copy_tree(cx, copy),
+            Request::Sweep => self.sweep(cx),
         }
     }
 
@@ -376,6 +364,21 @@ impl Meta {
         if self.free_space < self.config.reserve { Err(Errno::ENOSPC.into()) } else { Ok(()) }
     }
 
+    /// As [`Self::growable`], for so many bytes that the journal does not hold: there must be space for them when a checkpoint
+    /// comes to write them, though the free space is not told all the time.
+    pub(crate) fn clonable(&mut self, bytes: u64) -> Step<()> {
+        self.growable()?;
+        let room = (self.free_space - self.config.reserve) / 4;
+        if bytes > room {
+            return Err(Errno::ENOSPC.into());
+        }
+        if self.state.cloned.max(self.cloned) > room - bytes {
+            return Err(Stop::Wait(Wait::Room));
+        }
+        self.cloned += bytes;
+        Ok(())
+    }
+
     /// Makes a change: applies it and appends it to the journal.
     pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
         cx.changed = true;
@@ -393,6 +396,11 @@ impl Meta {
     }
 
     fn record(&mut self, event: &Event) -> Step<()> {
+        for number in &self.walking {
+            if let Some(Progress::Walk(walk)) = self.tasks.get_mut(number).map(|task| &mut task.progress) {
+                walk.see(&self.state, event);
+            }
+        }
         self.state.apply(event)?;
         self.journal.append(self.state.sequence, event);
         Ok(())
@@ -421,8 +429,8 @@ impl Meta {
     /// Frees what belongs to an inode that has no name, if nobody uses it.
     pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
-        if cached.inode.nlink > 0 || cached.in_use() || self.config.read_only || self.journal.broken.is_some()
-        {
+        let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
+        if is_needed || self.config.read_only || self.journal.broken.is_some() {
             return Ok(());
         }
         if cached.inode.is_streamed() {
@@ -449,13 +457,18 @@ impl Meta {
             |number: &u64| self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (from, id));
         if let Some(at) = self.roomless.iter().position(asked) {
             let number = self.roomless.swap_remove(at);
-            self.tasks.remove(&number);
-            out.replies.push((from, id, Err(Errno::EINTR)));
+            self.walking.remove(&number);
+            let reply = match self.tasks.remove(&number).map(|task| task.progress) {
+                Some(Progress::Copy(copied)) => Ok(Reply::Copied(copied)),
+                _ => Err(Errno::EINTR),
+            };
+            out.replies.push((from, id, reply));
         }
     }
 
     fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
         // One that was cancelled meanwhile is gone.
+        self.walking.remove(&number);
         if let Some(task) = self.tasks.remove(&number) {
             self.run(now, *task, Some(number), out);
         }
@@ -485,6 +498,7 @@ impl Meta {
                 }
                 self.resume(now, number, out);
             }
+            (Some(Purpose::Pause(number)), _) => self.resume(now, number, out),
             (Some(Purpose::Journal), result) => {
                 let result = result.and_then(|done| match done {
                     IoDone::Journaled { end, used, frame } => {
@@ -555,8 +569,9 @@ impl Meta {
                     self.resume(now, number, out);
                 }
                 Err(errno) => {
+                    self.walking.remove(&number);
                     if let Some(task) = self.tasks.remove(&number) {
-                        out.replies.push((task.from, task.id, Err(errno)));
+                        self.refuse(&task, errno, out);
                     }
                 }
             }
@@ -575,6 +590,11 @@ impl Meta {
             }
             Err(errno) => self.checkpoint.failed(errno),
         }
+        self.sweep_due = true;
+        self.resume_roomless(now, out);
+    }
+
+    fn resume_roomless(&mut self, now: Now, out: &mut Outbox) {
         for number in core::mem::take(&mut self.roomless) {
             self.resume(now, number, out);
         }
@@ -597,14 +617,16 @@ impl Meta {
 
     fn purge_removed(&mut self, now: Now, ino: Ino) {
         let caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
+        let (streams, page, progress) = (&[], None, &mut Progress::None);
         let mut cx =
-            Cx { now: now.time, caller: &caller, streams: &[], page: None, durable: false, changed: false };
+            Cx { now: now.time, caller: &caller, streams, page, durable: false, changed: false, progress };
         // It was loaded to become an orphan, and orphans stay loaded; if not, the next mount purges it.
         let _ = self.commit(&mut cx, &Event::Purge { ino });
     }
 
     fn tick(&mut self, out: &mut Outbox) {
         self.ticks += 1;
+        self.sweep_due = true;
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }
@@ -617,7 +639,8 @@ impl Meta {
                 self.ask(Purpose::SyncStream(ino, self.ticks), Io::Stream(StreamCall::Sync { ino }), out);
             }
         }
-        if self.draining || is_due || is_short || self.journal.is_half_full() {
+        let is_waited_for = !self.roomless.is_empty();
+        if self.draining || is_due || is_short || is_waited_for || self.journal.is_half_full() {
             self.start_checkpoint(out);
         }
         self.flush(0, true, out);

@@ -70,6 +70,10 @@ pub enum Io {
     Publish {
         trim: Position,
     },
+    /// Nothing, but inputs that others wait for come first.
+    Yield,
+    /// Nothing, for a millisecond or two; nobody waits for what comes next.
+    Rest,
 }
 
 /// What an I/O gives back.
@@ -86,6 +90,7 @@ pub enum IoDone {
         frame: Vec<u8>,
     },
     Staged,
+    Paused,
     Published {
         used: u64,
     },
@@ -101,6 +106,8 @@ pub struct Outbox {
     pub waiting: Vec<(RequestId, Waiting)>,
     /// What clients are asked to forget.
     pub recalls: Vec<Recall>,
+    /// Inodes that clients know, and whose attributes have changed without their doing.
+    pub changed: Vec<Ino>,
 }
 
 /// What a request waits for.
@@ -123,6 +130,6 @@ pub struct Recall {
 
 impl Outbox {
     pub fn is_empty(&self) -> bool {
-        self.replies.is_empty() && self.io.is_empty() && self.recalls.is_empty()
+        self.replies.is_empty() && self.io.is_empty() && self.recalls.is_empty() && self.changed.is_empty()
     }
 }

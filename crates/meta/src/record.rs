@@ -79,6 +79,10 @@ impl Inode {
         self.kind == FileType::Directory
     }
 
+    pub(crate) fn has_entries(&self) -> bool {
+        matches!(&self.body, Body::Directory(directory) if directory.entries > 0)
+    }
+
     /// Whether the kind and the body belong together.
     pub(crate) fn fits(&self) -> bool {
         match self.body {

@@ -11,7 +11,7 @@ use crate::journal::Held;
 use crate::machine::{Config, Meta};
 use crate::outbox::IoDone;
 use crate::record::{Body, Directory, InoRecord, Inode, Super, encode};
-use crate::state::{Home, SAME_HASH, State, Watched};
+use crate::state::{Home, SAME_HASH, State, Trashed, Watched};
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 
 /// The first checkpoint of a new file system: an empty root directory.
@@ -231,7 +231,8 @@ impl Recovery {
     }
 
     /// The machine, ready, and what is to be done with streams before it is used. Orphans left over are purged, for
-    /// whoever used them is gone. `end`, `used`: of the journal. `new_streams`: those that were never settled. `sizes`: of the streams
+    /// whoever used them is gone; directories among them that have entries were removed so, and what is in them is freed in
+    /// the background. `end`, `used`: of the journal. `new_streams`: those that were never settled. `sizes`: of the streams
     /// of [`Self::watched`].
     pub fn finish(
         mut self,
@@ -256,9 +257,14 @@ impl Recovery {
             return Err(RecoveryError::Corrupt("the tables have no root directory".into()));
         }
         let orphans = self.state.inodes.values().filter(|cached| cached.home == Home::Orphan);
+        let (full, orphans): (Vec<_>, Vec<_>) = orphans.partition(|cached| cached.inode.has_entries());
+        let mut trash: Vec<Trashed> =
+            full.iter().map(|cached| Trashed { dir: cached.inode.ino, after: 0 }).collect();
+        trash.sort_unstable_by_key(|trashed| trashed.dir);
         let mut orphans: Vec<(Ino, bool)> =
-            orphans.map(|cached| (cached.inode.ino, cached.inode.is_streamed())).collect();
+            orphans.iter().map(|cached| (cached.inode.ino, cached.inode.is_streamed())).collect();
         orphans.sort_unstable();
+        self.state.trash = trash;
         for (ino, _) in sizes {
             self.load_watched(*ino, fetch)?;
         }

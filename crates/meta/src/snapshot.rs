@@ -37,7 +37,7 @@ impl State {
     /// Fixes the state as it is now as what [`Self::next_writes`] hands out.
     pub(crate) fn begin_snapshot(&mut self) {
         self.epoch += 1;
-        self.dirty = 0;
+        (self.dirty, self.cloned) = (0, 0);
         self.snapshot = Snapshot {
             changed: core::mem::take(&mut self.changed),
             writes: core::mem::take(&mut self.erased),

@@ -39,6 +39,8 @@ pub(crate) struct Cached {
     pub nameless: bool,
     /// Looked at since eviction last came by.
     pub used: Mutable<bool>,
+    /// Of a directory: no client has been told that a name is not in it.
+    pub names_are_new: bool,
     pub track: Track,
 }
 
@@ -60,7 +62,8 @@ pub(crate) struct Watched {
 
 impl Cached {
     fn new(inode: Inode, home: Home, track: Track) -> Self {
-        Self { inode, home, lookups: 0, opens: 0, nameless: false, used: Mutable::new(false), track }
+        let (used, names_are_new) = (Mutable::new(false), false);
+        Self { inode, home, lookups: 0, opens: 0, nameless: false, used, names_are_new, track }
     }
 
     pub(crate) fn in_use(&self) -> bool {
@@ -104,6 +107,14 @@ impl Target {
             Self::Absent => None,
         }
     }
+}
+
+/// A directory that was removed with all below it, as far as that is still to be freed. It lies among the orphans.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trashed {
+    pub dir: Ino,
+    /// The cursor of the last entry that is gone.
+    pub after: u64,
 }
 
 /// A dentry in memory. Of a primary one only `track.stored` is used: its inode's record is its record.
@@ -167,6 +178,8 @@ pub(crate) struct State {
     /// Streamed files that may have another size than is counted: their writers, the kernel among them, need not say. They
     /// stay in memory.
     pub watched: BTreeMap<Ino, Watched>,
+    /// What was removed with entries in it; the last is freed first.
+    pub trash: Vec<Trashed>,
     /// The current epoch: grows with every checkpoint.
     pub epoch: u32,
     /// The epoch of the last checkpoint that is durable.
@@ -179,6 +192,8 @@ pub(crate) struct State {
     pub snapshot: Snapshot,
     /// Bytes of records, about, that have changed in this epoch.
     pub dirty: usize,
+    /// Bytes of files that have been made from others in this epoch, and that the journal does not hold.
+    pub cloned: u64,
     pub clock: Clock,
 }
 
@@ -196,6 +211,7 @@ impl State {
             sequence: 0,
             unsettled: BTreeSet::new(),
             watched: BTreeMap::new(),
+            trash: Vec::new(),
             epoch: 1,
             published: 0,
             changed: VecDeque::new(),
@@ -203,6 +219,7 @@ impl State {
             gone: VecDeque::new(),
             snapshot: Snapshot::default(),
             dirty: 0,
+            cloned: 0,
             clock: Clock::default(),
         }
     }
@@ -449,6 +466,15 @@ impl State {
         self.clock.bytes += grown;
     }
 
+    /// A new stuffed file gets all its bytes from another.
+    pub(crate) fn put_clone(&mut self, ino: Ino, bytes: Vec<u8>) {
+        self.cloned += bytes.len() as u64;
+        self.change_strip(ino, |strip| *strip = bytes);
+        if let Some(strip) = self.strips.get_mut(&ino) {
+            strip.first = strip.version;
+        }
+    }
+
     /// The bytes of a stuffed file go.
     pub(crate) fn drop_strip(&mut self, ino: Ino) {
         // The store has it if the inode says so or a checkpoint wrote it.
@@ -602,7 +628,7 @@ impl State {
             self.fragments.insert(ino, Fragment { complete: true, ..Fragment::default() });
         }
         let track = Track { epoch: self.epoch, ..Track::default() };
-        self.add_inode(Cached::new(inode, home, track));
+        self.add_inode(Cached { names_are_new: true, ..Cached::new(inode, home, track) });
         self.changed.push_back(Changed::Inode(ino));
         self.dirty += DIRTY_INODE;
     }

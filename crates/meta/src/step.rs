@@ -34,6 +34,10 @@ pub(crate) enum Wait {
     Durable,
     /// Room in the journal.
     Room,
+    /// Others, who are let in between two steps.
+    Others,
+    /// A while, as what nobody waits for does between two steps.
+    While,
 }
 
 /// What to read from the tables.

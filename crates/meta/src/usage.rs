@@ -105,15 +105,17 @@ impl Cached {
 }
 
 impl State {
-    /// Looks at each directory from one up to the root.
-    fn each_above(&self, dir: Ino, mut look: impl FnMut(Ino, &Directory) -> Step<()>) -> Step<()> {
+    /// Looks at each directory from one up to the last that has nothing above it, and tells that: it is the root, unless the
+    /// directory was removed, or one above it with all that is below.
+    fn each_above(&self, dir: Ino, mut look: impl FnMut(Ino, &Directory) -> Step<()>) -> Step<Ino> {
         let mut dir = dir;
         // More steps than there are inodes would be a circle, in a store that is damaged.
         for _ in 0..=self.files {
-            let Body::Directory(directory) = &self.dir(dir)?.body else { break };
+            let inode = self.dir(dir)?;
+            let Body::Directory(directory) = &inode.body else { break };
             look(dir, directory)?;
-            if dir == Ino::ROOT {
-                return Ok(());
+            if dir == Ino::ROOT || inode.nlink == 0 {
+                return Ok(dir);
             }
             dir = directory.parent;
         }
@@ -122,7 +124,39 @@ impl State {
 
     /// Makes sure that the directory and all above it are in memory.
     pub(crate) fn load_above(&self, dir: Ino) -> Step<()> {
-        self.each_above(dir, |_, _| Ok(()))
+        self.each_above(dir, |_, _| Ok(())).map(drop)
+    }
+
+    /// Whether a directory is one, or lies below one, that was removed.
+    pub(crate) fn is_removed(&self, dir: Ino) -> Step<bool> {
+        if self.trash.is_empty() {
+            return Ok(self.dir(dir)?.nlink == 0);
+        }
+        Ok(self.each_above(dir, |_, _| Ok(()))? != Ino::ROOT)
+    }
+
+    /// Whether a directory is another or lies below it.
+    pub(crate) fn is_below(&self, dir: Ino, top: Ino) -> Step<bool> {
+        let mut is_below = false;
+        self.each_above(dir, |above, _| {
+            is_below |= above == top;
+            Ok(())
+        })?;
+        Ok(is_below)
+    }
+
+    /// Whether a file has no name but in directories that were removed.
+    pub(crate) fn is_unreachable(&self, ino: Ino) -> Step<bool> {
+        let cached = self.cached(ino)?;
+        if self.trash.is_empty() {
+            return Ok(cached.inode.nlink == 0);
+        }
+        for (dir, _) in cached.parents() {
+            if !self.is_removed(dir)? {
+                return Ok(false);
+            }
+        }
+        Ok(!cached.inode.is_dir())
     }
 
     /// The directories that an inode's names are in, with all above them in memory.
@@ -140,7 +174,7 @@ impl State {
         while let Some(cached) = self.touch_inode(dir) {
             let Body::Directory(directory) = &mut cached.inode.body else { return };
             directory.usage = directory.usage.plus(gain).minus(loss);
-            if dir == Ino::ROOT {
+            if dir == Ino::ROOT || cached.inode.nlink == 0 {
                 return;
             }
             dir = directory.parent;

@@ -6,6 +6,7 @@ mod harness;
 mod ops {
     mod access;
     mod allocate;
+    mod copy_tree;
     mod create;
     mod extend;
     mod forget;
@@ -17,11 +18,13 @@ mod ops {
     mod read;
     mod readdir;
     mod readlink;
+    mod remove_tree;
     mod rename;
     mod rmdir;
     mod seek;
     mod setattr;
     mod statfs;
+    mod sweep;
     mod tmpfile;
     mod unlink;
     mod usage;

@@ -94,6 +94,11 @@ fn grown(rng: &mut fastrand::Rng) -> Harness {
             }
         }
     }
+    if rng.bool() && dirs.len() > 1 {
+        // What is removed now stays in the trash.
+        fs.input(espalier_meta::Input::Drain);
+        fs.ask(Request::RemoveTree { dir: dirs[rng.usize(1..dirs.len())] }).unwrap();
+    }
     for ino in dirs.into_iter().chain(files) {
         fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: u64::MAX });
     }

@@ -78,7 +78,7 @@ impl Walker {
         let (a, b) = (self.name(), self.name());
         let file = self.any(&files);
         let flags = [RenameFlags::empty(), RenameFlags::EXCHANGE, RenameFlags::WHITEOUT][self.rng.usize(..3)];
-        let outcome = match self.rng.u8(0..16) {
+        let outcome = match self.rng.u8(0..18) {
             0 | 1 => fs
                 .create(dir, core::str::from_utf8(&a).unwrap(), NewNode::Regular)
                 .map(|ino| self.files.push(ino)),
@@ -124,6 +124,12 @@ impl Walker {
                 Some((ino, passthrough)) => self.write_open(fs, ino, passthrough),
                 None => Ok(()),
             },
+            15 if self.rng.bool() => ask(fs, Request::RemoveTree { dir: other }).map(drop),
+            16 => {
+                let levels = vec![CopyLevel { from: dir, to: other, after: 0 }];
+                let preserve = self.rng.bool();
+                ask(fs, Request::CopyTree(CopyTree { levels, preserve, umask: 0 })).map(drop)
+            }
             _ => {
                 if let Some(handle) = self.any(&open) {
                     self.open.remove(self.open.iter().position(|one| *one == handle).unwrap());

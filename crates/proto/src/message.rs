@@ -198,6 +198,15 @@ pub enum Request {
         /// The bytes are a copy of what another file has from an offset on, if it has so many.
         from: Option<(Ino, u64)>,
     },
+    /// Removes a directory with all that is below it, if the caller might do so one by one; what is below goes on to be
+    /// freed in the background.
+    RemoveTree {
+        dir: Ino,
+    },
+    /// Copies what is in a directory into another, a step.
+    CopyTree(CopyTree),
+    /// Goes on freeing what trees that were removed held. The machine asks it of itself; never answered.
+    Sweep,
 }
 
 /// How a file is opened.
@@ -255,6 +264,52 @@ pub enum Reply {
     StatFs(Capacity),
     /// `Extend`: go on.
     Granted,
+    /// `RemoveTree`: the directory had this name in that directory.
+    Removed {
+        dir: Ino,
+        name: Name,
+    },
+    Copied(Box<Copied>),
+}
+
+/// A step of copying a tree.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyTree {
+    /// How far it has come, from the top down.
+    pub levels: Vec<CopyLevel>,
+    /// Owners, permissions, times, links and extended attributes are kept, as far as the caller may set them.
+    pub preserve: bool,
+    pub umask: u32,
+}
+
+impl CopyTree {
+    /// So many directories in each other: then a path below the first is one that the kernel takes.
+    pub const MAX_LEVELS: usize = 15;
+}
+
+/// A directory that is being copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyLevel {
+    pub from: Ino,
+    pub to: Ino,
+    /// The cursor of the last entry that has been copied.
+    pub after: u64,
+}
+
+/// What a [`CopyTree`] has come to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copied {
+    /// Where the next step begins; empty: that was all.
+    pub levels: Vec<CopyLevel>,
+    /// Entries dealt with, and bytes copied.
+    pub entries: u64,
+    pub bytes: u64,
+    /// What the caller is to copy itself before it goes on: paths below the first directory.
+    pub left: Vec<Vec<u8>>,
+    /// New names that clients may have been told are not there.
+    pub made: Vec<(Ino, Name)>,
+    /// Directories with other attributes that clients may know.
+    pub changed: Vec<Ino>,
 }
 
 /// What `statfs` tells, but for the space of the store.

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use espalier_client::{Answer, StreamIo};
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
@@ -10,6 +11,9 @@ use espalier_proto::{Errno, Ino, ObjectId};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Space, Store, StoreError};
 
 use crate::behind::{Writeback, left_behind};
+
+/// Between two steps of what nobody waits for: so it takes a small part of a processor.
+const REST: Duration = Duration::from_millis(2);
 
 /// The local store and the journal beside it.
 pub struct Disk {
@@ -49,6 +53,14 @@ impl Disk {
                 let mut journal = self.journal();
                 journal.trim(trim);
                 Ok(IoDone::Published { used: journal.used() })
+            }
+            Io::Yield => {
+                std::thread::yield_now();
+                Ok(IoDone::Paused)
+            }
+            Io::Rest => {
+                std::thread::sleep(REST);
+                Ok(IoDone::Paused)
             }
         }
     }

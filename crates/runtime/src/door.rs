@@ -1,6 +1,6 @@
 //! The FUSE door: turns the kernel's requests into calls, and what comes of them into the kernel's replies.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,10 +13,11 @@ use espalier_fuse::{
 };
 use espalier_meta::Recall;
 use espalier_proto::{
-    Access, AllocateMode, Attr, Caller, Capacity, Dirent, Entry, Errno, FileType, Ino, Limit, Name,
+    Access, AllocateMode, Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Limit, Name,
     NameError, NewNode, OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 
+use crate::bulk::{self, Copies, CopyKey};
 use crate::node::{Door, Node, Outcome};
 
 /// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
@@ -52,6 +53,7 @@ pub struct FuseDoor {
     passthrough: AtomicBool,
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
+    copies: Copies,
 }
 
 struct Backing {
@@ -80,6 +82,7 @@ enum Form {
     /// Of the FSYNC after that, so many bytes.
     Written(u32),
     Flush,
+    Copying(CopyKey),
     StatX,
     Copy,
     /// A listing of a directory: the offset, the room, and whether with attributes.
@@ -128,6 +131,20 @@ impl Filesystem for Embedded {
             Op::Interrupt { unique } => {
                 self.node.interrupt(*unique);
                 return reply.none();
+            }
+            Op::GetXattr { name, size } if *name == bulk::TOLD.as_bytes() => {
+                let size = *size;
+                return self.node.door().after_told(move || answer_data(reply, Form::Xattr(size), &[]));
+            }
+            Op::GetXattr { name, size } => {
+                let (uid, size) = (request.uid, *size);
+                let door = self.node.door();
+                if let Some(got) = door.copies.get(uid, Ino(node), name, size as usize) {
+                    return door.after_told(move || match got {
+                        Ok(value) => answer_data(reply, Form::Xattr(size), &value),
+                        Err(errno) => reply.error(errno.raw()),
+                    });
+                }
             }
             _ => {}
         }
@@ -217,7 +234,16 @@ impl Embedded {
             Op::ReadDir { offset, size, .. } => Ok(self.listing(ino, offset, size, false)),
             Op::ReadDirPlus { offset, size, .. } => Ok(self.listing(ino, offset, size, true)),
             Op::Access { mask } => plain(Request::Access { ino, want: Access::from_bits_truncate(mask) }),
+            Op::SetXattr { name, .. } if name == bulk::REMOVE_TREE.as_bytes() => {
+                check_root(request)?;
+                plain(Request::RemoveTree { dir: ino })
+            }
             Op::SetXattr { name, value, flags, acl_kill_sgid } => {
+                if let Some(step) = self.node.door().copies.set(request.uid, ino, name, value) {
+                    let (step, key) = step?;
+                    check_root(request)?;
+                    return Ok((Call::Request(Request::CopyTree(step)), Form::Copying(key)));
+                }
                 let mode = match flags {
                     0 => XattrMode::Any,
                     1 => XattrMode::Create,
@@ -312,9 +338,26 @@ impl Door for FuseDoor {
             (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
                 answer_listing(node, reply, &entries, (dir, parent), (offset, size, plus));
             }
+            (Answer::Removed { dir, name }, _) => {
+                self.tell([News::Entry(dir, name)].into());
+                reply.ok();
+            }
+            (Answer::Copied(mut copied), Form::Copying(key)) => {
+                self.copies.made(key, &mut copied);
+                let Copied { made, changed, .. } = *copied;
+                let entries = made.into_iter().map(|(dir, name)| News::Entry(dir, name));
+                self.tell(entries.chain(changed.into_iter().map(News::Attributes)).collect());
+                reply.ok();
+            }
             (Answer::StatFs(capacity), _) => answer_statfs(node, reply, &capacity),
-            (Answer::Bytes(_) | Answer::Listing { .. }, _) => reply.error(Errno::EIO.raw()),
+            (Answer::Bytes(_) | Answer::Listing { .. } | Answer::Copied(_), _) => {
+                reply.error(Errno::EIO.raw())
+            }
         }
+    }
+
+    fn changed(&self, inos: &[Ino]) {
+        self.tell(inos.iter().copied().map(News::Attributes).collect());
     }
 
     /// The kernel says so when it has forgotten one. What it is not asked, because the queue is busy or it knows the
@@ -354,6 +397,7 @@ impl FuseDoor {
             transport: OnceLock::new(),
             passthrough: AtomicBool::new(false),
             backing: Mutex::default(),
+            copies: Copies::default(),
         }
     }
 
@@ -369,6 +413,36 @@ impl FuseDoor {
     /// Calls `done` once the kernel trusts no name that it has cached until now: who may search a directory has
     /// changed, and the kernel does not check that itself.
     fn after_distrust(&self, done: impl FnOnce() + Send + 'static) {
+        if self.notifier.get().is_some_and(Notifier::inc_epoch) {
+            self.after_told(done);
+        } else {
+            done();
+        }
+    }
+
+    /// Tells the kernel of changes that it did not ask for. If too much is queued, a thread waits for room: the caller cannot,
+    /// for the kernel may hold a lock for it that what is queued waits for.
+    fn tell(&self, mut news: VecDeque<News>) {
+        const TRIES: u32 = 60_000;
+        let Some(notifier) = self.notifier.get() else { return };
+        if !tell_some(notifier, &mut news) {
+            let notifier = notifier.clone();
+            std::thread::spawn(move || {
+                let told = (0..TRIES).any(|_| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    tell_some(&notifier, &mut news)
+                });
+                if !told {
+                    tracing::warn!(
+                        "the kernel could not be told of changes: it may show what was there before"
+                    );
+                }
+            });
+        }
+    }
+
+    /// Calls `done` once the kernel has been told all that was to be told until now.
+    fn after_told(&self, done: impl FnOnce() + Send + 'static) {
         let done = Arc::new(Mutex::new(Some(done)));
         let call = |done: &Mutex<Option<_>>| {
             let taken: Option<_> = done.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -379,7 +453,7 @@ impl FuseDoor {
         };
         let queued = self.notifier.get().is_some_and(|notifier| {
             let done = Arc::clone(&done);
-            notifier.inc_epoch() && notifier.fence(move || call(&done))
+            notifier.fence(move || call(&done))
         });
         if !queued {
             call(&done);
@@ -433,6 +507,33 @@ impl FuseDoor {
             }
         }
     }
+}
+
+/// Bulk work of root's is checked by nobody else.
+fn check_root(request: &fuse::Request<'_>) -> Result<(), Errno> {
+    if request.uid == 0 && !bulk::is_capable(request.pid) { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+/// What the kernel has not done itself.
+enum News {
+    /// A name is there that was not, or not any more.
+    Entry(Ino, Name),
+    Attributes(Ino),
+}
+
+/// Whether that was all of it.
+fn tell_some(notifier: &Notifier, news: &mut VecDeque<News>) -> bool {
+    while let Some(next) = news.front() {
+        let queued = match next {
+            News::Entry(dir, name) => notifier.inval_entry(dir.0, name),
+            News::Attributes(ino) => notifier.inval_inode(ino.0, -1, 0),
+        };
+        if !queued {
+            return false;
+        }
+        news.pop_front();
+    }
+    true
 }
 
 fn answer_data(reply: fuse::Reply, form: Form, data: &[u8]) {

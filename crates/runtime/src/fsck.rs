@@ -90,5 +90,7 @@ impl Door for Closed {
 
     fn recall(&self, _: &[Recall]) {}
 
+    fn changed(&self, _: &[Ino]) {}
+
     fn left_behind(&self, _: Ino, _: Range<u64>) {}
 }

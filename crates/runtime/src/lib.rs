@@ -1,6 +1,7 @@
 //! The driver for real life: opens a store, recovers the machines from it, and runs them for the kernel's requests.
 
 mod behind;
+mod bulk;
 mod clock;
 mod control;
 mod disk;
@@ -14,6 +15,7 @@ mod repair;
 mod volume;
 mod watch;
 
+pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
 pub use control::{Status, status_of, top_of};
 pub use door::FOREVER;
 pub use dump::{Dumped, LoadOptions, dump, load, resume_dump, verify_dump};
@@ -24,5 +26,5 @@ pub use repair::{RepairReport, repair};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
 pub use watch::{
     CacheFigures, CheckpointFigures, DirectoryFigures, Figures, IoFigures, JournalFigures, MetricsAddress,
-    OperationFigures, ProcessFigures, Split, Top,
+    OperationFigures, ProcessFigures, Split, Top, TrashFigures,
 };

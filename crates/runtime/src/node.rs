@@ -18,7 +18,8 @@ use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId};
 use crate::clock;
 use crate::disk::Disk;
 use crate::watch::{
-    CacheFigures, Figures, IoKind, JournalFigures, Kind, MachineFigures, Span, Stage, Turn, Watch, exposition,
+    CacheFigures, Figures, IoKind, JournalFigures, Kind, MachineFigures, Span, Stage, TrashFigures, Turn,
+    Watch, exposition,
 };
 
 /// Where calls come from and answers go to.
@@ -30,6 +31,9 @@ pub trait Door: Sized + Send + Sync + 'static {
 
     /// Those who call through the door need not know these inodes any longer.
     fn recall(&self, recalls: &[Recall]);
+
+    /// These have other attributes than those who call through the door have been told.
+    fn changed(&self, inos: &[Ino]);
 
     /// The writer of a growing file has left these bytes behind; callers need not keep copies of them.
     fn left_behind(&self, ino: Ino, bytes: Range<u64>);
@@ -88,6 +92,8 @@ struct Errands {
     checkpoint: SyncSender<Errand>,
     /// Frames of the journal that need not be durable yet, one at a time.
     journal: SyncSender<Errand>,
+    /// Rests between the steps in which the trash is freed.
+    sweep: SyncSender<Errand>,
     /// A checkpoint has added to the tables.
     upkeep: SyncSender<Errand>,
     stopping: AtomicBool,
@@ -132,11 +138,15 @@ impl<D: Door> Node<D> {
         // Each has one errand under way at a time and may be told to stop, so that a short queue never blocks.
         let (checkpoint, checkpoints) = sync_channel(2);
         let (journal, frames) = sync_channel(2);
+        let (sweep, sweeps) = sync_channel(2);
         let (upkeep, upkeeps) = sync_channel(2);
-        let errands = Errands { checkpoint, journal, upkeep, stopping: AtomicBool::new(false) };
+        let errands = Errands { checkpoint, journal, sweep, upkeep, stopping: AtomicBool::new(false) };
         let inner = Inner { meta, client: Client::default(), parked: HashMap::new() };
         let (inner, queued) = (Mutex::new(inner), AtomicUsize::new(0));
-        (Self { inner, queued, disk, watch, door, errands }, Background { checkpoints, frames, upkeeps })
+        (
+            Self { inner, queued, disk, watch, door, errands },
+            Background { checkpoints, frames, sweeps, upkeeps },
+        )
     }
 
     pub fn door(&self) -> &D {
@@ -234,6 +244,7 @@ impl<D: Door> Node<D> {
                 synced_operations: figures.synced_replies,
             },
             checkpoint_running: figures.checkpoint_running,
+            trash: TrashFigures { entries: figures.trash_entries, bytes: figures.trash_bytes },
         }
     }
 
@@ -335,9 +346,13 @@ impl<D: Door> Node<D> {
             }
             let io = std::mem::take(&mut work.out.io);
             let recalls = std::mem::take(&mut work.out.recalls);
+            let changed = std::mem::take(&mut work.out.changed);
             drop(inner);
             if !recalls.is_empty() {
                 self.door.recall(&recalls);
+            }
+            if !changed.is_empty() {
+                self.door.changed(&changed);
             }
             for finished in work.finished.drain(..) {
                 self.finish(finished);
@@ -430,6 +445,7 @@ impl<D: Door> Node<D> {
         let errands = match io {
             Io::Stage { .. } | Io::Publish { .. } => &self.errands.checkpoint,
             Io::Journal { sync: false, .. } => &self.errands.journal,
+            Io::Rest => &self.errands.sweep,
             _ => return Some((id, self.timed(io))),
         };
         // It fails only when the background thread is gone, at the very end.
@@ -440,19 +456,23 @@ impl<D: Door> Node<D> {
     fn timed(&self, io: Io) -> Result<IoDone, Errno> {
         let (kind, began) = (IoKind::of(&io), Instant::now());
         let result = self.disk.execute(io);
-        self.watch.record_io(kind, began.elapsed());
+        if let Some(kind) = kind {
+            self.watch.record_io(kind, began.elapsed());
+        }
         result
     }
 
     /// Runs errands until [`Self::stop_background`].
-    pub fn run_background(&self, Background { checkpoints, frames, upkeeps }: Background) {
+    pub fn run_background(&self, Background { checkpoints, frames, sweeps, upkeeps }: Background) {
         std::thread::scope(|scope| {
-            scope.spawn(move || {
-                while let Ok(Errand::Io(id, io)) = frames.recv() {
-                    let result = self.timed(io);
-                    self.feed(Input::Done { id, result });
-                }
-            });
+            for errands in [frames, sweeps] {
+                scope.spawn(move || {
+                    while let Ok(Errand::Io(id, io)) = errands.recv() {
+                        let result = self.timed(io);
+                        self.feed(Input::Done { id, result });
+                    }
+                });
+            }
             scope.spawn(move || {
                 while let Ok(Errand::Upkeep) = upkeeps.recv() {
                     let mut more = true;
@@ -486,9 +506,9 @@ impl<D: Door> Node<D> {
 
     /// Lets what is under way come to its end.
     pub fn stop_background(&self) {
-        let Errands { checkpoint, journal, upkeep, stopping } = &self.errands;
+        let Errands { checkpoint, journal, sweep, upkeep, stopping } = &self.errands;
         stopping.store(true, Ordering::Relaxed);
-        for errands in [checkpoint, journal, upkeep] {
+        for errands in [checkpoint, journal, sweep, upkeep] {
             let _ = errands.send(Errand::Stop);
         }
     }
@@ -513,6 +533,7 @@ impl<D: Door> Node<D> {
 pub struct Background {
     checkpoints: Receiver<Errand>,
     frames: Receiver<Errand>,
+    sweeps: Receiver<Errand>,
     upkeeps: Receiver<Errand>,
 }
 

@@ -118,8 +118,11 @@ impl Volume {
         // A fifth is for inodes and dentries, a tenth for blocks of the tables; the rest is what a checkpoint, the
         // journal's frames and requests under way may need.
         let memory = options.memory.max(OpenOptions::LEAST_MEMORY);
-        let local =
-            LocalOptions { read_only: options.read_only, cache_bytes: memory / 10, ..LocalOptions::default() };
+        let local = LocalOptions {
+            read_only: options.read_only,
+            cache_bytes: memory / 10,
+            ..LocalOptions::default()
+        };
         let (store, mut journal) = LocalStore::open_with(dir, local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.sync, config.atime) = (options.read_only, options.sync, options.atime);

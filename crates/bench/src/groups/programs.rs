@@ -33,6 +33,27 @@ pub(crate) static TREE: Group = Group {
     ],
 };
 
+/// For a directory of a mounted Espalier file system.
+pub(crate) static BULK: Group = Group {
+    name: "bulk",
+    files: 30_000,
+    bytes: 0,
+    procs: Procs::One,
+    source: Source::Archive,
+    start: |worker| {
+        let archive = worker.task.archive.clone().unwrap_or_default();
+        let untar = [OsStr::new("-xf"), archive.as_os_str()];
+        run_program(worker, OsStr::new("tar"), untar)
+    },
+    phases: &[
+        Phase::new("cp -r", |worker, laps| run(worker, laps, "cp", ["-r", "tree", "copy"])),
+        Phase::new("rm -rf", |worker, laps| run(worker, laps, "rm", ["-rf", "copy"])),
+        // Not right after `cp`: it would wait until what that wrote is in the tables.
+        Phase::new("espalier cp -r", |worker, laps| espalier(worker, laps, ["cp", "-r", "tree", "clone"])),
+        Phase::new("espalier rm -r", |worker, laps| espalier(worker, laps, ["rm", "-r", "clone"])),
+    ],
+};
+
 pub(crate) static GIT: Group = Group {
     name: "git",
     files: 10_000,
@@ -62,14 +83,30 @@ fn run<S: AsRef<OsStr>>(
     program: &'static str,
     args: impl IntoIterator<Item = S>,
 ) -> Outcome {
+    run_program(worker, OsStr::new(program), args)?;
+    laps.bulk(source::entries(worker.task.files));
+    Ok(())
+}
+
+/// As [`run`], of the program that this is.
+fn espalier<const N: usize>(worker: &mut Worker, laps: &mut Laps, args: [&str; N]) -> Outcome {
+    run_program(worker, std::env::current_exe()?.as_os_str(), args)?;
+    laps.bulk(source::entries(worker.task.files));
+    Ok(())
+}
+
+fn run_program<S: AsRef<OsStr>>(
+    worker: &Worker,
+    program: &OsStr,
+    args: impl IntoIterator<Item = S>,
+) -> Outcome {
     let mut command = Command::new(program);
     source::without_configuration(&mut command);
     let command = command.args(args).current_dir(&worker.task.dir);
     let status = command.stdin(Stdio::null()).stdout(Stdio::null()).status();
-    let status = status.map_err(|error| Failure(format!("cannot run {program}: {error}")))?;
+    let status = status.map_err(|error| Failure(format!("cannot run {}: {error}", program.display())))?;
     if !status.success() {
-        return Err(Failure(format!("{program} failed ({status})")));
+        return Err(Failure(format!("{} failed ({status})", program.display())));
     }
-    laps.bulk(source::entries(worker.task.files));
     Ok(())
 }

@@ -47,7 +47,7 @@ impl Meta {
     pub(crate) fn new_inode(&self, cx: &Cx<'_>, dir: Ino, node: &NewNode, modes: (u32, u32)) -> Step<Inode> {
         self.growable()?;
         let parent = self.state.dir(dir)?;
-        if parent.nlink == 0 {
+        if self.state.is_removed(dir)? {
             return Err(Errno::ENOENT.into());
         }
         cx.check_change(parent)?;

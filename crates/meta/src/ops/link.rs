@@ -13,7 +13,8 @@ impl Meta {
         let cacheable = parent.searchable_by_all();
         let cached = self.state.cached(ino)?;
         let inode = &cached.inode;
-        if parent.nlink == 0 || (inode.nlink == 0 && !cached.nameless) {
+        let is_gone = if cached.nameless { false } else { self.state.is_unreachable(ino)? };
+        if is_gone || self.state.is_removed(dir)? {
             return Err(Errno::ENOENT.into());
         }
         if inode.is_dir() {

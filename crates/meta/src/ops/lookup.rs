@@ -10,9 +10,17 @@ impl Meta {
         let inode = self.state.dir(dir)?;
         cx.check(inode, Access::EXEC)?;
         let cacheable = inode.searchable_by_all();
+        if self.state.is_removed(dir)? {
+            return Ok(Reply::Absent { cacheable: false });
+        }
         let slot = self.state.slot(name);
         let ino = match self.state.target(dir, &slot)? {
-            Target::Absent => return Ok(Reply::Absent { cacheable }),
+            Target::Absent => {
+                if let Some(cached) = self.state.inodes.get_mut(&dir) {
+                    cached.names_are_new = false;
+                }
+                return Ok(Reply::Absent { cacheable });
+            }
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
         let attr = self.attr(cx, self.state.inode(ino)?)?;

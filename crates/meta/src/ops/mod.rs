@@ -2,6 +2,7 @@
 
 mod access;
 mod allocate;
+mod copy_tree;
 mod create;
 mod extend;
 mod forget;
@@ -13,11 +14,13 @@ mod open;
 mod read;
 mod readdir;
 mod readlink;
+mod remove_tree;
 mod rename;
 mod rmdir;
 mod seek;
 mod setattr;
 mod statfs;
+mod sweep;
 mod tmpfile;
 mod unlink;
 mod usage;

@@ -3,10 +3,11 @@ use core::ops::Bound;
 
 use espalier_proto::{Dirent, Entry, FileType, Ino, Name, Reply};
 
-use crate::machine::{Cx, Meta, Page};
+use crate::machine::{Cx, Meta};
 use crate::record::{Body, Slot};
 use crate::state::{Fragment, Target};
 use crate::step::{Load, Step, Stop, Wait};
+use crate::task::Page;
 
 /// Dentries read from the tables at a time.
 const PAGE: usize = 1024;
@@ -27,7 +28,7 @@ impl Meta {
             return Err(Stop::Fail(espalier_proto::Errno::EIO));
         };
         let (parent, cacheable) = (directory.parent, inode.searchable_by_all());
-        if inode.nlink == 0 {
+        if self.state.is_removed(dir)? {
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
         }
         let page = cx.page.filter(|page| page.dir == dir && page.from <= after + 1);
@@ -45,6 +46,22 @@ impl Meta {
             self.accessed(cx, dir)?;
         }
         Ok(Reply::Listing { entries, parent, end })
+    }
+
+    /// The next entry after a cursor, with any others of the same hash; none: there are no more.
+    pub(super) fn entries_after(&self, cx: &Cx<'_>, dir: Ino, after: u64) -> Step<Vec<(Slot, Target)>> {
+        let page = cx.page.filter(|page| page.dir == dir && page.from <= after + 1);
+        let fragment = self.state.fragments.get(&dir);
+        let (found, end) =
+            fragment.map_or_else(Default::default, |fragment| collect(fragment, page, after, 1));
+        if found.is_empty() && !end {
+            // What is loaded from the beginning on is known to be whole, and need not be loaded again.
+            let whole_to = fragment.map_or(0, |fragment| fragment.loaded_to);
+            let next = page.map_or(0, |page| page.to).max(after + 1);
+            let from = if after == 0 || whole_to > after { whole_to } else { next };
+            return Err(Stop::Wait(Wait::Load(Load::Dentries { dir, from, limit: PAGE })));
+        }
+        Ok(found)
     }
 
     fn without(&self, found: Vec<(Slot, Target)>) -> Step<Vec<Dirent>> {

@@ -31,7 +31,7 @@ impl Meta {
         let target = self.state.target(to.0, &self.state.slot(to.1))?.ino();
         let target = target.map(|ino| self.state.inode(ino)).transpose()?;
         cx.check_change(to_dir)?;
-        if to_dir.nlink == 0 {
+        if self.state.is_removed(to.0)? {
             return Err(Errno::ENOENT.into());
         }
         self.check_moved(cx, inode, from_dir, to_dir)?;

@@ -19,6 +19,9 @@ impl Meta {
         self.writable()?;
         let parent = self.state.dir(dir)?;
         cx.check(parent, Access::EXEC)?;
+        if self.state.is_removed(dir)? {
+            return Err(Errno::ENOENT.into());
+        }
         let ino = self.state.target(dir, &self.state.slot(name))?.ino().ok_or(Errno::ENOENT)?;
         cx.check_change(parent)?;
         let inode = self.state.inode(ino)?;

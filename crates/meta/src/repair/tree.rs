@@ -210,6 +210,9 @@ impl Tree {
         // What is not reached now lies in a circle of directories, or below one.
         let mut reached = BTreeSet::new();
         self.walk(Ino::ROOT, &mut reached);
+        for (ino, _) in self.nodes.iter().filter(|(_, node)| self.is_orphan(node)) {
+            self.walk(*ino, &mut reached);
+        }
         let all: Vec<Ino> = self.entries.keys().copied().collect();
         for start in all {
             if reached.contains(&start) {
@@ -232,9 +235,9 @@ impl Tree {
         }
     }
 
-    /// Nameless by right: in use when the checkpoint was made.
+    /// Nameless by right: in use when the checkpoint was made, or removed with all that is still in it.
     pub(super) fn is_orphan(&self, node: &Node) -> bool {
-        node.place == Place::Orphan && node.inode.nlink == 0 && !self.entries.contains_key(&node.inode.ino)
+        node.place == Place::Orphan && node.inode.nlink == 0
     }
 
     fn walk(&self, from: Ino, reached: &mut BTreeSet<Ino>) {

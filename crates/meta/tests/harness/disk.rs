@@ -128,6 +128,7 @@ impl Disk {
                 Ok(IoDone::Published { used: self.trim(trim) })
             }
             Io::Journal { frame, sync } => Ok(self.append(frame, sync)),
+            Io::Yield | Io::Rest => Ok(IoDone::Paused),
         }
     }
 

@@ -38,6 +38,8 @@ pub struct Harness {
     pub lazy: bool,
     /// What the machine has asked clients to forget.
     pub recalled: Vec<Recall>,
+    /// What it has told clients that it has other attributes now.
+    pub changed: Vec<Ino>,
     /// All I/O stays in `waiting` while no answer is waited for, and is done in random order then.
     pub shuffle: Option<fastrand::Rng>,
     /// I/Os so far.
@@ -90,6 +92,7 @@ impl Harness {
             waiting: Vec::new(),
             lazy: false,
             recalled: Vec::new(),
+            changed: Vec::new(),
             shuffle: None,
             count: 0,
             fault: None,
@@ -139,11 +142,12 @@ impl Harness {
         let mut out = Outbox::default();
         self.meta.on(Now { time: self.now, queued: 0 }, input, &mut out);
         self.recalled.extend(out.recalls);
+        self.changed.extend(out.changed);
         for (_, id, result) in out.replies {
             self.answers.insert(id.0, result);
         }
         for (id, io) in out.io {
-            let later = matches!(io, Io::Journal { .. } | Io::Stage { .. } | Io::Publish { .. });
+            let later = matches!(io, Io::Journal { .. } | Io::Stage { .. } | Io::Publish { .. } | Io::Rest);
             if self.shuffle.is_some() || (self.lazy && later) {
                 self.waiting.push((id, io));
             } else {

@@ -24,6 +24,7 @@ kinds! {
     Write = "write", Allocate = "fallocate", Seek = "lseek", Copy = "copy_file_range", Fsync = "fsync",
     ReadDir = "readdir", ReadDirPlus = "readdirplus", Access = "access", SetXattr = "setxattr",
     GetXattr = "getxattr", ListXattr = "listxattr", RemoveXattr = "removexattr", StatFs = "statfs",
+    RemoveTree = "remove tree", CopyTree = "copy tree",
 }
 
 impl Kind {
@@ -73,6 +74,11 @@ impl Kind {
             Request::ListXattr { ino } => (Self::ListXattr, *ino),
             Request::RemoveXattr { ino, .. } => (Self::RemoveXattr, *ino),
             Request::StatFs { ino } => (Self::StatFs, *ino),
+            Request::RemoveTree { dir } => (Self::RemoveTree, *dir),
+            Request::CopyTree(copy) => {
+                (Self::CopyTree, copy.levels.first().map_or(Ino::ROOT, |level| level.to))
+            }
+            Request::Sweep => (Self::RemoveTree, Ino::ROOT),
         }
     }
 }

@@ -26,6 +26,7 @@ pub(crate) use prometheus::exposition;
 pub(crate) use report::MachineFigures;
 pub use report::{
     CacheFigures, CheckpointFigures, Figures, IoFigures, JournalFigures, OperationFigures, Split,
+    TrashFigures,
 };
 pub use report::{DirectoryFigures, ProcessFigures, Top};
 pub(crate) use span::{Span, Stage, Turn};
@@ -98,8 +99,9 @@ impl IoKind {
         IoKind::CheckpointPublish,
     ];
 
-    pub(crate) fn of(io: &Io) -> Self {
-        match io {
+    /// `None` for pauses, which are none.
+    pub(crate) fn of(io: &Io) -> Option<Self> {
+        Some(match io {
             Io::Load(_) => Self::Load,
             Io::Groups { .. } => Self::Groups,
             Io::Stream(_) => Self::Stream,
@@ -107,7 +109,8 @@ impl IoKind {
             Io::Journal { sync: true, .. } => Self::JournalSync,
             Io::Stage { .. } => Self::CheckpointPiece,
             Io::Publish { .. } => Self::CheckpointPublish,
-        }
+            Io::Yield | Io::Rest => return None,
+        })
     }
 
     fn name(self) -> &'static str {

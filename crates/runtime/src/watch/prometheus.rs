@@ -71,7 +71,7 @@ impl Scrape {
     }
 
     fn encode_state(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
-        let Figures { cache, journal, checkpoint, threads, waiting, longest_wait_seconds, .. } =
+        let Figures { cache, journal, checkpoint, trash, threads, waiting, longest_wait_seconds, .. } =
             &self.figures;
         let failed = u64::from(self.failed);
         gauge(encoder, "failed", "Whether nothing can be changed any more", None, failed)?;
@@ -105,7 +105,11 @@ impl Scrape {
         counter(encoder, "checkpoint_failures", "Checkpoints that failed", checkpoint.failed)?;
         counter(encoder, "checkpoint_records", "Records written by checkpoints", checkpoint.records)?;
         let help = "Time that the last checkpoint took";
-        gauge(encoder, "checkpoint_last_duration", help, SECONDS, checkpoint.last_seconds)
+        gauge(encoder, "checkpoint_last_duration", help, SECONDS, checkpoint.last_seconds)?;
+        let help = "Entries of removed trees that are still to be freed";
+        gauge(encoder, "trash_entries", help, None, trash.entries)?;
+        let help = "Bytes of removed trees that are still to be freed";
+        gauge(encoder, "trash", help, BYTES, trash.bytes)
     }
 }
 

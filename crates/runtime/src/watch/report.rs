@@ -29,6 +29,7 @@ pub struct Figures {
     pub cache: CacheFigures,
     pub journal: JournalFigures,
     pub checkpoint: CheckpointFigures,
+    pub trash: TrashFigures,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -100,6 +101,13 @@ pub struct CheckpointFigures {
     pub last_records: u64,
 }
 
+/// What trees that were removed hold, and is still to be freed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TrashFigures {
+    pub entries: u64,
+    pub bytes: u64,
+}
+
 /// Who does what now.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Top {
@@ -137,6 +145,7 @@ pub(crate) struct MachineFigures {
     pub cache: CacheFigures,
     pub journal: JournalFigures,
     pub checkpoint_running: bool,
+    pub trash: TrashFigures,
 }
 
 impl Watch {
@@ -179,6 +188,7 @@ impl Watch {
             cache: machines.cache,
             journal: machines.journal,
             checkpoint,
+            trash: machines.trash,
         }
     }
 

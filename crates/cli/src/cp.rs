@@ -1,0 +1,215 @@
+//! `espalier cp`: has the file system copy what is in directories, and copies itself what it leaves: big files, links that are
+//! to be kept, and what is there already. In what it does and says it follows cp(1).
+
+mod file;
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{File, Metadata};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use espalier_runtime::{CopyHow, CopyKey, CopyReport};
+use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fchmod, fgetxattr, fsetxattr, mkdirat, openat};
+use rustix::io::Errno;
+
+use crate::args::CpArgs;
+use crate::place::{Place, without_slashes};
+use crate::remove::text;
+
+type Outcome = Result<(), String>;
+
+pub(crate) fn cp(args: &CpArgs) -> ExitCode {
+    let umask = rustix::process::umask(Mode::empty());
+    rustix::process::umask(umask);
+    let mut copier = Copier {
+        recursive: args.recursive || args.archive,
+        how: CopyHow { preserve: args.archive, umask: umask.as_raw_mode() },
+        links: HashMap::new(),
+        failed: false,
+    };
+    copier.operands(&args.paths);
+    ExitCode::from(u8::from(copier.failed))
+}
+
+struct Copier {
+    recursive: bool,
+    how: CopyHow,
+    /// Of files with several names, where the first copy is.
+    links: HashMap<(u64, u64), PathBuf>,
+    failed: bool,
+}
+
+fn open_dir(path: &Path) -> rustix::io::Result<File> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).map(File::from)
+}
+
+impl Copier {
+    fn operands(&mut self, paths: &[PathBuf]) {
+        let Some((target, sources)) = paths.split_last() else { return };
+        let into = target.metadata().is_ok_and(|metadata| metadata.is_dir());
+        if sources.len() > 1 && !into {
+            return self.fail(format!("target '{}' is not a directory", target.display()));
+        }
+        for source in sources {
+            // With a slash behind it a symbolic link is the directory that it leads to.
+            let (path, had_slash) = without_slashes(source);
+            let path = if had_slash && path.is_symlink() { path.join("") } else { path };
+            let last = without_slashes(source).0;
+            let last = last.as_os_str().as_bytes().rsplit(|byte| *byte == b'/').next().unwrap_or_default();
+            let last = if last == b".." { b"." } else { last };
+            let to = if into { target.join(OsStr::from_bytes(last)) } else { without_slashes(target).0 };
+            let outcome = check_operand(&path, &to).and_then(|()| self.copy(&path, &to));
+            if let Err(why) = outcome {
+                self.fail(why);
+            }
+        }
+    }
+
+    fn fail(&mut self, why: String) {
+        eprintln!("espalier cp: {why}");
+        self.failed = true;
+    }
+
+    fn copy(&mut self, from: &Path, to: &Path) -> Outcome {
+        let metadata = from.symlink_metadata();
+        let metadata =
+            metadata.map_err(|error| format!("cannot stat '{}': {}", from.display(), plain(&error)))?;
+        if metadata.is_dir() {
+            return self.copy_dir(from, &metadata, to);
+        }
+        self.copy_file(from, &metadata, to)
+    }
+
+    fn copy_dir(&mut self, from: &Path, metadata: &Metadata, to: &Path) -> Outcome {
+        if !self.recursive {
+            return Err(format!("-r not specified; omitting directory '{}'", from.display()));
+        }
+        let cannot =
+            |what: &str, path: &Path, errno| format!("cannot {what} '{}': {}", path.display(), text(errno));
+        let mode = metadata.mode() & 0o1777;
+        let is_new = match to.symlink_metadata() {
+            Err(_) => {
+                // It must be possible to fill it.
+                mkdirat(CWD, to, Mode::from_raw_mode(mode | 0o700))
+                    .map_err(|errno| cannot("create directory", to, errno))?;
+                true
+            }
+            Ok(there) if there.is_dir() || to.is_dir() => false,
+            Ok(_) => {
+                let (to, from) = (to.display(), from.display());
+                return Err(format!("cannot overwrite non-directory '{to}' with directory '{from}'"));
+            }
+        };
+        let target = open_dir(to).map_err(|errno| cannot("access", to, errno))?;
+        // As far as it goes, even if nothing in it can be read.
+        let outcome = match open_dir(from) {
+            Ok(source) => self.copy_entries((from, &source), (to, &target)),
+            Err(errno) => Err(cannot("access", from, errno)),
+        };
+        if self.how.preserve {
+            return file::set_attributes(from, metadata, to).and(outcome);
+        }
+        if is_new && mode & 0o700 != 0o700 {
+            let mode = metadata.mode() & 0o1777 & !self.how.umask;
+            fchmod(&target, Mode::from_raw_mode(mode))
+                .map_err(|errno| cannot("set permissions for", to, errno))?;
+        }
+        outcome
+    }
+
+    /// Leads the file system through the copying of what is in a directory, and copies what that leaves.
+    fn copy_entries(&mut self, (from, source): (&Path, &File), (to, target): (&Path, &File)) -> Outcome {
+        let cannot = |errno| match errno {
+            Errno::INVAL => into_itself(from, to),
+            Errno::NOENT => format!("cannot copy '{}' to another file system: use cp(1)", from.display()),
+            errno => format!("cannot copy '{}': {}", from.display(), text(errno)),
+        };
+        let key = CopyKey(random().map_err(cannot)?);
+        match fgetxattr(source, key.from_name(), &mut [0; 1]) {
+            Ok(_) => {}
+            Err(Errno::OPNOTSUPP | Errno::NODATA) => {
+                let from = from.display();
+                return Err(format!(
+                    "'{from}' is not in a mounted Espalier file system that can do this: use cp(1)"
+                ));
+            }
+            Err(errno) => return Err(cannot(errno)),
+        }
+        let mut report = vec![0; CopyReport::MAX_BYTES];
+        loop {
+            fsetxattr(target, key.to_name(), &self.how.encode(), XattrFlags::empty()).map_err(cannot)?;
+            let length = fgetxattr(target, key.to_name(), &mut report[..]).map_err(cannot)?;
+            let report = CopyReport::decode(&report[..length]).ok_or(Errno::PROTO).map_err(cannot)?;
+            for path in &report.left {
+                let path = Path::new(OsStr::from_bytes(path));
+                if let Err(why) = self.copy(&from.join(path), &to.join(path)) {
+                    self.fail(why);
+                }
+            }
+            if report.done {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn random() -> rustix::io::Result<u128> {
+    let mut bytes = [0; 16];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    if filled < bytes.len() { Err(Errno::AGAIN) } else { Ok(u128::from_ne_bytes(bytes)) }
+}
+
+fn into_itself(from: &Path, to: &Path) -> String {
+    format!("cannot copy a directory, '{}', into itself, '{}'", from.display(), to.display())
+}
+
+/// Of a directory: it lies in a mounted Espalier file system, the copy will too, and not in the directory itself.
+fn check_operand(from: &Path, to: &Path) -> Outcome {
+    let Ok(source) = open_dir(from) else { return Ok(()) };
+    if from.is_symlink() && !from.as_os_str().as_bytes().ends_with(b"/") {
+        return Ok(());
+    }
+    let parent = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let Ok(target) = open_dir(to).or_else(|_| open_dir(parent)) else { return Ok(()) };
+    let failed = |error: &std::io::Error| format!("cannot examine '{}': {}", from.display(), plain(error));
+    let (place, other) =
+        (Place::of(&source).map_err(|e| failed(&e))?, Place::of(&target).map_err(|e| failed(&e))?);
+    for (place, path) in [(&place, from), (&other, to)] {
+        if !place.espalier {
+            return Err(format!("'{}' is not in a mounted Espalier file system: use cp(1)", path.display()));
+        }
+    }
+    if let Some(mount) = place.mounts_below.first() {
+        return Err(format!("cannot copy '{}': something is mounted on {}", from.display(), mount.display()));
+    }
+    let id = |file: &File| file.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+    let top = id(&source).map_err(|e| failed(&e))?;
+    let mut above = target;
+    let mut at = id(&above).map_err(|e| failed(&e))?;
+    if at.0 != top.0 {
+        let (from, to) = (from.display(), to.display());
+        return Err(format!("'{from}' and '{to}' are in different file systems: use cp(1)"));
+    }
+    while at != top {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::PATH;
+        let Ok(next) = openat(&above, "..", flags.difference(OFlags::RDONLY), Mode::empty()) else {
+            return Ok(());
+        };
+        above = File::from(next);
+        let next = id(&above).map_err(|e| failed(&e))?;
+        if next == at {
+            return Ok(());
+        }
+        at = next;
+    }
+    Err(into_itself(from, to))
+}
+
+/// As other programs show it.
+fn plain(error: &std::io::Error) -> String {
+    Errno::from_io_error(error).map_or_else(|| error.to_string(), text)
+}

@@ -1,0 +1,263 @@
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Access, Copied, CopyLevel, CopyTree, Errno, FileType, Ino, Name, NewNode, Reply, mode};
+
+use crate::event::{Change, Event};
+use crate::machine::{Cx, Meta};
+use crate::progress::Progress;
+use crate::record::{Body, Inode, Xattrs};
+use crate::state::Home;
+use crate::step::{Step, Stop};
+
+/// Entries copied in a step, and bytes: bounds how long operations wait behind it.
+const STEP: usize = 256;
+const STEP_BYTES: u64 = 1 << 20;
+/// Of what is left to the caller in a step, bytes of paths.
+const LEFT_BYTES: usize = 32 << 10;
+
+/// What became of an entry.
+enum Outcome {
+    /// With so many bytes.
+    Copied(u64),
+    /// A directory, whose copy is there, with nothing in it yet.
+    Entered(CopyLevel),
+    Left,
+}
+
+impl Meta {
+    /// Copies some of what is in a directory, at any depth. What needs more than a few records is left to the caller: files with
+    /// streams, files whose links are to be kept, what the caller may not read, what only the kernel knows who may make, and
+    /// names that are there already.
+    pub(crate) fn copy_tree(&mut self, cx: &mut Cx<'_>, request: &CopyTree) -> Step<Reply> {
+        let mut copied = match core::mem::take(cx.progress) {
+            Progress::Copy(copied) => copied,
+            _ => Box::new(Copied { levels: request.levels.clone(), ..Copied::default() }),
+        };
+        match self.copy_some(cx, request, &mut copied) {
+            Ok(()) => Ok(Reply::Copied(copied)),
+            // The next step tells.
+            Err(Stop::Fail(_)) if copied.entries > 0 => Ok(Reply::Copied(copied)),
+            Err(stop) => {
+                *cx.progress = Progress::Copy(copied);
+                Err(stop)
+            }
+        }
+    }
+
+    fn copy_some(&mut self, cx: &mut Cx<'_>, request: &CopyTree, copied: &mut Copied) -> Step<()> {
+        self.growable()?;
+        if let (Some(first), Some(last)) = (copied.levels.first(), copied.levels.last())
+            && self.state.is_below(last.to, first.from)?
+        {
+            return Err(Errno::EINVAL.into());
+        }
+        while let Some(level) = copied.levels.last().copied() {
+            if copied.entries >= STEP as u64
+                || copied.bytes >= STEP_BYTES
+                || copied.left.iter().map(Vec::len).sum::<usize>() >= LEFT_BYTES
+            {
+                return Ok(());
+            }
+            let dir = self.state.dir(level.from)?;
+            cx.check(dir, Access::READ | Access::EXEC)?;
+            let is_removed = self.state.is_removed(level.from)?;
+            let found =
+                if is_removed { Vec::new() } else { self.entries_after(cx, level.from, level.after)? };
+            let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
+                // What is left to the caller in it changes its times once more.
+                if !copied.left.is_empty() {
+                    return Ok(());
+                }
+                if copied.levels.len() > 1 {
+                    self.finish_dir(cx, request, level, copied)?;
+                }
+                copied.levels.pop();
+                continue;
+            };
+            for (slot, target) in found {
+                let Some(ino) = target.ino() else { continue };
+                let outcome = match self.copy_entry(cx, request, copied, &slot.name, ino) {
+                    // The caller tells what could not be copied, and why.
+                    Err(Stop::Fail(Errno::EDQUOT)) => Outcome::Left,
+                    outcome => outcome?,
+                };
+                let depth = copied.levels.len();
+                if let Some(level) = copied.levels.last_mut() {
+                    level.after = hash;
+                }
+                copied.entries += 1;
+                match outcome {
+                    Outcome::Copied(bytes) => copied.bytes += bytes,
+                    Outcome::Entered(below) => copied.levels.push(below),
+                    Outcome::Left => {
+                        let path = self.path_below(&copied.levels[..depth], &slot.name);
+                        copied.left.push(path);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_entry(
+        &mut self,
+        cx: &mut Cx<'_>,
+        request: &CopyTree,
+        copied: &mut Copied,
+        name: &Name,
+        ino: Ino,
+    ) -> Step<Outcome> {
+        let Some(CopyLevel { to, .. }) = copied.levels.last().copied() else { return Ok(Outcome::Left) };
+        let inode = self.state.inode(ino)?;
+        let is_left = match &inode.body {
+            Body::Directory(_) => {
+                copied.levels.len() == CopyTree::MAX_LEVELS || !cx.may(inode, Access::READ | Access::EXEC)?
+            }
+            Body::Streamed { .. } => true,
+            Body::Stuffed { .. } => !cx.may(inode, Access::READ)?,
+            Body::Symlink(_) => false,
+            // The kernel knows who may make devices.
+            Body::Node => matches!(inode.kind, FileType::CharDevice | FileType::BlockDevice),
+        };
+        let is_linked = request.preserve && !inode.is_dir() && inode.nlink > 1;
+        let has_others = request.preserve && self.has_foreign_xattrs(cx, ino)?;
+        let slot = self.state.slot(name);
+        if is_left || is_linked || has_others || self.state.target(to, &slot)?.ino().is_some() {
+            return Ok(Outcome::Left);
+        }
+        let (copy, xattrs) = self.copy_of(cx, request, to, self.state.inode(ino)?)?;
+        self.state.admit(&[(to, copy.weight())], &[])?;
+        let (new, dir, name) = (copy.ino, to, name.clone());
+        let bytes = self.state.strip(ino)?.len() as u64;
+        self.clonable(bytes)?;
+        if !self.state.cached(to)?.names_are_new {
+            copied.made.push((to, name.clone()));
+        }
+        self.note_changed(copied, to);
+        let is_dir = copy.is_dir();
+        let event = match copy.body {
+            Body::Stuffed { stored: 1.., .. } => Event::Clone { from: ino, dir, name, inode: copy },
+            _ => Event::Create { dir, name, inode: copy },
+        };
+        self.commit(cx, &event)?;
+        for (name, value) in xattrs {
+            self.commit(cx, &Event::SetXattr { ino: new, name, value: Some(value), time: cx.now })?;
+        }
+        Ok(if is_dir {
+            Outcome::Entered(CopyLevel { from: ino, to: new, after: 0 })
+        } else {
+            Outcome::Copied(bytes)
+        })
+    }
+
+    /// Whether it has extended attributes that only privileged callers may set: the kernel knows who they are.
+    fn has_foreign_xattrs(&self, cx: &Cx<'_>, ino: Ino) -> Step<bool> {
+        let mut names = self.state.xattr_list(ino)?.iter().map(|(name, _)| name);
+        Ok(cx.caller.is_superuser() && names.any(|name| !name.starts_with(b"user.")))
+    }
+
+    /// The inode that a copy gets in a directory, as `cp` would make it, and its extended attributes.
+    fn copy_of(&self, cx: &Cx<'_>, request: &CopyTree, to: Ino, inode: &Inode) -> Step<(Inode, Xattrs)> {
+        let node = match (&inode.body, inode.kind) {
+            (Body::Directory(_), _) => NewNode::Directory,
+            (Body::Symlink(target), _) => NewNode::Symlink(target.clone()),
+            (_, FileType::Fifo) => NewNode::Fifo,
+            (_, FileType::Socket) => NewNode::Socket,
+            _ => NewNode::Regular,
+        };
+        let perm = inode.perm & plain_perm(inode.is_dir());
+        let mut copy = self.new_inode(cx, to, &node, (perm, request.umask))?;
+        if let Body::Stuffed { .. } = inode.body {
+            copy.body = inode.body.clone();
+        }
+        let mut xattrs = Xattrs::new();
+        if request.preserve {
+            let keeps_group = cx.caller.is_superuser() || cx.is_member(inode.gid)?;
+            if cx.caller.is_superuser() {
+                copy.uid = inode.uid;
+            }
+            if keeps_group {
+                copy.gid = inode.gid;
+            }
+            copy.perm = kept_perm(inode, &copy);
+            (copy.atime, copy.mtime) = (inode.atime, inode.mtime);
+            copy.acl.clone_from(&inode.acl);
+            copy.default_acl.clone_from(&inode.default_acl);
+            xattrs.clone_from(self.state.xattr_list(inode.ino)?);
+            xattrs.retain(|(name, _)| name.starts_with(b"user."));
+        }
+        if copy.is_dir() && !cx.caller.is_superuser() {
+            // The caller must be able to fill it.
+            set_perm(&mut copy, |perm| perm | 0o700);
+        }
+        Ok((copy, xattrs))
+    }
+
+    /// All that is in a directory has been copied.
+    fn finish_dir(
+        &mut self,
+        cx: &mut Cx<'_>,
+        request: &CopyTree,
+        level: CopyLevel,
+        copied: &mut Copied,
+    ) -> Step<()> {
+        let (from, to) = (self.state.inode(level.from)?, self.state.inode(level.to)?);
+        let mut change = Change::default();
+        let perm = if request.preserve {
+            (change.atime, change.mtime) = (Some(from.atime), Some(from.mtime));
+            kept_perm(from, to)
+        } else {
+            to.perm & (!0o700 | (from.perm & !request.umask))
+        };
+        change.perm = (perm != to.perm).then_some(perm);
+        if change != Change::default() {
+            change.ctime = Some(cx.now);
+            self.note_changed(copied, level.to);
+            self.commit(cx, &Event::SetAttr { ino: level.to, change })?;
+        }
+        Ok(())
+    }
+
+    /// A directory changes that a client may know.
+    fn note_changed(&self, copied: &mut Copied, dir: Ino) {
+        let is_known = self.state.inodes.get(&dir).is_some_and(|cached| cached.lookups > 0);
+        if is_known && copied.changed.last() != Some(&dir) {
+            copied.changed.push(dir);
+        }
+    }
+
+    /// The path of an entry of the last level's directory from the first level's, as far as they have names.
+    fn path_below(&self, levels: &[CopyLevel], name: &Name) -> Vec<u8> {
+        let mut path = Vec::new();
+        for level in levels.iter().skip(1) {
+            if let Some(Home::Dentry { dir, hash }) =
+                self.state.inodes.get(&level.from).map(|cached| cached.home)
+                && let Some(slot) = self.state.primary_slot(dir, hash, level.from)
+            {
+                path.extend_from_slice(&slot.name);
+                path.push(b'/');
+            }
+        }
+        path.extend_from_slice(name);
+        path
+    }
+}
+
+/// The permissions that a copy with this owner keeps.
+fn kept_perm(inode: &Inode, copy: &Inode) -> u32 {
+    match (copy.uid, copy.gid) == (inode.uid, inode.gid) {
+        true => inode.perm,
+        false => inode.perm & plain_perm(inode.is_dir()),
+    }
+}
+
+/// What anybody may set.
+fn plain_perm(is_dir: bool) -> u32 {
+    0o777 | if is_dir { mode::STICKY } else { 0 }
+}
+
+fn set_perm(inode: &mut Inode, perm: impl FnOnce(u32) -> u32) {
+    let change = Change { perm: Some(perm(inode.perm)), ..Change::default() };
+    change.apply(inode);
+}

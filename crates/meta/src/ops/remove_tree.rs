@@ -1,0 +1,103 @@
+use alloc::vec::Vec;
+
+use espalier_proto::{Access, Errno, Ino, Name, Reply, mode};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::progress::{Progress, Walk};
+use crate::state::{Home, Target};
+use crate::step::{Step, Stop, Wait};
+
+/// Entries looked at in a step.
+const STEP: usize = 1024;
+/// How often the rights below may change while they are looked at, until the caller is told so.
+const TRIES: u32 = 100;
+
+impl Meta {
+    /// Removes a directory with all that is below it, at once: it becomes an orphan, which nothing can be made or found in,
+    /// and what it holds is freed in the background (`trash.rs`).
+    pub(crate) fn remove_tree(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Reply> {
+        self.writable()?;
+        let has_entries = self.state.dir(dir)?.has_entries();
+        let (parent, name) = self.name_of_dir(dir)?;
+        self.victim(cx, parent, &name)?;
+        self.state.load_above(parent)?;
+        if has_entries && self.state.trash.len() >= Self::MAX_TRASH {
+            return Err(Stop::Wait(Wait::Room));
+        }
+        if has_entries && !cx.caller.is_superuser() {
+            self.check_below(cx, dir)?;
+        }
+        self.commit(cx, &Event::Unlink { dir: parent, name: name.clone(), time: cx.now })?;
+        if has_entries {
+            self.add_trash(dir);
+        } else {
+            self.purge_if_unused(cx, dir)?;
+        }
+        Ok(Reply::Removed { dir: parent, name })
+    }
+
+    /// The directory that a directory is in, and its name there.
+    fn name_of_dir(&self, dir: Ino) -> Step<(Ino, Name)> {
+        match self.state.cached(dir)?.home {
+            Home::Dentry { dir: parent, hash } => {
+                let slot = self.state.primary_slot(parent, hash, dir).ok_or(Errno::EIO)?;
+                Ok((parent, slot.name))
+            }
+            Home::Table => Err(Errno::EBUSY.into()),
+            Home::Orphan => Err(Errno::ENOENT.into()),
+        }
+    }
+
+    /// Fails unless the caller may list and empty every directory below that is not empty, at one time: what has changed
+    /// meanwhile is looked at again.
+    fn check_below(&self, cx: &mut Cx<'_>, top: Ino) -> Step<()> {
+        let mut walk = match core::mem::take(cx.progress) {
+            Progress::Walk(walk) if walk.top == top => walk,
+            _ => Walk::new(top),
+        };
+        if walk.disturbed {
+            if walk.again == TRIES {
+                return Err(Errno::EBUSY.into());
+            }
+            walk = Walk { again: walk.again + 1, ..Walk::new(top) };
+        }
+        let outcome = self.walk(cx, &mut walk);
+        *cx.progress = Progress::Walk(walk);
+        outcome
+    }
+
+    fn walk(&self, cx: &Cx<'_>, walk: &mut Walk) -> Step<()> {
+        let mut left = STEP;
+        while let Some((dir, after)) = walk.stack.last().copied() {
+            let inode = self.state.dir(dir)?;
+            if after == 0 {
+                cx.check(inode, Access::READ | Access::WRITE | Access::EXEC)?;
+            }
+            let found = self.entries_after(cx, dir, after)?;
+            let is_sticky = inode.perm & mode::STICKY != 0 && !cx.is_owner(inode);
+            let mut below = Vec::new();
+            for (_, target) in &found {
+                match target {
+                    Target::Primary(ino) => {
+                        let entry = self.state.inode(*ino)?;
+                        cx.check_sticky(inode, entry)?;
+                        below.extend(entry.has_entries().then_some((*ino, 0)));
+                    }
+                    Target::Remote(ino, _) if is_sticky => cx.check_sticky(inode, self.state.inode(*ino)?)?,
+                    Target::Remote(..) | Target::Absent => {}
+                }
+            }
+            match (found.last(), walk.stack.last_mut()) {
+                (Some((slot, _)), Some(top)) => top.1 = slot.hash,
+                _ => drop(walk.stack.pop()),
+            }
+            walk.stack.extend(below);
+            left = left.saturating_sub(found.len().max(1));
+            if left == 0 && !walk.stack.is_empty() {
+                return Err(Stop::Wait(Wait::Others));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,81 @@
+//! Operations that have been started and not answered, and what they are given when they run.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Caller, ClientId, Errno, Ino, Request, RequestId, StreamStat, Time};
+
+use crate::progress::Progress;
+use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
+
+/// What an operation may know besides the state: who asks, when, and what has been fetched for it so far.
+pub(crate) struct Cx<'a> {
+    pub now: Time,
+    pub caller: &'a Caller,
+    pub streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
+    pub page: Option<Page>,
+    /// Must the answer wait until everything so far is durable?
+    pub durable: bool,
+    /// Has the operation changed anything?
+    pub changed: bool,
+    /// What is remembered from one step of the operation to the next.
+    pub progress: &'a mut Progress,
+}
+
+impl Cx<'_> {
+    /// The result of a call on a stream, once it has been made for this operation.
+    pub(crate) fn stream(&self, call: StreamCall) -> Step<StreamDone> {
+        match self.streams.iter().find(|(made, _)| *made == call) {
+            Some((_, result)) => Ok(result.clone()?),
+            None => Err(Stop::Wait(Wait::Stream(call))),
+        }
+    }
+
+    pub(crate) fn stream_stats(&self, inos: Vec<Ino>) -> Step<Vec<StreamStat>> {
+        match self.stream(StreamCall::Stat(inos))? {
+            StreamDone::Stats(stats) => Ok(stats),
+            StreamDone::Done => Err(Errno::EIO.into()),
+        }
+    }
+
+    /// Files whose streams this operation has had measured last, with what was counted for them then, and their sizes.
+    pub(crate) fn measured(&self) -> Option<Vec<(Ino, u64, u64)>> {
+        self.streams.iter().rev().find_map(|made| match made {
+            (StreamCall::Measure(files), Ok(StreamDone::Stats(stats))) => {
+                let sizes = files.iter().zip(stats).map(|((ino, counted), stat)| (*ino, *counted, stat.size));
+                Some(sizes.collect())
+            }
+            _ => None,
+        })
+    }
+}
+
+/// What a load has just covered of a directory: all names with hashes from `from` to `to`, exclusive.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Page {
+    pub dir: Ino,
+    pub from: u64,
+    pub to: u64,
+}
+
+/// An operation that has been started and not answered.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub from: ClientId,
+    pub id: RequestId,
+    pub caller: Caller,
+    pub request: Request,
+    pub streams: Vec<(StreamCall, Result<StreamDone, Errno>)>,
+    pub page: Option<Page>,
+    /// The last load, which must not be asked for again.
+    pub loaded: Option<Load>,
+    /// It has changed something in an earlier step.
+    pub changed: bool,
+    pub progress: Progress,
+}
+
+impl Task {
+    pub(crate) fn new(from: ClientId, id: RequestId, caller: Caller, request: Request) -> Self {
+        let (streams, page, loaded, changed, progress) = (Vec::new(), None, None, false, Progress::None);
+        Self { from, id, caller, request, streams, page, loaded, changed, progress }
+    }
+}
