@@ -221,7 +221,12 @@ ln used/meta/Cargo.toml outside
 exec 5< used/sub/big 6< used/meta/Cargo.toml 7< used/sub/deep
 (
     cd used/sub/deep
+    ls -A . > /dev/null # the kernel keeps that until this directory, too, has been freed
     "$bin" rm -r "$mnt/used"
+    for _ in $(seq 600); do
+        [ -n "$(ls -A .)" ] || break
+        sleep 0.1
+    done
     [ -z "$(ls -A .)" ] || fail "there is something in a removed directory: $(ls -A .)"
     if (echo new > new) 2> /dev/null; then fail 'something was made in a removed directory'; fi
     if ln "$mnt/outside" link 2> /dev/null; then fail 'something was linked into a removed directory'; fi
@@ -238,6 +243,19 @@ cmp outside tree/meta/Cargo.toml
 exec 5<&- 6<&- 7<&-
 mkdir used
 [ -z "$(ls -A used)" ] || fail 'a new directory is not empty'
+
+echo 'listings that the kernel keeps'
+mkdir kept
+ls . kept > /dev/null
+"$bin" cp -r tree/meta kept
+[ "$(ls kept)" = meta ] || fail "a listing lacks a copy: $(ls kept)"
+(
+    cd kept
+    ls . > /dev/null
+    "$bin" rm -r "$mnt/kept"
+    [ -z "$(ls -A .)" ] || fail "there is something in a removed directory: $(ls -A .)"
+)
+if ls | grep -qx kept; then fail 'a removed directory is listed'; fi
 
 echo 'killed while a removed tree is freed'
 cd "$work"

@@ -102,6 +102,6 @@ pub fn serve_floor(
         .and_then(|()| out.flush())
         .map_err(Error::doing("say that the floor is ready"))?;
     let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
-    let writes_directly = session.granted().coherent_direct_writes;
-    Ok(session.run(threads, Arc::new(Memory::new(uid, gid, writes_directly)))?)
+    let memory = Memory::new(uid, gid, session.granted(), options.default_permissions);
+    Ok(session.run(threads, Arc::new(memory))?)
 }

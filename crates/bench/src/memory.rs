@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use espalier_fuse::{
-    Attr, DirBuffer, Entry, Filesystem, Op, Opened, OpenedFlags, ROOT_NODE, Reply, Request, SetAttr, SetTime,
-    StatFs,
+    Attr, DirBuffer, Entry, Filesystem, Granted, InitFlags, Op, Opened, OpenedFlags, ROOT_NODE, Reply,
+    Request, SetAttr, SetTime, StatFs,
 };
 use espalier_runtime::FOREVER;
 use rustc_hash::FxHashMap;
@@ -31,6 +31,8 @@ pub(crate) struct Memory {
     last: AtomicU64,
     /// Files that are only written to are written past the kernel's cache.
     writes_directly: bool,
+    /// The kernel opens directories without asking.
+    opens_directories: bool,
 }
 
 struct Inode {
@@ -87,9 +89,11 @@ impl Names {
 
 impl Memory {
     /// An empty tree that belongs to this user.
-    pub(crate) fn new(uid: u32, gid: u32, writes_directly: bool) -> Memory {
+    pub(crate) fn new(uid: u32, gid: u32, granted: &Granted, kernel_checks: bool) -> Memory {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
-        let memory = Memory { parts, last: AtomicU64::new(ROOT_NODE), writes_directly };
+        let writes_directly = granted.coherent_direct_writes;
+        let opens_directories = kernel_checks && granted.flags.contains(InitFlags::NO_OPENDIR_SUPPORT);
+        let memory = Memory { parts, last: AtomicU64::new(ROOT_NODE), writes_directly, opens_directories };
         let root = Attr { ino: ROOT_NODE, mode: DIRECTORY | 0o755, uid, gid, ..fresh() };
         memory.part(ROOT_NODE).insert(ROOT_NODE, Inode::new(root));
         memory
@@ -248,7 +252,8 @@ impl Memory {
             Op::Rename { name, new_parent, new_name, flags } => {
                 Answer::Done(self.rename((node, name), (new_parent, new_name), flags)?)
             }
-            Op::Open { .. } | Op::OpenDir { .. } => Answer::Opened,
+            Op::Open { .. } => Answer::Opened,
+            Op::OpenDir { .. } if !self.opens_directories => Answer::Opened,
             Op::Write { offset, data, .. } => Answer::Written(self.write(node, offset, data)?),
             Op::ReadDir { offset, size, .. } => Answer::Data(self.list(node, offset, size, false)?),
             Op::ReadDirPlus { offset, size, .. } => Answer::Data(self.list(node, offset, size, true)?),

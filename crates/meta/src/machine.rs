@@ -209,6 +209,11 @@ impl Meta {
         self.state.cache_bytes()
     }
 
+    /// When reading changes access times.
+    pub fn atime(&self) -> Atime {
+        self.config.atime
+    }
+
     /// Inodes in use.
     pub fn files(&self) -> u64 {
         self.state.files

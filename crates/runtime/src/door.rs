@@ -11,7 +11,7 @@ use espalier_client::{Answer, Call, Opening};
 use espalier_fuse::{
     self as fuse, BackingId, DirBuffer, Filesystem, Granted, Notifier, Op, OpenedFlags, StatXExtra, Transport,
 };
-use espalier_meta::Recall;
+use espalier_meta::{Atime, Recall};
 use espalier_proto::{
     Access, AllocateMode, Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Limit, Name,
     NameError, NewNode, OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
@@ -46,6 +46,8 @@ pub struct FuseDoor {
     can_prune: bool,
     /// What is written past the kernel's cache, the kernel also takes out of it.
     writes_directly: bool,
+    /// The kernel may open directories without asking.
+    opens_directories: bool,
     notifier: OnceLock<Notifier>,
     /// Known once the first request may come, as is the next.
     transport: OnceLock<Transport>,
@@ -82,6 +84,8 @@ enum Form {
     /// Of the FSYNC after that, so many bytes.
     Written(u32),
     Flush,
+    /// Of this directory with all that is below it.
+    Removing(Ino),
     Copying(CopyKey),
     StatX,
     Copy,
@@ -216,6 +220,9 @@ impl Embedded {
                 let how = open_how(flags & !O_TRUNC, kill_suid_gid);
                 Ok((Call::Request(Request::Open { ino, how }), opening_form(flags)))
             }
+            // The kernel asks no second time, opens directories by itself, and caches listings until it changes them or
+            // is told that they have changed.
+            Op::OpenDir { .. } if self.node.door().opens_directories => Err(Errno::ENOSYS),
             Op::OpenDir { .. } => {
                 let how =
                     OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
@@ -236,7 +243,7 @@ impl Embedded {
             Op::Access { mask } => plain(Request::Access { ino, want: Access::from_bits_truncate(mask) }),
             Op::SetXattr { name, .. } if name == bulk::REMOVE_TREE.as_bytes() => {
                 check_root(request)?;
-                plain(Request::RemoveTree { dir: ino })
+                Ok((Call::Request(Request::RemoveTree { dir: ino }), Form::Removing(ino)))
             }
             Op::SetXattr { name, value, flags, acl_kill_sgid } => {
                 if let Some(step) = self.node.door().copies.set(request.uid, ino, name, value) {
@@ -338,8 +345,8 @@ impl Door for FuseDoor {
             (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
                 answer_listing(node, reply, &entries, (dir, parent), (offset, size, plus));
             }
-            (Answer::Removed { dir, name }, _) => {
-                self.tell([News::Entry(dir, name)].into());
+            (Answer::Removed { dir, name }, Form::Removing(ino)) => {
+                self.tell([News::Entry(dir, name), News::Attributes(dir), News::Attributes(ino)].into());
                 reply.ok();
             }
             (Answer::Copied(mut copied), Form::Copying(key)) => {
@@ -350,7 +357,7 @@ impl Door for FuseDoor {
                 reply.ok();
             }
             (Answer::StatFs(capacity), _) => answer_statfs(node, reply, &capacity),
-            (Answer::Bytes(_) | Answer::Listing { .. } | Answer::Copied(_), _) => {
+            (Answer::Bytes(_) | Answer::Listing { .. } | Answer::Removed { .. } | Answer::Copied(_), _) => {
                 reply.error(Errno::EIO.raw())
             }
         }
@@ -388,8 +395,11 @@ impl Door for FuseDoor {
 }
 
 impl FuseDoor {
-    pub fn new(kernel_checks: bool, granted: &Granted) -> Self {
+    /// `atime`: who reads directories is to be seen each time only with [`Atime::Always`].
+    pub fn new(kernel_checks: bool, atime: Atime, granted: &Granted) -> Self {
+        let can_open_directories = granted.flags.contains(fuse::InitFlags::NO_OPENDIR_SUPPORT);
         Self {
+            opens_directories: can_open_directories && kernel_checks && atime != Atime::Always,
             kernel_checks,
             can_prune: granted.prune,
             writes_directly: granted.coherent_direct_writes,
@@ -526,7 +536,8 @@ fn tell_some(notifier: &Notifier, news: &mut VecDeque<News>) -> bool {
     while let Some(next) = news.front() {
         let queued = match next {
             News::Entry(dir, name) => notifier.inval_entry(dir.0, name),
-            News::Attributes(ino) => notifier.inval_inode(ino.0, -1, 0),
+            // And of a directory the listing.
+            News::Attributes(ino) => notifier.inval_inode(ino.0, 0, 0),
         };
         if !queued {
             return false;

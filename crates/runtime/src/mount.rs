@@ -62,7 +62,7 @@ pub fn mount(
         wanted.flags |= InitFlags::POSIX_ACL;
         session = Session::mount(&name, mountpoint, &kernel, &wanted).map_err(failed)?;
     }
-    let door = FuseDoor::new(kernel.default_permissions, session.granted());
+    let door = FuseDoor::new(kernel.default_permissions, volume.meta.atime(), session.granted());
     match session.notifier(NOTIFICATIONS) {
         Ok(notifier) => door.set_notifier(notifier),
         Err(source) => {
@@ -118,6 +118,7 @@ pub fn wanted(kernel: &espalier_fuse::MountOptions, transport: Option<Transport>
         | InitFlags::DO_READDIRPLUS
         | InitFlags::READDIRPLUS_AUTO
         | InitFlags::PARALLEL_DIROPS
+        | InitFlags::NO_OPENDIR_SUPPORT
         | InitFlags::HANDLE_KILLPRIV_V2
         | InitFlags::PASSTHROUGH
         | InitFlags::DIRECT_IO_ALLOW_MMAP;
