@@ -80,7 +80,7 @@ pub struct MkfsArgs {
     /// Files of at most so many bytes are kept with their metadata (stuffed).
     #[arg(long, default_value = "64K", value_parser = parse_size, value_name = "SIZE")]
     pub strip: u64,
-    /// Room for changes that are not in the tables yet [default: a 64th of the disk, from 16M to 512M].
+    /// Room for changes that are not in the tables yet [default: a 64th of the disk, from 16M to 256M].
     #[arg(long, value_parser = parse_size, value_name = "SIZE")]
     pub journal: Option<u64>,
     /// Make it even over a file system that is there, which is then lost.

@@ -21,8 +21,8 @@ pub struct MkfsOptions {
     pub label: String,
     /// Files of at most so many bytes are stuffed: kept with their metadata.
     pub strip_bytes: u32,
-    /// `None`: a 64th of the file system that the store lies on, from 16 to 512 MiB. While the store has less than twice as
-    /// much free, nothing is added to it.
+    /// `None`: a 64th of the file system that the store lies on, or a 16th of what is free there, if that is less; from
+    /// 16 to 256 MiB. While the store has less than twice as much free, nothing is added to it.
     pub journal_bytes: Option<u64>,
     /// Make it even where there is one already, whose contents are lost.
     pub force: bool,
@@ -57,8 +57,9 @@ fn journal_bytes_for(dir: &Path) -> Result<u64, Error> {
         what: format!("cannot look at {}", existing.display()),
         source: error.into(),
     })?;
-    let share = stat.f_blocks.saturating_mul(stat.f_frsize) / 64;
-    Ok(share.clamp(16 << 20, 512 << 20).next_multiple_of(1 << 20))
+    let (all, free) =
+        (stat.f_blocks.saturating_mul(stat.f_frsize), stat.f_bavail.saturating_mul(stat.f_frsize));
+    Ok((all / 64).min(free / 16).clamp(16 << 20, 256 << 20).next_multiple_of(1 << 20))
 }
 
 /// An event of a whole strip must be a small part of the journal.

@@ -24,7 +24,7 @@ kinds! {
     Write = "write", Allocate = "fallocate", Seek = "lseek", Copy = "copy_file_range", Fsync = "fsync",
     ReadDir = "readdir", ReadDirPlus = "readdirplus", Access = "access", SetXattr = "setxattr",
     GetXattr = "getxattr", ListXattr = "listxattr", RemoveXattr = "removexattr", StatFs = "statfs",
-    RemoveTree = "remove tree", CopyTree = "copy tree",
+    RemoveTree = "remove_tree", CopyTree = "copy_tree",
 }
 
 impl Kind {
