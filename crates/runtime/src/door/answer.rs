@@ -1,0 +1,333 @@
+//! What comes of the kernel's requests, put into its replies; and what the kernel is told without having asked.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use espalier_client::{Answer, Call, Opening};
+use espalier_fuse::{self as fuse, BackingId, DirBuffer, Notifier, OpenedFlags, StatXExtra};
+use espalier_meta::Recall;
+use espalier_proto::{
+    Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Limit, Name, Request, Time,
+};
+
+use super::{Backing, DIRECT, FOREVER, Form, FuseDoor, Ticket};
+use crate::node::{Door, Node, Outcome};
+
+/// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
+const STREAM_ATTR: Duration = Duration::from_secs(1);
+/// The size that the kernel is told to prefer for I/O.
+const BLOCK_BYTES: u32 = 4096;
+/// For what the server does by itself.
+const SERVER: Caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
+
+impl Door for FuseDoor {
+    type Ticket = Ticket;
+
+    fn answer(&self, node: &Node<Self>, ticket: Ticket, outcome: Result<Outcome<'_>, Errno>) {
+        let Ticket { reply, form } = ticket;
+        let answer = match outcome {
+            Err(errno) => return reply.error(errno.raw()),
+            Ok(Outcome::Data(data)) => return answer_data(reply, form, data),
+            Ok(Outcome::Answer(answer)) => answer,
+        };
+        match (answer, form) {
+            (Answer::Attr(_), Form::Flush) => reply.ok(),
+            (Answer::Attr(attr), Form::StatX) => {
+                let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
+                reply.statx(&attr_out(&attr), &extra, attr_valid(&attr));
+            }
+            (Answer::Attr(attr), Form::Restricting)
+                if attr.kind == FileType::Directory && !self.kernel_checks =>
+            {
+                self.after_distrust(move || reply.attr(&attr_out(&attr), attr_valid(&attr)));
+            }
+            (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr)),
+            (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry)),
+            (Answer::Absent { cacheable }, _) if cacheable || self.kernel_checks => {
+                reply.entry(&fuse::Entry::absent(FOREVER));
+            }
+            (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
+            (Answer::Written(written), Form::SyncedWrite(ino, unique)) => {
+                let ticket = Ticket { reply, form: Form::Written(written) };
+                node.call(unique, SERVER, Call::Request(Request::Fsync { ino }), ticket);
+            }
+            (Answer::Done, Form::Written(written)) => reply.written(written),
+            (Answer::Done, _) => reply.ok(),
+            (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),
+            (Answer::Written(written), _) => reply.written(written),
+            (Answer::Offset(offset), _) => reply.lseek(offset),
+            (Answer::Opened(opening), form) => {
+                let opened = self.opened(node, &reply, opening, form);
+                reply.open(&opened);
+            }
+            (Answer::Created(entry, opening), form) => {
+                let opened = self.opened(node, &reply, opening, form);
+                reply.create(&self.entry_out(&entry), &opened);
+            }
+            (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
+                answer_listing(node, reply, &entries, (dir, parent), (offset, size, plus));
+            }
+            (Answer::Removed { dir, name }, Form::Removing(ino)) => {
+                self.tell([News::Entry(dir, name), News::Attributes(dir), News::Attributes(ino)].into());
+                reply.ok();
+            }
+            (Answer::Copied(mut copied), Form::Copying(key)) => {
+                self.copies.made(key, &mut copied);
+                let Copied { made, changed, .. } = *copied;
+                let entries = made.into_iter().map(|(dir, name)| News::Entry(dir, name));
+                self.tell(entries.chain(changed.into_iter().map(News::Attributes)).collect());
+                reply.ok();
+            }
+            (Answer::StatFs(capacity), _) => answer_statfs(node, reply, &capacity),
+            (Answer::Bytes(_) | Answer::Listing { .. } | Answer::Removed { .. } | Answer::Copied(_), _) => {
+                reply.error(Errno::EIO.raw())
+            }
+        }
+    }
+
+    fn changed(&self, inos: &[Ino]) {
+        self.tell(inos.iter().copied().map(News::Attributes).collect());
+    }
+
+    /// The kernel says so when it has forgotten one. What it is not asked, because the queue is busy or it knows the
+    /// inode by several names, it forgets when its own memory is short.
+    fn recall(&self, recalls: &[Recall]) {
+        let Some(notifier) = self.notifier.get().filter(|notifier| !notifier.is_busy()) else { return };
+        if self.can_prune {
+            let inos: Vec<u64> = recalls.iter().map(|recall| recall.ino.0).collect();
+            notifier.prune(&inos);
+            return;
+        }
+        for recall in recalls {
+            if let (Some(dir), Some(name)) = (recall.dir, &recall.name) {
+                notifier.inval_entry(dir.0, name);
+            }
+        }
+    }
+
+    /// Where the kernel passes files through, their next readers use the store's copy.
+    fn left_behind(&self, ino: Ino, bytes: Range<u64>) {
+        let Some(notifier) = self.notifier.get().filter(|notifier| !notifier.is_busy()) else { return };
+        if self.passthrough.load(Ordering::Relaxed)
+            && let (Ok(offset), Ok(length)) = (bytes.start.try_into(), (bytes.end - bytes.start).try_into())
+        {
+            notifier.inval_inode(ino.0, offset, length);
+        }
+    }
+}
+
+impl FuseDoor {
+    /// Calls `done` once the kernel trusts no name that it has cached until now: who may search a directory has
+    /// changed, and the kernel does not check that itself.
+    fn after_distrust(&self, done: impl FnOnce() + Send + 'static) {
+        if self.notifier.get().is_some_and(Notifier::inc_epoch) {
+            self.after_told(done);
+        } else {
+            done();
+        }
+    }
+
+    /// Tells the kernel of changes that it did not ask for. If too much is queued, a thread waits for room: the caller cannot,
+    /// for the kernel may hold a lock for it that what is queued waits for.
+    fn tell(&self, mut news: VecDeque<News>) {
+        const TRIES: u32 = 60_000;
+        let Some(notifier) = self.notifier.get() else { return };
+        if !tell_some(notifier, &mut news) {
+            let notifier = notifier.clone();
+            std::thread::spawn(move || {
+                let told = (0..TRIES).any(|_| {
+                    std::thread::sleep(Duration::from_millis(1));
+                    tell_some(&notifier, &mut news)
+                });
+                if !told {
+                    tracing::warn!(
+                        "the kernel could not be told of changes: it may show what was there before"
+                    );
+                }
+            });
+        }
+    }
+
+    /// Calls `done` once the kernel has been told all that was to be told until now.
+    pub(super) fn after_told(&self, done: impl FnOnce() + Send + 'static) {
+        let done = Arc::new(Mutex::new(Some(done)));
+        let call = |done: &Mutex<Option<_>>| {
+            let taken: Option<_> = done.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(done) = taken {
+                let done: Box<dyn FnOnce()> = Box::new(done);
+                done();
+            }
+        };
+        let queued = self.notifier.get().is_some_and(|notifier| {
+            let done = Arc::clone(&done);
+            notifier.fence(move || call(&done))
+        });
+        if !queued {
+            call(&done);
+        }
+    }
+
+    fn entry_out(&self, entry: &Entry) -> fuse::Entry {
+        let entry_valid = if entry.cacheable || self.kernel_checks { FOREVER } else { Duration::ZERO };
+        let attr = &entry.attr;
+        fuse::Entry {
+            node: attr.ino.0,
+            generation: 0,
+            attr: attr_out(attr),
+            entry_valid,
+            attr_valid: attr_valid(attr),
+        }
+    }
+
+    fn opened(&self, node: &Node<Self>, reply: &fuse::Reply, opening: Opening, form: Form) -> fuse::Opened {
+        let backing = if opening.passthrough { self.open_backing(node, reply, opening.ino) } else { None };
+        let mut flags = OpenedFlags::NOFLUSH;
+        flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none());
+        // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
+        let direct = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
+        flags.set(OpenedFlags::DIRECT_IO, direct);
+        fuse::Opened { handle: if direct { DIRECT } else { 0 }, flags, backing }
+    }
+
+    fn open_backing(&self, node: &Node<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {
+        let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backing) = all.get_mut(&ino) {
+            backing.opens += 1;
+            return Some(backing.id);
+        }
+        let file = node.disk.stream_file(ino);
+        let id = file.and_then(|file| reply.channel().backing_open(file.as_fd()).ok());
+        match id {
+            Some(id) => drop(all.insert(ino, Backing { id, opens: 1 })),
+            None => drop(node.with_client(|client| client.without_passthrough(ino))),
+        }
+        id
+    }
+
+    pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino) {
+        let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backing) = all.get_mut(&ino) {
+            backing.opens -= 1;
+            if backing.opens == 0 {
+                let _ = reply.channel().backing_close(backing.id);
+                all.remove(&ino);
+            }
+        }
+    }
+}
+
+/// What the kernel has not done itself.
+enum News {
+    /// A name is there that was not, or not any more.
+    Entry(Ino, Name),
+    Attributes(Ino),
+}
+
+/// Whether that was all of it.
+fn tell_some(notifier: &Notifier, news: &mut VecDeque<News>) -> bool {
+    while let Some(next) = news.front() {
+        let queued = match next {
+            News::Entry(dir, name) => notifier.inval_entry(dir.0, name),
+            // And of a directory the listing.
+            News::Attributes(ino) => notifier.inval_inode(ino.0, 0, 0),
+        };
+        if !queued {
+            return false;
+        }
+        news.pop_front();
+    }
+    true
+}
+
+pub(super) fn answer_data(reply: fuse::Reply, form: Form, data: &[u8]) {
+    match form {
+        Form::Xattr(0) => reply.xattr_size(data.len() as u32),
+        Form::Xattr(room) if data.len() > room as usize => reply.error(Errno::ERANGE.raw()),
+        _ => reply.data(data),
+    }
+}
+
+fn answer_listing(
+    node: &Node<FuseDoor>,
+    reply: fuse::Reply,
+    entries: &[Dirent],
+    (dir, parent): (Ino, Ino),
+    (offset, size, plus): (u64, u32, bool),
+) {
+    let mut bytes = Vec::new();
+    let mut buffer = DirBuffer::new(&mut bytes, size);
+    let mut push = |ino: Ino, next: u64, kind: FileType, name: &[u8], entry: Option<&Entry>| {
+        if !plus {
+            return buffer.push(ino.0, next, kind.bits(), name);
+        }
+        let entry = entry.map_or(fuse::Entry::default(), |entry| node.door().entry_out(entry));
+        buffer.push_plus(&entry, ino.0, next, kind.bits(), name)
+    };
+    let dots: [(&[u8], Ino, u64); 2] = [(b".", dir, 1), (b"..", parent, 2)];
+    for (name, ino, next) in dots.into_iter().filter(|(_, _, next)| *next > offset) {
+        push(ino, next, FileType::Directory, name, None);
+    }
+    let fits = |entry: &&Dirent| push(entry.ino, entry.cursor, entry.kind, &entry.name, entry.entry.as_ref());
+    let left = entries.iter().skip_while(fits);
+    // The kernel has not been told of the rest, so it does not know them.
+    let unknown: Vec<Request> = left
+        .filter(|entry| entry.entry.is_some())
+        .map(|entry| Request::Forget { ino: entry.ino, lookups: 1 })
+        .collect();
+    reply.data(&bytes);
+    if !unknown.is_empty() {
+        node.forget(unknown);
+    }
+}
+
+fn answer_statfs(node: &Node<FuseDoor>, reply: fuse::Reply, capacity: &Capacity) {
+    let space = match node.disk.space() {
+        Ok(space) => space,
+        Err(errno) => return reply.error(errno.raw()),
+    };
+    let blocks = |bytes: u64| bytes / u64::from(BLOCK_BYTES);
+    // A quota is all there is, but there may be less room than it leaves.
+    let room = capacity.byte_limit.map_or(u64::MAX, Limit::free);
+    // Inodes take nothing but space: there can be as many as it holds.
+    let by_space = space.available / 256;
+    let files_free = capacity.file_limit.map_or(by_space, |limit| limit.free().min(by_space));
+    reply.statfs(&fuse::StatFs {
+        blocks: blocks(capacity.byte_limit.map_or(space.total, |limit| limit.max)),
+        blocks_free: blocks(space.free.min(room)),
+        blocks_available: blocks(space.available.min(room)),
+        files: capacity.file_limit.map_or(capacity.files + by_space, |limit| limit.max),
+        files_free,
+        block_size: BLOCK_BYTES,
+        fragment_size: BLOCK_BYTES,
+        name_max: Name::MAX_BYTES as u32,
+    });
+}
+
+fn time(time: Time) -> (i64, u32) {
+    (time.secs, time.nanos)
+}
+
+fn attr_out(attr: &Attr) -> fuse::Attr {
+    fuse::Attr {
+        ino: attr.ino.0,
+        size: attr.size,
+        blocks: attr.blocks,
+        atime: time(attr.atime),
+        mtime: time(attr.mtime),
+        ctime: time(attr.ctime),
+        mode: attr.kind.bits() | attr.perm,
+        nlink: attr.nlink,
+        uid: attr.uid,
+        gid: attr.gid,
+        rdev: attr.rdev,
+        blksize: BLOCK_BYTES,
+    }
+}
+
+fn attr_valid(attr: &Attr) -> Duration {
+    if attr.streamed { STREAM_ATTR } else { FOREVER }
+}
