@@ -14,14 +14,13 @@ use espalier_fuse::{
 };
 use espalier_runtime::FOREVER;
 use rustc_hash::FxHashMap;
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 const DIRECTORY: u32 = 0o040_000;
 const REGULAR: u32 = 0o100_000;
 const SYMLINK: u32 = 0o120_000;
 const KIND: u32 = 0o170_000;
-const O_ACCMODE: u32 = 0o3;
-const O_WRONLY: u32 = 0o1;
 const PARTS: u64 = 64;
 
 type Result<T> = std::result::Result<T, Errno>;
@@ -32,7 +31,7 @@ pub(crate) struct Memory {
     /// Files that are only written to are written past the kernel's cache.
     writes_directly: bool,
     /// The kernel opens directories without asking.
-    opens_directories: bool,
+    kernel_opens_directories: bool,
 }
 
 struct Inode {
@@ -92,8 +91,9 @@ impl Memory {
     pub(crate) fn new(uid: u32, gid: u32, granted: &Granted, kernel_checks: bool) -> Memory {
         let parts = (0..PARTS).map(|_| Mutex::default()).collect();
         let writes_directly = granted.coherent_direct_writes;
-        let opens_directories = kernel_checks && granted.flags.contains(InitFlags::NO_OPENDIR_SUPPORT);
-        let memory = Memory { parts, last: AtomicU64::new(ROOT_NODE), writes_directly, opens_directories };
+        let kernel_opens_directories = kernel_checks && granted.flags.contains(InitFlags::NO_OPENDIR_SUPPORT);
+        let memory =
+            Memory { parts, last: AtomicU64::new(ROOT_NODE), writes_directly, kernel_opens_directories };
         let root = Attr { ino: ROOT_NODE, mode: DIRECTORY | 0o755, uid, gid, ..fresh() };
         memory.part(ROOT_NODE).insert(ROOT_NODE, Inode::new(root));
         memory
@@ -253,7 +253,7 @@ impl Memory {
                 Answer::Done(self.rename((node, name), (new_parent, new_name), flags)?)
             }
             Op::Open { .. } => Answer::Opened,
-            Op::OpenDir { .. } if !self.opens_directories => Answer::Opened,
+            Op::OpenDir { .. } if !self.kernel_opens_directories => Answer::Opened,
             Op::Write { offset, data, .. } => Answer::Written(self.write(node, offset, data)?),
             Op::ReadDir { offset, size, .. } => Answer::Data(self.list(node, offset, size, false)?),
             Op::ReadDirPlus { offset, size, .. } => Answer::Data(self.list(node, offset, size, true)?),
@@ -270,7 +270,10 @@ impl Memory {
 
     fn opened(&self, how: u32) -> Opened {
         let mut flags = OpenedFlags::NOFLUSH | OpenedFlags::KEEP_CACHE;
-        flags.set(OpenedFlags::DIRECT_IO, self.writes_directly && how & O_ACCMODE == O_WRONLY);
+        flags.set(
+            OpenedFlags::DIRECT_IO,
+            self.writes_directly && OFlags::from_bits_retain(how) & OFlags::ACCMODE == OFlags::WRONLY,
+        );
         Opened { flags, ..Opened::default() }
     }
 

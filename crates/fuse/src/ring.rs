@@ -142,10 +142,7 @@ const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
 
 /// Turns the kernel's switch on for a mount of ours and its opening exchange, and back when dropped. A mount keeps what
 /// it was granted.
-pub(crate) struct Enabled {
-    switch: File,
-    before: Vec<u8>,
-}
+pub(crate) struct Enabled(File);
 
 impl Enabled {
     /// Nothing if it is on already, or not ours to turn: that is for root.
@@ -158,21 +155,20 @@ impl Enabled {
         };
         // Another who mounts must not take our setting for the one to go back to.
         flock(&switch, FlockOperation::LockExclusive)?;
-        let mut before = vec![0; 8];
-        let length = switch.read_at(&mut before, 0)?;
-        before.truncate(length);
-        if before.starts_with(b"Y") {
+        let mut state = [0];
+        switch.read_exact_at(&mut state, 0)?;
+        if state == *b"Y" {
             return Ok(None);
         }
-        switch.write_at(b"Y", 0)?;
-        Ok(Some(Enabled { switch, before }))
+        switch.write_all_at(b"Y", 0)?;
+        Ok(Some(Enabled(switch)))
     }
 }
 
 impl Drop for Enabled {
     fn drop(&mut self) {
-        if let Err(error) = self.switch.write_at(&self.before, 0) {
-            tracing::warn!(%error, "cannot set {ENABLED} back");
+        if let Err(error) = self.0.write_all_at(b"N", 0) {
+            tracing::warn!(%error, "cannot turn {ENABLED} off again");
         }
     }
 }

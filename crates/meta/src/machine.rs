@@ -4,9 +4,7 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use espalier_proto::{
-    Caller, ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId,
-};
+use espalier_proto::{ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -528,7 +526,7 @@ impl Meta {
                 let used = result.map(|done| if let IoDone::Published { used } = done { used } else { 0 });
                 self.done_checkpoint(now, used, out);
             }
-            (Some(Purpose::RemoveStream(ino)), Ok(_)) => self.purge_removed(now, ino),
+            (Some(Purpose::RemoveStream(ino)), Ok(_)) => self.purge_removed(ino),
             // It stays an orphan, whose stream the next mount removes.
             (Some(Purpose::RemoveStream(_)), Err(_)) => {}
             (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
@@ -620,13 +618,9 @@ impl Meta {
         }
     }
 
-    fn purge_removed(&mut self, now: Now, ino: Ino) {
-        let caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
-        let (streams, page, progress) = (&[], None, &mut Progress::None);
-        let mut cx =
-            Cx { now: now.time, caller: &caller, streams, page, durable: false, changed: false, progress };
+    fn purge_removed(&mut self, ino: Ino) {
         // It was loaded to become an orphan, and orphans stay loaded; if not, the next mount purges it.
-        let _ = self.commit(&mut cx, &Event::Purge { ino });
+        let _ = self.append(&Event::Purge { ino });
     }
 
     fn tick(&mut self, out: &mut Outbox) {

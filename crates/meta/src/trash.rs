@@ -28,8 +28,7 @@ impl Meta {
         self.sweep_due = false;
         if !self.sweeping && !self.state.trash.is_empty() && self.may_sweep() {
             self.sweeping = true;
-            let caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
-            self.run(now, Task::new(ITSELF, RequestId(0), caller, Request::Sweep), None, out);
+            self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, Request::Sweep), None, out);
         }
     }
 

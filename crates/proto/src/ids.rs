@@ -44,6 +44,9 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// The server itself.
+    pub const SERVER: Self = Self { uid: 0, gid: 0, pid: 0, groups: None };
+
     /// Whether the caller passes all checks, as the superuser does.
     pub fn is_superuser(&self) -> bool {
         self.uid == 0

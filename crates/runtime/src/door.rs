@@ -41,7 +41,7 @@ pub struct FuseDoor {
     /// What is written past the kernel's cache, the kernel also takes out of it.
     writes_directly: bool,
     /// The kernel may open directories without asking.
-    opens_directories: bool,
+    kernel_opens_directories: bool,
     notifier: OnceLock<Notifier>,
     /// Known once the first request may come, as is the next.
     transport: OnceLock<Transport>,
@@ -216,7 +216,7 @@ impl Embedded {
             }
             // The kernel asks no second time, opens directories by itself, and caches listings until it changes them or
             // is told that they have changed.
-            Op::OpenDir { .. } if self.node.door().opens_directories => Err(Errno::ENOSYS),
+            Op::OpenDir { .. } if self.node.door().kernel_opens_directories => Err(Errno::ENOSYS),
             Op::OpenDir { .. } => {
                 let how =
                     OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
@@ -295,9 +295,9 @@ impl Embedded {
 impl FuseDoor {
     /// `atime`: who reads directories is to be seen each time only with [`Atime::Always`].
     pub fn new(kernel_checks: bool, atime: Atime, granted: &Granted) -> Self {
-        let can_open_directories = granted.flags.contains(fuse::InitFlags::NO_OPENDIR_SUPPORT);
+        let kernel_can = granted.flags.contains(fuse::InitFlags::NO_OPENDIR_SUPPORT);
         Self {
-            opens_directories: can_open_directories && kernel_checks && atime != Atime::Always,
+            kernel_opens_directories: kernel_can && kernel_checks && atime != Atime::Always,
             kernel_checks,
             can_prune: granted.prune,
             writes_directly: granted.coherent_direct_writes,

@@ -547,6 +547,5 @@ impl From<Waiting> for Stage {
 }
 
 fn told(request: Request) -> Input {
-    let caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
-    Input::Request { from: CLIENT, id: NOBODY, caller, request }
+    Input::Request { from: CLIENT, id: NOBODY, caller: Caller::SERVER, request }
 }

@@ -21,8 +21,6 @@ use crate::node::{Door, Node, Outcome};
 const STREAM_ATTR: Duration = Duration::from_secs(1);
 /// The size that the kernel is told to prefer for I/O.
 const BLOCK_BYTES: u32 = 4096;
-/// For what the server does by itself.
-const SERVER: Caller = Caller { uid: 0, gid: 0, pid: 0, groups: None };
 
 impl Door for FuseDoor {
     type Ticket = Ticket;
@@ -53,7 +51,7 @@ impl Door for FuseDoor {
             (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
             (Answer::Written(written), Form::SyncedWrite(ino, unique)) => {
                 let ticket = Ticket { reply, form: Form::Written(written) };
-                node.call(unique, SERVER, Call::Request(Request::Fsync { ino }), ticket);
+                node.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
             (Answer::Done, Form::Written(written)) => reply.written(written),
             (Answer::Done, _) => reply.ok(),
