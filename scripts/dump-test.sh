@@ -108,7 +108,9 @@ manifest() {
         cd "$1"
         find . -print0 | sort -z | xargs -0 stat --printf '%n|%f|%i|%h|%u|%g|%t|%T|%s|%.9Y|%.9W\n'
         find . ! \( -type f -size +64k \) -print0 | sort -z | xargs -0 stat --printf '%n|%.9X|%.9Z\n'
-        find . -type f ! -name allocated -print0 | sort -z | xargs -0 stat --printf '%n|%b\n'
+        find . -type f ! -size +64k -print0 | sort -z | xargs -0 stat --printf '%n|%b\n'
+        # The file system below counts what it needs for itself: to the nearest MiB.
+        find . -type f -size +64k ! -name allocated -printf '%b %p\n' | sort -k 2 | awk '{ print int(($1 + 1024) / 2048), $2 }'
         find . -type l -print0 | sort -z | xargs -0 -n 1 readlink
         find . -print0 | sort -z | xargs -0 getfattr -h -d -m - -e hex 2> /dev/null
         find . ! -type l -print0 | sort -z | xargs -0 getfacl -n
