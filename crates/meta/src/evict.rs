@@ -9,9 +9,9 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Name};
 
-use crate::outbox::Recall;
 use crate::record::Slot;
 use crate::state::{Cached, Cell, Home, Known, State, Target};
+use espalier_proto::Recall;
 
 /// The order of eviction, and what the cache holds.
 #[derive(Debug, Default)]

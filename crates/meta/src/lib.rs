@@ -38,7 +38,7 @@ pub use check::{Check, Finding};
 pub use event::Event;
 pub use figures::Figures;
 pub use machine::{Atime, Config, Meta};
-pub use outbox::{Input, Io, IoDone, IoId, Now, Outbox, Recall, Waiting};
+pub use outbox::{Answered, Connected, Input, Io, IoDone, IoId, Now, Outbox, Revocation, Waiting};
 pub use record::{Corrupt, Dentry, InoRecord, Inode, Slot, Super, decode, encode};
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use repair::{Repair, Repaired};

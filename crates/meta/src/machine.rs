@@ -11,7 +11,7 @@ use rustc_hash::FxBuildHasher;
 use crate::checkpoint::Checkpoint;
 use crate::event::Event;
 use crate::journal::{Held, Journal};
-use crate::outbox::{Input, Io, IoDone, IoId, Now, Outbox, Waiting};
+use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
 use crate::record::Inode;
 use crate::state::State;
@@ -151,9 +151,10 @@ impl Meta {
     /// Takes one input. Whatever follows from it at once is in `out` on return.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
         match input {
-            Input::Request { from, id, caller, request } => {
+            Input::Request { from, id, below: _, caller, request } => {
                 self.run(now, Task::new(from, id, caller, request), None, out);
             }
+            Input::Connect { .. } | Input::Heard { .. } | Input::Revoked { .. } => {}
             Input::Cancel { from, id } => self.cancel(from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
             Input::Space { free } => {
@@ -240,7 +241,7 @@ impl Meta {
                 out.waiting.push((task.id, Waiting::Journal));
                 return self.journal.hold(self.state.sequence, Held::Reply(task.from, task.id, Ok(reply)));
             }
-            Ok(reply) => return out.replies.push((task.from, task.id, Ok(reply))),
+            Ok(reply) => return out.replies.push(answered(&task, Ok(reply))),
             Err(Stop::Fail(errno)) => return self.refuse(&task, errno, out),
         };
         let number = number.unwrap_or_else(|| {
@@ -290,7 +291,7 @@ impl Meta {
         match task.request {
             // The next tick tries again.
             Request::Sweep => self.sweeping = false,
-            _ => out.replies.push((task.from, task.id, Err(errno))),
+            _ => out.replies.push(answered(task, Err(errno))),
         }
     }
 
@@ -465,7 +466,7 @@ impl Meta {
                 Some(Progress::Copy(copied)) => Ok(Reply::Copied(copied)),
                 _ => Err(Errno::EINTR),
             };
-            out.replies.push((from, id, reply));
+            out.replies.push(Answered { to: from, id, result: reply, lease_ms: 0 });
         }
     }
 
@@ -606,7 +607,7 @@ impl Meta {
     fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
         for held in held {
             match held {
-                Held::Reply(from, id, result) => out.replies.push((from, id, result)),
+                Held::Reply(to, id, result) => out.replies.push(Answered { to, id, result, lease_ms: 0 }),
                 Held::Task(number) => self.resume(now, number, out),
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), Io::Stream(StreamCall::Remove { ino }), out);
@@ -664,6 +665,10 @@ impl Meta {
             self.ask(Purpose::Journal, Io::Journal { frame, sync }, out);
         }
     }
+}
+
+fn answered(task: &Task, result: Result<Reply, Errno>) -> Answered {
+    Answered { to: task.from, id: task.id, result, lease_ms: 0 }
 }
 
 fn is_inode(load: &Load) -> bool {

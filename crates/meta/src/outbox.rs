@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Errno, Ino, Name, Position, Reply, Request, RequestId, TableWrite, Time,
+    Caller, ClientId, Errno, Ino, Lease, Position, Recall, Reply, Request, RequestId, TableWrite, Time,
 };
 
 use crate::step::{Load, StreamCall, StreamDone};
@@ -13,6 +13,8 @@ use crate::step::{Load, StreamCall, StreamDone};
 #[derive(Clone, Copy, Debug)]
 pub struct Now {
     pub time: Time,
+    /// Milliseconds of a clock that nobody sets.
+    pub uptime_ms: u64,
     /// How many requests have arrived that the machine has not been given: carns III.C's scheduling queue.
     pub queued: usize,
 }
@@ -26,8 +28,23 @@ pub enum Input {
     Request {
         from: ClientId,
         id: RequestId,
+        /// The client has the answers to all its requests with smaller numbers.
+        below: RequestId,
         caller: Caller,
         request: Request,
+    },
+    /// A client begins or goes on with its session: answered in [`Outbox::connected`].
+    Connect {
+        client: ClientId,
+    },
+    /// A client has been heard of.
+    Heard {
+        client: ClientId,
+    },
+    /// A client caches no longer what the revocation of that number names.
+    Revoked {
+        client: ClientId,
+        number: u64,
     },
     /// The caller got a signal: the request is answered `EINTR` if it waits for something that may take long.
     Cancel {
@@ -100,12 +117,17 @@ pub enum IoDone {
 /// (`journal.rs`): whatever is here may be done at once.
 #[derive(Debug, Default)]
 pub struct Outbox {
-    pub replies: Vec<(ClientId, RequestId, Result<Reply, Errno>)>,
+    pub replies: Vec<Answered>,
     pub io: Vec<(IoId, Io)>,
     /// Requests that have just begun to wait, or wait for something else now. Their replies come later.
     pub waiting: Vec<(RequestId, Waiting)>,
     /// What clients are asked to forget.
     pub recalls: Vec<Recall>,
+    /// Sessions that have begun or go on.
+    pub connected: Vec<Connected>,
+    /// Sessions that have ended, because nothing was heard of their clients.
+    pub expired: Vec<ClientId>,
+    pub revocations: Vec<Revocation>,
     /// Inodes that clients know, and whose attributes have changed without their doing.
     pub changed: Vec<Ino>,
 }
@@ -119,17 +141,40 @@ pub enum Waiting {
     Journal,
 }
 
-/// A client that can is to forget an inode, and to say so; if it uses it, it need not.
+/// The answer to a request.
+#[derive(Debug)]
+pub struct Answered {
+    pub to: ClientId,
+    pub id: RequestId,
+    pub result: Result<Reply, Errno>,
+    /// What the result tells may be cached for so many milliseconds. Says nothing to a client that is the only one.
+    pub lease_ms: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Connected {
+    pub client: ClientId,
+    /// It is the session that the client had; otherwise whatever it had open is lost.
+    pub resumed: bool,
+}
+
+/// A client is to give up a lease, and to answer with [`Input::Revoked`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recall {
-    pub ino: Ino,
-    /// A directory and a name in it, by which clients know it; unless they may know it by several.
-    pub dir: Option<Ino>,
-    pub name: Option<Name>,
+pub struct Revocation {
+    pub client: ClientId,
+    pub number: u64,
+    pub lease: Lease,
 }
 
 impl Outbox {
     pub fn is_empty(&self) -> bool {
-        self.replies.is_empty() && self.io.is_empty() && self.recalls.is_empty() && self.changed.is_empty()
+        let Self { replies, io, waiting: _, recalls, connected, expired, revocations, changed } = self;
+        replies.is_empty()
+            && io.is_empty()
+            && recalls.is_empty()
+            && connected.is_empty()
+            && expired.is_empty()
+            && revocations.is_empty()
+            && changed.is_empty()
     }
 }

@@ -28,9 +28,15 @@ fn says_what_a_request_waits_for() {
     let mut fs = Harness::new();
     fs.create(Ino::ROOT, "file", NewNode::Regular).unwrap();
     let mut ask = |id, request| {
-        let input = Input::Request { from: ClientId(1), id: RequestId(id), caller: ROOT_CALLER, request };
+        let input = Input::Request {
+            from: ClientId(1),
+            id: RequestId(id),
+            below: RequestId(id),
+            caller: ROOT_CALLER,
+            request,
+        };
         let mut out = Outbox::default();
-        fs.meta.on(Now { time: fs.now, queued: 0 }, input, &mut out);
+        fs.meta.on(Now { time: fs.now, uptime_ms: 0, queued: 0 }, input, &mut out);
         out.waiting
     };
     assert_eq!(ask(7, Request::GetAttr { ino: Ino::ROOT }), []);

@@ -53,7 +53,7 @@ impl FileType {
 }
 
 /// What `stat` tells of an inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attr {
     pub ino: Ino,
     pub kind: FileType,
@@ -78,14 +78,14 @@ pub struct Attr {
 }
 
 /// A new value for one of the two times that `utimensat` sets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SetTime {
     Now,
     To(Time),
 }
 
 /// What `chmod`, `chown`, `truncate` and `utimensat` ask to be changed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetAttr {
     pub perm: Option<u32>,
     pub uid: Option<u32>,

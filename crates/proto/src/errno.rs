@@ -1,9 +1,12 @@
 use core::fmt;
 
+use serde::{Deserialize, Serialize};
+
 macro_rules! errnos {
     ($($name:ident = $number:literal, $text:literal;)*) => {
         /// An error as the caller of a system call sees it, with Linux's numbers.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[serde(into = "i32", from = "i32")]
         #[repr(i32)]
         pub enum Errno { $(#[doc = $text] $name = $number,)* }
 
@@ -64,5 +67,17 @@ impl core::error::Error for Errno {}
 impl Errno {
     pub fn raw(self) -> i32 {
         self as i32
+    }
+}
+
+impl From<Errno> for i32 {
+    fn from(errno: Errno) -> Self {
+        errno.raw()
+    }
+}
+
+impl From<i32> for Errno {
+    fn from(number: i32) -> Self {
+        Self::from_raw(number)
     }
 }

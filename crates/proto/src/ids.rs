@@ -22,11 +22,11 @@ impl fmt::Display for Ino {
 }
 
 /// A client of a metadata server: one mount, or one program that uses the library.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ClientId(pub u64);
 
 /// A request of one client, numbered by it, unique while unanswered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
 /// A place in a metadata server's journal: the number of bytes of events appended before it, since mkfs.
@@ -34,7 +34,7 @@ pub struct RequestId(pub u64);
 pub struct Position(pub u64);
 
 /// On whose behalf an operation runs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     pub uid: u32,
     pub gid: u32,

@@ -12,6 +12,7 @@ mod ids;
 mod message;
 mod object;
 mod time;
+mod wire;
 
 pub use attr::{Attr, FileType, SetAttr, SetTime, mode};
 pub use errno::Errno;
@@ -19,3 +20,4 @@ pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, RequestId};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};
 pub use time::Time;
+pub use wire::{ClusterId, FromClient, FromServer, Hello, Lease, Welcome};

@@ -4,12 +4,13 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use bitflags::bitflags;
+use serde::{Deserialize, Serialize};
 
 use crate::{Attr, FileType, Ino, Name, SetAttr, Time};
 
 bitflags! {
     /// `renameat2`'s flags, with Linux's numbers.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
     pub struct RenameFlags: u32 {
         const NOREPLACE = 1;
         const EXCHANGE = 2;
@@ -17,7 +18,7 @@ bitflags! {
     }
 
     /// What a caller wants to do to an inode, with the numbers of `access(2)`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Access: u32 {
         const EXEC = 1;
         const WRITE = 2;
@@ -25,7 +26,7 @@ bitflags! {
     }
 
     /// `fallocate`'s modes that Espalier knows, with Linux's numbers.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
     pub struct AllocateMode: u32 {
         const KEEP_SIZE = 0x01;
         const PUNCH_HOLE = 0x02;
@@ -34,11 +35,11 @@ bitflags! {
 }
 
 /// What kind of inode `create` makes, and what only that kind has.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewNode {
     Regular,
     Directory,
-    Symlink(Box<[u8]>),
+    Symlink(#[serde(with = "serde_bytes")] Box<[u8]>),
     Fifo,
     Socket,
     CharDevice(u32),
@@ -46,7 +47,7 @@ pub enum NewNode {
 }
 
 /// `setxattr`'s flags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrMode {
     Any,
     /// `XATTR_CREATE`: fail if it exists.
@@ -56,14 +57,14 @@ pub enum XattrMode {
 }
 
 /// `lseek`'s two searches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SeekWhat {
     Data,
     Hole,
 }
 
 /// One operation on the namespace or on stuffed bytes. The names are those of the system calls.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
     Lookup {
         dir: Ino,
@@ -136,6 +137,7 @@ pub enum Request {
     Write {
         ino: Ino,
         offset: u64,
+        #[serde(with = "serde_bytes")]
         data: Vec<u8>,
         kill_suid_gid: bool,
     },
@@ -169,13 +171,16 @@ pub enum Request {
     },
     SetXattr {
         ino: Ino,
+        #[serde(with = "serde_bytes")]
         name: Box<[u8]>,
+        #[serde(with = "serde_bytes")]
         value: Box<[u8]>,
         mode: XattrMode,
         kill_sgid: bool,
     },
     GetXattr {
         ino: Ino,
+        #[serde(with = "serde_bytes")]
         name: Box<[u8]>,
     },
     ListXattr {
@@ -183,6 +188,7 @@ pub enum Request {
     },
     RemoveXattr {
         ino: Ino,
+        #[serde(with = "serde_bytes")]
         name: Box<[u8]>,
     },
     /// Of where an inode is: quotas there bound what there is.
@@ -210,7 +216,7 @@ pub enum Request {
 }
 
 /// How a file is opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHow {
     pub access: Access,
     pub kill_suid_gid: bool,
@@ -220,7 +226,7 @@ pub struct OpenHow {
 }
 
 /// A name's inode, and how long what is told of it holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub attr: Attr,
     /// The name may be cached for every caller: whoever may reach the directory may search it.
@@ -228,7 +234,7 @@ pub struct Entry {
 }
 
 /// A directory entry in a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dirent {
     pub name: Name,
     pub ino: Ino,
@@ -240,7 +246,7 @@ pub struct Dirent {
 }
 
 /// The answer to a [`Request`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
     Done,
     Entry(Entry),
@@ -249,7 +255,7 @@ pub enum Reply {
         cacheable: bool,
     },
     Attr(Attr),
-    Bytes(Vec<u8>),
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; turn to its stream.
     Streamed,
     Opened(Opened),
@@ -273,7 +279,7 @@ pub enum Reply {
 }
 
 /// A step of copying a tree.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyTree {
     /// How far it has come, from the top down.
     pub levels: Vec<CopyLevel>,
@@ -288,7 +294,7 @@ impl CopyTree {
 }
 
 /// A directory that is being copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyLevel {
     pub from: Ino,
     pub to: Ino,
@@ -297,7 +303,7 @@ pub struct CopyLevel {
 }
 
 /// What a [`CopyTree`] has come to.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Copied {
     /// Where the next step begins; empty: that was all.
     pub levels: Vec<CopyLevel>,
@@ -313,7 +319,7 @@ pub struct Copied {
 }
 
 /// What `statfs` tells, but for the space of the store.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
     /// Inodes in use.
     pub files: u64,
@@ -324,7 +330,7 @@ pub struct Capacity {
 }
 
 /// A quota, and what is there of what it limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limit {
     pub max: u64,
     pub used: u64,
@@ -337,7 +343,7 @@ impl Limit {
 }
 
 /// What a client must know of a file that it has opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Its bytes lie in a stream, not with its metadata.
     pub streamed: bool,
@@ -348,11 +354,20 @@ pub struct Opened {
 }
 
 /// What an engine tells of a byte stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStat {
     pub size: u64,
     /// Units of 512 bytes.
     pub blocks: u64,
     pub mtime: Time,
     pub ctime: Time,
+}
+
+/// A client that can is to forget an inode, and to say so; if it uses it, it need not.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Recall {
+    pub ino: Ino,
+    /// A directory and a name in it, by which clients know it; unless they may know it by several.
+    pub dir: Option<Ino>,
+    pub name: Option<Name>,
 }

@@ -1,6 +1,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use espalier_proto::Time;
+use rustix::time::{ClockId, clock_gettime};
 
 /// The wall clock.
 pub fn now() -> Time {
@@ -8,4 +9,10 @@ pub fn now() -> Time {
         Ok(since) => Time::new(since.as_secs() as i64, since.subsec_nanos()),
         Err(before) => Time::new(-(before.duration().as_secs() as i64), 0),
     }
+}
+
+/// Milliseconds of a clock that nobody sets, to within a few.
+pub fn uptime_ms() -> u64 {
+    let now = clock_gettime(ClockId::MonotonicCoarse);
+    now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use espalier_meta::{Check, Finding, Recall};
-use espalier_proto::{Errno, Ino};
+use espalier_meta::{Check, Finding};
+use espalier_proto::{Errno, Ino, Recall};
 use espalier_store::Store;
 
 use crate::disk::Disk;

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Next, StreamIo};
-use espalier_meta::{Input, Io, IoDone, IoId, Meta, Now, Outbox, Recall, Waiting};
-use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId};
+use espalier_meta::{Input, Io, IoDone, IoId, Meta, Now, Outbox, Waiting};
+use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId};
 
 use crate::clock;
 use crate::disk::Disk;
@@ -289,7 +289,11 @@ impl<D: Door> Node<D> {
     }
 
     fn input(&self, inner: &mut Inner<D::Ticket>, work: &mut Work<'_, D::Ticket>, input: Input) {
-        let now = Now { time: clock::now(), queued: self.queued.load(Ordering::Relaxed) };
+        let now = Now {
+            time: clock::now(),
+            uptime_ms: clock::uptime_ms(),
+            queued: self.queued.load(Ordering::Relaxed),
+        };
         inner.meta.on(now, input, &mut work.out);
     }
 
@@ -315,15 +319,16 @@ impl<D: Door> Node<D> {
                     return work.finished.push(Finished { ticket, span, last: Last::Answer(Ok(answer)) });
                 }
                 Next::Ask(request) => {
-                    let input = Input::Request { from: CLIENT, id, caller: caller.clone(), request };
+                    let input =
+                        Input::Request { from: CLIENT, id, below: id, caller: caller.clone(), request };
                     self.input(inner, work, input);
-                    let answered = work.out.replies.iter().position(|(_, answered, _)| *answered == id);
+                    let answered = work.out.replies.iter().position(|answered| answered.id == id);
                     let Some(at) = answered else {
                         inner.parked.insert(id, Parked { caller, call: call.into_owned(), ticket, span });
                         return;
                     };
-                    let (_, _, reply) = work.out.replies.swap_remove(at);
-                    next = inner.client.reply(&call, reply);
+                    let reply = work.out.replies.swap_remove(at);
+                    next = inner.client.reply(&call, reply.result);
                 }
             }
         }
@@ -341,8 +346,8 @@ impl<D: Door> Node<D> {
                     parked.span.turn_to(Stage::from(waiting), Instant::now());
                 }
             }
-            while let Some((_, id, reply)) = work.out.replies.pop() {
-                self.unpark(&mut inner, &mut work, id, reply);
+            while let Some(reply) = work.out.replies.pop() {
+                self.unpark(&mut inner, &mut work, reply.id, reply.result);
             }
             let io = std::mem::take(&mut work.out.io);
             let recalls = std::mem::take(&mut work.out.recalls);
@@ -547,5 +552,5 @@ impl From<Waiting> for Stage {
 }
 
 fn told(request: Request) -> Input {
-    Input::Request { from: CLIENT, id: NOBODY, caller: Caller::SERVER, request }
+    Input::Request { from: CLIENT, id: NOBODY, below: NOBODY, caller: Caller::SERVER, request }
 }

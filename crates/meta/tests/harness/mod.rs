@@ -7,7 +7,7 @@ mod files;
 
 use std::collections::HashMap;
 
-use espalier_meta::{Atime, Config, Finding, Input, Io, IoId, Meta, Now, Outbox, Recall};
+use espalier_meta::{Atime, Config, Finding, Input, Io, IoId, Meta, Now, Outbox};
 use espalier_proto::*;
 
 pub use disk::{Disk, Engine};
@@ -29,6 +29,7 @@ pub struct Harness {
     pub meta: Meta,
     pub disk: Disk,
     pub now: Time,
+    pub uptime_ms: u64,
     pub config: Config,
     /// Answers that have come, by request.
     pub answers: HashMap<u64, Result<Reply, Errno>>,
@@ -87,6 +88,7 @@ impl Harness {
             meta,
             disk,
             now: Time::new(1000, 0),
+            uptime_ms: 0,
             config,
             answers: HashMap::new(),
             waiting: Vec::new(),
@@ -131,7 +133,13 @@ impl Harness {
         self.next += 1;
         let id = self.next;
         self.now.nanos += 1;
-        self.input(Input::Request { from: ClientId(1), id: RequestId(id), caller: caller.clone(), request });
+        self.input(Input::Request {
+            from: ClientId(1),
+            id: RequestId(id),
+            below: RequestId(id),
+            caller: caller.clone(),
+            request,
+        });
         id
     }
 
@@ -140,11 +148,11 @@ impl Harness {
             return;
         }
         let mut out = Outbox::default();
-        self.meta.on(Now { time: self.now, queued: 0 }, input, &mut out);
+        self.meta.on(Now { time: self.now, uptime_ms: self.uptime_ms, queued: 0 }, input, &mut out);
         self.recalled.extend(out.recalls);
         self.changed.extend(out.changed);
-        for (_, id, result) in out.replies {
-            self.answers.insert(id.0, result);
+        for reply in out.replies {
+            self.answers.insert(reply.id.0, reply.result);
         }
         for (id, io) in out.io {
             let later = matches!(io, Io::Journal { .. } | Io::Stage { .. } | Io::Publish { .. } | Io::Rest);

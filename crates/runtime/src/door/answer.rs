@@ -9,9 +9,8 @@ use std::time::Duration;
 
 use espalier_client::{Answer, Call, Opening};
 use espalier_fuse::{self as fuse, BackingId, DirBuffer, Notifier, OpenedFlags, StatXExtra};
-use espalier_meta::Recall;
 use espalier_proto::{
-    Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Limit, Name, Request, Time,
+    Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Limit, Name, Recall, Request, Time,
 };
 
 use super::{Backing, DIRECT, FOREVER, Form, FuseDoor, Ticket};

@@ -1,0 +1,96 @@
+//! What a client and a metadata server say to each other over a connection. How it is put into bytes, the network's driver
+//! knows.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId};
+
+/// Names a cluster, for good: peers of another one are refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterId(pub [u8; 16]);
+
+/// How a client begins.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub cluster: ClusterId,
+    pub client: ClientId,
+    /// The server's incarnation in which the client's session was last connected; `None`: a new session.
+    pub incarnation: Option<u64>,
+}
+
+/// How a server answers a [`Hello`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// Tells one start of the server from the next.
+    pub incarnation: u64,
+    /// The session goes on: what was not answered may be sent again. Otherwise whatever the client had open is lost.
+    pub resumed: bool,
+    /// The client may have so many requests unanswered.
+    pub window: u32,
+    /// A client that is silent for so many milliseconds loses its session.
+    pub session_ms: u32,
+}
+
+/// From a client to a metadata server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromClient {
+    Request {
+        id: RequestId,
+        /// The answers to all requests with smaller numbers have come: they will not be sent again.
+        below: RequestId,
+        caller: Caller,
+        request: Request,
+    },
+    /// The caller no longer wants to wait.
+    Cancel { id: RequestId },
+    /// What the revocation of that number names is cached no longer.
+    Revoked { number: u64 },
+    /// The supplementary groups of the caller of a request.
+    Groups { id: RequestId, groups: Arc<[u32]> },
+}
+
+/// From a metadata server to a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum FromServer {
+    Reply {
+        id: RequestId,
+        /// What the reply tells may be cached for so many milliseconds, counted from when the request was sent.
+        lease_ms: u32,
+        result: Result<Reply, Errno>,
+    },
+    /// A lease ends: answered by [`FromClient::Revoked`].
+    Revoke { number: u64, lease: Lease },
+    /// A request's outcome depends on the supplementary groups of its caller: answered by [`FromClient::Groups`].
+    AskGroups { id: RequestId, pid: u32 },
+    /// The client is asked to forget these, and to say so; if it uses one, it need not.
+    Recall(Vec<Recall>),
+    /// These have other attributes than the client has been told.
+    Changed(Vec<Ino>),
+}
+
+/// What a client may cache until the lease's time is over or it is revoked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Lease {
+    /// What a name in a directory stands for, or that it is not there.
+    Name { dir: Ino, name: Name },
+    /// An inode's attributes (but for its access time) and contents: a file's bytes, a symbolic link's target, a
+    /// directory's listing, extended attributes.
+    Inode { ino: Ino },
+}
+
+impl Request {
+    /// The bytes of a file in it, which may be sent apart from it.
+    pub fn payload(&mut self) -> Option<&mut Vec<u8>> {
+        if let Self::Write { data, .. } = self { Some(data) } else { None }
+    }
+}
+
+impl Reply {
+    /// As [`Request::payload`].
+    pub fn payload(&mut self) -> Option<&mut Vec<u8>> {
+        if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
+    }
+}
