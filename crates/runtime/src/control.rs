@@ -11,6 +11,7 @@ use espalier_store::Superblock;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::calls::Calls;
 use crate::door::FuseDoor;
 use crate::error::Error;
 use crate::node::Node;
@@ -167,10 +168,12 @@ impl Listener {
         let answer = match words[..] {
             ["status"] => serde_json::to_string(&self.status(node)),
             ["top", viewer, millis, rows] => match top_request(viewer, millis, rows) {
-                Some(request) => match node.watch.top(request, node.figures(), |ino| node.path_of(ino)) {
-                    Some(top) => serde_json::to_string(&top),
-                    None => refused("too many are watching already"),
-                },
+                Some(request) => {
+                    match node.errands.watch.top(request, node.figures(), |ino| node.path_of(ino)) {
+                        Some(top) => serde_json::to_string(&top),
+                        None => refused("too many are watching already"),
+                    }
+                }
                 None => refused("malformed question"),
             },
             _ => refused("unknown question"),
@@ -184,7 +187,7 @@ impl Listener {
         let mountpoint = self.still.mountpoint.clone();
         Status {
             mountpoint: mountpoint.filter(|path| mounted_on(path) == self.device),
-            passthrough: self.still.passthrough.map(|passthrough| passthrough && !node.disk.sync),
+            passthrough: self.still.passthrough.map(|passthrough| passthrough && !node.errands.disk.sync),
             files: Some(files),
             journal_used_bytes: Some(figures.journal.used_bytes),
             cache_bytes: Some(figures.cache.bytes),

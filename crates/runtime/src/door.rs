@@ -18,7 +18,7 @@ use espalier_proto::{
 use answer::answer_data;
 
 use crate::bulk::{self, Copies, CopyKey};
-use crate::node::Node;
+use crate::calls::Calls;
 
 /// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
 pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -93,20 +93,23 @@ enum Form {
     StatFs,
 }
 
-/// The embedded file system behind the kernel's requests.
-pub struct Embedded {
-    pub node: Arc<Node<FuseDoor>>,
+/// The file system behind the kernel's requests.
+pub struct Mounted<C> {
+    pub calls: Arc<C>,
+    /// The kernel may read and write streams itself.
+    pub may_pass_through: bool,
     /// What was asked for by name.
     pub transport: Option<Transport>,
 }
 
-impl Filesystem for Embedded {
+impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
     fn init(&self, granted: &Granted) {
-        // What the kernel writes itself is not synced as the option `sync` says.
-        let passthrough = granted.flags.contains(fuse::InitFlags::PASSTHROUGH) && !self.node.disk.sync;
-        self.node.set_passthrough(passthrough);
-        self.node.door().passthrough.store(passthrough, Ordering::Relaxed);
-        let _ = self.node.door().transport.set(granted.transport());
+        let passthrough = granted.flags.contains(fuse::InitFlags::PASSTHROUGH) && self.may_pass_through;
+        if passthrough {
+            self.calls.pass_through();
+        }
+        self.calls.door().passthrough.store(passthrough, Ordering::Relaxed);
+        let _ = self.calls.door().transport.set(granted.transport());
         if self.transport == Some(Transport::Uring) && granted.transport() != Transport::Uring {
             tracing::warn!(
                 "no FUSE over io_uring, as transport=uring asks for: it needs Linux 6.14, a mount by root or `echo Y > \
@@ -119,24 +122,24 @@ impl Filesystem for Embedded {
         let (unique, node) = (request.unique, request.node);
         match &request.op {
             Op::Forget { lookups } => {
-                self.node.forget([Request::Forget { ino: Ino(node), lookups: *lookups }]);
+                self.calls.forget([Request::Forget { ino: Ino(node), lookups: *lookups }]);
                 return reply.none();
             }
             Op::BatchForget(forgets) => {
-                self.node.forget(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
+                self.calls.forget(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
                 return reply.none();
             }
             Op::Interrupt { unique } => {
-                self.node.interrupt(*unique);
+                self.calls.interrupt(*unique);
                 return reply.none();
             }
             Op::GetXattr { name, size } if *name == bulk::TOLD.as_bytes() => {
                 let size = *size;
-                return self.node.door().after_told(move || answer_data(reply, Form::Xattr(size), &[]));
+                return self.calls.door().after_told(move || answer_data(reply, Form::Xattr(size), &[]));
             }
             Op::GetXattr { name, size } => {
                 let (uid, size) = (request.uid, *size);
-                let door = self.node.door();
+                let door = self.calls.door();
                 if let Some(got) = door.copies.get(uid, Ino(node), name, size as usize) {
                     return door.after_told(move || match got {
                         Ok(value) => answer_data(reply, Form::Xattr(size), &value),
@@ -147,17 +150,17 @@ impl Filesystem for Embedded {
             _ => {}
         }
         if matches!(request.op, Op::Release { .. }) {
-            self.node.door().close_backing(&reply, Ino(node));
+            self.calls.door().close_backing(&reply, Ino(node));
         }
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid, groups: None };
         match self.call(&request) {
-            Ok((call, form)) => self.node.call(unique, caller, call, Ticket { reply, form }),
+            Ok((call, form)) => self.calls.call(unique, caller, call, Ticket { reply, form }),
             Err(errno) => reply.error(errno.raw()),
         }
     }
 }
 
-impl Embedded {
+impl<C: Calls<FuseDoor>> Mounted<C> {
     fn call<'a>(&self, request: &fuse::Request<'a>) -> Result<(Call<'a>, Form), Errno> {
         let ino = Ino(request.node);
         let plain = |request| Ok((Call::Request(request), Form::Plain));
@@ -216,7 +219,7 @@ impl Embedded {
             }
             // The kernel asks no second time, opens directories by itself, and caches listings until it changes them or
             // is told that they have changed.
-            Op::OpenDir { .. } if self.node.door().kernel_opens_directories => Err(Errno::ENOSYS),
+            Op::OpenDir { .. } if self.calls.door().kernel_opens_directories => Err(Errno::ENOSYS),
             Op::OpenDir { .. } => {
                 let how =
                     OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
@@ -240,7 +243,7 @@ impl Embedded {
                 Ok((Call::Request(Request::RemoveTree { dir: ino }), Form::Removing(ino)))
             }
             Op::SetXattr { name, value, flags, acl_kill_sgid } => {
-                if let Some(step) = self.node.door().copies.set(request.uid, ino, name, value) {
+                if let Some(step) = self.calls.door().copies.set(request.uid, ino, name, value) {
                     let (step, key) = step?;
                     check_root(request)?;
                     return Ok((Call::Request(Request::CopyTree(step)), Form::Copying(key)));

@@ -9,9 +9,10 @@ use espalier_meta::{Check, Finding};
 use espalier_proto::{Errno, Ino, Recall};
 use espalier_store::Store;
 
+use crate::calls::{Calls, Door, Outcome};
 use crate::disk::Disk;
 use crate::error::Error;
-use crate::node::{Door, Node, Outcome};
+use crate::node::Node;
 use crate::volume::{OpenOptions, Volume};
 use crate::watch::Watch;
 
@@ -74,7 +75,7 @@ pub(crate) fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
     std::thread::scope(|scope| {
         scope.spawn(|| node.run_background(background));
         let drained = node.drain(Duration::from_secs(600));
-        node.stop_background();
+        node.errands.stop();
         if drained { Ok(()) } else { Err(Error::Unwritten(node.state().1.unwrap_or(Errno::EIO))) }
     })?;
     Ok(volume.disk)
@@ -86,7 +87,7 @@ struct Closed;
 impl Door for Closed {
     type Ticket = ();
 
-    fn answer(&self, _: &Node<Self>, (): (), _: Result<Outcome<'_>, Errno>) {}
+    fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>) {}
 
     fn recall(&self, _: &[Recall]) {}
 

@@ -2,11 +2,13 @@
 
 mod behind;
 mod bulk;
+mod calls;
 mod clock;
 mod control;
 mod disk;
 mod door;
 mod dump;
+mod errands;
 mod error;
 mod fsck;
 mod mount;

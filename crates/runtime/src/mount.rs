@@ -9,7 +9,7 @@ use espalier_fuse::{InitFlags, Session, Transport, Wanted};
 use espalier_proto::Errno;
 
 use crate::control;
-use crate::door::{Embedded, FuseDoor};
+use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
 use crate::node::Node;
 use crate::volume::Volume;
@@ -94,11 +94,16 @@ pub fn mount(
         ready();
         let outcome = session.run(
             options.threads,
-            Arc::new(Embedded { node: Arc::clone(&node), transport: options.transport }),
+            // What the kernel writes itself is not synced as the option `sync` says.
+            Arc::new(Mounted {
+                calls: Arc::clone(&node),
+                may_pass_through: !node.errands.disk.sync,
+                transport: options.transport,
+            }),
         );
         let drained = node.drain(options.drain);
         drop(stop_clock);
-        node.stop_background();
+        node.errands.stop();
         if let (Some(listener), Some(served)) = (&listener, served) {
             listener.stop();
             let _ = served.join();

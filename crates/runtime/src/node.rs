@@ -5,57 +5,32 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::fs::File;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Next, StreamIo};
-use espalier_meta::{Input, Io, IoDone, IoId, Meta, Now, Outbox, Waiting};
-use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId};
+use espalier_meta::{Input, Meta, Now, Outbox, Waiting};
+use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId};
+use espalier_store::Space;
 
+use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
 use crate::disk::Disk;
+use crate::errands::{Background, Errands};
 use crate::watch::{
-    CacheFigures, Figures, IoKind, JournalFigures, Kind, MachineFigures, Span, Stage, TrashFigures, Turn,
-    Watch, exposition,
+    CacheFigures, Figures, JournalFigures, Kind, MachineFigures, Span, Stage, TrashFigures, Turn, Watch,
+    exposition,
 };
-
-/// Where calls come from and answers go to.
-pub trait Door: Sized + Send + Sync + 'static {
-    /// What a door needs to answer a call.
-    type Ticket: Send;
-
-    fn answer(&self, node: &Node<Self>, ticket: Self::Ticket, outcome: Result<Outcome<'_>, Errno>);
-
-    /// Those who call through the door need not know these inodes any longer.
-    fn recall(&self, recalls: &[Recall]);
-
-    /// These have other attributes than those who call through the door have been told.
-    fn changed(&self, inos: &[Ino]);
-
-    /// The writer of a growing file has left these bytes behind; callers need not keep copies of them.
-    fn left_behind(&self, ino: Ino, bytes: Range<u64>);
-}
-
-/// What a door is told of a call.
-#[derive(Debug)]
-pub enum Outcome<'a> {
-    Answer(Answer),
-    /// What was read.
-    Data(&'a [u8]),
-}
 
 /// The machines of this process and their disk.
 pub struct Node<D: Door> {
     inner: Mutex<Inner<D::Ticket>>,
     /// Calls that have come and have not been given to the machines.
     queued: AtomicUsize,
-    pub disk: Arc<Disk>,
-    pub watch: Watch,
+    pub errands: Errands,
     door: D,
-    errands: Errands,
 }
 
 struct Inner<T> {
@@ -84,25 +59,6 @@ struct Finished<'a, T> {
 enum Last<'a> {
     Answer(Result<Answer, Errno>),
     Stream(Call<'a>, StreamIo),
-}
-
-/// For the background threads: what may take long and nobody waits for.
-struct Errands {
-    /// Pieces of a checkpoint, one at a time.
-    checkpoint: SyncSender<Errand>,
-    /// Frames of the journal that need not be durable yet, one at a time.
-    journal: SyncSender<Errand>,
-    /// Rests between the steps in which the trash is freed.
-    sweep: SyncSender<Errand>,
-    /// A checkpoint has added to the tables.
-    upkeep: SyncSender<Errand>,
-    stopping: AtomicBool,
-}
-
-enum Errand {
-    Io(IoId, Io),
-    Upkeep,
-    Stop,
 }
 
 /// Work that follows from inputs under the lock, to be done after it is let go.
@@ -135,82 +91,20 @@ thread_local! {
 impl<D: Door> Node<D> {
     /// The node, and what its background threads are to run ([`Self::run_background`]).
     pub fn new(meta: Meta, disk: Arc<Disk>, door: D, watch: Watch) -> (Self, Background) {
-        // Each has one errand under way at a time and may be told to stop, so that a short queue never blocks.
-        let (checkpoint, checkpoints) = sync_channel(2);
-        let (journal, frames) = sync_channel(2);
-        let (sweep, sweeps) = sync_channel(2);
-        let (upkeep, upkeeps) = sync_channel(2);
-        let errands = Errands { checkpoint, journal, sweep, upkeep, stopping: AtomicBool::new(false) };
+        let (errands, background) = Errands::new(disk, watch);
         let inner = Inner { meta, client: Client::default(), parked: HashMap::new() };
         let (inner, queued) = (Mutex::new(inner), AtomicUsize::new(0));
-        (
-            Self { inner, queued, disk, watch, door, errands },
-            Background { checkpoints, frames, sweeps, upkeeps },
-        )
-    }
-
-    pub fn door(&self) -> &D {
-        &self.door
-    }
-
-    /// Whether the door can let the kernel read and write streams itself.
-    pub fn set_passthrough(&self, can_pass_through: bool) {
-        if let Ok(mut inner) = self.lock() {
-            inner.client.can_pass_through = can_pass_through;
-        }
-    }
-
-    /// Runs a call. It is answered through the door, now or later. `id`: not 0, and unique among unanswered calls.
-    pub fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
-        self.queued.fetch_add(1, Ordering::Relaxed);
-        let turn = self.turn();
-        self.queued.fetch_sub(1, Ordering::Relaxed);
-        let (mut inner, turn) = match turn {
-            Ok(turn) => turn,
-            Err(errno) => return self.door.answer(self, ticket, Err(errno)),
-        };
-        let mut work = Work::new(turn);
-        let (kind, ino) = Kind::of(&call);
-        let mut span = Span::start(kind, caller.pid, ino, work.turn);
-        if self.watch.is_watched() {
-            span.dir = inner.meta.directory_of(ino);
-        }
-        let next = inner.client.start(&call);
-        self.advance(&mut inner, &mut work, RequestId(id), (caller, call, ticket, span), next);
-        self.settle(inner, work);
-    }
-
-    /// Tells the metadata machine what the kernel has forgotten, which has no answer.
-    pub fn forget(&self, requests: impl IntoIterator<Item = Request>) {
-        let Ok((mut inner, turn)) = self.turn() else { return };
-        let mut work = Work::new(turn);
-        let mut span = Span::start(Kind::Forget, 0, Ino::ROOT, work.turn);
-        for request in requests {
-            self.input(&mut inner, &mut work, told(request));
-        }
-        span.turn_to(Stage::Work, Instant::now());
-        self.watch.record(&span, false);
-        self.settle(inner, work);
-    }
-
-    /// The caller of a call does not want to wait any longer.
-    pub fn interrupt(&self, id: u64) {
-        self.feed(Input::Cancel { from: CLIENT, id: RequestId(id) });
+        (Self { inner, queued, errands, door }, background)
     }
 
     /// Comes once a second: tells the time and the space left.
     pub fn tick(&self) {
-        match self.disk.free_space() {
+        match self.errands.disk.free_space() {
             Ok(free) => self.feed(Input::Space { free }),
             Err(error) => tracing::warn!(%error, "the store does not tell its free space"),
         }
         self.feed(Input::Tick);
-        self.watch.tick();
-    }
-
-    /// Lets a closure use the client's machine under the lock.
-    pub fn with_client<R>(&self, use_it: impl FnOnce(&mut Client) -> R) -> Result<R, Errno> {
-        self.lock().map(|mut inner| use_it(&mut inner.client))
+        self.errands.watch.tick();
     }
 
     /// Inodes in use, and what is wrong, if anything is: see [`Meta::failure`].
@@ -250,13 +144,13 @@ impl<D: Door> Node<D> {
 
     /// What the file system has done since it was mounted.
     pub fn activity(&self) -> Figures {
-        self.watch.figures(&self.watch.totals(), self.figures())
+        self.errands.watch.figures(&self.errands.watch.totals(), self.figures())
     }
 
     /// The same for Prometheus.
     pub fn exposition(&self) -> String {
-        let (totals, (files, broken)) = (self.watch.totals(), self.state());
-        let figures = self.watch.figures(&totals, self.figures());
+        let (totals, (files, broken)) = (self.errands.watch.totals(), self.state());
+        let figures = self.errands.watch.figures(&totals, self.figures());
         exposition(totals, figures, files, broken.is_some())
     }
 
@@ -362,7 +256,7 @@ impl<D: Door> Node<D> {
             for finished in work.finished.drain(..) {
                 self.finish(finished);
             }
-            let done: Vec<_> = io.into_iter().filter_map(|(id, io)| self.execute(id, io)).collect();
+            let done: Vec<_> = io.into_iter().filter_map(|(id, io)| self.errands.execute(id, io)).collect();
             if done.is_empty() {
                 return;
             }
@@ -396,18 +290,18 @@ impl<D: Door> Node<D> {
             Last::Answer(Ok(Answer::Bytes(bytes))) => self.answer(ticket, span, Ok(Outcome::Data(&bytes))),
             Last::Answer(result) => self.answer(ticket, span, result.map(Outcome::Answer)),
             Last::Stream(_, StreamIo::Read { ino, offset, size }) => BUFFER.with_borrow_mut(|buffer| {
-                let read = self.disk.read_stream(ino, offset, size, buffer);
+                let read = self.errands.disk.read_stream(ino, offset, size, buffer);
                 span.turn_to(Stage::Work, Instant::now());
                 self.answer(ticket, span, read.map(Outcome::Data));
             }),
             Last::Stream(call, io) => {
                 let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
-                let result = self.disk.stream_io(io, data);
+                let result = self.errands.disk.stream_io(io, data);
                 span.turn_to(Stage::Work, Instant::now());
                 // Before the answer: after it the file may be removed at any time.
                 let left = match io {
                     StreamIo::Write { ino, offset } if result.is_ok() => {
-                        self.disk.follow(ino, offset, data.len() as u64).map(|bytes| (ino, bytes))
+                        self.errands.disk.follow(ino, offset, data.len() as u64).map(|bytes| (ino, bytes))
                     }
                     _ => None,
                 };
@@ -422,7 +316,7 @@ impl<D: Door> Node<D> {
     /// Counts a call that has ended, and answers it.
     fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<Outcome<'_>, Errno>) {
         let failure = outcome.as_ref().err().copied();
-        let log = self.watch.record(&span, failure.is_some());
+        let log = self.errands.watch.record(&span, failure.is_some());
         self.door.answer(self, ticket, outcome);
         if log {
             self.log_slow(&span, failure);
@@ -445,77 +339,9 @@ impl<D: Door> Node<D> {
         );
     }
 
-    /// Does an I/O, unless it is one for the background.
-    fn execute(&self, id: IoId, io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
-        let errands = match io {
-            Io::Stage { .. } | Io::Publish { .. } => &self.errands.checkpoint,
-            Io::Journal { sync: false, .. } => &self.errands.journal,
-            Io::Rest => &self.errands.sweep,
-            _ => return Some((id, self.timed(io))),
-        };
-        // It fails only when the background thread is gone, at the very end.
-        let _ = errands.send(Errand::Io(id, io));
-        None
-    }
-
-    fn timed(&self, io: Io) -> Result<IoDone, Errno> {
-        let (kind, began) = (IoKind::of(&io), Instant::now());
-        let result = self.disk.execute(io);
-        if let Some(kind) = kind {
-            self.watch.record_io(kind, began.elapsed());
-        }
-        result
-    }
-
-    /// Runs errands until [`Self::stop_background`].
-    pub fn run_background(&self, Background { checkpoints, frames, sweeps, upkeeps }: Background) {
-        std::thread::scope(|scope| {
-            for errands in [frames, sweeps] {
-                scope.spawn(move || {
-                    while let Ok(Errand::Io(id, io)) = errands.recv() {
-                        let result = self.timed(io);
-                        self.feed(Input::Done { id, result });
-                    }
-                });
-            }
-            scope.spawn(move || {
-                while let Ok(Errand::Upkeep) = upkeeps.recv() {
-                    let mut more = true;
-                    while more && !self.errands.stopping.load(Ordering::Relaxed) {
-                        more = self.disk.maintain();
-                    }
-                }
-            });
-            self.run_checkpoints(&checkpoints);
-        });
-    }
-
-    fn run_checkpoints(&self, errands: &Receiver<Errand>) {
-        let (mut checkpoint, mut records) = (None, 0);
-        while let Ok(Errand::Io(id, io)) = errands.recv() {
-            let published = matches!(io, Io::Publish { .. });
-            let began = *checkpoint.get_or_insert_with(Instant::now);
-            if let Io::Stage { writes } = &io {
-                records += writes.len() as u64;
-            }
-            let result = self.timed(io);
-            if published {
-                self.watch.record_checkpoint(began.elapsed(), records, result.is_ok());
-                (checkpoint, records) = (None, 0);
-                // If it is full, the upkeep is behind already.
-                let _ = self.errands.upkeep.try_send(Errand::Upkeep);
-            }
-            self.feed(Input::Done { id, result });
-        }
-    }
-
-    /// Lets what is under way come to its end.
-    pub fn stop_background(&self) {
-        let Errands { checkpoint, journal, sweep, upkeep, stopping } = &self.errands;
-        stopping.store(true, Ordering::Relaxed);
-        for errands in [checkpoint, journal, sweep, upkeep] {
-            let _ = errands.send(Errand::Stop);
-        }
+    /// Does what is to be done in the background, until [`Errands::stop`].
+    pub fn run_background(&self, background: Background) {
+        self.errands.run(background, |id, result| self.feed(Input::Done { id, result }));
     }
 
     /// Writes everything out; until that is done, or has failed for good, or the time is over.
@@ -534,12 +360,65 @@ impl<D: Door> Node<D> {
     }
 }
 
-/// The errands of [`Node::run_background`].
-pub struct Background {
-    checkpoints: Receiver<Errand>,
-    frames: Receiver<Errand>,
-    sweeps: Receiver<Errand>,
-    upkeeps: Receiver<Errand>,
+impl<D: Door> Calls<D> for Node<D> {
+    fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
+        self.queued.fetch_add(1, Ordering::Relaxed);
+        let turn = self.turn();
+        self.queued.fetch_sub(1, Ordering::Relaxed);
+        let (mut inner, turn) = match turn {
+            Ok(turn) => turn,
+            Err(errno) => return self.door.answer(self, ticket, Err(errno)),
+        };
+        let mut work = Work::new(turn);
+        let (kind, ino) = Kind::of(&call);
+        let mut span = Span::start(kind, caller.pid, ino, work.turn);
+        if self.errands.watch.is_watched() {
+            span.dir = inner.meta.directory_of(ino);
+        }
+        let next = inner.client.start(&call);
+        self.advance(&mut inner, &mut work, RequestId(id), (caller, call, ticket, span), next);
+        self.settle(inner, work);
+    }
+
+    fn forget(&self, requests: impl IntoIterator<Item = Request>) {
+        let Ok((mut inner, turn)) = self.turn() else { return };
+        let mut work = Work::new(turn);
+        let mut span = Span::start(Kind::Forget, 0, Ino::ROOT, work.turn);
+        for request in requests {
+            self.input(&mut inner, &mut work, told(request));
+        }
+        span.turn_to(Stage::Work, Instant::now());
+        self.errands.watch.record(&span, false);
+        self.settle(inner, work);
+    }
+
+    fn interrupt(&self, id: u64) {
+        self.feed(Input::Cancel { from: CLIENT, id: RequestId(id) });
+    }
+
+    fn space(&self) -> Result<Space, Errno> {
+        self.errands.disk.space()
+    }
+
+    fn stream_file(&self, ino: Ino) -> Option<Arc<File>> {
+        self.errands.disk.stream_file(ino)
+    }
+
+    fn pass_through(&self) {
+        if let Ok(mut inner) = self.lock() {
+            inner.client.can_pass_through = true;
+        }
+    }
+
+    fn without_passthrough(&self, ino: Ino) {
+        if let Ok(mut inner) = self.lock() {
+            inner.client.without_passthrough(ino);
+        }
+    }
+
+    fn door(&self) -> &D {
+        &self.door
+    }
 }
 
 impl From<Waiting> for Stage {

@@ -14,7 +14,7 @@ use espalier_proto::{
 };
 
 use super::{Backing, DIRECT, FOREVER, Form, FuseDoor, Ticket};
-use crate::node::{Door, Node, Outcome};
+use crate::calls::{Calls, Door, Outcome};
 
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
@@ -24,7 +24,7 @@ const BLOCK_BYTES: u32 = 4096;
 impl Door for FuseDoor {
     type Ticket = Ticket;
 
-    fn answer(&self, node: &Node<Self>, ticket: Ticket, outcome: Result<Outcome<'_>, Errno>) {
+    fn answer(&self, calls: &impl Calls<Self>, ticket: Ticket, outcome: Result<Outcome<'_>, Errno>) {
         let Ticket { reply, form } = ticket;
         let answer = match outcome {
             Err(errno) => return reply.error(errno.raw()),
@@ -50,7 +50,7 @@ impl Door for FuseDoor {
             (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
             (Answer::Written(written), Form::SyncedWrite(ino, unique)) => {
                 let ticket = Ticket { reply, form: Form::Written(written) };
-                node.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
+                calls.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
             (Answer::Done, Form::Written(written)) => reply.written(written),
             (Answer::Done, _) => reply.ok(),
@@ -58,15 +58,15 @@ impl Door for FuseDoor {
             (Answer::Written(written), _) => reply.written(written),
             (Answer::Offset(offset), _) => reply.lseek(offset),
             (Answer::Opened(opening), form) => {
-                let opened = self.opened(node, &reply, opening, form);
+                let opened = self.opened(calls, &reply, opening, form);
                 reply.open(&opened);
             }
             (Answer::Created(entry, opening), form) => {
-                let opened = self.opened(node, &reply, opening, form);
+                let opened = self.opened(calls, &reply, opening, form);
                 reply.create(&self.entry_out(&entry), &opened);
             }
             (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
-                answer_listing(node, reply, &entries, (dir, parent), (offset, size, plus));
+                answer_listing(calls, reply, &entries, (dir, parent), (offset, size, plus));
             }
             (Answer::Removed { dir, name }, Form::Removing(ino)) => {
                 self.tell([News::Entry(dir, name), News::Attributes(dir), News::Attributes(ino)].into());
@@ -79,7 +79,7 @@ impl Door for FuseDoor {
                 self.tell(entries.chain(changed.into_iter().map(News::Attributes)).collect());
                 reply.ok();
             }
-            (Answer::StatFs(capacity), _) => answer_statfs(node, reply, &capacity),
+            (Answer::StatFs(capacity), _) => answer_statfs(calls, reply, &capacity),
             (Answer::Bytes(_) | Answer::Listing { .. } | Answer::Removed { .. } | Answer::Copied(_), _) => {
                 reply.error(Errno::EIO.raw())
             }
@@ -180,8 +180,14 @@ impl FuseDoor {
         }
     }
 
-    fn opened(&self, node: &Node<Self>, reply: &fuse::Reply, opening: Opening, form: Form) -> fuse::Opened {
-        let backing = if opening.passthrough { self.open_backing(node, reply, opening.ino) } else { None };
+    fn opened(
+        &self,
+        calls: &impl Calls<Self>,
+        reply: &fuse::Reply,
+        opening: Opening,
+        form: Form,
+    ) -> fuse::Opened {
+        let backing = if opening.passthrough { self.open_backing(calls, reply, opening.ino) } else { None };
         let mut flags = OpenedFlags::NOFLUSH;
         flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none());
         // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
@@ -190,17 +196,17 @@ impl FuseDoor {
         fuse::Opened { handle: if direct { DIRECT } else { 0 }, flags, backing }
     }
 
-    fn open_backing(&self, node: &Node<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {
+    fn open_backing(&self, calls: &impl Calls<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {
         let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backing) = all.get_mut(&ino) {
             backing.opens += 1;
             return Some(backing.id);
         }
-        let file = node.disk.stream_file(ino);
+        let file = calls.stream_file(ino);
         let id = file.and_then(|file| reply.channel().backing_open(file.as_fd()).ok());
         match id {
             Some(id) => drop(all.insert(ino, Backing { id, opens: 1 })),
-            None => drop(node.with_client(|client| client.without_passthrough(ino))),
+            None => calls.without_passthrough(ino),
         }
         id
     }
@@ -249,7 +255,7 @@ pub(super) fn answer_data(reply: fuse::Reply, form: Form, data: &[u8]) {
 }
 
 fn answer_listing(
-    node: &Node<FuseDoor>,
+    calls: &impl Calls<FuseDoor>,
     reply: fuse::Reply,
     entries: &[Dirent],
     (dir, parent): (Ino, Ino),
@@ -261,7 +267,7 @@ fn answer_listing(
         if !plus {
             return buffer.push(ino.0, next, kind.bits(), name);
         }
-        let entry = entry.map_or(fuse::Entry::default(), |entry| node.door().entry_out(entry));
+        let entry = entry.map_or(fuse::Entry::default(), |entry| calls.door().entry_out(entry));
         buffer.push_plus(&entry, ino.0, next, kind.bits(), name)
     };
     let dots: [(&[u8], Ino, u64); 2] = [(b".", dir, 1), (b"..", parent, 2)];
@@ -277,12 +283,12 @@ fn answer_listing(
         .collect();
     reply.data(&bytes);
     if !unknown.is_empty() {
-        node.forget(unknown);
+        calls.forget(unknown);
     }
 }
 
-fn answer_statfs(node: &Node<FuseDoor>, reply: fuse::Reply, capacity: &Capacity) {
-    let space = match node.disk.space() {
+fn answer_statfs(calls: &impl Calls<FuseDoor>, reply: fuse::Reply, capacity: &Capacity) {
+    let space = match calls.space() {
         Ok(space) => space,
         Err(errno) => return reply.error(errno.raw()),
     };

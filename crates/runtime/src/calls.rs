@@ -1,0 +1,60 @@
+//! What doors and those who take their calls know of each other.
+
+use std::fs::File;
+use std::ops::Range;
+use std::sync::Arc;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Caller, Errno, Ino, Recall, Request};
+use espalier_store::Space;
+
+/// Where calls come from and answers go to.
+pub trait Door: Sized + Send + Sync + 'static {
+    /// What a door needs to answer a call.
+    type Ticket: Send;
+
+    fn answer(&self, calls: &impl Calls<Self>, ticket: Self::Ticket, outcome: Result<Outcome<'_>, Errno>);
+
+    /// Those who call through the door need not know these inodes any longer.
+    fn recall(&self, recalls: &[Recall]);
+
+    /// These have other attributes than those who call through the door have been told.
+    fn changed(&self, inos: &[Ino]);
+
+    /// The writer of a growing file has left these bytes behind; callers need not keep copies of them.
+    fn left_behind(&self, ino: Ino, bytes: Range<u64>);
+}
+
+/// What a door is told of a call.
+#[derive(Debug)]
+pub enum Outcome<'a> {
+    Answer(Answer),
+    /// What was read.
+    Data(&'a [u8]),
+}
+
+/// Who takes a door's calls: the machines of this process, or servers.
+pub trait Calls<D: Door>: Send + Sync {
+    /// Runs a call. It is answered through the door, now or later. `id`: not 0, and unique among unanswered calls.
+    fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket);
+
+    /// Tells what callers have forgotten, which has no answer.
+    fn forget(&self, requests: impl IntoIterator<Item = Request>);
+
+    /// The caller of a call does not want to wait any longer.
+    fn interrupt(&self, id: u64);
+
+    /// Of where files are kept.
+    fn space(&self) -> Result<Space, Errno>;
+
+    /// The file that holds a stream, if it is one of this machine's: for the kernel to read and write itself.
+    fn stream_file(&self, ino: Ino) -> Option<Arc<File>>;
+
+    /// The door can let the kernel read and write streams itself.
+    fn pass_through(&self);
+
+    /// A file that was said to be passed through could not be.
+    fn without_passthrough(&self, ino: Ino);
+
+    fn door(&self) -> &D;
+}

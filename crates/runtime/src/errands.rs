@@ -1,0 +1,132 @@
+//! The I/O that the machines ask for: done at once by whoever has given them an input, or in the background.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::Instant;
+
+use espalier_meta::{Io, IoDone, IoId};
+use espalier_proto::Errno;
+
+use crate::disk::Disk;
+use crate::watch::{IoKind, Watch};
+
+/// For the background threads: what may take long and nobody waits for.
+pub struct Errands {
+    pub disk: Arc<Disk>,
+    pub watch: Watch,
+    /// Pieces of a checkpoint, one at a time.
+    checkpoint: SyncSender<Errand>,
+    /// Frames of the journal, one at a time.
+    journal: SyncSender<Errand>,
+    /// Rests between the steps in which the trash is freed.
+    sweep: SyncSender<Errand>,
+    /// A checkpoint has added to the tables.
+    upkeep: SyncSender<Errand>,
+    stopping: AtomicBool,
+}
+
+enum Errand {
+    Io(IoId, Io),
+    Upkeep,
+    Stop,
+}
+
+/// What the background threads are to be run with ([`Errands::run`]).
+pub struct Background {
+    checkpoints: Receiver<Errand>,
+    frames: Receiver<Errand>,
+    sweeps: Receiver<Errand>,
+    upkeeps: Receiver<Errand>,
+}
+
+impl Errands {
+    pub fn new(disk: Arc<Disk>, watch: Watch) -> (Self, Background) {
+        // Each has one errand under way at a time and may be told to stop, so that a short queue never blocks.
+        let (checkpoint, checkpoints) = sync_channel(2);
+        let (journal, frames) = sync_channel(2);
+        let (sweep, sweeps) = sync_channel(2);
+        let (upkeep, upkeeps) = sync_channel(2);
+        let stopping = AtomicBool::new(false);
+        (
+            Self { disk, watch, checkpoint, journal, sweep, upkeep, stopping },
+            Background { checkpoints, frames, sweeps, upkeeps },
+        )
+    }
+
+    /// Does an I/O, unless it is one for the background.
+    pub fn execute(&self, id: IoId, io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
+        let errands = match io {
+            Io::Stage { .. } | Io::Publish { .. } => &self.checkpoint,
+            Io::Journal { sync: false, .. } => &self.journal,
+            Io::Rest => &self.sweep,
+            _ => return Some((id, self.timed(io))),
+        };
+        // It fails only when the background thread is gone, at the very end.
+        let _ = errands.send(Errand::Io(id, io));
+        None
+    }
+
+    fn timed(&self, io: Io) -> Result<IoDone, Errno> {
+        let (kind, began) = (IoKind::of(&io), Instant::now());
+        let result = self.disk.execute(io);
+        if let Some(kind) = kind {
+            self.watch.record_io(kind, began.elapsed());
+        }
+        result
+    }
+
+    /// Runs errands until [`Self::stop`]. `done`: what has come of each.
+    pub fn run(
+        &self,
+        Background { checkpoints, frames, sweeps, upkeeps }: Background,
+        done: impl Fn(IoId, Result<IoDone, Errno>) + Sync,
+    ) {
+        let done = &done;
+        std::thread::scope(|scope| {
+            for errands in [frames, sweeps] {
+                scope.spawn(move || {
+                    while let Ok(Errand::Io(id, io)) = errands.recv() {
+                        done(id, self.timed(io));
+                    }
+                });
+            }
+            scope.spawn(move || {
+                while let Ok(Errand::Upkeep) = upkeeps.recv() {
+                    let mut more = true;
+                    while more && !self.stopping.load(Ordering::Relaxed) {
+                        more = self.disk.maintain();
+                    }
+                }
+            });
+            self.run_checkpoints(&checkpoints, done);
+        });
+    }
+
+    fn run_checkpoints(&self, errands: &Receiver<Errand>, done: &impl Fn(IoId, Result<IoDone, Errno>)) {
+        let (mut checkpoint, mut records) = (None, 0);
+        while let Ok(Errand::Io(id, io)) = errands.recv() {
+            let published = matches!(io, Io::Publish { .. });
+            let began = *checkpoint.get_or_insert_with(Instant::now);
+            if let Io::Stage { writes } = &io {
+                records += writes.len() as u64;
+            }
+            let result = self.timed(io);
+            if published {
+                self.watch.record_checkpoint(began.elapsed(), records, result.is_ok());
+                (checkpoint, records) = (None, 0);
+                // If it is full, the upkeep is behind already.
+                let _ = self.upkeep.try_send(Errand::Upkeep);
+            }
+            done(id, result);
+        }
+    }
+
+    /// Lets what is under way come to its end.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        for errands in [&self.checkpoint, &self.journal, &self.sweep, &self.upkeep] {
+            let _ = errands.send(Errand::Stop);
+        }
+    }
+}
