@@ -13,7 +13,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     AllocateMode, Attr, Capacity, Copied, Dirent, Entry, Errno, Ino, Name, Opened, Reply, Request, SeekWhat,
-    SetAttr,
+    SetAttr, StreamIo,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -86,39 +86,6 @@ pub enum Next {
     /// Do this with streams; its result is the answer.
     Stream(StreamIo),
     Answer(Result<Answer, Errno>),
-}
-
-/// What is to be done with the streams of files that are not stuffed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StreamIo {
-    Read {
-        ino: Ino,
-        offset: u64,
-        size: u32,
-    },
-    /// The call's data.
-    Write {
-        ino: Ino,
-        offset: u64,
-    },
-    Allocate {
-        ino: Ino,
-        offset: u64,
-        length: u64,
-        mode: AllocateMode,
-    },
-    Seek {
-        ino: Ino,
-        offset: u64,
-        what: SeekWhat,
-    },
-    Copy {
-        from: Ino,
-        from_offset: u64,
-        to: Ino,
-        to_offset: u64,
-        length: u64,
-    },
 }
 
 /// What a call comes to.
@@ -228,6 +195,7 @@ impl Client {
             Reply::Absent { cacheable } => Answer::Absent { cacheable },
             Reply::Bytes(bytes) => Answer::Bytes(bytes),
             Reply::Offset(offset) => Answer::Offset(offset),
+            Reply::Written(written) => Answer::Written(written),
             Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },

@@ -261,6 +261,8 @@ pub enum Reply {
     Opened(Opened),
     Created(Entry, Opened),
     Offset(u64),
+    /// Bytes written to a stream.
+    Written(u32),
     Listing {
         entries: Vec<Dirent>,
         /// The directory's parent, for `..`.
@@ -370,4 +372,37 @@ pub struct Recall {
     /// A directory and a name in it, by which clients know it; unless they may know it by several.
     pub dir: Option<Ino>,
     pub name: Option<Name>,
+}
+
+/// What is to be done with the streams of files that are not stuffed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum StreamIo {
+    Read {
+        ino: Ino,
+        offset: u64,
+        size: u32,
+    },
+    /// What is written goes with it.
+    Write {
+        ino: Ino,
+        offset: u64,
+    },
+    Allocate {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    },
+    Seek {
+        ino: Ino,
+        offset: u64,
+        what: SeekWhat,
+    },
+    Copy {
+        from: Ino,
+        from_offset: u64,
+        to: Ino,
+        to_offset: u64,
+        length: u64,
+    },
 }

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId};
+use crate::{Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId, StreamIo};
 
 /// Names a cluster, for good: peers of another one are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +43,14 @@ pub enum FromClient {
         below: RequestId,
         caller: Caller,
         request: Request,
+    },
+    /// What is to be done with a file's stream. `data`: what is written.
+    Stream {
+        id: RequestId,
+        below: RequestId,
+        io: StreamIo,
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
     },
     /// The caller no longer wants to wait.
     Cancel { id: RequestId },
@@ -81,16 +89,21 @@ pub enum Lease {
     Inode { ino: Ino },
 }
 
-impl Request {
+impl FromClient {
     /// The bytes of a file in it, which may be sent apart from it.
     pub fn payload(&mut self) -> Option<&mut Vec<u8>> {
-        if let Self::Write { data, .. } = self { Some(data) } else { None }
+        match self {
+            Self::Request { request: Request::Write { data, .. }, .. } | Self::Stream { data, .. } => {
+                Some(data)
+            }
+            _ => None,
+        }
     }
 }
 
-impl Reply {
-    /// As [`Request::payload`].
+impl FromServer {
+    /// As [`FromClient::payload`].
     pub fn payload(&mut self) -> Option<&mut Vec<u8>> {
-        if let Self::Bytes(bytes) = self { Some(bytes) } else { None }
+        if let Self::Reply { result: Ok(Reply::Bytes(bytes)), .. } = self { Some(bytes) } else { None }
     }
 }

@@ -5,9 +5,9 @@ use std::ops::{Bound, Range};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use espalier_client::{Answer, StreamIo};
+use espalier_client::Answer;
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
-use espalier_proto::{Errno, Ino, ObjectId};
+use espalier_proto::{Errno, Ino, ObjectId, StreamIo};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Space, Store, StoreError};
 
 use crate::behind::{Writeback, left_behind};

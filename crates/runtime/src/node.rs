@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use espalier_client::{Answer, Call, Client, Next, StreamIo};
+use espalier_client::{Answer, Call, Client, Next};
 use espalier_meta::{Input, Meta, Now, Outbox, Waiting};
-use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId};
+use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId, StreamIo};
 use espalier_store::Space;
 
 use crate::calls::{Calls, Door, Outcome};
