@@ -34,6 +34,10 @@ pub enum Command {
     Mount(MountArgs),
     /// Unmount, and wait until everything is written.
     Umount(UmountArgs),
+    /// Serve a file system to the clients of a cluster.
+    Serve(ServeArgs),
+    /// Make a cluster, start and stop its servers on this machine, and tell how they are.
+    Cluster(ClusterArgs),
     /// Check a file system that is not mounted, or repair it. Exits with 0 if it is clean, 1 if everything was repaired, 4
     /// if anything is wrong, 8 if it could not be checked.
     Fsck(FsckArgs),
@@ -90,15 +94,83 @@ pub struct MkfsArgs {
     pub json: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// The server's configuration, as `espalier cluster init` writes it.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub config: PathBuf,
+    /// Say on standard output when clients may connect, leave the terminal's session, and log to `log` beside the configuration.
+    #[arg(long, hide = true)]
+    pub announce: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ClusterArgs {
+    #[command(subcommand)]
+    pub command: ClusterCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Make the files of a new cluster: certificates, configurations and empty stores.
+    Init(InitArgs),
+    /// Make the credentials of another client.
+    Client {
+        /// The cluster's directory.
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        /// The client's name: a-z, 0-9 and -.
+        name: String,
+    },
+    /// Start all servers on this machine.
+    Up {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+    /// Stop them, when they have written everything out.
+    Down {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+    /// Tell how they are. Exits with 1 if one does not run.
+    Status {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct InitArgs {
+    /// The cluster's directory. It is made, and must not hold anything yet.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub dir: PathBuf,
+    #[arg(long, default_value_t = 1)]
+    pub servers: u32,
+    /// Where the first server listens, as HOST:PORT.
+    #[arg(long, default_value = "127.0.0.1:7440", value_name = "ADDRESS")]
+    pub listen: String,
+    /// Other names and addresses by which clients reach the servers.
+    #[arg(long = "host", value_name = "HOST")]
+    pub hosts: Vec<String>,
+    /// A name for people.
+    #[arg(long, default_value = "")]
+    pub label: String,
+    /// No certificates: whoever reaches a server is believed. For trials on one machine.
+    #[arg(long)]
+    pub insecure: bool,
+}
+
 #[derive(Clone, Debug, Args)]
 pub struct MountArgs {
-    /// The file system: the directory that it lies in.
+    /// The file system: the directory that it lies in, or espalier://HOST:PORT/ of a server.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas: ro, rw, sync, noatime, relatime, strictatime, allow_other, nosuid, nodev,
-    /// noexec, dirsync, nodefault_permissions, threads=N, slow=MILLISECONDS (log operations that take longer; 1000; 0:
+    /// noexec, dirsync, nodefault_permissions, credentials=DIR or insecure (of servers), threads=N, slow=MILLISECONDS (log operations that take longer; 1000; 0:
     /// none), metrics=ADDRESS:PORT or metrics=unix:PATH (serve figures for Prometheus), and those that only mount(8) and
     /// fstab(5) mind.
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]

@@ -87,7 +87,7 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
 
 pub(crate) fn floor(args: &FloorArgs) -> Result<ExitCode> {
     let superuser = rustix::process::geteuid().is_root();
-    let (_, mount) = options::parse(&args.options, superuser)?;
+    let (_, mount, _) = options::parse(&args.options, superuser)?;
     espalier_bench::serve_floor(&args.mountpoint, &mount.kernel, mount.transport, mount.threads)?;
     Ok(ExitCode::SUCCESS)
 }

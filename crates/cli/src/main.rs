@@ -2,7 +2,9 @@
 #![allow(clippy::print_stdout)]
 
 mod args;
+mod background;
 mod bench;
+mod cluster;
 mod copy;
 mod cp;
 mod fsck;
@@ -12,6 +14,7 @@ mod place;
 mod remove;
 mod report;
 mod screen;
+mod serve;
 mod table;
 mod top;
 mod usage;
@@ -42,6 +45,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         // Mounting may redirect the log.
         Command::Mount(args) => return mount::mount(args, &log),
         Command::Umount(args) => return mount::umount(&args),
+        Command::Serve(args) => return serve::serve(&args, &log),
         _ => start_log(&log, std::io::stderr)?,
     }
     match cli.command {
@@ -58,6 +62,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Bench(args) => bench::bench(args),
         Command::BenchWorker => Ok(espalier_bench::worker()),
         Command::BenchFloor(args) => bench::floor(&args),
+        Command::Cluster(args) => cluster::cluster(&args.command),
         Command::Completions { shell } => {
             clap_complete::generate(shell, &mut Cli::command(), "espalier", &mut std::io::stdout());
             Ok(ExitCode::SUCCESS)
@@ -66,7 +71,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             clap_mangen::Man::new(Cli::command()).render(&mut std::io::stdout())?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Mount(_) | Command::Umount(_) => unreachable!("handled above"),
+        Command::Mount(_) | Command::Umount(_) | Command::Serve(_) => unreachable!("handled above"),
     }
 }
 

@@ -1,25 +1,23 @@
 //! `espalier mount` and `espalier umount`.
 
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use espalier_runtime::{Error, Volume};
+use espalier_net::{Limits, Security};
+use espalier_proto::ClientId;
+use espalier_runtime::{Error, MountOptions, Servers, Volume};
 use espalier_store::StoreError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{LogArgs, MountArgs, UmountArgs};
-use crate::{options, report, start_log};
+use crate::{background, cluster, options, report, serve, start_log};
 
 /// After an unmount the store is still busy for a moment: wait so long for it.
 const PATIENCE: Duration = Duration::from_secs(35);
-/// What the background process says when the mount is usable.
-const READY: &str = "ready";
 
 /// glibc gives threads heaps of their own, and what is free in one is not used for another: with many threads, memory
 /// would grow to twice its bound. Nearly all is allocated under one lock anyway.
@@ -36,7 +34,7 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     let superuser = rustix::process::geteuid().is_root();
     let (remount, wanted): (Vec<_>, Vec<_>) =
         args.options.iter().cloned().partition(|option| option == "remount");
-    let (open, mount) = options::parse(&wanted, superuser)?;
+    let (open, mount, reach) = options::parse(&wanted, superuser)?;
     if !remount.is_empty() {
         return options::remount(&args.mountpoint, &mount.kernel);
     }
@@ -44,12 +42,20 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
         return mount_in_background(&args, log);
     }
     share_one_heap();
+    let announced = || {
+        if args.announce {
+            background::announce();
+        }
+    };
+    if let Some(url) = args.source.to_str().filter(|source| cluster::is_url(source)) {
+        return mount_servers(url, &reach, &args, log, &mount, announced);
+    }
     let source =
         args.source.canonicalize().with_context(|| format!("no file system in {}", args.source.display()))?;
     if args.announce {
         let _ = rustix::process::setsid();
         let path = args.log_file.clone().unwrap_or_else(|| source.join("log"));
-        start_log(log, Mutex::new(log_file(&path)?))?;
+        start_log(log, Mutex::new(background::log_file(&path)?))?;
     } else {
         start_log(log, std::io::stderr)?;
     }
@@ -59,29 +65,51 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     }
     let mountpoint = args.mountpoint.clone();
     unmount_on_signal(&mountpoint)?;
-    espalier_runtime::mount(volume, &source, &args.mountpoint, &mount, || announce(args.announce))?;
+    espalier_runtime::mount(volume, &source, &args.mountpoint, &mount, announced)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn log_file(path: &Path) -> Result<File> {
-    let open = OpenOptions::new().create(true).append(true).open(path);
-    // A store that cannot be written can still be mounted to be read.
-    let open = open.or_else(|_| OpenOptions::new().write(true).open("/dev/null"));
-    open.with_context(|| format!("cannot open the log {}", path.display()))
-}
-
-fn announce(wanted: bool) {
-    if wanted {
-        let mut out = std::io::stdout();
-        let _ = writeln!(out, "{READY}").and_then(|()| out.flush());
-        // Whoever reads our output to its end must not wait for the mount to end.
-        if let Ok(null) = OpenOptions::new().read(true).write(true).open("/dev/null") {
-            let _ = rustix::stdio::dup2_stdout(&null).and_then(|()| rustix::stdio::dup2_stderr(&null));
+/// Mounts what servers have. Their log is where nobody else's is: in the system's, or where it was asked for.
+fn mount_servers(
+    url: &str,
+    reach: &options::Reach,
+    args: &MountArgs,
+    log: &LogArgs,
+    mount: &MountOptions,
+    ready: impl FnOnce(),
+) -> Result<ExitCode> {
+    let addresses = cluster::addresses(url)?;
+    let security = match (&reach.credentials, reach.insecure) {
+        (Some(_), true) => bail!("-o credentials= and -o insecure exclude each other"),
+        (Some(dir), false) => serve::credentials(dir)?,
+        (None, true) => {
+            eprintln!(
+                "espalier: WARNING: no TLS: whoever reads or changes what goes to {url} does so unnoticed"
+            );
+            Security::Insecure
         }
+        (None, false) => bail!(
+            "say who mounts: -o credentials=DIR, a directory that `espalier cluster init` or `cluster client` has made"
+        ),
+    };
+    if args.announce {
+        let _ = rustix::process::setsid();
+        let path = args.log_file.clone().unwrap_or_else(|| "/dev/null".into());
+        start_log(log, Mutex::new(background::log_file(&path)?))?;
+    } else {
+        start_log(log, std::io::stderr)?;
     }
+    let mut number = [0; 8];
+    rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
+        .context("the system has no random numbers")?;
+    let client = ClientId(u64::from_ne_bytes(number));
+    let servers = Servers { addresses, security, limits: Limits::default(), client };
+    unmount_on_signal(&args.mountpoint)?;
+    espalier_runtime::mount_servers(&servers, url, &args.mountpoint, mount, ready)?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn open_patiently(source: &Path, options: espalier_runtime::OpenOptions) -> Result<Volume> {
+pub(crate) fn open_patiently(source: &Path, options: espalier_runtime::OpenOptions) -> Result<Volume> {
     let started = Instant::now();
     loop {
         match Volume::open(source, options) {
@@ -110,20 +138,7 @@ fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
         command.arg("-o").arg(args.options.join(","));
     }
     command.arg(&args.source).arg(&args.mountpoint);
-    let mut child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start the server")?;
-    let mut line = String::new();
-    if let Some(out) = child.stdout.take() {
-        BufReader::new(out).read_line(&mut line)?;
-    }
-    if line.trim_end() == READY {
-        return Ok(ExitCode::SUCCESS);
-    }
-    // It has said why, on the same standard error.
-    let status = child.wait()?;
-    Ok(ExitCode::from(
-        status.code().and_then(|code| u8::try_from(code).ok()).filter(|code| *code != 0).unwrap_or(2),
-    ))
+    background::start(command)
 }
 
 /// An interrupt or a request to terminate unmounts; the second one does so even if it is in use.

@@ -1,7 +1,7 @@
 //! Mount options, as `mount -o` and fstab have them.
 
 use std::net::ToSocketAddrs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -22,9 +22,24 @@ const SLOW: Duration = Duration::from_secs(1);
 /// as many callers wait for together.
 const THREADS: usize = 64;
 
+/// How a mount shows servers who it is.
+#[derive(Debug, Default)]
+pub struct Reach {
+    /// The directory with its certificate.
+    pub credentials: Option<PathBuf>,
+    /// It does not.
+    pub insecure: bool,
+}
+
+/// Threads that a server has by default: some more than processors, for they may wait for a disk.
+pub fn threads_for_servers() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from) + 2
+}
+
 /// What all options together mean. A later one overrules an earlier one. `superuser`: others may enter by default,
 /// for whoever mounts as root mounts for all.
-pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountOptions)> {
+pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountOptions, Reach)> {
+    let mut reach = Reach::default();
     let mut open = OpenOptions::default();
     let mut kernel = espalier_fuse::MountOptions {
         allow_other: superuser,
@@ -65,6 +80,10 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 slow = (millis > 0).then(|| Duration::from_millis(millis));
             }
             ("metrics", address) => metrics = Some(metrics_address(address)?),
+            ("credentials", dir) if !dir.is_empty() => {
+                reach.credentials = Some(std::path::absolute(dir).context("credentials= takes a directory")?);
+            }
+            ("insecure", "") => reach.insecure = true,
             ("transport", "auto") => transport = None,
             ("transport", "uring") => transport = Some(Transport::Uring),
             ("transport", "queues") => transport = Some(Transport::Queues),
@@ -90,15 +109,15 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
                  allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE \
-                 transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS"
+                 transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS credentials=DIR insecure"
             ),
         }
     }
-    Ok((open, MountOptions { kernel, threads, transport, drain: DRAIN, metrics, slow }))
+    Ok((open, MountOptions { kernel, threads, transport, drain: DRAIN, metrics, slow }, reach))
 }
 
 /// `127.0.0.1:9464`, `localhost:9464`, `[::1]:9464` or `unix:PATH`.
-fn metrics_address(text: &str) -> Result<MetricsAddress> {
+pub fn metrics_address(text: &str) -> Result<MetricsAddress> {
     if let Some(path) = text.strip_prefix("unix:") {
         let path = std::path::absolute(path).context("metrics=unix: takes the path of a socket")?;
         return Ok(MetricsAddress::Unix(path));
@@ -129,7 +148,8 @@ mod tests {
     use super::*;
 
     fn parse_text(text: &str) -> Result<(OpenOptions, MountOptions)> {
-        parse(&text.split(',').map(String::from).collect::<Vec<_>>(), true)
+        let (open, mount, _) = parse(&text.split(',').map(String::from).collect::<Vec<_>>(), true)?;
+        Ok((open, mount))
     }
 
     #[test]

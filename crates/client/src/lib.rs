@@ -7,6 +7,8 @@
 
 extern crate alloc;
 
+mod link;
+
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -17,6 +19,8 @@ use espalier_proto::{
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
+
+pub use link::{Begun, Link};
 
 /// What a program wants, as a door understands it.
 #[derive(Clone, Debug)]

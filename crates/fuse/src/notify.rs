@@ -22,6 +22,7 @@ struct Shared {
     queue: Mutex<Queue>,
     changed: Condvar,
     capacity: usize,
+    channel: Channel,
 }
 
 #[derive(Default)]
@@ -42,11 +43,11 @@ enum Note {
 impl Notifier {
     pub(crate) fn start(channel: Channel, capacity: usize) -> io::Result<Notifier> {
         let queue = Mutex::new(Queue::default());
-        let notifier = Notifier(Arc::new(Shared { queue, changed: Condvar::new(), capacity }));
+        let notifier = Notifier(Arc::new(Shared { queue, changed: Condvar::new(), capacity, channel }));
         let shared = Arc::clone(&notifier.0);
         std::thread::Builder::new().name("fuse-notify".into()).spawn(move || {
             while let Some(note) = shared.next() {
-                if catch_unwind(AssertUnwindSafe(|| note.send(&channel))).is_err() {
+                if catch_unwind(AssertUnwindSafe(|| note.send(&shared.channel))).is_err() {
                     tracing::error!("a fence panicked");
                 }
             }
@@ -78,6 +79,11 @@ impl Notifier {
     /// Distrusts every name cached until now. Needs [`crate::Granted::epoch`].
     pub fn inc_epoch(&self) -> bool {
         self.push(Note::Epoch)
+    }
+
+    /// As [`Self::inc_epoch`], but at once and by the caller's thread: the kernel takes no lock for it.
+    pub fn inc_epoch_now(&self) {
+        Note::Epoch.send(&self.0.channel);
     }
 
     /// Asks the kernel to give up nodes that nobody uses. Needs [`crate::Granted::prune`].

@@ -149,6 +149,7 @@ impl State {
                     return Err(Stop::Wait(Wait::Load(load)));
                 }
             }
+            Event::Session { client, begins } => self.apply_session(*client, *begins),
             Event::Purge { ino } => {
                 self.inode(*ino)?;
                 self.watched.remove(ino);

@@ -4,7 +4,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Ino, Name, Time};
+use espalier_proto::{ClientId, Ino, Name, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
@@ -135,6 +135,11 @@ pub enum Event {
         name: Name,
         inode: Inode,
     },
+    /// A client's session begins, or ends.
+    Session {
+        client: ClientId,
+        begins: bool,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -160,7 +165,7 @@ impl Event {
                 [Some(*from_dir), Some(*to_dir)]
             }
             Self::Clone { from, dir, .. } => [Some(*from), Some(*dir)],
-            Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
+            Self::TmpFile { .. } | Self::Locate { .. } | Self::Session { .. } => [None, None],
             Self::SetAttr { ino, .. }
             | Self::Write { ino, .. }
             | Self::Resize { ino, .. }

@@ -3,6 +3,8 @@
 //! Under low load each operation that must be durable is committed at once. When requests queue up (low watermark),
 //! commits are put off, until so many operations wait (high watermark) or the queue has drained. There is no timer;
 //! what nobody waits for is committed once a second.
+//!
+//! When an answer may leave is decided here, and nowhere else: see [`Acknowledge`].
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -11,7 +13,19 @@ use espalier_proto::{ClientId, Errno, Ino, Position, Reply, RequestId};
 
 use crate::event::Event;
 
-/// What may leave only after a certain event is durable.
+/// When a change is acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acknowledge {
+    /// When it is made: for a client that dies with the process.
+    Volatile,
+    /// When it is in the journal's file: a loss of power may lose the last second, the end of the process nothing. Other
+    /// answers wait for that, too: they may tell of changes.
+    Written,
+    /// When it is durable.
+    Durable,
+}
+
+/// What may leave only after a certain event is durable, or is written.
 #[derive(Debug)]
 pub(crate) enum Held {
     Reply(ClientId, RequestId, Result<Reply, Errno>),
@@ -21,6 +35,8 @@ pub(crate) enum Held {
     RemoveStream(Ino),
     /// The stream of a file that has been unstuffed is no longer a new one.
     SettleStream(Ino),
+    /// A session has begun, or cannot.
+    Session(ClientId, Result<(), Errno>),
 }
 
 #[derive(Debug)]
@@ -33,10 +49,15 @@ pub(crate) struct Journal {
     last: u64,
     /// The frame that the driver is appending.
     in_flight: Option<InFlight>,
+    acknowledge: Acknowledge,
     /// Every event up to this one is durable.
     pub durable: u64,
-    /// In the order of their events. This is the coalescing queue.
+    /// Every event up to this one is durable, or written to the journal's file.
+    written: u64,
+    /// What waits for its event to be durable, in the order of these. This is the coalescing queue.
     held: VecDeque<(u64, Held)>,
+    /// What waits for its event to be written.
+    unwritten: VecDeque<(u64, Held)>,
     /// Where the journal ends, as far as the driver has told.
     pub end: Position,
     pub used: u64,
@@ -71,14 +92,18 @@ impl Journal {
         used: u64,
         capacity: u64,
         watermarks: (usize, usize),
+        acknowledge: Acknowledge,
     ) -> Self {
         Self {
             frame: Vec::new(),
             spare: Vec::new(),
             last: sequence,
             in_flight: None,
+            acknowledge,
             durable: sequence,
+            written: sequence,
             held: VecDeque::new(),
+            unwritten: VecDeque::new(),
             end,
             used,
             capacity,
@@ -98,6 +123,28 @@ impl Journal {
         event.encode(&mut self.frame);
         self.last = sequence;
         self.unsynced = true;
+    }
+
+    /// Keeps an answer until it may leave. Gives it back if that is now. `durable`: it says that everything so far is durable;
+    /// `changed`: it says that something has been changed.
+    pub(crate) fn hold_answer(&mut self, durable: bool, changed: bool, answer: Held) -> Option<Held> {
+        if self.last > self.durable && (durable || (changed && self.acknowledge == Acknowledge::Durable)) {
+            self.hold(self.last, answer);
+            None
+        } else if self.acknowledge == Acknowledge::Written {
+            self.hold_written(answer)
+        } else {
+            Some(answer)
+        }
+    }
+
+    /// Keeps something until all events so far are written. Gives it back if they are, or never will be.
+    pub(crate) fn hold_written(&mut self, held: Held) -> Option<Held> {
+        if self.last == self.written || self.broken.is_some() {
+            return Some(held);
+        }
+        self.unwritten.push_back((self.last, held));
+        None
     }
 
     pub(crate) fn hold(&mut self, until: u64, held: Held) {
@@ -134,7 +181,8 @@ impl Journal {
         let waiting = self.held.len();
         let coalesced = waiting > 0 && (queued < self.low_watermark || waiting >= self.high_watermark);
         let sync = coalesced || (flush && self.unsynced);
-        if !sync && self.frame.len() < Self::FRAME_BYTES {
+        let written = !self.unwritten.is_empty() && queued == 0;
+        if !sync && !written && self.frame.len() < Self::FRAME_BYTES {
             return None;
         }
         let frame = core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare));
@@ -158,11 +206,16 @@ impl Journal {
         match result {
             Ok((end, used)) => {
                 (self.end, self.used) = (end, used);
-                if frame.sync { self.release(frame.last) } else { Vec::new() }
+                let mut released = self.release_written(frame.last);
+                if frame.sync {
+                    released.append(&mut self.release(frame.last));
+                }
+                released
             }
             Err(errno) => {
                 self.broken = Some(errno);
-                self.held.drain(..).filter_map(|(_, held)| fail(held, errno)).collect()
+                let held = self.held.drain(..).chain(self.unwritten.drain(..));
+                held.filter_map(|(_, held)| fail(held, errno)).collect()
             }
         }
     }
@@ -170,7 +223,15 @@ impl Journal {
     /// A checkpoint that holds all events up to `sequence` is durable.
     pub(crate) fn checkpointed(&mut self, sequence: u64, used: u64) -> Vec<Held> {
         self.used = used;
-        self.release(sequence)
+        let mut released = self.release_written(sequence);
+        released.append(&mut self.release(sequence));
+        released
+    }
+
+    fn release_written(&mut self, written: u64) -> Vec<Held> {
+        self.written = self.written.max(written);
+        let free = self.unwritten.partition_point(|(sequence, _)| *sequence <= self.written);
+        self.unwritten.drain(..free).map(|(_, held)| held).collect()
     }
 
     fn release(&mut self, durable: u64) -> Vec<Held> {
@@ -183,7 +244,8 @@ impl Journal {
 
     /// Nothing is unwritten or waited for.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.broken.is_some() || (self.in_flight.is_none() && !self.unsynced && self.held.is_empty())
+        let is_waited_for = !self.held.is_empty() || !self.unwritten.is_empty();
+        self.broken.is_some() || (self.in_flight.is_none() && !self.unsynced && !is_waited_for)
     }
 }
 
@@ -191,6 +253,7 @@ impl Journal {
 fn fail(held: Held, errno: Errno) -> Option<Held> {
     match held {
         Held::Reply(from, id, _) => Some(Held::Reply(from, id, Err(errno))),
+        Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
         // It finds the journal broken.
         Held::Task(_) => Some(held),
         Held::RemoveStream(_) | Held::SettleStream(_) => None,
@@ -204,7 +267,7 @@ mod tests {
     use super::*;
 
     fn journal() -> Journal {
-        Journal::new(0, Position(0), 0, 64 << 20, (1, 8))
+        Journal::new(0, Position(0), 0, 64 << 20, (1, 8), Acknowledge::Durable)
     }
 
     fn change(journal: &mut Journal, sequence: u64) {
@@ -268,7 +331,7 @@ mod tests {
 
     #[test]
     fn a_full_journal_pushes_back() {
-        let mut journal = Journal::new(0, Position(0), 0, 2 << 20, (1, 8));
+        let mut journal = Journal { capacity: 2 << 20, ..journal() };
         assert!(journal.has_room() && !journal.is_half_full());
         journal.frame = alloc::vec![0; (1 << 20) + 1];
         assert!(!journal.has_room() && journal.is_half_full());

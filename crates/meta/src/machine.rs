@@ -4,16 +4,19 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Entry, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId};
+use espalier_proto::{
+    ClientId, Entry, Errno, Home, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId,
+};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::checkpoint::Checkpoint;
 use crate::event::Event;
-use crate::journal::{Held, Journal};
+use crate::journal::{Acknowledge, Held, Journal};
 use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
 use crate::record::Inode;
+use crate::session::Sessions;
 use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
@@ -34,8 +37,7 @@ pub struct Config {
     pub hash_key: [u8; 16],
     /// Files of at most so many bytes are stuffed.
     pub strip_bytes: u32,
-    /// Every change is durable before it is answered, not only by `fsync`.
-    pub sync: bool,
+    pub acknowledge: Acknowledge,
     pub read_only: bool,
     pub atime: Atime,
     /// Commit coalescing's watermarks, low and high, in operations (carns IV.A.1 found 1 and 8 best).
@@ -46,24 +48,28 @@ pub struct Config {
     pub cache_bytes: usize,
     /// With less free space in the store than this many bytes, nothing is added any more.
     pub reserve: u64,
+    /// Clients have sessions, and lose them when nothing has been heard of them for so many milliseconds. `None`: there is one
+    /// client, which ends with the machine.
+    pub session_ms: Option<u32>,
 }
 
 impl Config {
     pub fn new(hash_key: [u8; 16], strip_bytes: u32, journal_capacity: u64) -> Self {
-        let (sync, read_only, atime, watermarks) = (false, false, Atime::Relative, (1, 8));
+        let (acknowledge, read_only, atime) = (Acknowledge::Volatile, false, Atime::Relative);
         // A checkpoint writes at most what the journal holds, and merging tables takes as much again.
         let reserve = 2 * journal_capacity;
         let cache_bytes = usize::MAX;
         Self {
             hash_key,
             strip_bytes,
-            sync,
+            acknowledge,
             read_only,
             atime,
-            watermarks,
+            watermarks: (1, 8),
             journal_capacity,
             cache_bytes,
             reserve,
+            session_ms: None,
         }
     }
 }
@@ -85,6 +91,8 @@ enum Purpose {
     SettleStream(Ino),
     /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
     SyncStream(Ino, u64),
+    /// Between releasing what expired sessions held.
+    Abandoned,
 }
 
 /// The metadata server's machine. See the crate's description.
@@ -94,6 +102,7 @@ pub struct Meta {
     pub(crate) state: State,
     pub(crate) journal: Journal,
     checkpoint: Checkpoint,
+    pub(crate) sessions: Sessions,
     /// Operations that wait, by a number of their own.
     tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
     /// Those of them that look at a tree.
@@ -125,12 +134,14 @@ impl Meta {
     pub(crate) const SMALLEST_CACHE: usize = 1 << 20;
 
     pub(crate) fn with_state(config: Config, state: State, end: Position, used: u64) -> Self {
-        let journal = Journal::new(state.sequence, end, used, config.journal_capacity, config.watermarks);
+        let (capacity, watermarks) = (config.journal_capacity, config.watermarks);
+        let journal = Journal::new(state.sequence, end, used, capacity, watermarks, config.acknowledge);
         Self {
             config,
             state,
             journal,
             checkpoint: Checkpoint::default(),
+            sessions: Sessions::default(),
             tasks: HashMap::default(),
             walking: BTreeSet::new(),
             next_task: 0,
@@ -151,17 +162,25 @@ impl Meta {
     /// Takes one input. Whatever follows from it at once is in `out` on return.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
         match input {
-            Input::Request { from, id, below: _, caller, request } => {
-                self.run(now, Task::new(from, id, caller, request), None, out);
+            Input::Request { from, id, below, caller, mut request } => {
+                if self.config.session_ms.is_none() || self.admit(now, (from, id), below, &mut request, out) {
+                    self.run(now, Task::new(from, id, caller, request), None, out);
+                }
             }
-            Input::Connect { .. } | Input::Heard { .. } | Input::Revoked { .. } => {}
+            Input::Connect { client } => self.connect(now, client, out),
+            Input::Leave { client } => self.leave(now, client, out),
+            Input::Heard { client } => self.heard(now, client),
+            Input::Revoked { .. } => {}
             Input::Cancel { from, id } => self.cancel(from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
             Input::Space { free } => {
                 (self.free_space, self.cloned) = (free, 0);
                 self.resume_roomless(now, out);
             }
-            Input::Tick => self.tick(out),
+            Input::Tick => {
+                self.expire(now, out);
+                self.tick(out);
+            }
             Input::Drain => {
                 self.draining = true;
                 self.tick(out);
@@ -231,18 +250,12 @@ impl Meta {
             progress: &mut task.progress,
         };
         let outcome = self.dispatch(&mut cx, &mut task.request);
-        let durable = cx.durable || (cx.changed && self.config.sync);
+        let durable = cx.durable;
         task.changed = cx.changed;
         let wait = match outcome {
             Err(Stop::Wait(wait)) => wait,
-            Ok(_) if matches!(task.request, Request::Forget { .. }) => return,
-            Ok(_) if matches!(task.request, Request::Sweep) => return self.sweeping = false,
-            Ok(reply) if durable && self.state.sequence > self.journal.durable => {
-                out.waiting.push((task.id, Waiting::Journal));
-                return self.journal.hold(self.state.sequence, Held::Reply(task.from, task.id, Ok(reply)));
-            }
-            Ok(reply) => return out.replies.push(answered(&task, Ok(reply))),
-            Err(Stop::Fail(errno)) => return self.refuse(&task, errno, out),
+            Ok(reply) => return self.finish(&task, durable, Ok(reply), out),
+            Err(Stop::Fail(errno)) => return self.finish(&task, false, Err(errno), out),
         };
         let number = number.unwrap_or_else(|| {
             self.next_task += 1;
@@ -253,7 +266,7 @@ impl Meta {
             Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
                 // It was loaded and is not there, though another record speaks of it.
                 let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
-                return self.refuse(&task, errno, out);
+                return self.finish(&task, false, Err(errno), out);
             }
             Wait::Load(load) => {
                 task.loaded = Some(load.clone());
@@ -264,7 +277,7 @@ impl Meta {
                 }
             }
             Wait::Groups => {
-                let io = Io::Groups { pid: task.caller.pid };
+                let io = Io::Groups { of: (task.from, task.id), pid: task.caller.pid };
                 self.ask(Purpose::Groups(number), io, out);
             }
             Wait::Stream(call) => self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out),
@@ -287,11 +300,34 @@ impl Meta {
         self.tasks.insert(number, Box::new(task));
     }
 
-    fn refuse(&mut self, task: &Task, errno: Errno, out: &mut Outbox) {
+    /// An operation has come to its end. `durable`: so must be all that it has done.
+    fn finish(&mut self, task: &Task, durable: bool, result: Result<Reply, Errno>, out: &mut Outbox) {
         match task.request {
-            // The next tick tries again.
-            Request::Sweep => self.sweeping = false,
-            _ => out.replies.push(answered(task, Err(errno))),
+            // If it has failed, the next tick tries again.
+            Request::Sweep => return self.sweeping = false,
+            Request::Forget { .. } if self.config.session_ms.is_none() => return,
+            _ => {}
+        }
+        if self.config.session_ms.is_some() {
+            self.note(task, &result);
+        }
+        let changed = task.changed && result.is_ok();
+        let answer = Held::Reply(task.from, task.id, result);
+        match self.journal.hold_answer(durable, changed, answer) {
+            Some(Held::Reply(to, id, result)) => self.answer(to, id, result, out),
+            _ => out.waiting.push((task.id, Waiting::Journal)),
+        }
+    }
+
+    pub(crate) fn answer(
+        &mut self,
+        to: ClientId,
+        id: RequestId,
+        result: Result<Reply, Errno>,
+        out: &mut Outbox,
+    ) {
+        if self.config.session_ms.is_none() || self.remember((to, id), &result) {
+            out.replies.push(Answered { to, id, result, lease_ms: 0 });
         }
     }
 
@@ -299,6 +335,12 @@ impl Meta {
         match request {
             Request::Lookup { dir, name } => self.lookup(cx, *dir, name),
             Request::Forget { ino, lookups } => self.forget(cx, *ino, *lookups),
+            Request::ForgetAll { inodes } => {
+                for (ino, lookups) in inodes {
+                    self.forget(cx, *ino, *lookups)?;
+                }
+                Ok(Reply::Done)
+            }
             Request::GetAttr { ino } => self.getattr(cx, *ino),
             Request::SetAttr { ino, set } => self.setattr(cx, *ino, set),
             Request::ReadLink { ino } => self.readlink(cx, *ino),
@@ -336,6 +378,7 @@ impl Meta {
             Request::Extend { ino, offset, length, from } => self.extend(cx, *ino, *offset, *length, *from),
             Request::RemoveTree { dir } => self.remove_tree(cx, *dir),
             Request::CopyTree(copy) => self.copy_tree(cx, copy),
+            Request::Reclaim { .. } => Ok(Reply::Done),
             Request::Sweep => self.sweep(cx),
         }
     }
@@ -424,10 +467,12 @@ impl Meta {
 
     /// What is told of a name's inode. The client then knows it, until it forgets.
     pub(crate) fn entry(&mut self, dir_searchable: bool, attr: espalier_proto::Attr) -> Entry {
+        let mut home = Home::Table;
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.lookups += 1;
+            home = cached.home;
         }
-        Entry { attr, cacheable: dir_searchable }
+        Entry { attr, home, cacheable: dir_searchable }
     }
 
     /// Frees what belongs to an inode that has no name, if nobody uses it.
@@ -446,6 +491,10 @@ impl Meta {
     }
 
     // ---- Waiting
+
+    pub(crate) fn rest_abandoned(&mut self, out: &mut Outbox) {
+        self.ask(Purpose::Abandoned, Io::Rest, out);
+    }
 
     fn ask(&mut self, purpose: Purpose, io: Io, out: &mut Outbox) {
         self.next_io += 1;
@@ -466,7 +515,7 @@ impl Meta {
                 Some(Progress::Copy(copied)) => Ok(Reply::Copied(copied)),
                 _ => Err(Errno::EINTR),
             };
-            out.replies.push(Answered { to: from, id, result: reply, lease_ms: 0 });
+            self.answer(from, id, reply, out);
         }
     }
 
@@ -534,6 +583,7 @@ impl Meta {
             (Some(Purpose::SettleStream(ino)), Ok(_)) => drop(self.state.unsettled.remove(&ino)),
             // It stays new, which does no harm, and the next mount tries again.
             (Some(Purpose::SettleStream(_)), Err(_)) => {}
+            (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
             (None, _) => {}
         }
     }
@@ -575,7 +625,7 @@ impl Meta {
                 Err(errno) => {
                     self.walking.remove(&number);
                     if let Some(task) = self.tasks.remove(&number) {
-                        self.refuse(&task, errno, out);
+                        self.finish(&task, false, Err(errno), out);
                     }
                 }
             }
@@ -607,7 +657,8 @@ impl Meta {
     fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
         for held in held {
             match held {
-                Held::Reply(to, id, result) => out.replies.push(Answered { to, id, result, lease_ms: 0 }),
+                Held::Reply(to, id, result) => self.answer(to, id, result, out),
+                Held::Session(client, result) => self.connected(client, result, out),
                 Held::Task(number) => self.resume(now, number, out),
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), Io::Stream(StreamCall::Remove { ino }), out);
@@ -665,10 +716,6 @@ impl Meta {
             self.ask(Purpose::Journal, Io::Journal { frame, sync }, out);
         }
     }
-}
-
-fn answered(task: &Task, result: Result<Reply, Errno>) -> Answered {
-    Answered { to: task.from, id: task.id, result, lease_ms: 0 }
 }
 
 fn is_inode(load: &Load) -> bool {

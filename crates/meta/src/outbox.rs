@@ -15,7 +15,8 @@ pub struct Now {
     pub time: Time,
     /// Milliseconds of a clock that nobody sets.
     pub uptime_ms: u64,
-    /// How many requests have arrived that the machine has not been given: carns III.C's scheduling queue.
+    /// How many requests have arrived that the machine has not been given: carns III.C's scheduling queue. A driver that gives
+    /// several inputs before it does any I/O counts those that follow: changes among them then share a frame.
     pub queued: usize,
 }
 
@@ -35,6 +36,10 @@ pub enum Input {
     },
     /// A client begins or goes on with its session: answered in [`Outbox::connected`].
     Connect {
+        client: ClientId,
+    },
+    /// A client ends its session.
+    Leave {
         client: ClientId,
     },
     /// A client has been heard of.
@@ -69,8 +74,9 @@ pub enum Input {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Io {
     Load(Load),
-    /// The supplementary groups of a process.
+    /// The supplementary groups of the process that made a request.
     Groups {
+        of: (ClientId, RequestId),
         pid: u32,
     },
     Stream(StreamCall),
@@ -125,6 +131,8 @@ pub struct Outbox {
     pub recalls: Vec<Recall>,
     /// Sessions that have begun or go on.
     pub connected: Vec<Connected>,
+    /// Sessions that cannot begin, and why: `ENFILE`, there are too many; `EIO`, the journal cannot be written.
+    pub refused: Vec<(ClientId, Errno)>,
     /// Sessions that have ended, because nothing was heard of their clients.
     pub expired: Vec<ClientId>,
     pub revocations: Vec<Revocation>,
@@ -168,11 +176,13 @@ pub struct Revocation {
 
 impl Outbox {
     pub fn is_empty(&self) -> bool {
-        let Self { replies, io, waiting: _, recalls, connected, expired, revocations, changed } = self;
+        let Self { replies, io, waiting: _, recalls, connected, refused, expired, revocations, changed } =
+            self;
         replies.is_empty()
             && io.is_empty()
             && recalls.is_empty()
             && connected.is_empty()
+            && refused.is_empty()
             && expired.is_empty()
             && revocations.is_empty()
             && changed.is_empty()

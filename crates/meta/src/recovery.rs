@@ -91,11 +91,12 @@ pub struct Recovery {
 
 impl Recovery {
     /// `super_value`: the record under [`ObjectId::SUPER`] and the empty key; `orphans`: all of those of
-    /// [`ObjectId::ORPHANS`]. Returns where to begin in the journal.
+    /// [`ObjectId::ORPHANS`]; `sessions`: all of those of [`ObjectId::SESSIONS`]. Returns where to begin in the journal.
     pub fn begin(
         config: Config,
         super_value: &[u8],
         orphans: &[(Vec<u8>, Vec<u8>)],
+        sessions: &[(Vec<u8>, Vec<u8>)],
     ) -> Result<(Self, Position), RecoveryError> {
         let damaged = |what: &str| RecoveryError::Corrupt(what.into());
         let record =
@@ -106,6 +107,10 @@ impl Recovery {
         for (key, value) in orphans {
             let loaded = state.loaded(ObjectId::ORPHANS, key, Some(value));
             loaded.map_err(|_| damaged("the record of an orphan is damaged"))?;
+        }
+        for (key, value) in sessions {
+            let loaded = state.loaded(ObjectId::SESSIONS, key, Some(value));
+            loaded.map_err(|_| damaged("the record of a session is damaged"))?;
         }
         for (ino, _) in &record.watched {
             state.watched.insert(*ino, Watched { since: 0, used: 0 });
@@ -272,6 +277,7 @@ impl Recovery {
         for (ino, size) in sizes {
             meta.count_left_over(*ino, *size);
         }
+        meta.recover_sessions();
         if !meta.config.read_only {
             for (ino, streamed) in orphans {
                 meta.purge_left_over(ino, streamed);
@@ -292,7 +298,7 @@ impl Meta {
         }
     }
 
-    fn purge_left_over(&mut self, ino: Ino, streamed: bool) {
+    pub(crate) fn purge_left_over(&mut self, ino: Ino, streamed: bool) {
         if streamed {
             // Its Unlink is in the journal on disk, so nothing need be waited for; the next flush lets it go.
             self.journal.hold(self.state.sequence, Held::RemoveStream(ino));

@@ -4,7 +4,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Ino, Name, ObjectId, TableWrite};
+use espalier_proto::{ClientId, Ino, Name, ObjectId, TableWrite};
 use serde::Serialize;
 
 use crate::record::{Dentry, InoRecord, Inode, Slot, encode};
@@ -17,6 +17,7 @@ pub(crate) enum Changed {
     Remote(Ino, Slot),
     Strip(Ino),
     Xattrs(Ino),
+    Session(ClientId),
 }
 
 /// The checkpoint under way.
@@ -63,6 +64,11 @@ impl State {
                     }
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
+                Changed::Session(client) => {
+                    if self.sessions.get(&client).is_some_and(|kept| kept.track.epoch == was) {
+                        self.encode_session(client);
+                    }
+                }
                 Changed::Strip(ino) => {
                     if let Some(strip) = self.strips.get_mut(&ino).filter(|strip| strip.track.epoch == was) {
                         encode_strip(ino, strip, self.epoch, &mut self.snapshot.writes);

@@ -6,27 +6,18 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
-use espalier_proto::{Errno, FileType, Ino, Name, ObjectId, TableWrite};
+pub(crate) use espalier_proto::Home;
+use espalier_proto::{ClientId, Errno, FileType, Ino, Name, ObjectId, TableWrite};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
 use crate::record::{Body, Corrupt, Dentry, InoRecord, Inode, Slot, Xattrs, decode};
+use crate::session::Kept;
 use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
 use crate::step::{Load, Step, Stop, Wait};
 
 pub(crate) type Map<K, V> = HashMap<K, V, FxBuildHasher>;
-
-/// Where an inode's record lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
-    /// In its only name's dentry.
-    Dentry { dir: Ino, hash: u64 },
-    /// In the inode table: the root, and what has or had several names.
-    Table,
-    /// Without a name, in use.
-    Orphan,
-}
 
 #[derive(Debug)]
 pub(crate) struct Cached {
@@ -83,7 +74,7 @@ pub(crate) struct Track {
 }
 
 impl Track {
-    const STORED: Self = Self { epoch: 0, written: 0, stored: true };
+    pub(crate) const STORED: Self = Self { epoch: 0, written: 0, stored: true };
 
     /// The store has what is in memory, durably. `published`: the epoch of the last checkpoint.
     pub(crate) fn is_clean(self, published: u32) -> bool {
@@ -180,6 +171,7 @@ pub(crate) struct State {
     pub watched: BTreeMap<Ino, Watched>,
     /// What was removed with entries in it; the last is freed first.
     pub trash: Vec<Trashed>,
+    pub sessions: BTreeMap<ClientId, Kept>,
     /// The current epoch: grows with every checkpoint.
     pub epoch: u32,
     /// The epoch of the last checkpoint that is durable.
@@ -212,6 +204,7 @@ impl State {
             unsettled: BTreeSet::new(),
             watched: BTreeMap::new(),
             trash: Vec::new(),
+            sessions: BTreeMap::new(),
             epoch: 1,
             published: 0,
             changed: VecDeque::new(),
@@ -319,7 +312,7 @@ impl State {
         key: &[u8],
         value: Option<&[u8]>,
     ) -> Result<(), Corrupt> {
-        use espalier_proto::ObjectKind::{Fragment, Inodes, Orphans, Super};
+        use espalier_proto::ObjectKind::{Fragment, Inodes, Orphans, Sessions, Super};
         match object.kind {
             Fragment => {
                 let slot = Slot::from_key(key).ok_or(Corrupt)?;
@@ -359,6 +352,7 @@ impl State {
                 }
                 Ok(())
             }
+            Sessions => self.loaded_session(key, value.ok_or(Corrupt)?),
             Super => Err(Corrupt),
         }
     }

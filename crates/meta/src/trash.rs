@@ -12,7 +12,7 @@ use crate::task::Task;
 use crate::usage::Usage;
 
 /// Who asks for what the machine does by itself.
-const ITSELF: ClientId = ClientId(0);
+pub(crate) const ITSELF: ClientId = ClientId(0);
 
 impl Meta {
     /// Removed trees that may wait to be freed: they stay in memory.

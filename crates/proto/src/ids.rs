@@ -26,7 +26,7 @@ impl fmt::Display for Ino {
 pub struct ClientId(pub u64);
 
 /// A request of one client, numbered by it, unique while unanswered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RequestId(pub u64);
 
 /// A place in a metadata server's journal: the number of bytes of events appended before it, since mkfs.

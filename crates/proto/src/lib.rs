@@ -7,6 +7,7 @@
 extern crate alloc;
 
 mod attr;
+mod check;
 mod errno;
 mod ids;
 mod message;

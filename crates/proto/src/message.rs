@@ -70,10 +70,15 @@ pub enum Request {
         dir: Ino,
         name: Name,
     },
-    /// The client no longer knows an inode that replies had named to it `lookups` times. Never answered.
+    /// The client no longer knows an inode that replies had named to it `lookups` times. Answered only to clients that have
+    /// sessions: they must know that it need not be sent again.
     Forget {
         ino: Ino,
         lookups: u64,
+    },
+    /// As `Forget`, of several, and answered.
+    ForgetAll {
+        inodes: Vec<(Ino, u64)>,
     },
     GetAttr {
         ino: Ino,
@@ -211,6 +216,11 @@ pub enum Request {
     },
     /// Copies what is in a directory into another, a step.
     CopyTree(CopyTree),
+    /// Tells a server that was started anew what the client holds. `last`: that was all.
+    Reclaim {
+        held: Vec<Held>,
+        last: bool,
+    },
     /// Goes on freeing what trees that were removed held. The machine asks it of itself; never answered.
     Sweep,
 }
@@ -229,6 +239,8 @@ pub struct OpenHow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub attr: Attr,
+    /// Where the inode's record lies: a client says so when the server has lost what it knew of its clients.
+    pub home: Home,
     /// The name may be cached for every caller: whoever may reach the directory may search it.
     pub cacheable: bool,
 }
@@ -320,11 +332,13 @@ pub struct Copied {
     pub changed: Vec<Ino>,
 }
 
-/// What `statfs` tells, but for the space of the store.
+/// What `statfs` tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capacity {
     /// Inodes in use.
     pub files: u64,
+    /// Of the store: who does its I/O knows.
+    pub space: Space,
     /// The quota on bytes that leaves the least room.
     pub byte_limit: Option<Limit>,
     /// That on files and directories.
@@ -405,4 +419,40 @@ pub enum StreamIo {
         to_offset: u64,
         length: u64,
     },
+}
+
+/// Room in a store, as `statvfs(3)` tells it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Space {
+    /// Bytes in all.
+    pub total: u64,
+    /// Bytes not in use.
+    pub free: u64,
+    /// Bytes not in use and not reserved for the superuser.
+    pub available: u64,
+    /// Files that there can be, in use or not; 0 if the engine has no limit.
+    pub files: u64,
+    /// Files that can still be made.
+    pub files_free: u64,
+}
+
+/// Where an inode's record lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Home {
+    /// In its only name's dentry. `hash`: of the name.
+    Dentry { dir: Ino, hash: u64 },
+    /// In the inode table: the root, and what has or had several names.
+    Table,
+    /// Without a name, in use.
+    Orphan,
+}
+
+/// What a client holds of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Held {
+    pub ino: Ino,
+    /// As the client was last told.
+    pub home: Home,
+    pub lookups: u64,
+    pub opens: u32,
 }

@@ -14,6 +14,8 @@ pub enum ObjectKind {
     Inodes = 2,
     /// Inodes without a name that are still in use.
     Orphans = 3,
+    /// What is known of clients.
+    Sessions = 4,
 }
 
 /// An object of the store: an ordered map of keys to values (PVFS's dataspace, RADOS's object).
@@ -31,6 +33,7 @@ impl ObjectId {
     pub const INODES_PER_OBJECT: u64 = 1024;
     pub const SUPER: Self = Self { kind: ObjectKind::Super, id: 0, part: 0 };
     pub const ORPHANS: Self = Self { kind: ObjectKind::Orphans, id: 0, part: 0 };
+    pub const SESSIONS: Self = Self { kind: ObjectKind::Sessions, id: 0, part: 0 };
 
     pub fn fragment(dir: Ino, part: u32) -> Self {
         Self { kind: ObjectKind::Fragment, id: dir.0, part }
@@ -57,6 +60,7 @@ impl ObjectId {
             1 => ObjectKind::Fragment,
             2 => ObjectKind::Inodes,
             3 => ObjectKind::Orphans,
+            4 => ObjectKind::Sessions,
             _ => return None,
         };
         Some(Self { kind, id: u64::from_be_bytes([a, b, c, d, e, f, g, h]), part: u32::from_be_bytes(part) })

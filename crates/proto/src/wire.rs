@@ -12,6 +12,11 @@ use crate::{Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestI
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterId(pub [u8; 16]);
 
+impl ClusterId {
+    /// A client that is content with whatever the server is one of.
+    pub const ANY: Self = Self([0; 16]);
+}
+
 /// How a client begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
@@ -56,6 +61,8 @@ pub enum FromClient {
     Cancel { id: RequestId },
     /// What the revocation of that number names is cached no longer.
     Revoked { number: u64 },
+    /// The session ends.
+    Goodbye,
     /// The supplementary groups of the caller of a request.
     Groups { id: RequestId, groups: Arc<[u32]> },
 }
@@ -87,23 +94,4 @@ pub enum Lease {
     /// An inode's attributes (but for its access time) and contents: a file's bytes, a symbolic link's target, a
     /// directory's listing, extended attributes.
     Inode { ino: Ino },
-}
-
-impl FromClient {
-    /// The bytes of a file in it, which may be sent apart from it.
-    pub fn payload(&mut self) -> Option<&mut Vec<u8>> {
-        match self {
-            Self::Request { request: Request::Write { data, .. }, .. } | Self::Stream { data, .. } => {
-                Some(data)
-            }
-            _ => None,
-        }
-    }
-}
-
-impl FromServer {
-    /// As [`FromClient::payload`].
-    pub fn payload(&mut self) -> Option<&mut Vec<u8>> {
-        if let Self::Reply { result: Ok(Reply::Bytes(bytes)), .. } = self { Some(bytes) } else { None }
-    }
 }

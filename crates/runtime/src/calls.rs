@@ -3,17 +3,30 @@
 use std::fs::File;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use espalier_client::{Answer, Call};
-use espalier_proto::{Caller, Errno, Ino, Recall, Request};
-use espalier_store::Space;
+use espalier_proto::{Caller, Errno, Ino, Lease, Recall, Request};
 
 /// Where calls come from and answers go to.
 pub trait Door: Sized + Send + Sync + 'static {
     /// What a door needs to answer a call.
     type Ticket: Send;
 
-    fn answer(&self, calls: &impl Calls<Self>, ticket: Self::Ticket, outcome: Result<Outcome<'_>, Errno>);
+    /// `lease`: how long callers may cache what they are told.
+    fn answer(
+        &self,
+        calls: &impl Calls<Self>,
+        ticket: Self::Ticket,
+        outcome: Result<Outcome<'_>, Errno>,
+        lease: Duration,
+    );
+
+    /// Calls `done` when what the lease is for is cached no longer.
+    fn revoke(&self, lease: &Lease, done: impl FnOnce() + Send + 'static);
+
+    /// No name that has been told until now may be cached any longer, and nothing of these inodes.
+    fn distrust(&self, inos: &[Ino]);
 
     /// Those who call through the door need not know these inodes any longer.
     fn recall(&self, recalls: &[Recall]);
@@ -43,9 +56,6 @@ pub trait Calls<D: Door>: Send + Sync {
 
     /// The caller of a call does not want to wait any longer.
     fn interrupt(&self, id: u64);
-
-    /// Of where files are kept.
-    fn space(&self) -> Result<Space, Errno>;
 
     /// The file that holds a stream, if it is one of this machine's: for the kernel to read and write itself.
     fn stream_file(&self, ino: Ino) -> Option<Arc<File>>;

@@ -6,21 +6,30 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use espalier_fuse::{Granted, InitFlags, Transport};
+use espalier_proto::{Errno, Ino};
 use espalier_store::Superblock;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::calls::Calls;
-use crate::door::FuseDoor;
 use crate::error::Error;
-use crate::node::Node;
-use crate::watch::{Figures, Top};
+use crate::watch::{Figures, MachineFigures, Top, Watch};
 
 /// What is told instead of an answer.
 #[derive(Serialize, Deserialize)]
 struct Refused {
     error: String,
+}
+
+/// Who can say how a file system is: whoever has its machine.
+pub(crate) trait Told: Sync {
+    /// Inodes in use, and what is wrong, if anything is.
+    fn state(&self) -> (u64, Option<Errno>);
+    fn figures(&self) -> MachineFigures;
+    fn watch(&self) -> &Watch;
+    /// As far as it is in memory.
+    fn path_of(&self, ino: Ino) -> Option<String>;
+    /// What does not depend on the machine.
+    fn complete(&self, status: &mut Status);
 }
 
 /// How a file system is.
@@ -48,7 +57,11 @@ pub struct Status {
     pub transport: Option<String>,
     /// The version of the kernel's protocol.
     pub fuse: Option<String>,
-    /// What it has done; known while mounted.
+    /// Where it is served, if it is.
+    pub url: Option<String>,
+    /// Clients that are connected to its server.
+    pub clients: Option<usize>,
+    /// What it has done; known while mounted or served.
     pub figures: Option<Figures>,
 }
 
@@ -69,6 +82,8 @@ impl Status {
             passthrough: None,
             transport: None,
             fuse: None,
+            url: None,
+            clients: None,
             figures: None,
         }
     }
@@ -117,40 +132,28 @@ pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
     still: Status,
-    /// What is mounted on the mount point while this file system is.
-    device: Option<u32>,
     stopped: AtomicBool,
 }
 
 impl Listener {
     /// `None`, with a warning, where there can be no socket: a file system is no worse to use without.
-    pub(crate) fn bind(
-        store: &Path,
-        mountpoint: &Path,
-        superblock: &Superblock,
-        granted: &Granted,
-    ) -> Option<Self> {
+    pub(crate) fn bind(store: &Path, superblock: &Superblock) -> Option<Self> {
         let path = socket_path(store);
         // The store is locked, so that a socket there is left over.
         let _ = std::fs::remove_file(&path);
         let socket = UnixListener::bind(&path)
             .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "no status will be told"))
             .ok()?;
-        let mut still = Status::of(superblock);
-        still.mountpoint = Some(mountpoint.into());
-        still.pid = Some(std::process::id());
-        still.passthrough = Some(granted.flags.contains(InitFlags::PASSTHROUGH));
-        still.fuse = Some(format!("7.{}", granted.minor));
-        let device = mounted_on(mountpoint);
-        Some(Self { socket, path, still, device, stopped: AtomicBool::new(false) })
+        let still = Status { pid: Some(std::process::id()), ..Status::of(superblock) };
+        Some(Self { socket, path, still, stopped: AtomicBool::new(false) })
     }
 
-    pub(crate) fn serve(&self, node: &Node<FuseDoor>) {
+    pub(crate) fn serve(&self, told: &impl Told) {
         for stream in self.socket.incoming() {
             if self.stopped.load(Ordering::Acquire) {
                 break;
             }
-            let outcome = stream.and_then(|stream| self.answer(node, &stream));
+            let outcome = stream.and_then(|stream| self.answer(told, &stream));
             if let Err(error) = outcome {
                 tracing::debug!(%error, "a question about the status was not answered");
             }
@@ -158,7 +161,7 @@ impl Listener {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    fn answer(&self, node: &Node<FuseDoor>, mut stream: &UnixStream) -> std::io::Result<()> {
+    fn answer(&self, told: &impl Told, mut stream: &UnixStream) -> std::io::Result<()> {
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         let mut line = String::new();
         BufReader::new(stream.take(64)).read_line(&mut line)?;
@@ -166,14 +169,12 @@ impl Listener {
         let words: Vec<_> = line.split_ascii_whitespace().collect();
         let refused = |error: &str| serde_json::to_string(&Refused { error: error.into() });
         let answer = match words[..] {
-            ["status"] => serde_json::to_string(&self.status(node)),
+            ["status"] => serde_json::to_string(&self.status(told)),
             ["top", viewer, millis, rows] => match top_request(viewer, millis, rows) {
-                Some(request) => {
-                    match node.errands.watch.top(request, node.figures(), |ino| node.path_of(ino)) {
-                        Some(top) => serde_json::to_string(&top),
-                        None => refused("too many are watching already"),
-                    }
-                }
+                Some(request) => match told.watch().top(request, told.figures(), |ino| told.path_of(ino)) {
+                    Some(top) => serde_json::to_string(&top),
+                    None => refused("too many are watching already"),
+                },
                 None => refused("malformed question"),
             },
             _ => refused("unknown question"),
@@ -181,24 +182,19 @@ impl Listener {
         stream.write_all(answer?.as_bytes())
     }
 
-    fn status(&self, node: &Node<FuseDoor>) -> Status {
-        let (files, broken) = node.state();
-        let figures = node.activity();
-        let mountpoint = self.still.mountpoint.clone();
-        Status {
-            mountpoint: mountpoint.filter(|path| mounted_on(path) == self.device),
-            passthrough: self.still.passthrough.map(|passthrough| passthrough && !node.errands.disk.sync),
+    fn status(&self, told: &impl Told) -> Status {
+        let (files, broken) = told.state();
+        let figures = told.watch().figures(&told.watch().totals(), told.figures());
+        let mut status = Status {
             files: Some(files),
             journal_used_bytes: Some(figures.journal.used_bytes),
             cache_bytes: Some(figures.cache.bytes),
             failure: broken.map(|errno| errno.to_string()),
-            transport: node.door().transport().map(|transport| match transport {
-                Transport::Uring => "uring".into(),
-                Transport::Queues => "queues".into(),
-            }),
             figures: Some(figures),
             ..self.still.clone()
-        }
+        };
+        told.complete(&mut status);
+        status
     }
 
     pub(crate) fn stop(&self) {
@@ -206,10 +202,6 @@ impl Listener {
         // Wakes the thread that accepts; nobody need find the way to the socket for that.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
-}
-
-fn mounted_on(mountpoint: &Path) -> Option<u32> {
-    espalier_fuse::mounted_device(mountpoint).ok().flatten()
 }
 
 fn top_request(viewer: &str, millis: &str, rows: &str) -> Option<(u64, Duration, usize)> {

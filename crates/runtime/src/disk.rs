@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use espalier_client::Answer;
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
-use espalier_proto::{Errno, Ino, ObjectId, StreamIo};
-use espalier_store::{Journal, JournalError, LocalStore, RealFile, Space, Store, StoreError};
+use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo};
+use espalier_store::{Journal, JournalError, LocalStore, RealFile, Store, StoreError};
 
 use crate::behind::{Writeback, left_behind};
+use crate::groups::groups;
 
 /// Between two steps of what nobody waits for: so it takes a small part of a processor.
 const REST: Duration = Duration::from_millis(2);
@@ -33,7 +34,7 @@ impl Disk {
     pub fn execute(&self, io: Io) -> Result<IoDone, Errno> {
         match io {
             Io::Load(wanted) => load(&self.store, &wanted),
-            Io::Groups { pid } => Ok(IoDone::Groups(groups(pid))),
+            Io::Groups { pid, .. } => Ok(IoDone::Groups(groups(pid))),
             Io::Stream(call) => self.stream_call(call).map(IoDone::Stream).map_err(logged),
             Io::Journal { frame, sync } => {
                 // An event may speak of a stream that was made for it.
@@ -215,11 +216,4 @@ fn logged(error: StoreError) -> Errno {
         tracing::debug!(%error, "the store refused");
     }
     errno
-}
-
-/// The supplementary groups of a thread; none if it is gone.
-fn groups(pid: u32) -> Arc<[u32]> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
-    line.split_whitespace().filter_map(|gid| gid.parse().ok()).collect()
 }

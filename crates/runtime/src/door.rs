@@ -2,10 +2,10 @@
 
 mod answer;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use espalier_client::Call;
 use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, Transport};
@@ -15,7 +15,7 @@ use espalier_proto::{
     Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 
-use answer::answer_data;
+use answer::{Once, answer_data};
 
 use crate::bulk::{self, Copies, CopyKey};
 use crate::calls::Calls;
@@ -36,6 +36,8 @@ const FMODE_EXEC: u32 = 0x20;
 pub struct FuseDoor {
     /// The kernel checks permissions, so that it may cache every name for every caller.
     kernel_checks: bool,
+    /// The kernel can be told to distrust all names.
+    has_epochs: bool,
     /// The kernel can be asked to forget inodes by their numbers.
     can_prune: bool,
     /// What is written past the kernel's cache, the kernel also takes out of it.
@@ -50,6 +52,8 @@ pub struct FuseDoor {
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
     copies: Copies,
+    /// Revocations that the kernel has not carried out yet, oldest first.
+    revoking: Mutex<VecDeque<(Instant, Once)>>,
 }
 
 struct Backing {
@@ -302,6 +306,7 @@ impl FuseDoor {
         Self {
             kernel_opens_directories: kernel_can && kernel_checks && atime != Atime::Always,
             kernel_checks,
+            has_epochs: granted.epoch,
             can_prune: granted.prune,
             writes_directly: granted.coherent_direct_writes,
             notifier: OnceLock::new(),
@@ -309,6 +314,7 @@ impl FuseDoor {
             passthrough: AtomicBool::new(false),
             backing: Mutex::default(),
             copies: Copies::default(),
+            revoking: Mutex::default(),
         }
     }
 

@@ -42,6 +42,8 @@ pub enum Error {
     Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
     #[error("the connection to the kernel failed")]
     Session(#[from] espalier_fuse::RunError),
+    #[error(transparent)]
+    Connect(#[from] espalier_net::ConnectError),
     #[error("{what}")]
     Io { what: String, source: std::io::Error },
     #[error("not everything could be written when the file system was closed: {0}")]

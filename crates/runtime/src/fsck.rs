@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::{Check, Finding};
-use espalier_proto::{Errno, Ino, Recall};
+use espalier_proto::{Errno, Ino, Lease, Recall};
 use espalier_store::Store;
 
 use crate::calls::{Calls, Door, Outcome};
@@ -87,7 +87,11 @@ struct Closed;
 impl Door for Closed {
     type Ticket = ();
 
-    fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>) {}
+    fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>, _: Duration) {}
+
+    fn revoke(&self, _: &Lease, _: impl FnOnce() + Send + 'static) {}
+
+    fn distrust(&self, _: &[Ino]) {}
 
     fn recall(&self, _: &[Recall]) {}
 

@@ -1,5 +1,6 @@
 //! The driver for real life: opens a store, recovers the machines from it, and runs them for the kernel's requests.
 
+mod attach;
 mod behind;
 mod bulk;
 mod calls;
@@ -11,12 +12,16 @@ mod dump;
 mod errands;
 mod error;
 mod fsck;
+mod groups;
 mod mount;
 mod node;
+mod remote;
 mod repair;
+mod serve;
 mod volume;
 mod watch;
 
+pub use attach::{Servers, mount_servers};
 pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
 pub use control::{Status, status_of, top_of};
 pub use door::FOREVER;
@@ -25,6 +30,7 @@ pub use error::Error;
 pub use fsck::{FsckReport, fsck};
 pub use mount::{MountOptions, mount, wanted};
 pub use repair::{RepairReport, repair};
+pub use serve::{Access, Rights, ServeOptions, serve};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
 pub use watch::{
     CacheFigures, CheckpointFigures, DirectoryFigures, Figures, IoFigures, JournalFigures, MetricsAddress,

@@ -1,19 +1,20 @@
 //! A mounted file system, from the first request to the last byte written out.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use espalier_fuse::{InitFlags, Session, Transport, Wanted};
-use espalier_proto::Errno;
+use espalier_proto::{Errno, Ino};
 
-use crate::control;
+use crate::calls::Calls;
+use crate::control::{self, Status, Told};
 use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
 use crate::node::Node;
 use crate::volume::Volume;
-use crate::watch::{MetricsAddress, MetricsServer, Watch};
+use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 
 /// How a file system is mounted, apart from how its store is opened.
 #[derive(Clone, Debug)]
@@ -43,37 +44,24 @@ pub fn mount(
     options: &MountOptions,
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
-    let failed = |error| Error::Mount { mountpoint: mountpoint.into(), source: error };
-    espalier_fuse::detach_dead(mountpoint).map_err(|source| Error::Io {
-        what: format!("cannot remove a dead mount from {}", mountpoint.display()),
-        source,
-    })?;
     // Before mounting, so that nothing is left behind if the address is taken.
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let name = source.to_string_lossy();
-    let mut kernel = options.kernel.clone();
-    let mut wanted = wanted(&kernel, options.transport);
-    let mut session = Session::mount(&name, mountpoint, &kernel, &wanted).map_err(failed)?;
-    if !session.granted().epoch && !kernel.default_permissions {
-        // Without epochs the kernel cannot be told to distrust names that a caller may not look up any more: let it
-        // check permissions itself.
-        drop(session);
-        kernel.default_permissions = true;
-        wanted.flags |= InitFlags::POSIX_ACL;
-        session = Session::mount(&name, mountpoint, &kernel, &wanted).map_err(failed)?;
-    }
+    let (mut session, kernel) = start_session(&name, mountpoint, options, false)?;
     let door = FuseDoor::new(kernel.default_permissions, volume.meta.atime(), session.granted());
-    match session.notifier(NOTIFICATIONS) {
-        Ok(notifier) => door.set_notifier(notifier),
-        Err(source) => {
-            return Err(Error::Io { what: "cannot start the thread for notifications".into(), source });
-        }
-    }
+    set_notifier(&mut session, &door)?;
     let Volume { disk, meta, superblock, .. } = volume;
     let watch = Watch::new(options.threads, options.slow);
     let (node, background) = Node::new(meta, disk, door, watch);
     let node = Arc::new(node);
-    let listener = control::Listener::bind(source, session.mountpoint(), &superblock, session.granted());
+    let listener = control::Listener::bind(source, &superblock);
+    let told = Mount {
+        node: Arc::clone(&node),
+        mountpoint: session.mountpoint().into(),
+        device: mounted_on(session.mountpoint()),
+        passthrough: session.granted().flags.contains(InitFlags::PASSTHROUGH),
+        fuse: format!("7.{}", session.granted().minor),
+    };
 
     std::thread::scope(|scope| {
         let (stop_clock, stopped) = channel::<()>();
@@ -90,7 +78,7 @@ pub fn mount(
         if let Some(metrics) = &metrics {
             scope.spawn(|| metrics.serve(|| node.exposition()));
         }
-        let served = listener.as_ref().map(|listener| scope.spawn(|| listener.serve(&node)));
+        let served = listener.as_ref().map(|listener| scope.spawn(|| listener.serve(&told)));
         ready();
         let outcome = session.run(
             options.threads,
@@ -114,6 +102,89 @@ pub fn mount(
         outcome?;
         if drained { Ok(()) } else { Err(Error::Unwritten(node.state().1.unwrap_or(Errno::EIO))) }
     })
+}
+
+/// Mounts, for requests to be served, and says what the kernel has been told. `is_shared`: others may change what the kernel
+/// caches.
+pub(crate) fn start_session(
+    name: &str,
+    mountpoint: &Path,
+    options: &MountOptions,
+    is_shared: bool,
+) -> Result<(Session, espalier_fuse::MountOptions), Error> {
+    let failed = |error| Error::Mount { mountpoint: mountpoint.into(), source: error };
+    espalier_fuse::detach_dead(mountpoint).map_err(|source| Error::Io {
+        what: format!("cannot remove a dead mount from {}", mountpoint.display()),
+        source,
+    })?;
+    let mut kernel = options.kernel.clone();
+    let mut wanted = wanted(&kernel, options.transport);
+    if is_shared {
+        // Streams are on other machines, and what is cached of files is looked at again when its lease has ended.
+        wanted.flags.remove(InitFlags::PASSTHROUGH);
+        wanted.flags.insert(InitFlags::AUTO_INVAL_DATA);
+    }
+    let mut session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;
+    if !session.granted().epoch && !kernel.default_permissions {
+        // Without epochs the kernel cannot be told to distrust names that a caller may not look up any more: let it
+        // check permissions itself.
+        drop(session);
+        kernel.default_permissions = true;
+        wanted.flags |= InitFlags::POSIX_ACL;
+        session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;
+    }
+    Ok((session, kernel))
+}
+
+pub(crate) fn set_notifier(session: &mut Session, door: &FuseDoor) -> Result<(), Error> {
+    let notifier = session
+        .notifier(NOTIFICATIONS)
+        .map_err(|source| Error::Io { what: "cannot start the thread for notifications".into(), source })?;
+    door.set_notifier(notifier);
+    Ok(())
+}
+
+/// What tells how the file system is.
+struct Mount {
+    node: Arc<Node<FuseDoor>>,
+    mountpoint: PathBuf,
+    /// What is mounted on the mount point while this file system is.
+    device: Option<u32>,
+    passthrough: bool,
+    fuse: String,
+}
+
+impl Told for Mount {
+    fn state(&self) -> (u64, Option<Errno>) {
+        self.node.state()
+    }
+
+    fn figures(&self) -> MachineFigures {
+        self.node.figures()
+    }
+
+    fn watch(&self) -> &Watch {
+        &self.node.errands.watch
+    }
+
+    fn path_of(&self, ino: Ino) -> Option<String> {
+        self.node.path_of(ino)
+    }
+
+    fn complete(&self, status: &mut Status) {
+        let is_mounted = mounted_on(&self.mountpoint) == self.device;
+        status.mountpoint = is_mounted.then(|| self.mountpoint.clone());
+        status.passthrough = Some(self.passthrough && !self.node.errands.disk.sync);
+        status.fuse = Some(self.fuse.clone());
+        status.transport = self.node.door().transport().map(|transport| match transport {
+            Transport::Uring => "uring".into(),
+            Transport::Queues => "queues".into(),
+        });
+    }
+}
+
+fn mounted_on(mountpoint: &Path) -> Option<u32> {
+    espalier_fuse::mounted_device(mountpoint).ok().flatten()
 }
 
 /// What is asked of the kernel at the first message.

@@ -13,16 +13,13 @@ use std::time::Instant;
 use espalier_client::{Answer, Call, Client, Next};
 use espalier_meta::{Input, Meta, Now, Outbox, Waiting};
 use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId, StreamIo};
-use espalier_store::Space;
 
 use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
 use crate::disk::Disk;
+use crate::door::FOREVER;
 use crate::errands::{Background, Errands};
-use crate::watch::{
-    CacheFigures, Figures, JournalFigures, Kind, MachineFigures, Span, Stage, TrashFigures, Turn, Watch,
-    exposition,
-};
+use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
 /// The machines of this process and their disk.
 pub struct Node<D: Door> {
@@ -117,37 +114,10 @@ impl<D: Door> Node<D> {
         let Ok(inner) = self.lock() else { return MachineFigures::default() };
         let now = Instant::now();
         let waits = inner.parked.values().map(|parked| now.saturating_duration_since(parked.span.mark()));
-        let figures = inner.meta.figures();
-        MachineFigures {
-            waiting: inner.parked.len(),
-            longest_wait: waits.max().unwrap_or_default(),
-            cache: CacheFigures {
-                inodes: figures.inodes,
-                directories: figures.directories,
-                small_files: figures.strips,
-                dentries: figures.dentries,
-                bytes: figures.cache_bytes,
-                limit_bytes: figures.cache_limit,
-                dirty_bytes: figures.dirty_bytes,
-            },
-            journal: JournalFigures {
-                used_bytes: figures.journal_used,
-                bytes: figures.journal_capacity,
-                changes: figures.changes,
-                syncs: figures.syncs,
-                synced_operations: figures.synced_replies,
-            },
-            checkpoint_running: figures.checkpoint_running,
-            trash: TrashFigures { entries: figures.trash_entries, bytes: figures.trash_bytes },
-        }
+        MachineFigures::of(&inner.meta, inner.parked.len(), waits.max().unwrap_or_default())
     }
 
-    /// What the file system has done since it was mounted.
-    pub fn activity(&self) -> Figures {
-        self.errands.watch.figures(&self.errands.watch.totals(), self.figures())
-    }
-
-    /// The same for Prometheus.
+    /// What the file system has done since it was mounted, for Prometheus.
     pub fn exposition(&self) -> String {
         let (totals, (files, broken)) = (self.errands.watch.totals(), self.state());
         let figures = self.errands.watch.figures(&totals, self.figures());
@@ -288,6 +258,14 @@ impl<D: Door> Node<D> {
         span.turn_to(Stage::Disk, Instant::now());
         match last {
             Last::Answer(Ok(Answer::Bytes(bytes))) => self.answer(ticket, span, Ok(Outcome::Data(&bytes))),
+            Last::Answer(Ok(Answer::StatFs(mut capacity))) => {
+                let space = self.errands.disk.space();
+                let answer = space.map(|space| {
+                    capacity.space = space;
+                    Outcome::Answer(Answer::StatFs(capacity))
+                });
+                self.answer(ticket, span, answer);
+            }
             Last::Answer(result) => self.answer(ticket, span, result.map(Outcome::Answer)),
             Last::Stream(_, StreamIo::Read { ino, offset, size }) => BUFFER.with_borrow_mut(|buffer| {
                 let read = self.errands.disk.read_stream(ino, offset, size, buffer);
@@ -317,7 +295,7 @@ impl<D: Door> Node<D> {
     fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<Outcome<'_>, Errno>) {
         let failure = outcome.as_ref().err().copied();
         let log = self.errands.watch.record(&span, failure.is_some());
-        self.door.answer(self, ticket, outcome);
+        self.door.answer(self, ticket, outcome, FOREVER);
         if log {
             self.log_slow(&span, failure);
         }
@@ -367,7 +345,7 @@ impl<D: Door> Calls<D> for Node<D> {
         self.queued.fetch_sub(1, Ordering::Relaxed);
         let (mut inner, turn) = match turn {
             Ok(turn) => turn,
-            Err(errno) => return self.door.answer(self, ticket, Err(errno)),
+            Err(errno) => return self.door.answer(self, ticket, Err(errno), FOREVER),
         };
         let mut work = Work::new(turn);
         let (kind, ino) = Kind::of(&call);
@@ -394,10 +372,6 @@ impl<D: Door> Calls<D> for Node<D> {
 
     fn interrupt(&self, id: u64) {
         self.feed(Input::Cancel { from: CLIENT, id: RequestId(id) });
-    }
-
-    fn space(&self) -> Result<Space, Errno> {
-        self.errands.disk.space()
     }
 
     fn stream_file(&self, ino: Ino) -> Option<Arc<File>> {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{
-    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, encode,
+    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, encode, is_session,
 };
 use espalier_proto::{ObjectId, Position, TableWrite};
 use espalier_store::{
@@ -121,8 +121,10 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     let superblock = store.superblock().clone();
     let config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
     let mut orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
+    let mut sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
     orphans.retain(|(_, value)| decode::<Inode>(value).is_ok());
-    let (mut recovery, from) = Recovery::begin(config, &first, &orphans)?;
+    sessions.retain(|(key, value)| is_session(key, value));
+    let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
     let failed = replay(&mut journal, from, &mut recovery, &store)?;
     if let Some((_, why)) = &failed {
         let events = recovery.events;

@@ -4,7 +4,7 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_meta::{Atime, Config, Format, IoDone, Load, Meta, Recovery};
+use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery};
 use espalier_proto::{Errno, ObjectId};
 use espalier_store::{
     FormatOptions, Journal, LocalOptions, LocalStore, Store, StoreError, Superblock, superblock,
@@ -82,6 +82,10 @@ pub struct OpenOptions {
     pub atime: Atime,
     /// Bytes of memory to keep within, about.
     pub memory: u64,
+    /// To be served: clients lose what they hold when they are silent for so many milliseconds.
+    pub session_ms: Option<u32>,
+    /// To be served: clients may cache what they are told for so many milliseconds.
+    pub lease_ms: Option<u32>,
 }
 
 impl OpenOptions {
@@ -99,7 +103,14 @@ impl Default for OpenOptions {
         let info = rustix::system::sysinfo();
         let machine = info.totalram.saturating_mul(info.mem_unit.into());
         let memory = (machine / 4).max(Self::LEAST_MEMORY);
-        Self { read_only: false, sync: false, atime: Atime::Relative, memory }
+        Self {
+            read_only: false,
+            sync: false,
+            atime: Atime::Relative,
+            memory,
+            session_ms: None,
+            lease_ms: None,
+        }
     }
 }
 
@@ -126,13 +137,20 @@ impl Volume {
         };
         let (store, mut journal) = LocalStore::open_with(dir, local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
-        (config.read_only, config.sync, config.atime) = (options.read_only, options.sync, options.atime);
+        (config.read_only, config.atime) = (options.read_only, options.atime);
+        config.session_ms = options.session_ms;
+        config.acknowledge = match (options.sync, options.session_ms) {
+            (true, _) => Acknowledge::Durable,
+            (false, Some(_)) => Acknowledge::Written,
+            (false, None) => Acknowledge::Volatile,
+        };
         config.cache_bytes = usize::try_from(memory / 5).unwrap_or(usize::MAX);
         let Some(first) = store.get(ObjectId::SUPER, b"")? else {
             return Err(unfinished(&store, dir)?);
         };
         let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
-        let (mut recovery, from) = Recovery::begin(config, &first, &orphans)?;
+        let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
+        let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
         replay(&mut journal, from, &mut recovery, &store)?;
         if !options.read_only {
             journal.forget_torn()?;

@@ -23,7 +23,7 @@ pub use local::{
     LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
 };
 pub use memory::MemoryStore;
-pub use store::{Pairs, Record, Records, Space, Store};
+pub use store::{Pairs, Record, Records, Store};
 pub use superblock::{FormatError, FormatOptions, Superblock, SuperblockError};
 
 pub use espalier_proto::{SeekWhat, StreamStat};

@@ -2,7 +2,7 @@ use std::fs::File;
 use std::ops::Bound;
 use std::sync::Arc;
 
-use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, StreamStat, TableWrite, Time};
+use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
 use crate::StoreError;
 
@@ -112,19 +112,4 @@ pub trait Store: Send + Sync + 'static {
     fn streams(&self) -> Result<Vec<Ino>, StoreError>;
 
     fn space(&self) -> Result<Space, StoreError>;
-}
-
-/// Room in the engine, as `statvfs(3)` tells it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Space {
-    /// Bytes in all.
-    pub total: u64,
-    /// Bytes not in use.
-    pub free: u64,
-    /// Bytes not in use and not reserved for the superuser.
-    pub available: u64,
-    /// Files that there can be, in use or not; 0 if the engine has no limit.
-    pub files: u64,
-    /// Files that can still be made.
-    pub files_free: u64,
 }

@@ -1,4 +1,4 @@
-use espalier_proto::{Capacity, Ino, Reply};
+use espalier_proto::{Capacity, Ino, Reply, Space};
 
 use crate::machine::{Cx, Meta};
 use crate::step::Step;
@@ -11,6 +11,11 @@ impl Meta {
             self.count_open(cx)?;
         }
         let (byte_limit, file_limit) = self.state.limits(ino)?;
-        Ok(Reply::StatFs(Capacity { files: self.state.files, byte_limit, file_limit }))
+        Ok(Reply::StatFs(Capacity {
+            files: self.state.files,
+            space: Space::default(),
+            byte_limit,
+            file_limit,
+        }))
     }
 }

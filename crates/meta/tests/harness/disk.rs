@@ -85,7 +85,8 @@ impl Disk {
     pub fn recover(&mut self, config: &Config) -> Meta {
         let first = self.store().get(ObjectId::SUPER, b"").unwrap().unwrap();
         let orphans = self.store().scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX).unwrap();
-        let (mut recovery, from) = Recovery::begin(config.clone(), &first, &orphans).unwrap();
+        let sessions = self.store().scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX).unwrap();
+        let (mut recovery, from) = Recovery::begin(config.clone(), &first, &orphans, &sessions).unwrap();
         let (end, used) = match self {
             Self::Memory(store, journal) => {
                 for (end, frame) in &journal.frames {
@@ -118,7 +119,7 @@ impl Disk {
     pub fn execute(&mut self, io: Io) -> Result<IoDone, Errno> {
         match io {
             Io::Load(wanted) => load(self.store(), &wanted),
-            Io::Groups { pid } => Ok(IoDone::Groups([pid + 1000].into())),
+            Io::Groups { pid, .. } => Ok(IoDone::Groups([pid + 1000].into())),
             Io::Stream(call) => stream(self.store(), call).map(IoDone::Stream).map_err(|e| e.errno()),
             Io::Stage { writes } => {
                 self.store().stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|e| e.errno())

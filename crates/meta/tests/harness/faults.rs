@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use espalier_meta::Config;
+use espalier_meta::{Acknowledge, Config};
 use espalier_proto::*;
 
 use super::{Engine, Fault, Harness, ROOT_CALLER, config, name};
@@ -21,7 +21,7 @@ pub fn everywhere(test: impl Fn(&mut Harness)) {
 ///
 /// `before`: makes what is there before. `act`: the operation, with the lookups that the kernel would have made.
 pub fn under_faults(before: impl Fn(&mut Harness), act: impl Fn(&mut Harness) -> Result<Reply, Errno>) {
-    let sync = Config { sync: true, ..config() };
+    let sync = Config { acknowledge: Acknowledge::Durable, ..config() };
     let evicting = Config { cache_bytes: 0, ..config() };
     for (engine, config, memory) in [
         (Engine::Memory, config(), Memory::Warm),
@@ -158,7 +158,7 @@ impl Scenario<'_> {
         let mut fs = self.prepare();
         fs.fault = Some((at, Fault::Crash));
         let reply = self.act(&mut fs);
-        let done = fs.count <= at && self.config.sync && reply.is_ok();
+        let done = fs.count <= at && self.config.acknowledge == Acknowledge::Durable && reply.is_ok();
         let durable = write_out(&mut fs) || done;
         self.after_crash(calm, fs, durable, &context);
     }

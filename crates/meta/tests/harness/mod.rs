@@ -7,7 +7,7 @@ mod files;
 
 use std::collections::HashMap;
 
-use espalier_meta::{Atime, Config, Finding, Input, Io, IoId, Meta, Now, Outbox};
+use espalier_meta::{Atime, Config, Connected, Finding, Input, Io, IoId, Meta, Now, Outbox};
 use espalier_proto::*;
 
 pub use disk::{Disk, Engine};
@@ -41,6 +41,14 @@ pub struct Harness {
     pub recalled: Vec<Recall>,
     /// What it has told clients that it has other attributes now.
     pub changed: Vec<Ino>,
+    /// What it has said of sessions.
+    pub connected: Vec<Connected>,
+    pub refused: Vec<(ClientId, Errno)>,
+    pub expired: Vec<ClientId>,
+    /// To whom answers have gone, and to which requests.
+    pub answered: Vec<(ClientId, u64)>,
+    /// Inputs that the driver is going to give before it does any I/O.
+    pub queued: usize,
     /// All I/O stays in `waiting` while no answer is waited for, and is done in random order then.
     pub shuffle: Option<fastrand::Rng>,
     /// I/Os so far.
@@ -95,12 +103,22 @@ impl Harness {
             lazy: false,
             recalled: Vec::new(),
             changed: Vec::new(),
+            connected: Vec::new(),
+            refused: Vec::new(),
+            expired: Vec::new(),
+            answered: Vec::new(),
+            queued: 0,
             shuffle: None,
             count: 0,
             fault: None,
             dead: false,
             next: 0,
         }
+    }
+
+    /// It has crashed.
+    pub fn is_dead(&self) -> bool {
+        self.dead
     }
 
     /// The process ends or the power goes, and the file system is mounted again.
@@ -148,10 +166,14 @@ impl Harness {
             return;
         }
         let mut out = Outbox::default();
-        self.meta.on(Now { time: self.now, uptime_ms: self.uptime_ms, queued: 0 }, input, &mut out);
+        self.meta.on(Now { time: self.now, uptime_ms: self.uptime_ms, queued: self.queued }, input, &mut out);
         self.recalled.extend(out.recalls);
         self.changed.extend(out.changed);
+        self.connected.extend(out.connected);
+        self.refused.extend(out.refused);
+        self.expired.extend(out.expired);
         for reply in out.replies {
+            self.answered.push((reply.to, reply.id.0));
             self.answers.insert(reply.id.0, reply.result);
         }
         for (id, io) in out.io {

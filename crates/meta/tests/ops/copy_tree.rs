@@ -1,4 +1,4 @@
-use espalier_meta::{Config, Input};
+use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
 
 use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults, user};
@@ -268,7 +268,7 @@ fn many_entries_take_many_steps() {
 #[test]
 fn with_sync_a_step_is_durable_when_it_is_answered() {
     // It ends with a load, long after it has changed something.
-    let mut fs = Harness::with(Config { sync: true, ..crate::harness::config() });
+    let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..crate::harness::config() });
     fs.mkdir("b");
     fs.mkdir("a");
     for number in 0..3 {

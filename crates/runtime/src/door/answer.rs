@@ -5,26 +5,35 @@ use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use espalier_client::{Answer, Call, Opening};
 use espalier_fuse::{self as fuse, BackingId, DirBuffer, Notifier, OpenedFlags, StatXExtra};
 use espalier_proto::{
-    Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Limit, Name, Recall, Request, Time,
+    Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Lease, Limit, Name, Recall, Request,
+    Time,
 };
 
-use super::{Backing, DIRECT, FOREVER, Form, FuseDoor, Ticket};
+use super::{Backing, DIRECT, Form, FuseDoor, Ticket};
 use crate::calls::{Calls, Door, Outcome};
 
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
+/// How long the kernel may take to forget a name that it is asked to forget.
+const PATIENCE: Duration = Duration::from_millis(50);
 /// The size that the kernel is told to prefer for I/O.
 const BLOCK_BYTES: u32 = 4096;
 
 impl Door for FuseDoor {
     type Ticket = Ticket;
 
-    fn answer(&self, calls: &impl Calls<Self>, ticket: Ticket, outcome: Result<Outcome<'_>, Errno>) {
+    fn answer(
+        &self,
+        calls: &impl Calls<Self>,
+        ticket: Ticket,
+        outcome: Result<Outcome<'_>, Errno>,
+        lease: Duration,
+    ) {
         let Ticket { reply, form } = ticket;
         let answer = match outcome {
             Err(errno) => return reply.error(errno.raw()),
@@ -35,17 +44,17 @@ impl Door for FuseDoor {
             (Answer::Attr(_), Form::Flush) => reply.ok(),
             (Answer::Attr(attr), Form::StatX) => {
                 let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
-                reply.statx(&attr_out(&attr), &extra, attr_valid(&attr));
+                reply.statx(&attr_out(&attr), &extra, attr_valid(&attr, lease));
             }
             (Answer::Attr(attr), Form::Restricting)
                 if attr.kind == FileType::Directory && !self.kernel_checks =>
             {
-                self.after_distrust(move || reply.attr(&attr_out(&attr), attr_valid(&attr)));
+                self.after_distrust(move || reply.attr(&attr_out(&attr), attr_valid(&attr, lease)));
             }
-            (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr)),
-            (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry)),
+            (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr, lease)),
+            (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),
             (Answer::Absent { cacheable }, _) if cacheable || self.kernel_checks => {
-                reply.entry(&fuse::Entry::absent(FOREVER));
+                reply.entry(&fuse::Entry::absent(lease));
             }
             (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
             (Answer::Written(written), Form::SyncedWrite(ino, unique)) => {
@@ -63,10 +72,10 @@ impl Door for FuseDoor {
             }
             (Answer::Created(entry, opening), form) => {
                 let opened = self.opened(calls, &reply, opening, form);
-                reply.create(&self.entry_out(&entry), &opened);
+                reply.create(&self.entry_out(&entry, lease), &opened);
             }
             (Answer::Listing { entries, parent, .. }, Form::Listing { dir, offset, size, plus }) => {
-                answer_listing(calls, reply, &entries, (dir, parent), (offset, size, plus));
+                answer_listing(calls, reply, &entries, (dir, parent), (offset, size, plus), lease);
             }
             (Answer::Removed { dir, name }, Form::Removing(ino)) => {
                 self.tell([News::Entry(dir, name), News::Attributes(dir), News::Attributes(ino)].into());
@@ -79,11 +88,31 @@ impl Door for FuseDoor {
                 self.tell(entries.chain(changed.into_iter().map(News::Attributes)).collect());
                 reply.ok();
             }
-            (Answer::StatFs(capacity), _) => answer_statfs(calls, reply, &capacity),
+            (Answer::StatFs(capacity), _) => answer_statfs(reply, &capacity),
             (Answer::Bytes(_) | Answer::Listing { .. } | Answer::Removed { .. } | Answer::Copied(_), _) => {
                 reply.error(Errno::EIO.raw())
             }
         }
+    }
+
+    fn revoke(&self, lease: &Lease, done: impl FnOnce() + Send + 'static) {
+        let news = match lease {
+            Lease::Name { dir, name } => News::Entry(*dir, name.clone()),
+            Lease::Inode { ino } => News::Attributes(*ino),
+        };
+        self.tell([news].into());
+        let done = Once::new(done);
+        let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
+        revoking.push_back((Instant::now(), done.clone()));
+        drop(revoking);
+        self.after_told(move || done.call());
+    }
+
+    fn distrust(&self, inos: &[Ino]) {
+        if let Some(notifier) = self.notifier.get() {
+            notifier.inc_epoch();
+        }
+        self.tell(inos.iter().copied().map(News::Attributes).collect());
     }
 
     fn changed(&self, inos: &[Ino]) {
@@ -151,32 +180,47 @@ impl FuseDoor {
 
     /// Calls `done` once the kernel has been told all that was to be told until now.
     pub(super) fn after_told(&self, done: impl FnOnce() + Send + 'static) {
-        let done = Arc::new(Mutex::new(Some(done)));
-        let call = |done: &Mutex<Option<_>>| {
-            let taken: Option<_> = done.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(done) = taken {
-                let done: Box<dyn FnOnce()> = Box::new(done);
-                done();
-            }
-        };
+        let done = Once::new(done);
         let queued = self.notifier.get().is_some_and(|notifier| {
-            let done = Arc::clone(&done);
-            notifier.fence(move || call(&done))
+            let done = done.clone();
+            notifier.fence(move || done.call())
         });
         if !queued {
-            call(&done);
+            done.call();
         }
     }
 
-    fn entry_out(&self, entry: &Entry) -> fuse::Entry {
-        let entry_valid = if entry.cacheable || self.kernel_checks { FOREVER } else { Duration::ZERO };
+    /// Comes many times a second: looks after revocations. The kernel takes a name away only with its directory's lock, which
+    /// somebody may hold who waits for a server that waits for just this. So it is given a while, and then told to distrust
+    /// all names, which takes no lock; what else it is to forget it forgets when that lock is free.
+    pub(crate) fn tick(&self) {
+        let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
+        revoking.retain(|(_, done)| !done.is_called());
+        if !self.has_epochs {
+            return;
+        }
+        let late: Vec<_> =
+            revoking.iter().take_while(|(since, _)| since.elapsed() > PATIENCE).cloned().collect();
+        drop(revoking);
+        if !late.is_empty()
+            && let Some(notifier) = self.notifier.get()
+        {
+            notifier.inc_epoch_now();
+        }
+        for (_, done) in late {
+            done.call();
+        }
+    }
+
+    fn entry_out(&self, entry: &Entry, lease: Duration) -> fuse::Entry {
+        let entry_valid = if entry.cacheable || self.kernel_checks { lease } else { Duration::ZERO };
         let attr = &entry.attr;
         fuse::Entry {
             node: attr.ino.0,
             generation: 0,
             attr: attr_out(attr),
             entry_valid,
-            attr_valid: attr_valid(attr),
+            attr_valid: attr_valid(attr, lease),
         }
     }
 
@@ -223,6 +267,27 @@ impl FuseDoor {
     }
 }
 
+/// Something that is called once, by whoever comes first.
+#[derive(Clone)]
+pub(super) struct Once(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+
+impl Once {
+    fn new(call: impl FnOnce() + Send + 'static) -> Self {
+        Self(Arc::new(Mutex::new(Some(Box::new(call)))))
+    }
+
+    fn call(&self) {
+        let call = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(call) = call {
+            call();
+        }
+    }
+
+    fn is_called(&self) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_none()
+    }
+}
+
 /// What the kernel has not done itself.
 enum News {
     /// A name is there that was not, or not any more.
@@ -260,6 +325,7 @@ fn answer_listing(
     entries: &[Dirent],
     (dir, parent): (Ino, Ino),
     (offset, size, plus): (u64, u32, bool),
+    lease: Duration,
 ) {
     let mut bytes = Vec::new();
     let mut buffer = DirBuffer::new(&mut bytes, size);
@@ -267,7 +333,7 @@ fn answer_listing(
         if !plus {
             return buffer.push(ino.0, next, kind.bits(), name);
         }
-        let entry = entry.map_or(fuse::Entry::default(), |entry| calls.door().entry_out(entry));
+        let entry = entry.map_or(fuse::Entry::default(), |entry| calls.door().entry_out(entry, lease));
         buffer.push_plus(&entry, ino.0, next, kind.bits(), name)
     };
     let dots: [(&[u8], Ino, u64); 2] = [(b".", dir, 1), (b"..", parent, 2)];
@@ -287,11 +353,8 @@ fn answer_listing(
     }
 }
 
-fn answer_statfs(calls: &impl Calls<FuseDoor>, reply: fuse::Reply, capacity: &Capacity) {
-    let space = match calls.space() {
-        Ok(space) => space,
-        Err(errno) => return reply.error(errno.raw()),
-    };
+fn answer_statfs(reply: fuse::Reply, capacity: &Capacity) {
+    let space = capacity.space;
     let blocks = |bytes: u64| bytes / u64::from(BLOCK_BYTES);
     // A quota is all there is, but there may be less room than it leaves.
     let room = capacity.byte_limit.map_or(u64::MAX, Limit::free);
@@ -331,6 +394,6 @@ fn attr_out(attr: &Attr) -> fuse::Attr {
     }
 }
 
-fn attr_valid(attr: &Attr) -> Duration {
-    if attr.streamed { STREAM_ATTR } else { FOREVER }
+fn attr_valid(attr: &Attr, lease: Duration) -> Duration {
+    if attr.streamed { lease.min(STREAM_ATTR) } else { lease }
 }

@@ -1,5 +1,5 @@
 use espalier_client::Call;
-use espalier_proto::{Ino, NewNode, Request};
+use espalier_proto::{Ino, NewNode, Request, StreamIo};
 
 macro_rules! kinds {
     ($($kind:ident = $name:literal),* $(,)?) => {
@@ -41,10 +41,23 @@ impl Kind {
         }
     }
 
-    fn of_request(request: &Request) -> (Self, Ino) {
+    /// As [`Self::of`], of what is done with a stream.
+    pub(crate) fn of_stream(io: &StreamIo) -> (Self, Ino) {
+        match *io {
+            StreamIo::Read { ino, .. } => (Self::Read, ino),
+            StreamIo::Write { ino, .. } => (Self::Write, ino),
+            StreamIo::Allocate { ino, .. } => (Self::Allocate, ino),
+            StreamIo::Seek { ino, .. } => (Self::Seek, ino),
+            StreamIo::Copy { to, .. } => (Self::Copy, to),
+        }
+    }
+
+    /// As [`Self::of`], of a request.
+    pub(crate) fn of_request(request: &Request) -> (Self, Ino) {
         match request {
             Request::Lookup { dir, .. } => (Self::Lookup, *dir),
             Request::Forget { ino, .. } => (Self::Forget, *ino),
+            Request::ForgetAll { .. } => (Self::Forget, Ino::ROOT),
             Request::GetAttr { ino } => (Self::GetAttr, *ino),
             Request::SetAttr { ino, .. } => (Self::SetAttr, *ino),
             Request::ReadLink { ino } => (Self::ReadLink, *ino),
@@ -78,6 +91,7 @@ impl Kind {
             Request::CopyTree(copy) => {
                 (Self::CopyTree, copy.levels.first().map_or(Ino::ROOT, |level| level.to))
             }
+            Request::Reclaim { .. } => (Self::Open, Ino::ROOT),
             Request::Sweep => (Self::RemoveTree, Ino::ROOT),
         }
     }

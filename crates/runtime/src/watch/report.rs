@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use espalier_meta::Meta;
 use espalier_proto::Ino;
 use serde::{Deserialize, Serialize};
 
@@ -146,6 +147,35 @@ pub(crate) struct MachineFigures {
     pub journal: JournalFigures,
     pub checkpoint_running: bool,
     pub trash: TrashFigures,
+}
+
+impl MachineFigures {
+    /// `waiting`: requests that have not been answered, the oldest for `longest_wait`.
+    pub(crate) fn of(meta: &Meta, waiting: usize, longest_wait: Duration) -> Self {
+        let figures = meta.figures();
+        Self {
+            waiting,
+            longest_wait,
+            cache: CacheFigures {
+                inodes: figures.inodes,
+                directories: figures.directories,
+                small_files: figures.strips,
+                dentries: figures.dentries,
+                bytes: figures.cache_bytes,
+                limit_bytes: figures.cache_limit,
+                dirty_bytes: figures.dirty_bytes,
+            },
+            journal: JournalFigures {
+                used_bytes: figures.journal_used,
+                bytes: figures.journal_capacity,
+                changes: figures.changes,
+                syncs: figures.syncs,
+                synced_operations: figures.synced_replies,
+            },
+            checkpoint_running: figures.checkpoint_running,
+            trash: TrashFigures { entries: figures.trash_entries, bytes: figures.trash_bytes },
+        }
+    }
 }
 
 impl Watch {

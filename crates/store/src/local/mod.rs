@@ -14,7 +14,7 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, StreamStat, TableWrite, Time};
+use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
 pub(crate) use lock::Lock;
 pub use lock::{is_locked, is_open};
@@ -25,7 +25,7 @@ use streams::Streams;
 use tables::Tables;
 
 use crate::error::Context;
-use crate::store::{Pairs, Records, Space, Store};
+use crate::store::{Pairs, Records, Store};
 use crate::{Journal, JournalError, RealFile, StoreError, Superblock, superblock};
 
 pub(crate) const JOURNAL: &str = "journal";

@@ -7,10 +7,10 @@ use std::fs::File;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use espalier_proto::{AllocateMode, Errno, Ino, ObjectId, SeekWhat, StreamStat, TableWrite, Time};
+use espalier_proto::{AllocateMode, Errno, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
 use crate::StoreError;
-use crate::store::{Pairs, Records, Space, Store};
+use crate::store::{Pairs, Records, Store};
 use stream::Bytes;
 
 const TOTAL_BYTES: u64 = 1 << 40;

@@ -1,0 +1,190 @@
+//! `espalier serve`, and the configuration of a server.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use espalier_net::pki::AUTHORITY;
+use espalier_net::{Limits, Security};
+use espalier_runtime::{Access, OpenOptions, Rights, ServeOptions};
+use serde::{Deserialize, Serialize};
+
+use crate::args::{LogArgs, ServeArgs, parse_size};
+use crate::background::{announce, log_file};
+use crate::mount::open_patiently;
+use crate::options::{metrics_address, threads_for_servers};
+use crate::start_log;
+
+/// What a side shows of itself, in a directory of its own beside the authority's certificate.
+pub(crate) const CERTIFICATE: &str = "certificate.pem";
+pub(crate) const KEY: &str = "key.pem";
+
+/// How long stopping may take to write everything out.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// A server's configuration, as it is in its file. Paths are relative to the directory of that file.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Config {
+    /// Where to listen, as `HOST:PORT`.
+    pub listen: String,
+    /// The store, made by `espalier mkfs`.
+    #[serde(default = "Config::default_store")]
+    pub store: PathBuf,
+    /// The directory with `ca.pem`, `certificate.pem` and `key.pem`.
+    #[serde(default = "Config::default_credentials")]
+    pub credentials: PathBuf,
+    /// No TLS: whoever reaches the server is believed.
+    #[serde(default)]
+    pub insecure: bool,
+    /// Every change is durable before it is acknowledged.
+    #[serde(default)]
+    pub sync: bool,
+    /// Bytes of memory, as `512M`.
+    pub memory: Option<String>,
+    /// A client that is silent for so many seconds loses what it holds.
+    #[serde(default = "Config::default_session")]
+    pub session_seconds: u32,
+    /// What is told to a client it may cache for so many seconds, if nobody changes it.
+    #[serde(default = "Config::default_lease")]
+    pub lease_seconds: u32,
+    #[serde(default = "Config::default_connections")]
+    pub max_connections: usize,
+    /// Payloads of at most so many bytes ride in their request or reply.
+    #[serde(default = "Config::default_eager")]
+    pub eager_bytes: u32,
+    /// Threads that serve requests; by default as many as processors, and two.
+    pub threads: Option<usize>,
+    /// Where figures are served for Prometheus.
+    pub metrics: Option<String>,
+    /// What clients may do, by the names in their certificates; others everything.
+    #[serde(default)]
+    pub clients: HashMap<String, Rights>,
+}
+
+impl Config {
+    pub(crate) fn new(listen: String, insecure: bool) -> Self {
+        Self {
+            listen,
+            insecure,
+            store: Self::default_store(),
+            credentials: Self::default_credentials(),
+            sync: false,
+            memory: None,
+            session_seconds: Self::default_session(),
+            lease_seconds: Self::default_lease(),
+            max_connections: Self::default_connections(),
+            eager_bytes: Self::default_eager(),
+            threads: None,
+            metrics: None,
+            clients: HashMap::new(),
+        }
+    }
+
+    fn default_store() -> PathBuf {
+        "store".into()
+    }
+
+    fn default_credentials() -> PathBuf {
+        ".".into()
+    }
+
+    fn default_session() -> u32 {
+        60
+    }
+
+    fn default_lease() -> u32 {
+        10
+    }
+
+    fn default_connections() -> usize {
+        12_000
+    }
+
+    fn default_eager() -> u32 {
+        Limits::default().eager_bytes
+    }
+
+    pub(crate) fn read(file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file).with_context(|| {
+            format!("cannot read {}: `espalier cluster init` makes such a file", file.display())
+        })?;
+        let config: Self = toml::from_str(&text)
+            .with_context(|| format!("{} is no server's configuration", file.display()))?;
+        if !(5..=3600).contains(&config.session_seconds) {
+            bail!("session_seconds in {} is 5 to 3600", file.display());
+        }
+        if !(1..=config.session_seconds).contains(&config.lease_seconds) {
+            bail!("lease_seconds in {} is 1 to session_seconds", file.display());
+        }
+        Ok(config)
+    }
+
+    pub(crate) fn address(&self) -> Result<SocketAddr> {
+        let found = self.listen.to_socket_addrs().ok().and_then(|mut found| found.next());
+        found.with_context(|| {
+            format!("listen takes HOST:PORT, as in 127.0.0.1:7440, and not `{}`", self.listen)
+        })
+    }
+}
+
+/// What shows who a side is, from the directory that holds it.
+pub(crate) fn credentials(dir: &Path) -> Result<Security> {
+    Ok(Security::load(&dir.join(AUTHORITY), &dir.join(CERTIFICATE), &dir.join(KEY))?)
+}
+
+pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
+    let file = std::path::absolute(&args.config)?;
+    let base = file.parent().unwrap_or(Path::new("/"));
+    let config = Config::read(&file)?;
+    let store = base.join(&config.store);
+    let listen = config.address()?;
+    let mut open = OpenOptions { sync: config.sync, ..OpenOptions::default() };
+    if let Some(memory) = &config.memory {
+        open.memory = parse_size(memory).ok().context("memory is a size such as 512M or 4G")?;
+    }
+    (open.session_ms, open.lease_ms) =
+        (Some(config.session_seconds * 1000), Some(config.lease_seconds * 1000));
+    let security = if config.insecure {
+        eprintln!(
+            "espalier: WARNING: no TLS: whoever reaches {listen} can read and change everything. Only for trials on one machine."
+        );
+        Security::Insecure
+    } else {
+        credentials(&base.join(&config.credentials))?
+    };
+    if args.announce {
+        let _ = rustix::process::setsid();
+        start_log(log, std::sync::Mutex::new(log_file(&base.join("log"))?))?;
+    } else {
+        start_log(log, std::io::stderr)?;
+    }
+    let options = ServeOptions {
+        listen,
+        security,
+        limits: Limits { eager_bytes: config.eager_bytes, ..Limits::default() },
+        access: Access { clients: config.clients },
+        session_ms: config.session_seconds * 1000,
+        max_connections: config.max_connections,
+        threads: config.threads.unwrap_or_else(threads_for_servers),
+        metrics: config.metrics.as_deref().map(metrics_address).transpose()?,
+        slow: Some(Duration::from_secs(1)),
+        drain: DRAIN,
+    };
+    let volume = open_patiently(&store, open)?;
+    if volume.replayed > 0 {
+        tracing::info!(events = volume.replayed, "replayed the journal");
+    }
+    espalier_runtime::serve(volume, &store, options, |address| {
+        if args.announce {
+            announce();
+        } else {
+            let _ = writeln!(std::io::stdout(), "serving {} at espalier://{address}/", store.display());
+        }
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

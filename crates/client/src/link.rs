@@ -1,0 +1,298 @@
+//! The client's end of its session with a metadata server. It numbers requests and keeps those that have not been answered, so
+//! that they are sent again after a lost connection or a server's restart and done once; and it knows what the server
+//! must be told after a restart: what the client holds.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec::Vec;
+
+use espalier_proto::{
+    Caller, Entry, Errno, FromClient, Held, Home, Ino, Reply, Request, RequestId, StreamIo, Welcome,
+};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+/// The client's end of a session. See the module's description.
+#[derive(Debug)]
+pub struct Link {
+    next: u64,
+    /// What has been sent, or waits for the window, by number.
+    unanswered: BTreeMap<u64, Message>,
+    /// All that have smaller numbers have been sent over this connection.
+    sent: u64,
+    /// All that have smaller numbers have been sent at all.
+    ever_sent: u64,
+    /// So many numbers from the first unanswered one on may be sent.
+    window: u64,
+    connected: bool,
+    /// The server's incarnation that knows what is held, or is being told.
+    incarnation: Option<u64>,
+    /// Numbers of the requests by which it is told.
+    reclaims: BTreeSet<u64>,
+    held: HashMap<Ino, Hold, FxBuildHasher>,
+    /// Not told yet.
+    forgotten: Vec<(Ino, u64)>,
+}
+
+#[derive(Clone, Debug)]
+enum Message {
+    Request(Caller, Request),
+    Stream(StreamIo, Vec<u8>),
+}
+
+/// What the server knows the client to hold of an inode.
+#[derive(Clone, Copy, Debug)]
+struct Hold {
+    home: Home,
+    lookups: u64,
+    opens: u32,
+}
+
+/// What has become of the session when a connection begins.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Begun {
+    /// Nothing that was told earlier may be cached any longer: no name, and nothing of these inodes.
+    pub distrust: Option<Vec<Ino>>,
+    /// Of these requests nobody knows whether they were done.
+    pub lost: Vec<RequestId>,
+}
+
+impl Default for Link {
+    fn default() -> Self {
+        Self {
+            next: 1,
+            unanswered: BTreeMap::new(),
+            sent: 1,
+            ever_sent: 1,
+            window: 1,
+            connected: false,
+            incarnation: None,
+            reclaims: BTreeSet::new(),
+            held: HashMap::default(),
+            forgotten: Vec::new(),
+        }
+    }
+}
+
+impl Link {
+    /// Forgotten inodes that are told at once.
+    const FORGOTTEN: usize = 512;
+    /// Held inodes in a request.
+    const RECLAIMED: usize = 1024;
+
+    /// The incarnation of the server that the session was last in.
+    pub fn incarnation(&self) -> Option<u64> {
+        self.incarnation
+    }
+
+    pub fn is_connected(&self) -> bool {
+        self.connected
+    }
+
+    /// Asks. What is to be sent for it, now or as soon as it can be, is added to `out`.
+    pub fn ask(&mut self, caller: Caller, request: Request, out: &mut Vec<FromClient>) -> RequestId {
+        self.add(Message::Request(caller, request), out)
+    }
+
+    /// As [`Self::ask`], of a stream.
+    pub fn stream(&mut self, io: StreamIo, data: Vec<u8>, out: &mut Vec<FromClient>) -> RequestId {
+        self.add(Message::Stream(io, data), out)
+    }
+
+    fn add(&mut self, message: Message, out: &mut Vec<FromClient>) -> RequestId {
+        let id = self.next;
+        self.next += 1;
+        self.unanswered.insert(id, message);
+        self.fill(out);
+        RequestId(id)
+    }
+
+    /// The caller of a request no longer wants to wait. Whether the server is asked to give up; else nobody knows when it will answer.
+    pub fn cancel(&mut self, id: RequestId, out: &mut Vec<FromClient>) -> bool {
+        if self.connected && self.unanswered.contains_key(&id.0) {
+            out.push(FromClient::Cancel { id });
+        }
+        self.connected
+    }
+
+    /// An inode that replies had named to the client `lookups` times is no longer known to it.
+    pub fn forget(&mut self, ino: Ino, lookups: u64, out: &mut Vec<FromClient>) {
+        self.forgotten.push((ino, lookups));
+        if self.forgotten.len() >= Self::FORGOTTEN {
+            self.tell_forgotten(out);
+        }
+    }
+
+    /// Tells what has been forgotten and not told yet.
+    pub fn tell_forgotten(&mut self, out: &mut Vec<FromClient>) {
+        if !self.forgotten.is_empty() {
+            let inodes = core::mem::take(&mut self.forgotten);
+            self.ask(Caller::SERVER, Request::ForgetAll { inodes }, out);
+        }
+    }
+
+    /// An answer has come. What it gives is given back if nobody waits for it.
+    pub fn answered(
+        &mut self,
+        id: RequestId,
+        result: &Result<Reply, Errno>,
+        is_waited_for: bool,
+        out: &mut Vec<FromClient>,
+    ) {
+        // It may have come before.
+        let Some(message) = self.unanswered.remove(&id.0) else { return };
+        self.reclaims.remove(&id.0);
+        self.account(&message, result);
+        if !is_waited_for && let Ok(reply) = result {
+            self.give_back(&message, reply, out);
+        }
+        self.fill(out);
+    }
+
+    fn give_back(&mut self, message: &Message, reply: &Reply, out: &mut Vec<FromClient>) {
+        let opened = match (message, reply) {
+            (_, Reply::Created(entry, _)) => Some(entry.attr.ino),
+            (Message::Request(_, Request::Open { ino, .. }), Reply::Opened(_)) => Some(*ino),
+            _ => None,
+        };
+        if let Some(ino) = opened {
+            self.ask(Caller::SERVER, Request::Release { ino }, out);
+        }
+        match reply {
+            Reply::Entry(entry) | Reply::Created(entry, _) => self.forget(entry.attr.ino, 1, out),
+            Reply::Listing { entries, .. } => {
+                for entry in entries.iter().filter_map(|dirent| dirent.entry.as_ref()) {
+                    self.forget(entry.attr.ino, 1, out);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Keeps account of what is held, as the server does.
+    fn account(&mut self, message: &Message, result: &Result<Reply, Errno>) {
+        match message {
+            Message::Request(_, Request::ForgetAll { inodes }) => {
+                for (ino, lookups) in inodes {
+                    self.change(*ino, |hold| hold.lookups = hold.lookups.saturating_sub(*lookups));
+                }
+            }
+            Message::Request(_, Request::Release { ino }) => {
+                self.change(*ino, |hold| hold.opens = hold.opens.saturating_sub(1));
+            }
+            _ => {}
+        }
+        match (message, result) {
+            (_, Ok(Reply::Entry(entry))) => self.note(entry, 0),
+            (_, Ok(Reply::Created(entry, _))) => self.note(entry, 1),
+            (Message::Request(_, Request::Open { ino, .. }), Ok(Reply::Opened(_))) => {
+                self.change(*ino, |hold| hold.opens += 1);
+            }
+            (_, Ok(Reply::Listing { entries, .. })) => {
+                for entry in entries.iter().filter_map(|dirent| dirent.entry.as_ref()) {
+                    self.note(entry, 0);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, entry: &Entry, opens: u32) {
+        let new = Hold { home: entry.home, lookups: 0, opens: 0 };
+        let hold = self.held.entry(entry.attr.ino).or_insert(new);
+        hold.home = entry.home;
+        hold.lookups += 1;
+        hold.opens += opens;
+    }
+
+    fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Hold)) {
+        if let Some(hold) = self.held.get_mut(&ino) {
+            change(hold);
+            if hold.lookups == 0 && hold.opens == 0 {
+                self.held.remove(&ino);
+            }
+        }
+    }
+
+    /// What is sent over a new connection, after the server has answered the first message.
+    pub fn connected(&mut self, welcome: &Welcome, out: &mut Vec<FromClient>) -> Begun {
+        let mut begun = Begun::default();
+        self.connected = true;
+        self.window = u64::from(welcome.window).max(1);
+        if self.incarnation.is_some() && !welcome.resumed {
+            let sent: Vec<_> = self.unanswered.range(..self.ever_sent).map(|(id, _)| *id).collect();
+            for id in sent {
+                self.unanswered.remove(&id);
+                if !self.reclaims.contains(&id) {
+                    begun.lost.push(RequestId(id));
+                }
+            }
+        }
+        let is_new = self.incarnation != Some(welcome.incarnation) || !welcome.resumed;
+        if is_new {
+            begun.distrust = self.incarnation.map(|_| self.held.keys().copied().collect());
+            for id in core::mem::take(&mut self.reclaims) {
+                self.unanswered.remove(&id);
+            }
+            self.incarnation = Some(welcome.incarnation);
+            self.reclaim();
+        }
+        // What is held comes before what is done with it.
+        self.sent = self.first();
+        let reclaims: Vec<_> = self.reclaims.iter().copied().collect();
+        for id in reclaims {
+            self.send(id, out);
+        }
+        self.fill(out);
+        begun
+    }
+
+    pub fn disconnected(&mut self) {
+        self.connected = false;
+    }
+
+    /// Makes the requests that tell what is held.
+    fn reclaim(&mut self) {
+        let held: Vec<_> = self
+            .held
+            .iter()
+            .map(|(ino, hold)| Held { ino: *ino, home: hold.home, lookups: hold.lookups, opens: hold.opens })
+            .collect();
+        let chunks = held.len().div_ceil(Self::RECLAIMED).max(1);
+        for at in 0..chunks {
+            let held = held.iter().skip(at * Self::RECLAIMED).take(Self::RECLAIMED).copied().collect();
+            let request = Request::Reclaim { held, last: at + 1 == chunks };
+            self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
+            self.reclaims.insert(self.next);
+            self.next += 1;
+        }
+    }
+
+    fn first(&self) -> u64 {
+        self.unanswered.first_key_value().map_or(self.next, |(id, _)| *id)
+    }
+
+    /// Sends what the window lets through.
+    fn fill(&mut self, out: &mut Vec<FromClient>) {
+        if !self.connected {
+            return;
+        }
+        let end = self.first().saturating_add(self.window);
+        while let Some((&id, _)) = self.unanswered.range(self.sent..end).next() {
+            self.sent = id + 1;
+            self.ever_sent = self.ever_sent.max(self.sent);
+            if !self.reclaims.contains(&id) {
+                self.send(id, out);
+            }
+        }
+    }
+
+    fn send(&self, id: u64, out: &mut Vec<FromClient>) {
+        let below = RequestId(self.first());
+        let message = self.unanswered.get(&id).cloned();
+        let id = RequestId(id);
+        out.extend(message.map(|message| match message {
+            Message::Request(caller, request) => FromClient::Request { id, below, caller, request },
+            Message::Stream(io, data) => FromClient::Stream { id, below, io, data },
+        }));
+    }
+}

@@ -1,0 +1,61 @@
+//! A connection that both sides have agreed upon.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::net::TcpStream;
+use tokio_rustls::rustls;
+
+use crate::error::NetError;
+use crate::inbox::Inbox;
+use crate::limits::{Limits, Terms};
+use crate::link::{Counters, Link};
+use crate::message::Message;
+use crate::outbox::Outbox;
+use crate::receiver::Receiver;
+use crate::sender::Sender;
+
+/// Messages `In` are received, `Out` are sent.
+#[derive(Debug)]
+pub struct Connection<In, Out> {
+    pub receiver: Receiver<In>,
+    pub sender: Sender<Out>,
+}
+
+/// What has gone over a connection since the handshake; bytes as they go over the network, those of TLS included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub messages_sent: u64,
+    pub bytes_sent: u64,
+    pub messages_received: u64,
+    pub bytes_received: u64,
+}
+
+impl<In: Message, Out: Message> Connection<In, Out> {
+    /// `theirs`: what the peer takes.
+    pub(crate) fn new(
+        socket: TcpStream,
+        tls: Option<rustls::Connection>,
+        limits: &Limits,
+        theirs: Terms,
+    ) -> Result<Self, NetError> {
+        let (read, write) = socket.into_split();
+        let outbox = Outbox::new(theirs.to_send(limits));
+        let link = Arc::new(Link::new(write, tls, outbox, limits.unsent_bytes));
+        let inbox = Inbox::new(Terms::of(limits), limits.receiving_bytes);
+        let receiver = Receiver::new(Arc::clone(&link), read, inbox, limits.silence)?;
+        tokio::spawn(Arc::clone(&link).write_rest());
+        Ok(Self { receiver, sender: Sender::new(link) })
+    }
+}
+
+impl Counts {
+    pub(crate) fn of(counters: &Counters) -> Self {
+        Self {
+            messages_sent: counters.messages_sent.load(Ordering::Relaxed),
+            bytes_sent: counters.bytes_sent.load(Ordering::Relaxed),
+            messages_received: counters.messages_received.load(Ordering::Relaxed),
+            bytes_received: counters.bytes_received.load(Ordering::Relaxed),
+        }
+    }
+}

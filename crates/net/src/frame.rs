@@ -1,0 +1,59 @@
+//! Frames: what lies on the wire once both sides have agreed to talk.
+//!
+//! A frame is its length (four bytes, little-endian, itself not counted), a [`Header`] and the bytes that the header is
+//! followed by.
+
+use bytes::{BufMut, BytesMut};
+use serde::{Deserialize, Serialize};
+use tokio_util::codec::LengthDelimitedCodec;
+
+use crate::limits::{PIECE_BYTES, Terms};
+
+/// What a frame begins with, in postcard's encoding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Header {
+    /// A message without its payload follows, and then its payload.
+    Message,
+    /// A message without its payload follows. The payload, of `length` bytes, waits for a `Grant`.
+    Announce { number: u32, length: u32 },
+    /// The payload that was announced by that number may come.
+    Grant { number: u32 },
+    /// The next bytes of an announced payload follow.
+    Piece { number: u32 },
+    /// Are you there?
+    Ping,
+    /// The answer to a ping.
+    Pong,
+}
+
+const LENGTH_BYTES: usize = 4;
+
+/// A variant's number and two numbers of at most five bytes each.
+const HEADER_BYTES: usize = 11;
+
+/// The longest frame that a side takes which has said so.
+fn frame_bytes(taken: Terms) -> usize {
+    HEADER_BYTES + taken.message_bytes as usize + PIECE_BYTES.max(taken.eager_bytes as usize)
+}
+
+/// Splits bytes into frames. The length is checked before room is made for a frame.
+pub(crate) fn splitter(taken: Terms) -> LengthDelimitedCodec {
+    LengthDelimitedCodec::builder()
+        .little_endian()
+        .length_field_type::<u32>()
+        .max_frame_length(frame_bytes(taken))
+        .new_codec()
+}
+
+/// Appends a frame.
+pub(crate) fn put(out: &mut BytesMut, header: Header, parts: [&[u8]; 2]) {
+    let mut space = [0; HEADER_BYTES];
+    // The header fits: see HEADER_BYTES.
+    let header: &[u8] = postcard::to_slice(&header, &mut space).map_or(&[], |encoded| encoded);
+    let length = header.len() + parts[0].len() + parts[1].len();
+    out.reserve(LENGTH_BYTES + length);
+    out.put_u32_le(length as u32);
+    out.put_slice(header);
+    out.put_slice(parts[0]);
+    out.put_slice(parts[1]);
+}

@@ -1,0 +1,147 @@
+//! What has come: splits bytes into frames, and puts messages and their payloads together. It does no I/O.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::BytesMut;
+use tokio_util::codec::{Decoder, LengthDelimitedCodec};
+
+use crate::error::NetError;
+use crate::frame::{self, Header};
+use crate::limits::{ANNOUNCED_MAX, Terms};
+use crate::message::Message;
+
+pub(crate) struct Inbox<In> {
+    splitter: LengthDelimitedCodec,
+    /// What this side takes.
+    terms: Terms,
+    /// So many more bytes of payloads may be granted.
+    room: usize,
+    arrivals: BTreeMap<u32, Arrival<In>>,
+    /// Those of `arrivals` that wait for a grant.
+    asked: VecDeque<u32>,
+}
+
+/// A message whose payload was announced.
+struct Arrival<In> {
+    message: In,
+    length: usize,
+    payload: Vec<u8>,
+    granted: bool,
+}
+
+/// What a frame was.
+#[derive(Debug)]
+pub(crate) enum Taken<In> {
+    Message(In),
+    /// Nothing for the one who waits for messages.
+    Quiet,
+    Ping,
+    /// The peer takes what this side has announced by that number.
+    Grant(u32),
+}
+
+impl<In: Message> Inbox<In> {
+    pub(crate) fn new(terms: Terms, room: usize) -> Self {
+        let splitter = frame::splitter(terms);
+        Self { splitter, terms, room, arrivals: BTreeMap::new(), asked: VecDeque::new() }
+    }
+
+    /// No message has come in part.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.arrivals.is_empty()
+    }
+
+    /// Takes the next frame from the front of `buffer`, if it is there whole.
+    pub(crate) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Taken<In>>, NetError> {
+        let frame = self.splitter.decode(buffer);
+        let Some(frame) = frame.map_err(|_| NetError::Protocol("a frame is too long"))? else {
+            return Ok(None);
+        };
+        let (header, rest) = postcard::take_from_bytes(&frame)
+            .map_err(|_| NetError::Protocol("a frame is of a kind that does not exist"))?;
+        let nothing_follows =
+            if rest.is_empty() { Ok(()) } else { Err(NetError::Protocol("a frame has bytes left over")) };
+        match header {
+            Header::Message => self.message(rest).map(Taken::Message),
+            Header::Announce { number, length } => self.announce(number, length, rest).map(|()| Taken::Quiet),
+            Header::Piece { number } => self.piece(number, rest),
+            Header::Grant { number } => nothing_follows.map(|()| Taken::Grant(number)),
+            Header::Ping => nothing_follows.map(|()| Taken::Ping),
+            Header::Pong => nothing_follows.map(|()| Taken::Quiet),
+        }
+        .map(Some)
+    }
+
+    /// The next announced payload that there is room for.
+    pub(crate) fn grant(&mut self) -> Option<u32> {
+        let number = *self.asked.front()?;
+        let arrival = self.arrivals.get_mut(&number)?;
+        self.room = self.room.checked_sub(arrival.length)?;
+        arrival.granted = true;
+        self.asked.pop_front()
+    }
+
+    fn message(&self, bytes: &[u8]) -> Result<In, NetError> {
+        let (mut message, payload) = self.head(bytes, false)?;
+        if !payload.is_empty() {
+            if payload.len() > self.terms.eager_bytes as usize {
+                return Err(NetError::Protocol("a payload is too long to come unannounced"));
+            }
+            *slot(&mut message)? = payload.to_vec();
+        }
+        Ok(message)
+    }
+
+    fn announce(&mut self, number: u32, length: u32, bytes: &[u8]) -> Result<(), NetError> {
+        let (mut message, rest) = self.head(bytes, true)?;
+        slot(&mut message)?;
+        if length == 0 || length > self.terms.payload_bytes {
+            return Err(NetError::Protocol("an announced payload is too long, or empty"));
+        }
+        if !rest.is_empty() || self.arrivals.contains_key(&number) || self.arrivals.len() >= ANNOUNCED_MAX {
+            return Err(NetError::Protocol("an announcement is malformed, or one too many"));
+        }
+        let arrival = Arrival { message, length: length as usize, payload: Vec::new(), granted: false };
+        self.arrivals.insert(number, arrival);
+        self.asked.push_back(number);
+        Ok(())
+    }
+
+    fn piece(&mut self, number: u32, bytes: &[u8]) -> Result<Taken<In>, NetError> {
+        let unasked = NetError::Protocol("a piece of a payload came that was not granted");
+        let arrival = self.arrivals.get_mut(&number).filter(|arrival| arrival.granted).ok_or(unasked)?;
+        let missing = arrival.length - arrival.payload.len();
+        if bytes.is_empty() || bytes.len() > missing {
+            return Err(NetError::Protocol("a piece is empty, or longer than what is missing"));
+        }
+        if arrival.payload.is_empty() {
+            arrival.payload.reserve_exact(arrival.length);
+        }
+        arrival.payload.extend_from_slice(bytes);
+        if bytes.len() < missing {
+            return Ok(Taken::Quiet);
+        }
+        self.room += arrival.length;
+        let Some(Arrival { mut message, payload, .. }) = self.arrivals.remove(&number) else {
+            return Ok(Taken::Quiet);
+        };
+        *slot(&mut message)? = payload;
+        Ok(Taken::Message(message))
+    }
+
+    /// A message without its payload, and the bytes after it.
+    fn head<'a>(&self, bytes: &'a [u8], large: bool) -> Result<(In, &'a [u8]), NetError> {
+        let (message, rest) = postcard::take_from_bytes(bytes)
+            .map_err(|_| NetError::Protocol("a message cannot be decoded"))?;
+        if bytes.len() - rest.len() > self.terms.head_bytes(large) {
+            return Err(NetError::Protocol("a message is too long"));
+        }
+        Ok((message, rest))
+    }
+}
+
+/// Where the payload belongs that came apart from its message.
+fn slot<In: Message>(message: &mut In) -> Result<&mut Vec<u8>, NetError> {
+    let slot = message.payload().filter(|slot| slot.is_empty());
+    slot.ok_or(NetError::Protocol("a payload belongs to no message"))
+}

@@ -1,0 +1,35 @@
+//! The network's driver between a client and a server. It knows bytes, TLS and connections, and no file system.
+//!
+//! A server's [`Acceptor`] and a client's [`connect`] agree by a handshake; what they have then is a [`Connection`]: a
+//! [`Receiver`] of batches of messages, which belongs to one task, and a [`Sender`] that any thread may use. docs/protocol.md
+//! has what lies on the wire.
+#![forbid(unsafe_code)]
+
+mod accept;
+mod connect;
+mod connection;
+mod error;
+mod frame;
+mod handshake;
+mod identity;
+mod inbox;
+mod limits;
+mod link;
+mod message;
+mod outbox;
+pub mod pki;
+mod receiver;
+mod security;
+mod sender;
+
+pub use accept::{Acceptor, Incoming};
+pub use connect::connect;
+pub use connection::{Connection, Counts};
+pub use error::{AcceptError, ConnectError, NetError};
+pub use handshake::{Reason, Refusal, VERSION};
+pub use identity::{Identity, IdentityError};
+pub use limits::Limits;
+pub use message::Message;
+pub use receiver::Receiver;
+pub use security::{Security, SecurityError};
+pub use sender::Sender;

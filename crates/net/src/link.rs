@@ -1,0 +1,304 @@
+//! A connection's socket, with TLS if it has it, and what is to be sent over it.
+//!
+//! Whoever flushes writes by itself as much as the socket takes; one thread at a time, and it takes along what others queue
+//! meanwhile. The rest is left to a task.
+
+use std::io::{self, BufRead, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Buf, BufMut, BytesMut};
+use rustix::net::Shutdown;
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::sync::Notify;
+use tokio_rustls::rustls;
+
+use crate::error::NetError;
+use crate::frame::Header;
+use crate::outbox::Outbox;
+
+/// A thread that flushes writes so many times, then leaves the rest to the task: others must not keep it for ever.
+const ROUNDS: usize = 8;
+
+pub(crate) struct Link {
+    socket: OwnedWriteHalf,
+    tls: Option<Mutex<rustls::Connection>>,
+    out: Mutex<Out>,
+    unsent_max: usize,
+    /// Something could not be written at once.
+    unwritten: Notify,
+    /// All has been written, or the connection has ended.
+    drained: Notify,
+    pub(crate) counters: Counters,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    pub(crate) messages_sent: AtomicU64,
+    pub(crate) bytes_sent: AtomicU64,
+    pub(crate) messages_received: AtomicU64,
+    pub(crate) bytes_received: AtomicU64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Closing {
+    No,
+    /// No more messages are queued.
+    Begun,
+    /// The peer has been told that nothing follows.
+    Done,
+}
+
+struct Out {
+    outbox: Outbox,
+    /// Bytes as they go over the wire. Whoever writes has taken them out.
+    flight: Option<BytesMut>,
+    /// TLS has something to send by itself.
+    tls_waits: bool,
+    closing: Closing,
+    ended: Option<NetError>,
+}
+
+impl Link {
+    pub(crate) fn new(
+        socket: OwnedWriteHalf,
+        tls: Option<rustls::Connection>,
+        outbox: Outbox,
+        unsent_max: usize,
+    ) -> Self {
+        let flight = Some(BytesMut::new());
+        let tls = tls.map(|mut tls| {
+            // What it is given is bounded already.
+            tls.set_buffer_limit(None);
+            Mutex::new(tls)
+        });
+        Self {
+            socket,
+            tls,
+            out: Mutex::new(Out { outbox, flight, tls_waits: false, closing: Closing::No, ended: None }),
+            unsent_max,
+            unwritten: Notify::new(),
+            drained: Notify::new(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Queues a message: see [`Outbox::message`].
+    ///
+    /// # Errors
+    /// [`NetError::TooLong`]: others can be sent. [`NetError::SlowPeer`]: more waits than may, so the connection has ended.
+    pub(crate) fn message(
+        &self,
+        request: Option<u64>,
+        head: &[u8],
+        payload: Vec<u8>,
+    ) -> Result<(), NetError> {
+        let mut out = self.out();
+        if out.closing != Closing::No {
+            return Err(out.ended.clone().unwrap_or(NetError::Dropped));
+        }
+        out.check()?;
+        out.outbox.message(request, head, payload)?;
+        self.bound(out)
+    }
+
+    /// Queues a frame that is no message.
+    pub(crate) fn control(&self, header: Header) -> Result<(), NetError> {
+        let mut out = self.out();
+        out.check()?;
+        if out.closing != Closing::Done {
+            out.outbox.control(header);
+        }
+        self.bound(out)
+    }
+
+    /// The peer takes what was announced by that number.
+    pub(crate) fn grant(&self, number: u32) -> Result<(), NetError> {
+        let mut out = self.out();
+        out.check()?;
+        out.outbox.grant(number)
+    }
+
+    fn bound(&self, out: MutexGuard<'_, Out>) -> Result<(), NetError> {
+        let unsent = out.unsent();
+        drop(out);
+        if unsent > self.unsent_max { Err(self.end(NetError::SlowPeer(unsent))) } else { Ok(()) }
+    }
+
+    /// Writes what is queued, as far as the socket takes it now.
+    pub(crate) fn flush(&self) -> Result<(), NetError> {
+        let mut flight = {
+            let mut out = self.out();
+            out.check()?;
+            // Whoever has it looks for more when it is done.
+            let Some(flight) = out.flight.take() else { return Ok(()) };
+            flight
+        };
+        for _ in 0..ROUNDS {
+            match self.write(&mut flight) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => return Err(self.end(error.into())),
+            }
+            let plain = {
+                let mut out = self.out();
+                let plain = out.outbox.take();
+                if plain.is_none() && !out.tls_waits {
+                    out.flight = Some(flight);
+                    self.drained.notify_waiters();
+                    return Ok(());
+                }
+                out.tls_waits = false;
+                plain
+            };
+            flight = self.seal(plain.unwrap_or_default()).map_err(|error| self.end(error))?;
+        }
+        self.out().flight = Some(flight);
+        self.unwritten.notify_one();
+        Ok(())
+    }
+
+    /// Flushes whenever the socket takes more again; until the connection ends.
+    pub(crate) async fn write_rest(self: Arc<Self>) {
+        loop {
+            self.unwritten.notified().await;
+            let written = match self.socket.writable().await {
+                Ok(()) => self.flush(),
+                Err(error) => Err(self.end(error.into())),
+            };
+            if written.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Waits until all that is queued is written, and tells the peer that no more comes.
+    pub(crate) async fn close(&self) -> Result<(), NetError> {
+        self.out().closing = Closing::Begun;
+        loop {
+            let drained = self.drained.notified();
+            tokio::pin!(drained);
+            drained.as_mut().enable();
+            self.flush()?;
+            let empty = {
+                let out = self.out();
+                out.flight.is_some() && out.unsent() == 0
+            };
+            if empty {
+                break;
+            }
+            drained.await;
+        }
+        if let Some(tls) = &self.tls {
+            lock(tls).send_close_notify();
+            self.out().tls_waits = true;
+            self.flush()?;
+        }
+        self.out().closing = Closing::Done;
+        rustix::net::shutdown(self.socket.as_ref(), Shutdown::Write).map_err(io::Error::from)?;
+        Ok(())
+    }
+
+    /// Ends the connection and says why: the first reason given, which all who use it are told.
+    pub(crate) fn end(&self, error: NetError) -> NetError {
+        let mut out = self.out();
+        let error = out.ended.get_or_insert(error).clone();
+        out.outbox.clear();
+        drop(out);
+        // Wakes whoever reads. It may have been shut down by the peer.
+        let _ = rustix::net::shutdown(self.socket.as_ref(), Shutdown::Both);
+        self.unwritten.notify_one();
+        self.drained.notify_waiters();
+        error
+    }
+
+    pub(crate) fn unsent(&self) -> usize {
+        self.out().unsent()
+    }
+
+    /// Appends to `into` what the bytes that were received mean.
+    pub(crate) fn open(&self, mut wire: &[u8], into: &mut BytesMut) -> Result<(), NetError> {
+        let Some(tls) = &self.tls else {
+            into.extend_from_slice(wire);
+            return Ok(());
+        };
+        let mut tls = lock(tls);
+        loop {
+            let state = tls.process_new_packets();
+            let waits = tls.wants_write();
+            if waits {
+                self.out().tls_waits = true;
+            }
+            if let Err(error) = state {
+                drop(tls);
+                // Sends the alert that tells the peer why.
+                let _ = self.flush();
+                return Err(NetError::Tls(error));
+            }
+            let mut reader = tls.reader();
+            // An error says that there is no more, or that the peer sends no more: the socket tells that too.
+            while let Ok(plain) = reader.fill_buf() {
+                let length = plain.len();
+                if length == 0 {
+                    break;
+                }
+                into.extend_from_slice(plain);
+                reader.consume(length);
+            }
+            if wire.is_empty() {
+                drop(tls);
+                return if waits { self.flush() } else { Ok(()) };
+            }
+            tls.read_tls(&mut wire)?;
+        }
+    }
+
+    /// Makes of plain bytes what goes over the wire.
+    fn seal(&self, plain: BytesMut) -> Result<BytesMut, NetError> {
+        let Some(tls) = &self.tls else { return Ok(plain) };
+        let mut tls = lock(tls);
+        tls.writer().write_all(&plain)?;
+        let mut wire = BytesMut::with_capacity(plain.len() + 64).writer();
+        while tls.wants_write() {
+            tls.write_tls(&mut wire)?;
+        }
+        Ok(wire.into_inner())
+    }
+
+    /// Writes to the socket; `false` if it does not take all.
+    fn write(&self, flight: &mut BytesMut) -> io::Result<bool> {
+        while !flight.is_empty() {
+            match self.socket.try_write(flight) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => {
+                    flight.advance(written);
+                    self.counters.bytes_sent.fetch_add(written as u64, Ordering::Relaxed);
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    fn out(&self) -> MutexGuard<'_, Out> {
+        lock(&self.out)
+    }
+}
+
+impl Out {
+    fn check(&self) -> Result<(), NetError> {
+        self.ended.clone().map_or(Ok(()), Err)
+    }
+
+    /// What somebody is writing at the moment is not counted.
+    fn unsent(&self) -> usize {
+        self.outbox.bytes() + self.flight.as_ref().map_or(0, BytesMut::len)
+    }
+}
+
+/// No code that holds these locks leaves what they guard half changed.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

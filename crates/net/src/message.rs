@@ -1,0 +1,50 @@
+//! What a message must tell so that it can be sent.
+
+use espalier_proto::{FromClient, FromServer, Reply, Request};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// What goes over a connection in one direction.
+pub trait Message: Serialize + DeserializeOwned + Send + 'static {
+    /// The bytes in it that are sent apart from the rest, past the encoder.
+    fn payload(&mut self) -> Option<&mut Vec<u8>>;
+
+    /// The request that it is about. Such a message may overtake large ones that are about other requests; a message that
+    /// is about none overtakes nothing.
+    fn request(&self) -> Option<u64>;
+}
+
+impl Message for FromClient {
+    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+        match self {
+            Self::Request { request: Request::Write { data, .. }, .. } | Self::Stream { data, .. } => {
+                Some(data)
+            }
+            _ => None,
+        }
+    }
+
+    fn request(&self) -> Option<u64> {
+        match self {
+            Self::Request { id, .. }
+            | Self::Stream { id, .. }
+            | Self::Cancel { id }
+            | Self::Groups { id, .. } => Some(id.0),
+            Self::Revoked { .. } | Self::Goodbye => None,
+        }
+    }
+}
+
+impl Message for FromServer {
+    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+        if let Self::Reply { result: Ok(Reply::Bytes(bytes)), .. } = self { Some(bytes) } else { None }
+    }
+
+    fn request(&self) -> Option<u64> {
+        match self {
+            Self::Reply { id, .. } | Self::AskGroups { id, .. } => Some(id.0),
+            // A client must have seen a lease, which may ride in a large reply, before it is told of its end.
+            Self::Revoke { .. } | Self::Recall(_) | Self::Changed(_) => None,
+        }
+    }
+}

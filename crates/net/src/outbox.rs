@@ -1,0 +1,198 @@
+//! What is to be sent, in which order, and what of it may go now. It does no I/O.
+//!
+//! A message with a large payload is announced, and its payload flows in pieces once the peer has granted it; meanwhile
+//! messages about other requests go past it.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::mem;
+
+use bytes::BytesMut;
+
+use crate::error::NetError;
+use crate::frame::{self, Header};
+use crate::limits::{ANNOUNCED_MAX, PIECE_BYTES, Terms};
+
+/// So much is handed out at once.
+const FLIGHT_BYTES: usize = 256 << 10;
+
+/// Pieces are put behind what is ready only while that is less: a message that comes now waits for no more.
+const PUMP_BYTES: usize = 2 * PIECE_BYTES;
+
+pub(crate) struct Outbox {
+    /// What the peer takes.
+    terms: Terms,
+    /// Frames, in the order they go.
+    ready: BytesMut,
+    /// `ready` has grown long: its memory is given back once it is empty.
+    grown: bool,
+    announced: BTreeMap<u32, Transfer>,
+    /// Those of `announced` that are granted, in turn.
+    granted: VecDeque<u32>,
+    /// What must not overtake something announced, and what cannot be announced yet; in order.
+    held: VecDeque<Held>,
+    held_requests: HashSet<u64>,
+    /// Bytes in `announced` and `held`.
+    apart: usize,
+    number: u32,
+    order: u64,
+}
+
+struct Transfer {
+    order: u64,
+    request: Option<u64>,
+    payload: Vec<u8>,
+    sent: usize,
+    granted: bool,
+}
+
+struct Held {
+    order: u64,
+    request: Option<u64>,
+    head: Vec<u8>,
+    payload: Vec<u8>,
+}
+
+impl Held {
+    fn bytes(&self) -> usize {
+        self.head.len() + self.payload.len()
+    }
+}
+
+impl Outbox {
+    pub(crate) fn new(terms: Terms) -> Self {
+        Self {
+            terms,
+            ready: BytesMut::new(),
+            grown: false,
+            announced: BTreeMap::new(),
+            granted: VecDeque::new(),
+            held: VecDeque::new(),
+            held_requests: HashSet::new(),
+            apart: 0,
+            number: 0,
+            order: 0,
+        }
+    }
+
+    /// Nothing of it is to be sent any more.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::new(self.terms);
+    }
+
+    /// Bytes that have not been handed out.
+    pub(crate) fn bytes(&self) -> usize {
+        self.ready.len() + self.apart
+    }
+
+    /// A message about `request`, encoded without its payload.
+    ///
+    /// # Errors
+    /// [`NetError::TooLong`]: the peer would not take it.
+    pub(crate) fn message(
+        &mut self,
+        request: Option<u64>,
+        head: &[u8],
+        payload: Vec<u8>,
+    ) -> Result<(), NetError> {
+        let large = payload.len() > self.terms.eager_bytes as usize;
+        let head_max = self.terms.head_bytes(large);
+        for (bytes, max) in [(head.len(), head_max), (payload.len(), self.terms.payload_bytes as usize)] {
+            if bytes > max {
+                return Err(NetError::TooLong { bytes, max });
+            }
+        }
+        self.order += 1;
+        self.place(self.order, request, head, payload);
+        Ok(())
+    }
+
+    pub(crate) fn control(&mut self, header: Header) {
+        self.put(header, [&[], &[]]);
+    }
+
+    /// The peer has room for an announced payload.
+    pub(crate) fn grant(&mut self, number: u32) -> Result<(), NetError> {
+        let transfer = self.announced.get_mut(&number).filter(|transfer| !transfer.granted);
+        transfer.ok_or(NetError::Protocol("it granted what was not announced"))?.granted = true;
+        self.granted.push_back(number);
+        Ok(())
+    }
+
+    /// What goes next, if anything: everything that is ready up to a bound, then pieces.
+    pub(crate) fn take(&mut self) -> Option<BytesMut> {
+        while self.ready.len() < PUMP_BYTES {
+            let Some(number) = self.granted.pop_front() else { break };
+            self.piece(number);
+        }
+        if self.ready.is_empty() {
+            return None;
+        }
+        let taken = self.ready.split_to(self.ready.len().min(FLIGHT_BYTES));
+        if self.ready.is_empty() && mem::take(&mut self.grown) {
+            self.ready = BytesMut::new();
+        }
+        Some(taken)
+    }
+
+    fn place(&mut self, order: u64, request: Option<u64>, head: &[u8], payload: Vec<u8>) {
+        let large = payload.len() > self.terms.eager_bytes as usize;
+        if self.waits(order, request) || (large && self.announced.len() >= ANNOUNCED_MAX) {
+            let held = Held { order, request, head: head.to_vec(), payload };
+            self.apart += held.bytes();
+            self.held_requests.extend(request);
+            self.held.push_back(held);
+        } else if large {
+            // At most ANNOUNCED_MAX numbers are in use.
+            while self.announced.contains_key(&self.number) {
+                self.number = self.number.wrapping_add(1);
+            }
+            let number = self.number;
+            self.number = number.wrapping_add(1);
+            self.put(Header::Announce { number, length: payload.len() as u32 }, [head, &[]]);
+            self.apart += payload.len();
+            let transfer = Transfer { order, request, payload, sent: 0, granted: false };
+            self.announced.insert(number, transfer);
+        } else {
+            self.put(Header::Message, [head, &payload]);
+        }
+    }
+
+    /// Whether a message must not go before something that was queued before it.
+    fn waits(&self, order: u64, request: Option<u64>) -> bool {
+        let earlier = |transfer: &&Transfer| transfer.order < order;
+        let mut announced = self.announced.values().filter(earlier);
+        match request {
+            None => !self.held.is_empty() || announced.next().is_some(),
+            Some(id) => self.held_requests.contains(&id) || announced.any(|t| t.request == request),
+        }
+    }
+
+    /// The next piece of a granted payload.
+    fn piece(&mut self, number: u32) {
+        let Some(mut transfer) = self.announced.remove(&number) else { return };
+        let end = transfer.payload.len().min(transfer.sent + PIECE_BYTES);
+        self.put(Header::Piece { number }, [&transfer.payload[transfer.sent..end], &[]]);
+        self.apart -= end - transfer.sent;
+        transfer.sent = end;
+        if end < transfer.payload.len() {
+            self.announced.insert(number, transfer);
+            self.granted.push_back(number);
+        } else {
+            self.release();
+        }
+    }
+
+    /// Lets go what was held, unless it must go on waiting.
+    fn release(&mut self) {
+        self.held_requests.clear();
+        for held in mem::take(&mut self.held) {
+            self.apart -= held.bytes();
+            self.place(held.order, held.request, &held.head, held.payload);
+        }
+    }
+
+    fn put(&mut self, header: Header, parts: [&[u8]; 2]) {
+        frame::put(&mut self.ready, header, parts);
+        self.grown |= self.ready.len() > FLIGHT_BYTES;
+    }
+}

@@ -1,0 +1,134 @@
+//! Whether a connection is encrypted and both sides prove who they are.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use thiserror::Error;
+use tokio_rustls::rustls::client::Resumption;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
+use tokio_rustls::rustls::version::TLS13;
+use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
+
+use crate::identity::{Identity, IdentityError};
+
+/// How a side protects its connections.
+#[derive(Clone, Debug)]
+pub enum Security {
+    /// Not at all: whoever reaches a server is believed whatever it says. For trials on one machine.
+    Insecure,
+    /// TLS 1.3, and both sides show certificates of the cluster's authority.
+    Tls(Tls),
+}
+
+/// What TLS needs.
+#[derive(Clone)]
+pub struct Tls {
+    pub(crate) server: Arc<ServerConfig>,
+    pub(crate) client: Arc<ClientConfig>,
+    identity: Identity,
+}
+
+/// Why certificates cannot be used.
+#[derive(Debug, Error)]
+pub enum SecurityError {
+    #[error("{}: {source}; `espalier cluster init` makes such files", path.display())]
+    File { path: PathBuf, source: std::io::Error },
+    #[error("{} has no {expected} in PEM form: {detail}", path.display())]
+    Pem { path: PathBuf, expected: &'static str, detail: String },
+    #[error("{} is no certificate of an authority: give the cluster's ca.pem ({detail})", path.display())]
+    Authority { path: PathBuf, detail: String },
+    #[error("{}: {source}", path.display())]
+    Identity { path: PathBuf, source: IdentityError },
+    #[error(
+        "{} and {} do not belong together, or cannot be used: give the certificate and the key that were made with it ({source})",
+        certificate.display(), key.display()
+    )]
+    Pair { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+}
+
+impl Security {
+    /// TLS with what is in these PEM files: the certificate of the cluster's authority, this side's certificate (and any
+    /// between the two), and its key.
+    pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Self, SecurityError> {
+        let mut roots = RootCertStore::empty();
+        for root in certificates(authority)? {
+            let path = authority.to_path_buf();
+            roots.add(root).map_err(|e| SecurityError::Authority { path, detail: e.to_string() })?;
+        }
+        let chain = certificates(certificate)?;
+        let own = chain.first().map_or(Err(IdentityError::Unreadable), Identity::of);
+        let identity =
+            own.map_err(|source| SecurityError::Identity { path: certificate.to_path_buf(), source })?;
+        let expected = "private key";
+        let secret =
+            PrivateKeyDer::from_pem_file(key).map_err(|error| SecurityError::pem(key, expected, error))?;
+        let (server, client) = configurations(roots, chain, secret).map_err(|source| {
+            SecurityError::Pair { certificate: certificate.to_path_buf(), key: key.to_path_buf(), source }
+        })?;
+        Ok(Self::Tls(Tls { server: Arc::new(server), client: Arc::new(client), identity }))
+    }
+
+    /// Who this side is; `None` if it need not say.
+    pub fn identity(&self) -> Option<&Identity> {
+        match self {
+            Self::Insecure => None,
+            Self::Tls(tls) => Some(&tls.identity),
+        }
+    }
+}
+
+fn configurations(
+    roots: RootCertStore,
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<(ServerConfig, ClientConfig), rustls::Error> {
+    let provider = Arc::new(ring::default_provider());
+    let roots = Arc::new(roots);
+    let clients = WebPkiClientVerifier::builder_with_provider(Arc::clone(&roots), Arc::clone(&provider))
+        .build()
+        .map_err(|error| rustls::Error::General(error.to_string()))?;
+    let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&TLS13])?
+        .with_client_cert_verifier(clients)
+        .with_single_cert(chain.clone(), key.clone_key())?;
+    let mut client = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&TLS13])?
+        .with_root_certificates(roots)
+        .with_client_auth_cert(chain, key)?;
+    // Connections are few and last long: each proves anew who is there.
+    server.send_tls13_tickets = 0;
+    server.session_storage = Arc::new(NoServerSessionStorage {});
+    client.resumption = Resumption::disabled();
+    Ok((server, client))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, SecurityError> {
+    let expected = "certificate";
+    let read = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|error| SecurityError::pem(path, expected, error))?;
+    if read.is_empty() {
+        return Err(SecurityError::pem(path, expected, pem::Error::NoItemsFound));
+    }
+    Ok(read)
+}
+
+impl SecurityError {
+    fn pem(path: &Path, expected: &'static str, error: pem::Error) -> Self {
+        let path = path.to_path_buf();
+        match error {
+            pem::Error::Io(source) => Self::File { path, source },
+            other => Self::Pem { path, expected, detail: other.to_string() },
+        }
+    }
+}
+
+impl fmt::Debug for Tls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tls").field("identity", &self.identity).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,107 @@
+//! The side of a connection that sends.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::connection::Counts;
+use crate::error::NetError;
+use crate::link::Link;
+use crate::message::Message;
+
+thread_local! {
+    /// Where messages are encoded before the connection's lock is taken.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A thread keeps so much memory to encode messages in.
+const SCRATCH_BYTES: usize = 64 << 10;
+
+/// Sends messages. Any thread may use it, and no method but [`Sender::close`] waits for anything.
+pub struct Sender<Out> {
+    pub(crate) link: Arc<Link>,
+    messages: PhantomData<fn(Out)>,
+}
+
+impl<Out: Message> Sender<Out> {
+    pub(crate) fn new(link: Arc<Link>) -> Self {
+        Self { link, messages: PhantomData }
+    }
+
+    /// Queues a message and writes all that is queued.
+    ///
+    /// # Errors
+    /// As [`Sender::queue`] and [`Sender::flush`].
+    pub fn send(&self, message: Out) -> Result<(), NetError> {
+        self.queue(message)?;
+        self.flush()
+    }
+
+    /// Queues a message; a [`Sender::flush`] after it sends it.
+    ///
+    /// # Errors
+    /// [`NetError::TooLong`]: it was not queued, but others can be. [`NetError::SlowPeer`]: this was more than may wait for
+    /// the peer, and the connection has ended. Otherwise why it had ended before.
+    pub fn queue(&self, mut message: Out) -> Result<(), NetError> {
+        let request = message.request();
+        let payload = message.payload().map(mem::take).unwrap_or_default();
+        let mut scratch = SCRATCH.take();
+        scratch.clear();
+        let head = postcard::to_extend(&message, scratch)
+            .map_err(|_| NetError::Protocol("this side cannot encode a message"))?;
+        let queued = self.link.message(request, &head, payload);
+        if head.capacity() <= SCRATCH_BYTES {
+            SCRATCH.set(head);
+        }
+        queued?;
+        self.link.counters.messages_sent.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes what is queued, as much as the socket takes now; the rest follows by itself. If another thread is writing,
+    /// that one does it.
+    ///
+    /// # Errors
+    /// Why the connection has ended.
+    pub fn flush(&self) -> Result<(), NetError> {
+        self.link.flush()
+    }
+
+    /// Bytes that wait for the peer to read. One that serves a peer can put off what would add to them.
+    pub fn unsent(&self) -> usize {
+        self.link.unsent()
+    }
+
+    /// Waits until all that is queued has been written, and tells the peer that no more comes; large payloads need the
+    /// [`crate::Receiver`] to be at work. What the peer sends is still received.
+    ///
+    /// # Errors
+    /// Why the connection has ended.
+    pub async fn close(&self) -> Result<(), NetError> {
+        self.link.close().await
+    }
+
+    /// Ends the connection at once. What is queued is lost.
+    pub fn end(&self) {
+        self.link.end(NetError::Dropped);
+    }
+
+    pub fn counts(&self) -> Counts {
+        Counts::of(&self.link.counters)
+    }
+}
+
+impl<Out> Clone for Sender<Out> {
+    fn clone(&self) -> Self {
+        Self { link: Arc::clone(&self.link), messages: PhantomData }
+    }
+}
+
+impl<Out> fmt::Debug for Sender<Out> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").finish_non_exhaustive()
+    }
+}

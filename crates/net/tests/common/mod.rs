@@ -1,0 +1,107 @@
+//! Both ends of connections over loopback.
+#![allow(dead_code)]
+
+use std::future::Future;
+use std::time::Duration;
+
+use espalier_net::{
+    Acceptor, ConnectError, Connection, Limits, Message, NetError, Receiver, Security, connect,
+};
+use espalier_proto::{
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Welcome,
+};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+pub type Server = Connection<FromClient, FromServer>;
+pub type Client = Connection<FromServer, FromClient>;
+
+/// Nothing here takes so long, unless it hangs.
+pub async fn within<T>(what: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(120), what).await.expect("it hangs")
+}
+
+pub fn hello() -> Hello {
+    Hello { cluster: ClusterId([7; 16]), client: ClientId(3), incarnation: None }
+}
+
+pub fn welcome() -> Welcome {
+    Welcome { incarnation: 5, resumed: false, window: 32, session_ms: 60_000 }
+}
+
+/// Two ends that have agreed.
+pub async fn pair(server: (Security, Limits), client: (Security, Limits)) -> (Server, Client) {
+    let listener = TcpListener::bind("localhost:0").await.unwrap();
+    let address = format!("localhost:{}", listener.local_addr().unwrap().port());
+    let serving = tokio::spawn(async move {
+        let (socket, _) = listener.accept().await.unwrap();
+        let incoming = Acceptor::new(server.0, server.1).accept(socket).await.unwrap();
+        assert_eq!(incoming.hello(), &hello());
+        incoming.welcome(welcome()).await.unwrap()
+    });
+    let connected: Result<(Welcome, Client), ConnectError> =
+        connect(&address, &client.0, &client.1, hello()).await;
+    let (welcomed, client) = connected.unwrap();
+    assert_eq!(welcomed, welcome());
+    (serving.await.unwrap(), client)
+}
+
+pub async fn plain() -> (Server, Client) {
+    pair((Security::Insecure, Limits::default()), (Security::Insecure, Limits::default())).await
+}
+
+/// A request with a payload.
+pub fn write(id: u64, data: Vec<u8>) -> FromClient {
+    let request = Request::Write { ino: Ino(9), offset: id, data, kill_suid_gid: false };
+    request_of(id, request)
+}
+
+/// A request without one.
+pub fn stat(id: u64) -> FromClient {
+    request_of(id, Request::GetAttr { ino: Ino(id) })
+}
+
+fn request_of(id: u64, request: Request) -> FromClient {
+    let caller = Caller { uid: 1, gid: 2, pid: 3, groups: Default::default() };
+    FromClient::Request { id: RequestId(id), below: RequestId(0), caller, request }
+}
+
+pub fn bytes(id: u64, data: Vec<u8>) -> FromServer {
+    FromServer::Reply { id: RequestId(id), lease_ms: 0, result: Ok(Reply::Bytes(data)) }
+}
+
+/// A side that receives all the time, as connections must.
+pub struct Heard<In> {
+    messages: mpsc::UnboundedReceiver<In>,
+    /// Why the connection ended.
+    pub ended: JoinHandle<NetError>,
+}
+
+impl<In: Message> Heard<In> {
+    pub fn new(mut receiver: Receiver<In>) -> Self {
+        let (to, messages) = mpsc::unbounded_channel();
+        let ended = tokio::spawn(async move {
+            let mut batch = Vec::new();
+            loop {
+                if let Err(error) = receiver.next(&mut batch).await {
+                    return error;
+                }
+                batch.drain(..).for_each(|message| drop(to.send(message)));
+            }
+        });
+        Self { messages, ended }
+    }
+
+    pub async fn next(&mut self) -> In {
+        match within(self.messages.recv()).await {
+            Some(message) => message,
+            None => panic!("the connection has ended: {}", (&mut self.ended).await.unwrap()),
+        }
+    }
+}
+
+/// Bytes that are all different from their neighbours.
+pub fn pattern(length: usize) -> Vec<u8> {
+    (0..length).map(|n| (n * 31 + n / 251) as u8).collect()
+}

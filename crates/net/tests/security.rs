@@ -1,0 +1,289 @@
+//! Who may talk to whom, and what those are told who may not.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use common::{Client, Heard, Server, bytes, hello, pair, pattern, welcome, within, write};
+use espalier_net::pki::{Authority, Validity};
+use espalier_net::{
+    AcceptError, Acceptor, ConnectError, Identity, Limits, Reason, Refusal, Security, connect,
+};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+struct Cluster {
+    dir: TempDir,
+    authority: Authority,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let authority = Authority::create(dir.path(), Validity::years(1)).unwrap();
+        Self { dir, authority }
+    }
+
+    fn server(&self) -> Security {
+        self.server_for("localhost", Validity::years(1))
+    }
+
+    fn server_for(&self, host: &str, validity: Validity) -> Security {
+        let identity = Identity::server("s1").unwrap();
+        self.load(self.authority.issue_server(&identity, &[host.to_owned()], validity).unwrap())
+    }
+
+    fn client(&self, name: &str) -> Security {
+        self.client_for(name, Validity::years(1))
+    }
+
+    fn client_for(&self, name: &str, validity: Validity) -> Security {
+        self.load(self.authority.issue_client(&Identity::client(name).unwrap(), validity).unwrap())
+    }
+
+    fn load(&self, issued: espalier_net::pki::Issued) -> Security {
+        let dir = TempDir::new().unwrap();
+        let (certificate, key) = (dir.path().join("c.pem"), dir.path().join("c.key"));
+        issued.write(&certificate, &key).unwrap();
+        Security::load(&self.dir.path().join("ca.pem"), &certificate, &key).unwrap()
+    }
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+fn expired() -> Validity {
+    Validity { from: SystemTime::now() - 3 * DAY, until: SystemTime::now() - DAY }
+}
+
+fn not_yet() -> Validity {
+    Validity { from: SystemTime::now() + DAY, until: SystemTime::now() + 3 * DAY }
+}
+
+/// What both sides say when a client tries to connect.
+async fn attempt(
+    server: Security,
+    client: Security,
+) -> (Result<Server, AcceptError>, Result<Client, ConnectError>) {
+    let listener = TcpListener::bind("localhost:0").await.unwrap();
+    let address = format!("localhost:{}", listener.local_addr().unwrap().port());
+    let serving = async {
+        let (socket, _) = listener.accept().await.unwrap();
+        let incoming = Acceptor::new(server, Limits::default()).accept(socket).await?;
+        Ok(incoming.welcome(welcome()).await.unwrap())
+    };
+    let limits = Limits::default();
+    let connecting =
+        async { connect(&address, &client, &limits, hello()).await.map(|(_, client): (_, Client)| client) };
+    within(async { tokio::join!(serving, connecting) }).await
+}
+
+#[tokio::test]
+async fn messages_go_over_tls() {
+    let cluster = Cluster::new();
+    let limits = Limits::default();
+    let (server, client) =
+        pair((cluster.server(), limits.clone()), (cluster.client("alice"), limits.clone())).await;
+    let (mut asked, mut answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
+    for length in [0, 1, 16_384, 16_385, 65_536, 1_000_000, 4_194_304] {
+        client.sender.send(write(1, pattern(length))).unwrap();
+        server.sender.send(bytes(1, pattern(length))).unwrap();
+        assert!(asked.next().await == write(1, pattern(length)), "{length}");
+        assert!(answered.next().await == bytes(1, pattern(length)), "{length}");
+    }
+    client.sender.close().await.unwrap();
+    assert!(matches!(within(asked.ended).await.unwrap(), espalier_net::NetError::Closed));
+}
+
+#[tokio::test]
+async fn a_server_knows_who_connects() {
+    let cluster = Cluster::new();
+    for (security, expected) in [
+        (cluster.client("alice"), Identity::Client("alice".into())),
+        (cluster.server(), Identity::Server("s1".into())),
+    ] {
+        assert_eq!(security.identity(), Some(&expected));
+        let listener = TcpListener::bind("localhost:0").await.unwrap();
+        let address = format!("localhost:{}", listener.local_addr().unwrap().port());
+        let connecting = tokio::spawn(async move {
+            let connected: Result<(_, Client), _> =
+                connect(&address, &security, &Limits::default(), hello()).await;
+            connected.unwrap_err()
+        });
+        let (socket, _) = listener.accept().await.unwrap();
+        let acceptor = Acceptor::new(cluster.server(), Limits::default());
+        let incoming = acceptor.accept(socket).await.unwrap();
+        assert_eq!(incoming.identity(), Some(&expected));
+        let refusal = Refusal::new(Reason::Full, "no room: come back later");
+        incoming.refuse(refusal.clone()).await;
+        match within(connecting).await.unwrap() {
+            ConnectError::Refused { refusal: told, .. } => assert_eq!(told, refusal),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_authority_is_found_again() {
+    let cluster = Cluster::new();
+    let authority = Authority::load(cluster.dir.path()).unwrap();
+    let issued = authority.issue_client(&Identity::client("bob").unwrap(), Validity::years(1)).unwrap();
+    let (server, client) = attempt(cluster.server(), cluster.load(issued)).await;
+    assert!(server.is_ok() && client.is_ok());
+    let mode = |name: &str| cluster.dir.path().join(name).metadata().unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode("ca.key"), 0o600);
+    let again = Authority::create(cluster.dir.path(), Validity::years(1)).unwrap_err();
+    assert!(again.to_string().contains("ca.key is there already"), "{again}");
+    let other = Cluster::new();
+    std::fs::copy(other.dir.path().join("ca.pem"), cluster.dir.path().join("ca.pem")).unwrap();
+    assert!(Authority::load(cluster.dir.path()).unwrap_err().to_string().contains("do not belong together"));
+}
+
+#[tokio::test]
+async fn certificates_of_another_authority() {
+    let (ours, theirs) = (Cluster::new(), Cluster::new());
+    let (server, client) = attempt(ours.server(), theirs.client("alice")).await;
+    assert!(matches!(client.unwrap_err(), ConnectError::UnknownAuthority { .. }));
+    server.unwrap_err();
+
+    // One who trusts the server, but is of another cluster.
+    let stranger = Authority::create(TempDir::new().unwrap().path(), Validity::years(1)).unwrap();
+    let issued = stranger.issue_client(&Identity::client("alice").unwrap(), Validity::years(1)).unwrap();
+    let (server, client) = attempt(ours.server(), ours.load(issued)).await;
+    assert!(matches!(server.unwrap_err(), AcceptError::Certificate(_)));
+    let told = client.unwrap_err();
+    assert!(matches!(told, ConnectError::OwnAuthority { .. }), "{told}");
+}
+
+#[tokio::test]
+async fn certificates_out_of_their_time() {
+    let cluster = Cluster::new();
+    for validity in [expired(), not_yet()] {
+        let (server, client) =
+            attempt(cluster.server_for("localhost", validity), cluster.client("alice")).await;
+        let told = client.unwrap_err();
+        assert!(matches!(told, ConnectError::CertificateTime { .. }), "{told}");
+        server.unwrap_err();
+        let (server, client) = attempt(cluster.server(), cluster.client_for("alice", validity)).await;
+        assert!(matches!(server.unwrap_err(), AcceptError::Certificate(_)));
+        let told = client.unwrap_err();
+        assert!(matches!(told, ConnectError::OwnTime { .. }), "{told}");
+    }
+}
+
+#[tokio::test]
+async fn certificates_for_something_else() {
+    let cluster = Cluster::new();
+    let (server, client) = attempt(cluster.client("mallory"), cluster.client("alice")).await;
+    let told = client.unwrap_err();
+    assert!(matches!(told, ConnectError::NotAServer { .. } | ConnectError::CertificateName { .. }), "{told}");
+    server.unwrap_err();
+    // Nor if it names the host.
+    let named = rcgen_client(&cluster);
+    let (server, client) = attempt(named, cluster.client("alice")).await;
+    let told = client.unwrap_err();
+    assert!(matches!(told, ConnectError::NotAServer { .. }), "{told}");
+    server.unwrap_err();
+    let elsewhere = cluster.server_for("files.example.com", Validity::years(1));
+    let (server, client) = attempt(elsewhere, cluster.client("alice")).await;
+    let told = client.unwrap_err();
+    assert!(matches!(told, ConnectError::CertificateName { .. }), "{told}");
+    server.unwrap_err();
+}
+
+/// A certificate for clients that has the name of a host, as a careless authority may issue it.
+fn rcgen_client(cluster: &Cluster) -> Security {
+    let pem = std::fs::read_to_string(cluster.dir.path().join("ca.key")).unwrap();
+    let authority = rcgen::KeyPair::from_pem(&pem).unwrap();
+    let mut names = rcgen::CertificateParams::default();
+    let id: String = names.key_identifier(&authority).iter().take(8).map(|b| format!("{b:02x}")).collect();
+    names.distinguished_name.push(rcgen::DnType::CommonName, format!("Espalier authority {id}"));
+    let issuer = rcgen::Issuer::new(names, authority);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let hosts = ["mallory.client.espalier.internal", "localhost"].map(str::to_owned);
+    let mut params = rcgen::CertificateParams::new(hosts).unwrap();
+    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let certificate = params.signed_by(&key, &issuer).unwrap().pem();
+    cluster.load(espalier_net::pki::Issued { certificate, key: key.serialize_pem() })
+}
+
+#[tokio::test]
+async fn one_side_without_tls() {
+    let cluster = Cluster::new();
+    let (server, client) = attempt(cluster.server(), Security::Insecure).await;
+    assert!(matches!(server.unwrap_err(), AcceptError::NoTls));
+    match client.unwrap_err() {
+        ConnectError::Refused { refusal, .. } => assert_eq!(refusal.reason, Reason::NoTls),
+        other => panic!("{other}"),
+    }
+    let (server, client) = attempt(Security::Insecure, cluster.client("alice")).await;
+    assert!(matches!(server.unwrap_err(), AcceptError::Tls));
+    let told = client.unwrap_err();
+    assert!(matches!(told, ConnectError::NoTls { .. }), "{told}");
+}
+
+#[tokio::test]
+async fn a_browser_is_told() {
+    for security in [Security::Insecure, Cluster::new().server()] {
+        let listener = TcpListener::bind("localhost:0").await.unwrap();
+        let mut browser = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        browser.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
+        let (socket, _) = listener.accept().await.unwrap();
+        let acceptor = Acceptor::new(security, Limits::default());
+        let (accepted, told) = within(async {
+            let mut told = Vec::new();
+            tokio::join!(acceptor.accept(socket), async {
+                browser.read_to_end(&mut told).await.unwrap();
+                drop(browser);
+                told
+            })
+        })
+        .await;
+        assert!(matches!(accepted.unwrap_err(), AcceptError::Foreign));
+        assert!(String::from_utf8_lossy(&told).contains("Espalier"), "{told:?}");
+    }
+}
+
+#[test]
+fn files_that_cannot_be_used() {
+    let cluster = Cluster::new();
+    let dir = cluster.dir.path();
+    let issued = |name: &str| {
+        let identity = Identity::client(name).unwrap();
+        let issued = cluster.authority.issue_client(&identity, Validity::years(1)).unwrap();
+        let paths = (dir.join(format!("{name}.pem")), dir.join(format!("{name}.key")));
+        issued.write(&paths.0, &paths.1).unwrap();
+        paths
+    };
+    let (alice, alice_key) = issued("alice");
+    let (_, bob_key) = issued("bob");
+    let ca = dir.join("ca.pem");
+    let told = |authority: &Path, certificate: &Path, key: &Path| {
+        Security::load(authority, certificate, key).unwrap_err().to_string()
+    };
+    let missing = dir.join("missing.pem");
+    assert!(told(&missing, &alice, &alice_key).contains("missing.pem: No such file"));
+    assert!(told(&ca, &alice, &bob_key).contains("do not belong together"));
+    assert!(told(&ca, &alice_key, &alice_key).contains("alice.key has no certificate"));
+    assert!(told(&ca, &alice, &alice).contains("alice.pem has no private key"));
+    assert!(told(&ca, &ca, &dir.join("ca.key")).contains("ca.pem: the certificate has no name"));
+}
+
+#[test]
+fn names_that_stand_for_nobody() {
+    for name in ["", "Alice", "a.b", "-a", "a-", "a b", &"a".repeat(64)] {
+        assert!(Identity::client(name).is_err(), "{name}");
+        assert!(Identity::server(name).is_err(), "{name}");
+    }
+    let cluster = Cluster::new();
+    let identity = Identity::server("s1").unwrap();
+    for host in ["", "a b", "x.client.espalier.internal", "*.example.com"] {
+        let issued = cluster.authority.issue_server(&identity, &[host.to_owned()], Validity::years(1));
+        assert!(issued.is_err(), "{host}");
+    }
+    let hosts = ["10.0.0.1", "::1", "files.example.com"].map(str::to_owned);
+    cluster.authority.issue_server(&identity, &hosts, Validity::years(1)).unwrap();
+}

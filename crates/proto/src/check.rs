@@ -1,0 +1,107 @@
+//! What no client asks for that means well: requests come from other machines, too.
+
+use crate::{Access, AllocateMode, CopyTree, Errno, NewNode, RenameFlags, Request, StreamIo, mode};
+
+/// The kernel asks for no more at once, and no less is enough for anybody.
+const MAX_IO_BYTES: usize = 4 << 20;
+const MAX_ENTRIES: u32 = 1 << 16;
+/// With its NUL a path has 4,096 bytes.
+const MAX_TARGET_BYTES: usize = 4095;
+/// Linux's own limits.
+const MAX_XATTR_NAME: usize = 255;
+const MAX_XATTR_VALUE: usize = 65536;
+/// Inodes in one request.
+const MAX_INODES: usize = 4096;
+
+impl Request {
+    /// Whether a client may ask this at all; what the operation itself checks is not looked at.
+    ///
+    /// # Errors
+    /// `EINVAL` for what is out of all bounds; `E2BIG`, `ERANGE`, `ENAMETOOLONG` and `EOPNOTSUPP` as the system calls have
+    /// them.
+    pub fn check(&self) -> Result<(), Errno> {
+        let require = |holds: bool, errno| if holds { Ok(()) } else { Err(errno) };
+        let perm = |bits: u32| require(bits & !mode::PERMISSIONS == 0, Errno::EINVAL);
+        let named = |name: &[u8]| {
+            require(name.len() <= MAX_XATTR_NAME, Errno::ERANGE)?;
+            require(!name.is_empty() && !name.contains(&0), Errno::EINVAL)
+        };
+        match self {
+            // The server's own.
+            Self::Sweep | Self::Forget { .. } => Err(Errno::EINVAL),
+            Self::Create { node, perm: bits, .. } => {
+                perm(*bits)?;
+                let NewNode::Symlink(target) = node else { return Ok(()) };
+                require(target.len() <= MAX_TARGET_BYTES, Errno::ENAMETOOLONG)?;
+                require(!target.is_empty() && !target.contains(&0), Errno::EINVAL)
+            }
+            Self::TmpFile { perm: bits, .. } => perm(*bits),
+            Self::SetAttr { set, .. } => set.perm.map_or(Ok(()), perm),
+            Self::Rename { flags, .. } => {
+                require(RenameFlags::from_bits(flags.bits()).is_some(), Errno::EINVAL)
+            }
+            Self::Read { size, .. } => require(*size as usize <= MAX_IO_BYTES, Errno::EINVAL),
+            Self::Write { data, .. } => require(data.len() <= MAX_IO_BYTES, Errno::EINVAL),
+            Self::Allocate { mode, .. } => known(*mode),
+            Self::ReadDir { limit, .. } => require(*limit <= MAX_ENTRIES, Errno::EINVAL),
+            Self::SetXattr { name, value, .. } => {
+                named(name)?;
+                require(value.len() <= MAX_XATTR_VALUE, Errno::E2BIG)
+            }
+            Self::GetXattr { name, .. } | Self::RemoveXattr { name, .. } => named(name),
+            Self::CopyTree(copy) => require(copy.levels.len() <= CopyTree::MAX_LEVELS, Errno::EINVAL),
+            Self::ForgetAll { inodes } => require(inodes.len() <= MAX_INODES, Errno::EINVAL),
+            Self::Reclaim { held, .. } => require(held.len() <= MAX_INODES, Errno::EINVAL),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether it asks for a change that a read-only client may not make.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Self::Open { how, .. } => how.truncate || how.access.contains(Access::WRITE),
+            Self::SetAttr { .. }
+            | Self::Create { .. }
+            | Self::TmpFile { .. }
+            | Self::Link { .. }
+            | Self::Unlink { .. }
+            | Self::RmDir { .. }
+            | Self::Rename { .. }
+            | Self::Write { .. }
+            | Self::Allocate { .. }
+            | Self::SetXattr { .. }
+            | Self::RemoveXattr { .. }
+            | Self::Extend { .. }
+            | Self::RemoveTree { .. }
+            | Self::CopyTree(_) => true,
+            _ => false,
+        }
+    }
+}
+
+impl StreamIo {
+    /// As [`Request::check`]. `data`: what is to be written.
+    ///
+    /// # Errors
+    /// As [`Request::check`].
+    pub fn check(&self, data: &[u8]) -> Result<(), Errno> {
+        let fits = match self {
+            Self::Read { size, .. } => *size as usize <= MAX_IO_BYTES,
+            Self::Write { .. } => data.len() <= MAX_IO_BYTES,
+            _ => true,
+        };
+        if !fits || (!matches!(self, Self::Write { .. }) && !data.is_empty()) {
+            return Err(Errno::EINVAL);
+        }
+        if let Self::Allocate { mode, .. } = self { known(*mode) } else { Ok(()) }
+    }
+
+    /// Whether it changes the stream.
+    pub fn is_change(&self) -> bool {
+        !matches!(self, Self::Read { .. } | Self::Seek { .. })
+    }
+}
+
+fn known(mode: AllocateMode) -> Result<(), Errno> {
+    AllocateMode::from_bits(mode.bits()).map(|_| ()).ok_or(Errno::EOPNOTSUPP)
+}

@@ -1,0 +1,263 @@
+//! The calls of a door, taken by a server: the client's machine, its link, and the thread-safe rest around them.
+//!
+//! The thread that brings a call sends what it asks of the server; the task that receives the answer leads the call on and
+//! answers it.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use espalier_client::{Answer, Begun, Call, Client, Link, Next};
+use espalier_net::Sender;
+use espalier_proto::{
+    Caller, Errno, FromClient, FromServer, Ino, Reply, Request, RequestId, StreamIo, Welcome,
+};
+
+use crate::calls::{Calls, Door, Outcome};
+use crate::door::FOREVER;
+use crate::groups::groups;
+
+/// A door's end of a session with a server.
+pub struct Remote<D: Door> {
+    inner: Mutex<Inner<D::Ticket>>,
+    door: D,
+}
+
+struct Inner<T> {
+    client: Client,
+    link: Link,
+    /// Calls that wait for the server, by the request's number.
+    parked: HashMap<RequestId, Parked<T>>,
+    sender: Option<Sender<FromClient>>,
+}
+
+struct Parked<T> {
+    /// The door's number of it.
+    call_id: u64,
+    caller: Caller,
+    call: Call<'static>,
+    ticket: T,
+    sent: Instant,
+}
+
+/// What is to be done after the lock is let go.
+struct Work<T> {
+    out: Vec<FromClient>,
+    finished: Vec<(T, Result<Answer, Errno>, Duration)>,
+}
+
+impl<T> Default for Work<T> {
+    fn default() -> Self {
+        Self { out: Vec::new(), finished: Vec::new() }
+    }
+}
+
+impl<D: Door> Remote<D> {
+    pub fn new(door: D) -> Self {
+        let inner =
+            Inner { client: Client::default(), link: Link::default(), parked: HashMap::new(), sender: None };
+        Self { inner: Mutex::new(inner), door }
+    }
+
+    /// The incarnation of the server that the session was last in.
+    pub fn incarnation(&self) -> Option<u64> {
+        self.lock().ok()?.link.incarnation()
+    }
+
+    /// A connection has begun.
+    pub fn connected(&self, welcome: &Welcome, sender: Sender<FromClient>) {
+        let Ok(mut inner) = self.lock() else { return };
+        let mut work = Work::default();
+        inner.sender = Some(sender);
+        let Begun { distrust, lost } = inner.link.connected(welcome, &mut work.out);
+        for id in lost {
+            if let Some(parked) = inner.parked.remove(&id) {
+                work.finished.push((parked.ticket, Err(Errno::EIO), Duration::ZERO));
+            }
+        }
+        if let Some(inos) = distrust {
+            self.door.distrust(&inos);
+        }
+        self.settle(inner, work);
+    }
+
+    pub fn disconnected(&self) {
+        let Ok(mut inner) = self.lock() else { return };
+        inner.sender = None;
+        inner.link.disconnected();
+    }
+
+    /// Comes a few times a second: tells the server what it need not know at once.
+    pub fn tick(&self) {
+        let Ok(mut inner) = self.lock() else { return };
+        let mut work = Work::default();
+        inner.link.tell_forgotten(&mut work.out);
+        self.settle(inner, work);
+    }
+
+    /// Takes what has come from the server.
+    pub fn received(self: &Arc<Self>, messages: impl IntoIterator<Item = FromServer>) {
+        let Ok(mut inner) = self.lock() else { return };
+        let mut work = Work::default();
+        for message in messages {
+            match message {
+                FromServer::Reply { id, lease_ms, result } => {
+                    let lease = Duration::from_millis(lease_ms.into());
+                    self.reply(&mut inner, &mut work, id, lease, result);
+                }
+                FromServer::AskGroups { id, pid } => {
+                    work.out.push(FromClient::Groups { id, groups: groups(pid) });
+                }
+                // What was answered before must have been told before it is revoked.
+                FromServer::Revoke { number, lease } => {
+                    self.settle(inner, std::mem::take(&mut work));
+                    let remote = Arc::clone(self);
+                    self.door.revoke(&lease, move || remote.send(FromClient::Revoked { number }));
+                    let Ok(locked) = self.lock() else { return };
+                    inner = locked;
+                }
+                FromServer::Recall(recalls) => self.door.recall(&recalls),
+                FromServer::Changed(inos) => self.door.changed(&inos),
+            }
+        }
+        self.settle(inner, work);
+    }
+
+    /// Tells the server that this client goes, and waits until that is sent.
+    pub async fn farewell(&self) {
+        let sender = self.lock().ok().and_then(|mut inner| inner.sender.take());
+        if let Some(sender) = sender {
+            let _ = sender.send(FromClient::Goodbye);
+            let _ = sender.close().await;
+        }
+    }
+
+    fn send(&self, message: FromClient) {
+        let sender = self.lock().ok().and_then(|inner| inner.sender.clone());
+        if let Some(sender) = sender {
+            tell(&sender, [message]);
+        }
+    }
+
+    fn reply(
+        &self,
+        inner: &mut Inner<D::Ticket>,
+        work: &mut Work<D::Ticket>,
+        id: RequestId,
+        lease: Duration,
+        result: Result<Reply, Errno>,
+    ) {
+        let parked = inner.parked.remove(&id);
+        inner.link.answered(id, &result, parked.is_some(), &mut work.out);
+        if let Some(Parked { call_id, caller, call, ticket, sent }) = parked {
+            let lease = lease.saturating_sub(sent.elapsed());
+            let next = inner.client.reply(&call, result);
+            advance(inner, work, (call_id, caller, call, ticket), next, lease);
+        }
+    }
+
+    fn settle(&self, inner: MutexGuard<'_, Inner<D::Ticket>>, work: Work<D::Ticket>) {
+        let sender = if work.out.is_empty() { None } else { inner.sender.clone() };
+        drop(inner);
+        if let Some(sender) = sender {
+            tell(&sender, work.out);
+        }
+        for (ticket, result, lease) in work.finished {
+            match result {
+                Ok(Answer::Bytes(bytes)) => self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease),
+                result => self.door.answer(self, ticket, result.map(Outcome::Answer), lease),
+            }
+        }
+    }
+
+    /// Fails after a thread has panicked while it held the machines: what they hold cannot be trusted any more.
+    fn lock(&self) -> Result<MutexGuard<'_, Inner<D::Ticket>>, Errno> {
+        self.inner.lock().map_err(|_| Errno::EIO)
+    }
+}
+
+/// What a lost connection does not take any more is sent again by the next.
+fn tell(sender: &Sender<FromClient>, messages: impl IntoIterator<Item = FromClient>) {
+    let queued = messages.into_iter().try_for_each(|message| sender.queue(message));
+    if let Err(error) = queued.and_then(|()| sender.flush()) {
+        tracing::debug!(%error, "a message to the server was not sent");
+    }
+}
+
+/// Leads a call on until it is finished or must wait.
+fn advance<T>(
+    inner: &mut Inner<T>,
+    work: &mut Work<T>,
+    (call_id, caller, call, ticket): (u64, Caller, Call<'_>, T),
+    next: Next,
+    lease: Duration,
+) {
+    let sent = Instant::now();
+    let id = match next {
+        Next::Answer(result) => return work.finished.push((ticket, result, lease)),
+        Next::Tell(request, answer) => {
+            inner.link.ask(caller, request, &mut work.out);
+            return work.finished.push((ticket, Ok(answer), Duration::ZERO));
+        }
+        Next::Ask(request) => inner.link.ask(caller.clone(), request, &mut work.out),
+        Next::Stream(io) => {
+            let data = match (&call, io) {
+                (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_vec(),
+                _ => Vec::new(),
+            };
+            inner.link.stream(io, data, &mut work.out)
+        }
+    };
+    inner.parked.insert(id, Parked { call_id, caller, call: call.into_owned(), ticket, sent });
+}
+
+impl<D: Door> Calls<D> for Remote<D> {
+    fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
+        let mut inner = match self.lock() {
+            Ok(inner) => inner,
+            Err(errno) => return self.door.answer(self, ticket, Err(errno), Duration::ZERO),
+        };
+        let mut work = Work::default();
+        let next = inner.client.start(&call);
+        advance(&mut inner, &mut work, (id, caller, call, ticket), next, FOREVER);
+        self.settle(inner, work);
+    }
+
+    fn forget(&self, requests: impl IntoIterator<Item = Request>) {
+        let Ok(mut inner) = self.lock() else { return };
+        let mut work = Work::default();
+        for request in requests {
+            if let Request::Forget { ino, lookups } = request {
+                inner.link.forget(ino, lookups, &mut work.out);
+            }
+        }
+        self.settle(inner, work);
+    }
+
+    /// While there is no connection nobody can say when an answer would come.
+    fn interrupt(&self, call_id: u64) {
+        let Ok(mut inner) = self.lock() else { return };
+        let mut work = Work::default();
+        let id = inner.parked.iter().find(|(_, parked)| parked.call_id == call_id).map(|(id, _)| *id);
+        if let Some(id) = id
+            && !inner.link.cancel(id, &mut work.out)
+            && let Some(parked) = inner.parked.remove(&id)
+        {
+            work.finished.push((parked.ticket, Err(Errno::EINTR), Duration::ZERO));
+        }
+        self.settle(inner, work);
+    }
+
+    fn stream_file(&self, _: Ino) -> Option<Arc<File>> {
+        None
+    }
+
+    fn pass_through(&self) {}
+
+    fn without_passthrough(&self, _: Ino) {}
+
+    fn door(&self) -> &D {
+        &self.door
+    }
+}

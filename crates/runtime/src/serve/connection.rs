@@ -1,0 +1,128 @@
+//! One client's connection, from its first byte to its last.
+
+use std::hash::Hasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
+use espalier_proto::{ClientId, ClusterId, Hello, Welcome};
+use siphasher::sip::SipHasher24;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::machine::{Origin, Server};
+use super::rights::Access;
+
+/// A client may have so many requests unanswered.
+const WINDOW: u32 = 1024;
+/// After the listening socket has failed, for want of descriptors usually.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What all connections of a server share.
+pub struct Gate {
+    pub server: Arc<Server>,
+    pub acceptor: Acceptor,
+    pub cluster: ClusterId,
+    pub incarnation: u64,
+    pub session_ms: u32,
+    pub access: Access,
+    /// At most so many connections at a time.
+    pub max_connections: usize,
+    /// Hashes a client's identity and the number it gives itself: nobody can find another's session.
+    pub secret: [u8; 16],
+    pub open: AtomicUsize,
+}
+
+/// Accepts connections for ever.
+pub async fn accept(gate: Arc<Gate>, listener: TcpListener) {
+    loop {
+        match listener.accept().await {
+            Ok((socket, _)) => {
+                let gate = Arc::clone(&gate);
+                tokio::spawn(async move {
+                    let open = gate.open.fetch_add(1, Ordering::Relaxed);
+                    let is_full = open >= gate.max_connections;
+                    gate.serve(socket, is_full).await;
+                    gate.open.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection; going on");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+impl Gate {
+    async fn serve(&self, socket: TcpStream, is_full: bool) {
+        let peer = socket.peer_addr().map_or_else(|_| "?".into(), |address| address.to_string());
+        let incoming = match self.acceptor.accept(socket).await {
+            Ok(incoming) => incoming,
+            Err(error) => return tracing::warn!(peer, %error, "a connection was not accepted"),
+        };
+        let refusal = if is_full {
+            Some(Refusal::new(Reason::Full, "the server has as many clients as it may: try again later"))
+        } else {
+            self.refusal(incoming.hello())
+        };
+        if let Some(refusal) = refusal {
+            tracing::warn!(peer, %refusal, "a client was refused");
+            incoming.refuse(refusal).await;
+            return;
+        }
+        if let Err(error) = self.converse(incoming, &peer).await {
+            tracing::info!(peer, %error, "a connection has ended");
+        }
+    }
+
+    fn refusal(&self, hello: &Hello) -> Option<Refusal> {
+        (hello.cluster != self.cluster && hello.cluster != ClusterId::ANY)
+            .then(|| Refusal::new(Reason::Cluster, "this server is one of another cluster"))
+    }
+
+    async fn converse(
+        &self,
+        incoming: Incoming,
+        peer: &str,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let rights = match self.access.of(incoming.identity()) {
+            Ok(rights) => Arc::new(rights),
+            Err(text) => {
+                tracing::warn!(peer, "a client was refused: {text}");
+                incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+                return Ok(());
+            }
+        };
+        let client = self.client(incoming.identity(), incoming.hello().client);
+        let known = incoming.hello().incarnation == Some(self.incarnation);
+        let resumed = self.server.connect(client).await?;
+        let welcome =
+            Welcome { incarnation: self.incarnation, resumed, window: WINDOW, session_ms: self.session_ms };
+        let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
+        let connection = self.server.attach(client, sender.clone());
+        let origin = Origin { client, rights, connection };
+        tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
+        let mut batch = Vec::new();
+        let ended = loop {
+            match receiver.next(&mut batch).await {
+                Ok(_) => {}
+                Err(error) => break Err(error.into()),
+            }
+            if let Err(fault) = self.server.received(&origin, &mut batch) {
+                break Err(fault.into());
+            }
+        };
+        sender.end();
+        self.server.detach(&origin);
+        ended
+    }
+
+    fn client(&self, identity: Option<&Identity>, given: ClientId) -> ClientId {
+        let mut hasher = SipHasher24::new_with_key(&self.secret);
+        hasher.write(identity.map(ToString::to_string).unwrap_or_default().as_bytes());
+        hasher.write_u64(given.0);
+        // 1 is the embedded mount's.
+        ClientId(hasher.finish().max(2))
+    }
+}

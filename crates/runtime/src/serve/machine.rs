@@ -1,0 +1,427 @@
+//! The metadata machine of a server, and who is connected to it.
+//!
+//! The thread that has received a batch of messages runs the machine for it, does the I/O that follows, and sends what is
+//! answered. Only what takes as long as a disk's sync goes to the background, for others share the thread.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use espalier_client::Answer;
+use espalier_meta::{Answered, Connected, Input, Io, IoDone, IoId, Meta, Now, Outbox};
+use espalier_net::Sender;
+use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Reply, RequestId, StreamIo};
+use tokio::sync::oneshot;
+
+use super::rights::Rights;
+use crate::clock;
+use crate::disk::Disk;
+use crate::errands::{Background, Errands};
+use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
+
+/// A server's machine. See the module's description.
+pub struct Server {
+    inner: Mutex<Inner>,
+    pub errands: Errands,
+}
+
+struct Inner {
+    meta: Meta,
+    peers: HashMap<ClientId, Peer>,
+    /// Of requests that have not been answered.
+    spans: HashMap<(ClientId, RequestId), Span>,
+    /// Of requests that wait to be told their callers' groups.
+    groups: HashMap<(ClientId, RequestId), (IoId, u32)>,
+    /// Clients whose sessions are about to begin.
+    connecting: HashMap<ClientId, oneshot::Sender<bool>>,
+    next_connection: u64,
+}
+
+/// A connected client.
+struct Peer {
+    connection: u64,
+    sender: Sender<FromServer>,
+}
+
+/// What a connection knows of its client.
+#[derive(Clone, Debug)]
+pub struct Origin {
+    pub client: ClientId,
+    pub rights: Arc<Rights>,
+    /// Tells one connection of the client from the next.
+    pub connection: u64,
+}
+
+type Locked<'a> = MutexGuard<'a, Inner>;
+
+/// What follows from inputs.
+struct Work {
+    out: Outbox,
+    send: Vec<(ClientId, FromServer)>,
+    streams: Vec<Stream>,
+    turn: Turn,
+}
+
+/// Something to be done with a stream, for a request.
+struct Stream {
+    of: (ClientId, RequestId),
+    io: StreamIo,
+    data: Vec<u8>,
+    span: Span,
+}
+
+impl Server {
+    pub fn new(meta: Meta, disk: Arc<Disk>, watch: Watch) -> (Self, Background) {
+        let (errands, background) = Errands::new(disk, watch);
+        let inner = Inner {
+            meta,
+            peers: HashMap::new(),
+            spans: HashMap::new(),
+            groups: HashMap::new(),
+            connecting: HashMap::new(),
+            next_connection: 0,
+        };
+        (Self { inner: Mutex::new(inner), errands }, background)
+    }
+
+    /// Begins a client's session, or goes on with it: then `true` comes.
+    pub fn connect(&self, client: ClientId) -> oneshot::Receiver<bool> {
+        let (tell, told) = oneshot::channel();
+        if let Ok((mut inner, turn)) = self.turn() {
+            let mut work = Work::new(turn);
+            inner.connecting.insert(client, tell);
+            self.input(&mut inner, &mut work, 0, Input::Connect { client });
+            self.settle(inner, work);
+        }
+        told
+    }
+
+    /// From now on the client is reached by this connection; the number of it.
+    pub fn attach(&self, client: ClientId, sender: Sender<FromServer>) -> u64 {
+        let Ok(mut inner) = self.lock() else { return 0 };
+        inner.next_connection += 1;
+        let connection = inner.next_connection;
+        let waiting: Vec<_> = inner
+            .groups
+            .iter()
+            .filter(|((of, _), _)| *of == client)
+            .map(|((_, id), (_, pid))| FromServer::AskGroups { id: *id, pid: *pid })
+            .collect();
+        let old = inner.peers.insert(client, Peer { connection, sender: sender.clone() });
+        drop(inner);
+        if let Some(old) = old {
+            old.sender.end();
+        }
+        for ask in waiting {
+            tell(&sender, ask);
+        }
+        connection
+    }
+
+    /// A connection has ended.
+    pub fn detach(&self, origin: &Origin) {
+        if let Ok(mut inner) = self.lock()
+            && inner.peers.get(&origin.client).is_some_and(|peer| peer.connection == origin.connection)
+        {
+            inner.peers.remove(&origin.client);
+        }
+    }
+
+    /// Clients that are connected.
+    pub fn connections(&self) -> usize {
+        self.lock().map_or(0, |inner| inner.peers.len())
+    }
+
+    /// Takes what has come from a client. `None`: the client has broken the protocol, and how.
+    pub fn received(&self, origin: &Origin, batch: &mut Vec<FromClient>) -> Result<(), &'static str> {
+        let client = origin.client;
+        let Ok((mut inner, turn)) = self.turn() else { return Err("the server has failed") };
+        let mut work = Work::new(turn);
+        if batch.is_empty() {
+            self.input(&mut inner, &mut work, 0, Input::Heard { client });
+        }
+        let mut left = batch.len();
+        for message in batch.drain(..) {
+            left -= 1;
+            match message {
+                FromClient::Request { id, below, caller, request } => {
+                    if let Err(refusal) = origin.rights.check(&request) {
+                        work.reply(client, id, 0, Err(refusal));
+                        continue;
+                    }
+                    let (kind, ino) = Kind::of_request(&request);
+                    let caller = origin.rights.caller(caller);
+                    inner.spans.insert((client, id), Span::start(kind, caller.pid, ino, turn));
+                    let input = Input::Request { from: client, id, below, caller, request };
+                    self.input(&mut inner, &mut work, left, input);
+                }
+                FromClient::Stream { id, below: _, io, data } => {
+                    let allowed = origin.rights.check_stream(&io, &data);
+                    if let Err(refusal) = allowed.and_then(|()| inner.meta.may_stream(client, &io)) {
+                        work.reply(client, id, 0, Err(refusal));
+                        continue;
+                    }
+                    let (kind, ino) = Kind::of_stream(&io);
+                    let span = Span::start(kind, 0, ino, turn);
+                    work.streams.push(Stream { of: (client, id), io, data, span });
+                }
+                FromClient::Cancel { id } => {
+                    self.input(&mut inner, &mut work, left, Input::Cancel { from: client, id });
+                }
+                FromClient::Revoked { number } => {
+                    self.input(&mut inner, &mut work, left, Input::Revoked { client, number });
+                }
+                FromClient::Goodbye => self.input(&mut inner, &mut work, left, Input::Leave { client }),
+                FromClient::Groups { id, groups } => {
+                    if let Some((io, _)) = inner.groups.remove(&(client, id)) {
+                        let input = Input::Done { id: io, result: Ok(IoDone::Groups(groups)) };
+                        self.input(&mut inner, &mut work, left, input);
+                    }
+                }
+            }
+        }
+        self.settle(inner, work);
+        Ok(())
+    }
+
+    /// Comes once a second: tells the time and the space left.
+    pub fn tick(&self) {
+        match self.errands.disk.free_space() {
+            Ok(free) => self.feed(Input::Space { free }),
+            Err(error) => tracing::warn!(%error, "the store does not tell its free space"),
+        }
+        self.feed(Input::Tick);
+        self.errands.watch.tick();
+    }
+
+    /// Does what is to be done in the background, until [`Errands::stop`].
+    pub fn run_background(&self, background: Background) {
+        self.errands.run(background, |id, result| self.feed(Input::Done { id, result }));
+    }
+
+    /// Writes everything out; until that is done, or has failed for good, or the time is over.
+    pub fn drain(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            self.feed(Input::Drain);
+            match self.lock() {
+                Err(_) => return false,
+                Ok(inner) if inner.meta.is_quiet() => return inner.meta.broken().is_none(),
+                Ok(_) if Instant::now() > deadline => return false,
+                Ok(_) => {}
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Inodes in use, and what is wrong, if anything is.
+    pub fn state(&self) -> (u64, Option<Errno>) {
+        self.lock().map_or((0, Some(Errno::EIO)), |inner| (inner.meta.files(), inner.meta.failure()))
+    }
+
+    pub fn figures(&self) -> MachineFigures {
+        let Ok(inner) = self.lock() else { return MachineFigures::default() };
+        let now = Instant::now();
+        let longest = inner.spans.values().map(|span| now.saturating_duration_since(span.mark())).max();
+        MachineFigures::of(&inner.meta, inner.spans.len(), longest.unwrap_or_default())
+    }
+
+    /// What the server has done since its start, for Prometheus.
+    pub fn exposition(&self) -> String {
+        let (totals, (files, broken)) = (self.errands.watch.totals(), self.state());
+        let figures = self.errands.watch.figures(&totals, self.figures());
+        exposition(totals, figures, files, broken.is_some())
+    }
+
+    pub fn path_of(&self, ino: Ino) -> Option<String> {
+        let path = self.lock().ok()?.meta.path_of(ino)?;
+        Some(String::from_utf8_lossy(&path).into_owned())
+    }
+
+    fn feed(&self, input: Input) {
+        let Ok((mut inner, turn)) = self.turn() else { return };
+        let mut work = Work::new(turn);
+        self.input(&mut inner, &mut work, 0, input);
+        self.settle(inner, work);
+    }
+
+    fn turn(&self) -> Result<(Locked<'_>, Turn), Errno> {
+        let asked = Instant::now();
+        let inner = self.lock()?;
+        Ok((inner, Turn { asked, began: Instant::now() }))
+    }
+
+    /// Fails after a thread has panicked while it held the machine: what it holds cannot be trusted any more.
+    fn lock(&self) -> Result<Locked<'_>, Errno> {
+        self.inner.lock().map_err(|_| Errno::EIO)
+    }
+
+    /// `queued`: inputs that will follow before any I/O is done.
+    fn input(&self, inner: &mut Inner, work: &mut Work, queued: usize, input: Input) {
+        let now = Now { time: clock::now(), uptime_ms: clock::uptime_ms(), queued };
+        inner.meta.on(now, input, &mut work.out);
+    }
+
+    /// Does all that follows, and what follows from that, until nothing is left to do.
+    fn settle<'a>(&'a self, mut inner: Locked<'a>, mut work: Work) {
+        loop {
+            self.route(&mut inner, &mut work);
+            let io = std::mem::take(&mut work.out.io);
+            let senders = senders(&inner, &work.send);
+            drop(inner);
+            send_all(senders, work.send.drain(..));
+            for stream in work.streams.drain(..) {
+                self.stream(stream);
+            }
+            let done: Vec<_> = io.into_iter().filter_map(|(id, io)| self.execute(id, io)).collect();
+            if done.is_empty() {
+                return;
+            }
+            let Ok(locked) = self.turn() else { return };
+            (inner, work.turn) = locked;
+            let mut left = done.len();
+            for (id, result) in done {
+                left -= 1;
+                self.input(&mut inner, &mut work, left, Input::Done { id, result });
+            }
+        }
+    }
+
+    /// Puts what the machine has decided into messages.
+    fn route(&self, inner: &mut Inner, work: &mut Work) {
+        let out = &mut work.out;
+        for (id, waiting) in out.waiting.drain(..) {
+            let _ = (id, waiting);
+        }
+        for Answered { to, id, result, lease_ms } in std::mem::take(&mut out.replies) {
+            if let Some(mut span) = inner.spans.remove(&(to, id)) {
+                span.resume(work.turn);
+                span.turn_to(Stage::Work, Instant::now());
+                self.errands.watch.record(&span, result.is_err());
+            }
+            let result = result.and_then(|reply| self.complete(reply));
+            work.send.push((to, FromServer::Reply { id, lease_ms, result }));
+        }
+        let out = &mut work.out;
+        for revocation in out.revocations.drain(..) {
+            let message = FromServer::Revoke { number: revocation.number, lease: revocation.lease };
+            work.send.push((revocation.client, message));
+        }
+        if !out.recalls.is_empty() {
+            work.send.extend(inner.peers.keys().map(|to| (*to, FromServer::Recall(out.recalls.clone()))));
+            out.recalls.clear();
+        }
+        if !out.changed.is_empty() {
+            work.send.extend(inner.peers.keys().map(|to| (*to, FromServer::Changed(out.changed.clone()))));
+            out.changed.clear();
+        }
+        for Connected { client, resumed } in out.connected.drain(..) {
+            if let Some(tell) = inner.connecting.remove(&client) {
+                let _ = tell.send(resumed);
+            }
+        }
+        for client in out.expired.drain(..) {
+            tracing::info!(client = client.0, "a client has not been heard of: its session has ended");
+            if let Some(peer) = inner.peers.remove(&client) {
+                peer.sender.end();
+            }
+        }
+        for (id, io) in &out.io {
+            if let Io::Groups { of: (client, request), pid } = io {
+                inner.groups.insert((*client, *request), (*id, *pid));
+                work.send.push((*client, FromServer::AskGroups { id: *request, pid: *pid }));
+            }
+        }
+        out.io.retain(|(_, io)| !matches!(io, Io::Groups { .. }));
+    }
+
+    /// Adds what the machine does not know.
+    fn complete(&self, reply: Reply) -> Result<Reply, Errno> {
+        match reply {
+            Reply::StatFs(mut capacity) => {
+                capacity.space = self.errands.disk.space()?;
+                Ok(Reply::StatFs(capacity))
+            }
+            reply => Ok(reply),
+        }
+    }
+
+    fn execute(&self, id: IoId, io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
+        if matches!(io, Io::Journal { sync: true, .. }) {
+            self.errands.put_off(id, io);
+            return None;
+        }
+        self.errands.execute(id, io)
+    }
+
+    fn stream(&self, Stream { of: (client, id), io, data, mut span }: Stream) {
+        let disk = &self.errands.disk;
+        span.turn_to(Stage::Disk, Instant::now());
+        let result = match io {
+            StreamIo::Read { ino, offset, size } => {
+                let mut buffer = Vec::new();
+                disk.read_stream(ino, offset, size, &mut buffer).map(|read| read.len()).map(|read| {
+                    buffer.truncate(read);
+                    Reply::Bytes(buffer)
+                })
+            }
+            io => disk.stream_io(io, &data).and_then(|answer| match answer {
+                Answer::Written(written) => Ok(Reply::Written(written)),
+                Answer::Offset(offset) => Ok(Reply::Offset(offset)),
+                Answer::Done => Ok(Reply::Done),
+                _ => Err(Errno::EIO),
+            }),
+        };
+        span.turn_to(Stage::Work, Instant::now());
+        self.errands.watch.record(&span, result.is_err());
+        let sender =
+            self.lock().ok().and_then(|inner| inner.peers.get(&client).map(|peer| peer.sender.clone()));
+        if let Some(sender) = sender {
+            tell(&sender, FromServer::Reply { id, lease_ms: 0, result });
+        }
+    }
+}
+
+impl Work {
+    fn new(turn: Turn) -> Self {
+        Self { out: Outbox::default(), send: Vec::new(), streams: Vec::new(), turn }
+    }
+
+    fn reply(&mut self, to: ClientId, id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) {
+        self.send.push((to, FromServer::Reply { id, lease_ms, result }));
+    }
+}
+
+/// What a connection does not take any more the client asks for again when it has another.
+fn tell(sender: &Sender<FromServer>, message: FromServer) {
+    if let Err(error) = sender.send(message) {
+        tracing::debug!(%error, "a message to a client was not sent");
+    }
+}
+
+/// Sends each message by its connection, and what goes by one together.
+fn send_all(
+    senders: Vec<Option<Sender<FromServer>>>,
+    messages: impl Iterator<Item = (ClientId, FromServer)>,
+) {
+    let mut last: Option<(ClientId, Sender<FromServer>)> = None;
+    for (sender, (client, message)) in senders.into_iter().zip(messages) {
+        let Some(sender) = sender else { continue };
+        if let Err(error) = sender.queue(message) {
+            tracing::debug!(%error, client = client.0, "a message to a client was not sent");
+        }
+        if let Some((before, other)) = last.replace((client, sender))
+            && before != client
+        {
+            let _ = other.flush();
+        }
+    }
+    if let Some((_, sender)) = last {
+        let _ = sender.flush();
+    }
+}
+
+/// The connections by which these are to go; a client that has none is told when it has one, or does not need to know.
+fn senders(inner: &Inner, send: &[(ClientId, FromServer)]) -> Vec<Option<Sender<FromServer>>> {
+    send.iter().map(|(to, _)| inner.peers.get(to).map(|peer| peer.sender.clone())).collect()
+}
