@@ -31,6 +31,7 @@ pub enum Call<'a> {
         ino: Ino,
         offset: u64,
         size: u32,
+        noatime: bool,
     },
     Write {
         ino: Ino,
@@ -69,7 +70,7 @@ impl Call<'_> {
                 Call::Write { ino, offset, data: Cow::Owned(data.into_owned()), kill_suid_gid }
             }
             Call::Request(request) => Call::Request(request),
-            Call::Read { ino, offset, size } => Call::Read { ino, offset, size },
+            Call::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
             Call::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
             Call::Seek { ino, offset, what } => Call::Seek { ino, offset, what },
             Call::Copy { from, from_offset, to, to_offset, length } => {
@@ -143,10 +144,12 @@ impl Client {
         let streamed = |ino: Ino| self.files.get(&ino).is_some_and(|file| file.streamed);
         match *call {
             Call::Request(ref request) => Next::Ask(request.clone()),
-            Call::Read { ino, offset, size } if streamed(ino) => {
+            Call::Read { ino, offset, size, .. } if streamed(ino) => {
                 Next::Stream(StreamIo::Read { ino, offset, size })
             }
-            Call::Read { ino, offset, size } => Next::Ask(Request::Read { ino, offset, size }),
+            Call::Read { ino, offset, size, noatime } => {
+                Next::Ask(Request::Read { ino, offset, size, noatime })
+            }
             Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
             Call::Write { ino, .. } if streamed(ino) => extend(call),
             Call::Write { ino, offset, ref data, kill_suid_gid } => {

@@ -89,7 +89,10 @@ impl Link {
     }
 
     /// Asks. What is to be sent for it, now or as soon as it can be, is added to `out`.
-    pub fn ask(&mut self, caller: Caller, request: Request, out: &mut Vec<FromClient>) -> RequestId {
+    pub fn ask(&mut self, caller: Caller, mut request: Request, out: &mut Vec<FromClient>) -> RequestId {
+        if let Request::ReadDir { limit, .. } = &mut request {
+            *limit = (*limit).min(Request::MAX_ENTRIES);
+        }
         self.add(Message::Request(caller, request), out)
     }
 

@@ -88,12 +88,12 @@ impl State {
                 self.drop_strip(*ino);
                 self.unsettled.insert(*ino);
                 // If this is lost, so is the stream: nothing is written to it that would have to be counted.
-                self.watched.insert(*ino, Watched { since: 0, used: 0 });
+                self.watched.insert(*ino, Watched { since: 0, used: 0, written: true });
                 self.change(*ino, |inode| inode.body = Body::Streamed { counted: inode.counted_bytes() });
             }
             Event::Watch { ino } => {
                 self.inode(*ino)?;
-                self.watched.insert(*ino, Watched { since: self.sequence, used: 0 });
+                self.watched.insert(*ino, Watched { since: self.sequence, used: 0, written: true });
             }
             Event::Count { ino, size } => {
                 self.resize(*ino, *size)?;
@@ -150,9 +150,17 @@ impl State {
                 }
             }
             Event::Session { client, begins } => self.apply_session(*client, *begins),
+            Event::Completed { client, id, below, outcome } => {
+                self.apply_completed(*client, *id, *below, outcome);
+            }
+            Event::Moved { ino } => {
+                let home = self.cached(*ino)?.home;
+                self.apply_moved(*ino, home);
+            }
             Event::Purge { ino } => {
                 self.inode(*ino)?;
                 self.watched.remove(ino);
+                self.settle(*ino);
                 self.touch_inode(*ino);
                 self.drop_inode(*ino);
                 self.files = self.files.saturating_sub(1);

@@ -8,7 +8,7 @@ use espalier_proto::{Ino, ObjectId, ObjectKind};
 
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
-use crate::session::is_session;
+use crate::session::is_kept;
 use crate::state::{Map, orphan_key};
 
 /// Something that is not as it should be.
@@ -93,7 +93,7 @@ impl Check {
                 self.inode(&inode, ORPHAN, Ino(0));
                 placed
             }),
-            ObjectKind::Sessions => object == ObjectId::SESSIONS && is_session(key, value),
+            ObjectKind::Sessions => object == ObjectId::SESSIONS && is_kept(key, value),
         };
         if !understood {
             self.find(

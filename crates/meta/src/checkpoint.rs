@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, ObjectId, Position, TableWrite};
 
-use crate::outbox::Io;
+use crate::machine::{Meta, Purpose};
+use crate::outbox::{Io, Now, Outbox};
 use crate::record::{Super, encode};
 use crate::state::State;
 
@@ -106,5 +107,37 @@ impl Checkpoint {
     /// Nothing is under way, or not before the next try.
     pub(crate) fn is_quiet(&self) -> bool {
         self.goal.is_none() || self.again
+    }
+}
+
+impl Meta {
+    pub(crate) fn start_checkpoint(&mut self, out: &mut Outbox) {
+        if self.config.read_only || self.journal.broken.is_some() {
+            return;
+        }
+        if let Some(io) = self.checkpoint.begin(&mut self.state, self.journal.end, self.journal.used) {
+            self.ask_checkpoint(io, out);
+        }
+    }
+
+    pub(crate) fn ask_checkpoint(&mut self, io: Io, out: &mut Outbox) {
+        let purpose = if matches!(io, Io::Publish { .. }) { Purpose::Publish } else { Purpose::Stage };
+        self.ask(purpose, io, out);
+    }
+
+    /// A checkpoint is done, or cannot go on for now. `used`: bytes of the journal in use.
+    pub(crate) fn done_checkpoint(&mut self, now: Now, used: Result<u64, Errno>, out: &mut Outbox) {
+        match used {
+            Ok(used) => {
+                if let Some(sequence) = self.checkpoint.published() {
+                    self.state.snapshot_published();
+                    let held = self.journal.checkpointed(sequence, used);
+                    self.let_go(now, held, out);
+                }
+            }
+            Err(errno) => self.checkpoint.failed(errno),
+        }
+        self.sweep_due = true;
+        self.resume_roomless(now, out);
     }
 }

@@ -4,10 +4,11 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Name, Time};
+use espalier_proto::{ClientId, Ino, Name, RequestId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
+use crate::completed::Outcome;
 use crate::record::{Corrupt, Inode};
 use crate::usage::Quota;
 
@@ -140,6 +141,18 @@ pub enum Event {
         client: ClientId,
         begins: bool,
     },
+    /// What was asked of a client in a request has been done, by the events before.
+    Completed {
+        client: ClientId,
+        id: RequestId,
+        /// The client has the answers to all requests before this one.
+        below: RequestId,
+        outcome: Outcome,
+    },
+    /// Clients with sessions know a file by another place than it has now.
+    Moved {
+        ino: Ino,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -165,7 +178,9 @@ impl Event {
                 [Some(*from_dir), Some(*to_dir)]
             }
             Self::Clone { from, dir, .. } => [Some(*from), Some(*dir)],
-            Self::TmpFile { .. } | Self::Locate { .. } | Self::Session { .. } => [None, None],
+            Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
+            // The event before has changed it.
+            Self::Session { .. } | Self::Completed { .. } | Self::Moved { .. } => [None, None],
             Self::SetAttr { ino, .. }
             | Self::Write { ino, .. }
             | Self::Resize { ino, .. }

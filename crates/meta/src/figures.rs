@@ -35,11 +35,29 @@ pub struct Figures {
     /// What was removed with the directories it was in, and is still to be freed: entries, and their bytes.
     pub trash_entries: u64,
     pub trash_bytes: u64,
+    /// Clients with sessions; and of these, those that have not said yet what they have, since the server began. While there
+    /// are any, it is in its grace period: see [`Meta::awaited`].
+    pub sessions: u64,
+    pub awaited_sessions: u64,
+    /// Leases that clients have, and those they had up to a term ago.
+    pub leases_held: u64,
+    /// Leases since the start: given or renewed, asked back, and ended by time.
+    pub leases_given: u64,
+    pub leases_revoked: u64,
+    pub leases_expired: u64,
+    /// Leases that were asked back and not given up within their term.
+    pub leases_unanswered: u64,
+    /// How often operations waited for others to give up theirs.
+    pub lease_waits: u64,
 }
 
 impl Meta {
     pub fn figures(&self) -> Figures {
         let trash = self.trash_usage();
+        let (leases_held, leases) = self
+            .leases
+            .as_ref()
+            .map_or_else(Default::default, |leases| (leases.held() as u64, leases.counts));
         Figures {
             inodes: self.state.inodes.len() as u64,
             dentries: self.state.clock.cells as u64,
@@ -56,6 +74,14 @@ impl Meta {
             checkpoint_running: self.is_checkpoint_running(),
             trash_entries: trash.inodes(),
             trash_bytes: trash.bytes,
+            sessions: self.sessions.len() as u64,
+            awaited_sessions: self.sessions.awaited() as u64,
+            leases_held,
+            leases_given: leases.given,
+            leases_revoked: leases.revoked,
+            leases_expired: leases.expired,
+            leases_unanswered: leases.unanswered,
+            lease_waits: leases.waits,
         }
     }
 

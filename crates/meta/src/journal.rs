@@ -4,6 +4,9 @@
 //! commits are put off, until so many operations wait (high watermark) or the queue has drained. There is no timer;
 //! what nobody waits for is committed once a second.
 //!
+//! Where answers wait for frames to be written ([`Acknowledge::Written`]), syncs are made beside them: who waits for one holds
+//! up nobody else.
+//!
 //! When an answer may leave is decided here, and nowhere else: see [`Acknowledge`].
 
 use alloc::collections::VecDeque;
@@ -12,6 +15,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Errno, Ino, Position, Reply, RequestId};
 
 use crate::event::Event;
+use crate::lease::Promise;
 
 /// When a change is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,15 +32,15 @@ pub enum Acknowledge {
 /// What may leave only after a certain event is durable, or is written.
 #[derive(Debug)]
 pub(crate) enum Held {
-    Reply(ClientId, RequestId, Result<Reply, Errno>),
+    Reply(ClientId, RequestId, Result<Reply, Errno>, Promise),
     /// An operation goes on.
     Task(u64),
     /// The stream of an orphan is removed: had the removal of its last name been lost, it would be missed.
     RemoveStream(Ino),
     /// The stream of a file that has been unstuffed is no longer a new one.
     SettleStream(Ino),
-    /// A session has begun, or cannot.
-    Session(ClientId, Result<(), Errno>),
+    /// A session has begun, or goes on (`true`), or cannot.
+    Session(ClientId, Result<bool, Errno>),
 }
 
 #[derive(Debug)]
@@ -49,6 +53,10 @@ pub(crate) struct Journal {
     last: u64,
     /// The frame that the driver is appending.
     in_flight: Option<InFlight>,
+    /// All events up to this one are being synced, beside frames.
+    syncing: Option<u64>,
+    /// That is to be done.
+    sync_due: bool,
     acknowledge: Acknowledge,
     /// Every event up to this one is durable.
     pub durable: u64,
@@ -99,6 +107,8 @@ impl Journal {
             spare: Vec::new(),
             last: sequence,
             in_flight: None,
+            syncing: None,
+            sync_due: false,
             acknowledge,
             durable: sequence,
             written: sequence,
@@ -156,7 +166,8 @@ impl Journal {
     /// so who has asked already.
     pub(crate) fn promised(&self) -> u64 {
         let held = self.held.back().map_or(0, |(sequence, _)| *sequence);
-        self.durable.max(held).max(self.in_flight.map_or(0, |frame| frame.last))
+        let under_way = self.in_flight.map_or(0, |frame| frame.last).max(self.syncing.unwrap_or(0));
+        self.durable.max(held).max(under_way)
     }
 
     /// Whether another event fits. If not, writers wait until a checkpoint has trimmed the journal.
@@ -180,16 +191,58 @@ impl Journal {
         }
         let waiting = self.held.len();
         let coalesced = waiting > 0 && (queued < self.low_watermark || waiting >= self.high_watermark);
-        let sync = coalesced || (flush && self.unsynced);
-        let written = !self.unwritten.is_empty() && queued == 0;
-        if !sync && !written && self.frame.len() < Self::FRAME_BYTES {
-            return None;
+        let mut sync = coalesced || (flush && self.unsynced);
+        let is_full = self.frame.len() >= Self::FRAME_BYTES;
+        let is_awaited = !self.unwritten.is_empty() && queued == 0;
+        if self.acknowledge == Acknowledge::Written {
+            self.sync_due |= core::mem::take(&mut sync);
+            if self.frame.is_empty() || !(self.sync_due || is_awaited || is_full) {
+                return None;
+            }
+        } else {
+            // Only the beginning of a session waits so here.
+            sync |= is_awaited;
+            if !sync && !is_full {
+                return None;
+            }
         }
         let frame = core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare));
         self.in_flight = Some(InFlight { last: self.last, sync, bytes: frame.len() as u64 });
         self.unsynced &= !sync;
         self.syncs += u64::from(sync);
         Some((frame, sync))
+    }
+
+    /// Whether all that is written is to be synced now.
+    pub(crate) fn next_sync(&mut self) -> bool {
+        let first = self.held.front().map_or(0, |(sequence, _)| *sequence);
+        let is_busy = self.syncing.is_some() || self.broken.is_some();
+        if is_busy || !self.sync_due || first > self.written {
+            return false;
+        }
+        self.sync_due = false;
+        self.unsynced = self.written < self.last;
+        if self.written <= self.durable {
+            return false;
+        }
+        self.syncing = Some(self.written);
+        self.syncs += 1;
+        true
+    }
+
+    /// A sync beside frames is done. Returns what may leave now.
+    pub(crate) fn synced(&mut self, result: Result<(), Errno>) -> Vec<Held> {
+        match (self.syncing.take(), result) {
+            (Some(sequence), Ok(())) => self.release(sequence),
+            (None, Ok(())) => Vec::new(),
+            (_, Err(errno)) => self.fail(errno),
+        }
+    }
+
+    fn fail(&mut self, errno: Errno) -> Vec<Held> {
+        self.broken = Some(errno);
+        let held = self.held.drain(..).chain(self.unwritten.drain(..));
+        held.filter_map(|(_, held)| fail(held, errno)).collect()
     }
 
     /// Takes the memory of a frame back.
@@ -212,11 +265,7 @@ impl Journal {
                 }
                 released
             }
-            Err(errno) => {
-                self.broken = Some(errno);
-                let held = self.held.drain(..).chain(self.unwritten.drain(..));
-                held.filter_map(|(_, held)| fail(held, errno)).collect()
-            }
+            Err(errno) => self.fail(errno),
         }
     }
 
@@ -245,14 +294,15 @@ impl Journal {
     /// Nothing is unwritten or waited for.
     pub(crate) fn is_quiet(&self) -> bool {
         let is_waited_for = !self.held.is_empty() || !self.unwritten.is_empty();
-        self.broken.is_some() || (self.in_flight.is_none() && !self.unsynced && !is_waited_for)
+        let is_idle = self.in_flight.is_none() && self.syncing.is_none();
+        self.broken.is_some() || (is_idle && !self.unsynced && !is_waited_for)
     }
 }
 
 /// What was to be durable may never be: it is not acknowledged, and nothing is done that relies on it.
 fn fail(held: Held, errno: Errno) -> Option<Held> {
     match held {
-        Held::Reply(from, id, _) => Some(Held::Reply(from, id, Err(errno))),
+        Held::Reply(from, id, ..) => Some(Held::Reply(from, id, Err(errno), Promise::default())),
         Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
         // It finds the journal broken.
         Held::Task(_) => Some(held),
@@ -272,7 +322,10 @@ mod tests {
 
     fn change(journal: &mut Journal, sequence: u64) {
         journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
-        journal.hold(sequence, Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done)));
+        journal.hold(
+            sequence,
+            Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), Promise::default()),
+        );
     }
 
     #[test]
@@ -325,7 +378,7 @@ mod tests {
         change(&mut journal, 1);
         assert!(journal.next_frame(0, false).is_some());
         let failed = journal.appended(Err(Errno::EIO));
-        assert!(matches!(failed[..], [Held::Reply(_, _, Err(Errno::EIO))]));
+        assert!(matches!(failed[..], [Held::Reply(_, _, Err(Errno::EIO), _)]));
         assert_eq!(journal.next_frame(0, true), None);
     }
 

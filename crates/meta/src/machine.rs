@@ -4,15 +4,14 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use espalier_proto::{
-    ClientId, Entry, Errno, Home, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId,
-};
+use espalier_proto::{ClientId, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::checkpoint::Checkpoint;
 use crate::event::Event;
 use crate::journal::{Acknowledge, Held, Journal};
+use crate::lease::{Leases, Promise, Told};
 use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
 use crate::record::Inode;
@@ -21,6 +20,7 @@ use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
 use crate::task::{Page, Task};
+use crate::trash::ITSELF;
 
 /// When reading a file changes its access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,11 @@ pub struct Config {
     /// Clients have sessions, and lose them when nothing has been heard of them for so many milliseconds. `None`: there is one
     /// client, which ends with the machine.
     pub session_ms: Option<u32>,
+    /// For how many milliseconds clients may cache what they are told, unless it is revoked. `None`: the only client may do so
+    /// for ever.
+    pub lease_ms: Option<u32>,
+    /// So many leases are given at any time; each takes about 150 bytes.
+    pub most_leases: usize,
 }
 
 impl Config {
@@ -70,13 +75,15 @@ impl Config {
             cache_bytes,
             reserve,
             session_ms: None,
+            lease_ms: None,
+            most_leases: 1 << 20,
         }
     }
 }
 
 /// What an I/O was asked for.
 #[derive(Debug)]
-enum Purpose {
+pub(crate) enum Purpose {
     /// With the last checkpoint's epoch when it was asked for.
     Load(Load, u32),
     /// Of one waiting operation.
@@ -85,6 +92,7 @@ enum Purpose {
     /// Between two steps of an operation.
     Pause(u64),
     Journal,
+    Sync,
     Stage,
     Publish,
     RemoveStream(Ino),
@@ -101,7 +109,7 @@ pub struct Meta {
     pub(crate) config: Config,
     pub(crate) state: State,
     pub(crate) journal: Journal,
-    checkpoint: Checkpoint,
+    pub(crate) checkpoint: Checkpoint,
     pub(crate) sessions: Sessions,
     /// Operations that wait, by a number of their own.
     tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
@@ -112,7 +120,7 @@ pub struct Meta {
     next_io: u64,
     /// Operations that wait for a load that has been asked for.
     loads: HashMap<Load, Vec<u64>, FxBuildHasher>,
-    /// Operations that wait for room in the journal.
+    /// Operations that wait for room in the journal, or for clients to say what they have.
     roomless: Vec<u64>,
     free_space: u64,
     /// Bytes cloned since that was told.
@@ -125,6 +133,9 @@ pub struct Meta {
     pub(crate) sweeping: bool,
     /// Inodes that clients know, and are to be told of.
     pub(crate) changed: Vec<Ino>,
+    pub(crate) leases: Option<Leases>,
+    /// Grows whenever what has been asked of some stream may have ceased to be so.
+    pub(crate) streams_changed: u64,
 }
 
 impl Meta {
@@ -136,6 +147,7 @@ impl Meta {
     pub(crate) fn with_state(config: Config, state: State, end: Position, used: u64) -> Self {
         let (capacity, watermarks) = (config.journal_capacity, config.watermarks);
         let journal = Journal::new(state.sequence, end, used, capacity, watermarks, config.acknowledge);
+        let leases = config.lease_ms.map(|term| Leases::new(term, config.most_leases));
         Self {
             config,
             state,
@@ -156,22 +168,26 @@ impl Meta {
             sweep_due: false,
             sweeping: false,
             changed: Vec::new(),
+            leases,
+            streams_changed: 0,
         }
     }
 
     /// Takes one input. Whatever follows from it at once is in `out` on return.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
         match input {
-            Input::Request { from, id, below, caller, mut request } => {
-                if self.config.session_ms.is_none() || self.admit(now, (from, id), below, &mut request, out) {
-                    self.run(now, Task::new(from, id, caller, request), None, out);
+            Input::Request { from, id, below, caller, request } => {
+                let task = Task::new(from, id, caller, request);
+                match self.config.session_ms {
+                    None => self.run(now, task, None, out),
+                    Some(_) => self.admit(now, task, below, out),
                 }
             }
             Input::Connect { client } => self.connect(now, client, out),
             Input::Leave { client } => self.leave(now, client, out),
             Input::Heard { client } => self.heard(now, client),
-            Input::Revoked { .. } => {}
-            Input::Cancel { from, id } => self.cancel(from, id, out),
+            Input::Revoked { client, number } => self.revoked(now, client, number, out),
+            Input::Cancel { from, id } => self.cancel(now, from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
             Input::Space { free } => {
                 (self.free_space, self.cloned) = (free, 0);
@@ -179,17 +195,20 @@ impl Meta {
             }
             Input::Tick => {
                 self.expire(now, out);
-                self.tick(out);
+                self.tick(now, out);
             }
             Input::Drain => {
                 self.draining = true;
-                self.tick(out);
+                self.tick(now, out);
             }
         }
         if self.sweep_due {
             self.start_sweep(now, out);
         }
         out.changed.append(&mut self.changed);
+        if let Some(leases) = &mut self.leases {
+            out.revocations.append(&mut leases.outgoing);
+        }
         // What is appended can be trimmed by the checkpoint after; that makes room.
         let flush = !self.roomless.is_empty() || (self.draining && self.tasks.is_empty());
         self.flush(now.queued, flush, out);
@@ -242,33 +261,53 @@ impl Meta {
     pub(crate) fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
         let mut cx = Cx {
             now: now.time,
+            uptime_ms: now.uptime_ms,
+            client: task.from,
             caller: &task.caller,
             streams: &task.streams,
             page: task.page,
             durable: false,
             changed: task.changed,
+            told: Told::default(),
+            claims: &mut task.claims,
+            streams_have_changed: !task.streams.is_empty() && task.streams_since != self.streams_changed,
             progress: &mut task.progress,
         };
-        let outcome = self.dispatch(&mut cx, &mut task.request);
-        let durable = cx.durable;
+        let outcome = match &task.again {
+            None => self.dispatch(&mut cx, &mut task.request),
+            Some(outcome) => self.tell_again(&cx, outcome),
+        };
+        let (durable, told) = (cx.durable, cx.told);
         task.changed = cx.changed;
+        if !matches!(outcome, Err(Stop::Wait(_))) {
+            self.unclaim(&mut task);
+        }
         let wait = match outcome {
             Err(Stop::Wait(wait)) => wait,
-            Ok(reply) => return self.finish(&task, durable, Ok(reply), out),
-            Err(Stop::Fail(errno)) => return self.finish(&task, false, Err(errno), out),
+            Ok(reply) => return self.finish(now, &task, durable, told, Ok(reply), out),
+            Err(Stop::Fail(errno)) => return self.refuse(now, &mut task, errno, out),
         };
         let number = number.unwrap_or_else(|| {
             self.next_task += 1;
             self.next_task
         });
-        let waiting = if wait == Wait::Room { Waiting::Journal } else { Waiting::Disk };
+        let waiting = match wait {
+            Wait::Room => Waiting::Journal,
+            Wait::Lease(_) => Waiting::Clients,
+            _ => Waiting::Disk,
+        };
         match wait {
+            Wait::Hint(ino, load) if task.loaded.as_ref() == Some(&load) => {
+                // It is not there: another hint, or the inode table, may tell.
+                self.state.reclaimed.forget_hint(ino);
+                return self.run(now, task, Some(number), out);
+            }
             Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
                 // It was loaded and is not there, though another record speaks of it.
                 let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
-                return self.finish(&task, false, Err(errno), out);
+                return self.refuse(now, &mut task, errno, out);
             }
-            Wait::Load(load) => {
+            Wait::Load(load) | Wait::Hint(_, load) => {
                 task.loaded = Some(load.clone());
                 let waiting = self.loads.entry(load.clone()).or_default();
                 waiting.push(number);
@@ -280,15 +319,26 @@ impl Meta {
                 let io = Io::Groups { of: (task.from, task.id), pid: task.caller.pid };
                 self.ask(Purpose::Groups(number), io, out);
             }
-            Wait::Stream(call) => self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out),
+            Wait::Stream(call) => {
+                if task.streams.is_empty() {
+                    task.streams_since = self.streams_changed;
+                }
+                self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out);
+            }
             Wait::Durable => self.journal.hold(self.state.sequence, Held::Task(number)),
+            Wait::Grace => self.roomless.push(number),
             Wait::Room => {
                 self.roomless.push(number);
                 self.start_checkpoint(out);
             }
-            Wait::Others | Wait::While => {
+            Wait::Lease(key) => {
                 // What was loaded may be gone by then.
                 (task.loaded, task.page) = (None, None);
+                self.wait_for_lease(key, task.from, number);
+            }
+            Wait::Others | Wait::While => {
+                (task.loaded, task.page) = (None, None);
+                self.unclaim(&mut task);
                 let io = if wait == Wait::Others { Io::Yield } else { Io::Rest };
                 self.ask(Purpose::Pause(number), io, out);
             }
@@ -300,8 +350,21 @@ impl Meta {
         self.tasks.insert(number, Box::new(task));
     }
 
-    /// An operation has come to its end. `durable`: so must be all that it has done.
-    fn finish(&mut self, task: &Task, durable: bool, result: Result<Reply, Errno>, out: &mut Outbox) {
+    fn refuse(&mut self, now: Now, task: &mut Task, errno: Errno, out: &mut Outbox) {
+        self.unclaim(task);
+        self.finish(now, task, false, Told::default(), Err(errno), out);
+    }
+
+    /// An operation has come to its end. `durable`: so must be all that it has done. `told`: what its reply tells.
+    fn finish(
+        &mut self,
+        now: Now,
+        task: &Task,
+        durable: bool,
+        told: Told,
+        result: Result<Reply, Errno>,
+        out: &mut Outbox,
+    ) {
         match task.request {
             // If it has failed, the next tick tries again.
             Request::Sweep => return self.sweeping = false,
@@ -309,25 +372,32 @@ impl Meta {
             _ => {}
         }
         if self.config.session_ms.is_some() {
+            if task.from == ITSELF {
+                return;
+            }
             self.note(task, &result);
         }
         let changed = task.changed && result.is_ok();
-        let answer = Held::Reply(task.from, task.id, result);
+        let promise = self.promise(task.from, told, now.uptime_ms);
+        let answer = Held::Reply(task.from, task.id, result, promise);
         match self.journal.hold_answer(durable, changed, answer) {
-            Some(Held::Reply(to, id, result)) => self.answer(to, id, result, out),
+            Some(Held::Reply(to, id, result, promise)) => self.answer(now, (to, id), result, &promise, out),
             _ => out.waiting.push((task.id, Waiting::Journal)),
         }
     }
 
+    /// An answer leaves; from now on its leases count.
     pub(crate) fn answer(
         &mut self,
-        to: ClientId,
-        id: RequestId,
+        now: Now,
+        (to, id): (ClientId, RequestId),
         result: Result<Reply, Errno>,
+        promise: &Promise,
         out: &mut Outbox,
     ) {
         if self.config.session_ms.is_none() || self.remember((to, id), &result) {
-            out.replies.push(Answered { to, id, result, lease_ms: 0 });
+            let (lease_ms, touched) = self.keep(to, promise, now.uptime_ms);
+            out.replies.push(Answered { to, id, result, lease_ms, touched });
         }
     }
 
@@ -357,7 +427,7 @@ impl Meta {
             }
             Request::Open { ino, how } => self.open(cx, *ino, *how),
             Request::Release { ino } => self.release(cx, *ino),
-            Request::Read { ino, offset, size } => self.read(cx, *ino, *offset, *size),
+            Request::Read { ino, offset, size, noatime } => self.read(cx, *ino, *offset, *size, *noatime),
             Request::Write { ino, offset, data, kill_suid_gid } => {
                 self.write(cx, *ino, *offset, data, *kill_suid_gid)
             }
@@ -378,7 +448,8 @@ impl Meta {
             Request::Extend { ino, offset, length, from } => self.extend(cx, *ino, *offset, *length, *from),
             Request::RemoveTree { dir } => self.remove_tree(cx, *dir),
             Request::CopyTree(copy) => self.copy_tree(cx, copy),
-            Request::Reclaim { .. } => Ok(Reply::Done),
+            // It is of a session, and dealt with there.
+            Request::Reclaim { .. } => Err(Errno::EINVAL.into()),
             Request::Sweep => self.sweep(cx),
         }
     }
@@ -392,6 +463,9 @@ impl Meta {
         }
         if self.journal.broken.is_some() {
             return Err(Errno::EIO.into());
+        }
+        if self.sessions.must_wait() {
+            return Err(Stop::Wait(Wait::Grace));
         }
         let failure = self.checkpoint.failure();
         // A full store will take more some day; one that fails is given nothing more to lose.
@@ -428,6 +502,7 @@ impl Meta {
 
     /// Makes a change: applies it and appends it to the journal.
     pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
+        self.revoke(cx, event)?;
         cx.changed = true;
         self.append(event)
     }
@@ -439,7 +514,12 @@ impl Meta {
                 self.record(&Event::Locate { ino, dir, hash })?;
             }
         }
-        self.record(event)
+        let moved = if self.config.session_ms.is_some() { self.moved_by(event) } else { [None; 2] };
+        self.record(event)?;
+        for ino in moved.into_iter().flatten() {
+            self.record(&Event::Moved { ino })?;
+        }
+        Ok(())
     }
 
     fn record(&mut self, event: &Event) -> Step<()> {
@@ -465,21 +545,14 @@ impl Meta {
         Ok(inode.attr(cx.stream_stats(alloc::vec![inode.ino])?.first()))
     }
 
-    /// What is told of a name's inode. The client then knows it, until it forgets.
-    pub(crate) fn entry(&mut self, dir_searchable: bool, attr: espalier_proto::Attr) -> Entry {
-        let mut home = Home::Table;
-        if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
-            cached.lookups += 1;
-            home = cached.home;
-        }
-        Entry { attr, home, cacheable: dir_searchable }
-    }
-
     /// Frees what belongs to an inode that has no name, if nobody uses it.
     pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
         let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
         if is_needed || self.config.read_only || self.journal.broken.is_some() {
+            return Ok(());
+        }
+        if self.sessions.keep_for_others(ino) {
             return Ok(());
         }
         if cached.inode.is_streamed() {
@@ -496,30 +569,33 @@ impl Meta {
         self.ask(Purpose::Abandoned, Io::Rest, out);
     }
 
-    fn ask(&mut self, purpose: Purpose, io: Io, out: &mut Outbox) {
+    pub(crate) fn ask(&mut self, purpose: Purpose, io: Io, out: &mut Outbox) {
         self.next_io += 1;
         let id = IoId(self.next_io);
         self.io.insert(id, purpose);
         out.io.push((id, io));
     }
 
-    /// Only what waits for room may wait for long. A change that has been made cannot be called interrupted, and an
+    /// Only what waits for room or for other clients may wait for long. A change that has been made cannot be called interrupted, and an
     /// `fsync` that says so makes databases panic: on a local file system it never does.
-    fn cancel(&mut self, from: ClientId, id: RequestId, out: &mut Outbox) {
+    fn cancel(&mut self, now: Now, from: ClientId, id: RequestId, out: &mut Outbox) {
         let asked =
             |number: &u64| self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (from, id));
-        if let Some(at) = self.roomless.iter().position(asked) {
-            let number = self.roomless.swap_remove(at);
+        let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.swap_remove(at));
+        let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
+        if let Some(number) = roomless.or_else(waiting) {
             self.walking.remove(&number);
-            let reply = match self.tasks.remove(&number).map(|task| task.progress) {
-                Some(Progress::Copy(copied)) => Ok(Reply::Copied(copied)),
+            let Some(mut task) = self.tasks.remove(&number) else { return };
+            self.unclaim(&mut task);
+            let reply = match task.progress {
+                Progress::Copy(copied) => Ok(Reply::Copied(copied)),
                 _ => Err(Errno::EINTR),
             };
-            self.answer(from, id, reply, out);
+            self.answer(now, (from, id), reply, &Promise::default(), out);
         }
     }
 
-    fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
+    pub(crate) fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
         // One that was cancelled meanwhile is gone.
         self.walking.remove(&number);
         if let Some(task) = self.tasks.remove(&number) {
@@ -565,6 +641,10 @@ impl Meta {
                 if self.journal.is_half_full() {
                     self.start_checkpoint(out);
                 }
+            }
+            (Some(Purpose::Sync), result) => {
+                let held = self.journal.synced(result.map(drop));
+                self.let_go(now, held, out);
             }
             (Some(Purpose::Stage), Ok(_)) => {
                 if let Some(io) = self.checkpoint.staged(&mut self.state) {
@@ -624,40 +704,24 @@ impl Meta {
                 }
                 Err(errno) => {
                     self.walking.remove(&number);
-                    if let Some(task) = self.tasks.remove(&number) {
-                        self.finish(&task, false, Err(errno), out);
+                    if let Some(mut task) = self.tasks.remove(&number) {
+                        self.refuse(now, &mut task, errno, out);
                     }
                 }
             }
         }
     }
 
-    /// A checkpoint is done, or cannot go on for now. `used`: bytes of the journal in use.
-    fn done_checkpoint(&mut self, now: Now, used: Result<u64, Errno>, out: &mut Outbox) {
-        match used {
-            Ok(used) => {
-                if let Some(sequence) = self.checkpoint.published() {
-                    self.state.snapshot_published();
-                    let held = self.journal.checkpointed(sequence, used);
-                    self.let_go(now, held, out);
-                }
-            }
-            Err(errno) => self.checkpoint.failed(errno),
-        }
-        self.sweep_due = true;
-        self.resume_roomless(now, out);
-    }
-
-    fn resume_roomless(&mut self, now: Now, out: &mut Outbox) {
+    pub(crate) fn resume_roomless(&mut self, now: Now, out: &mut Outbox) {
         for number in core::mem::take(&mut self.roomless) {
             self.resume(now, number, out);
         }
     }
 
-    fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
+    pub(crate) fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
         for held in held {
             match held {
-                Held::Reply(to, id, result) => self.answer(to, id, result, out),
+                Held::Reply(to, id, result, promise) => self.answer(now, (to, id), result, &promise, out),
                 Held::Session(client, result) => self.connected(client, result, out),
                 Held::Task(number) => self.resume(now, number, out),
                 Held::RemoveStream(ino) => {
@@ -675,7 +739,7 @@ impl Meta {
         let _ = self.append(&Event::Purge { ino });
     }
 
-    fn tick(&mut self, out: &mut Outbox) {
+    fn tick(&mut self, now: Now, out: &mut Outbox) {
         self.ticks += 1;
         self.sweep_due = true;
         if let Some(io) = self.checkpoint.retry() {
@@ -695,25 +759,15 @@ impl Meta {
             self.start_checkpoint(out);
         }
         self.flush(0, true, out);
-    }
-
-    fn start_checkpoint(&mut self, out: &mut Outbox) {
-        if self.config.read_only || self.journal.broken.is_some() {
-            return;
-        }
-        if let Some(io) = self.checkpoint.begin(&mut self.state, self.journal.end, self.journal.used) {
-            self.ask_checkpoint(io, out);
-        }
-    }
-
-    fn ask_checkpoint(&mut self, io: Io, out: &mut Outbox) {
-        let purpose = if matches!(io, Io::Publish { .. }) { Purpose::Publish } else { Purpose::Stage };
-        self.ask(purpose, io, out);
+        self.tick_leases(now, out);
     }
 
     fn flush(&mut self, queued: usize, flush: bool, out: &mut Outbox) {
         if let Some((frame, sync)) = self.journal.next_frame(queued, flush) {
             self.ask(Purpose::Journal, Io::Journal { frame, sync }, out);
+        }
+        if self.journal.next_sync() {
+            self.ask(Purpose::Sync, Io::Sync, out);
         }
     }
 }

@@ -85,6 +85,8 @@ pub enum Io {
         frame: Vec<u8>,
         sync: bool,
     },
+    /// Make all of the journal durable that has been appended. Frames may be appended meanwhile.
+    Sync,
     /// Add to the checkpoint. What fails may have been done in part, and will be asked for again.
     Stage {
         writes: Arc<[TableWrite]>,
@@ -112,6 +114,7 @@ pub enum IoDone {
         used: u64,
         frame: Vec<u8>,
     },
+    Synced,
     Staged,
     Paused,
     Published {
@@ -131,10 +134,12 @@ pub struct Outbox {
     pub recalls: Vec<Recall>,
     /// Sessions that have begun or go on.
     pub connected: Vec<Connected>,
-    /// Sessions that cannot begin, and why: `ENFILE`, there are too many; `EIO`, the journal cannot be written.
+    /// Sessions that cannot begin, and why: `ENFILE`, there are too many; `EIO`, the journal cannot be written;
+    /// `EINVAL`, no client has the number 0.
     pub refused: Vec<(ClientId, Errno)>,
     /// Sessions that have ended, because nothing was heard of their clients.
     pub expired: Vec<ClientId>,
+    /// To be sent after `replies`.
     pub revocations: Vec<Revocation>,
     /// Inodes that clients know, and whose attributes have changed without their doing.
     pub changed: Vec<Ino>,
@@ -147,6 +152,8 @@ pub enum Waiting {
     Disk,
     /// A commit of the journal, or room in it.
     Journal,
+    /// Other clients, to give up what they may cache.
+    Clients,
 }
 
 /// The answer to a request.
@@ -157,6 +164,8 @@ pub struct Answered {
     pub result: Result<Reply, Errno>,
     /// What the result tells may be cached for so many milliseconds. Says nothing to a client that is the only one.
     pub lease_ms: u32,
+    /// Inodes that the request has changed and that its client cannot know: they were found by their names.
+    pub touched: Vec<Ino>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -113,7 +113,7 @@ impl Recovery {
             loaded.map_err(|_| damaged("the record of a session is damaged"))?;
         }
         for (ino, _) in &record.watched {
-            state.watched.insert(*ino, Watched { since: 0, used: 0 });
+            state.watched.insert(*ino, Watched { since: 0, used: 0, written: true });
         }
         let recovery = Self { config, state, watched: record.watched, events: 0, removed: Vec::new() };
         Ok((recovery, Position(record.journal)))
@@ -277,8 +277,7 @@ impl Recovery {
         for (ino, size) in sizes {
             meta.count_left_over(*ino, *size);
         }
-        meta.recover_sessions();
-        if !meta.config.read_only {
+        if !meta.recover_sessions(&orphans) && !meta.config.read_only {
             for (ino, streamed) in orphans {
                 meta.purge_left_over(ino, streamed);
             }

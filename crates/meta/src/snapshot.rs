@@ -18,6 +18,7 @@ pub(crate) enum Changed {
     Strip(Ino),
     Xattrs(Ino),
     Session(ClientId),
+    Moved(Ino),
 }
 
 /// The checkpoint under way.
@@ -64,6 +65,7 @@ impl State {
                     }
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
+                Changed::Moved(ino) => self.encode_moved(ino),
                 Changed::Session(client) => {
                     if self.sessions.get(&client).is_some_and(|kept| kept.track.epoch == was) {
                         self.encode_session(client);

@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
+use crate::reclaim::Reclaimed;
 use crate::record::{Body, Corrupt, Dentry, InoRecord, Inode, Slot, Xattrs, decode};
 use crate::session::Kept;
 use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
@@ -49,6 +50,8 @@ pub(crate) struct Watched {
     pub since: u64,
     /// The tick at which it was last opened for writing, closed or synced.
     pub used: u64,
+    /// Since nobody had it open, it may have been opened for writing.
+    pub written: bool,
 }
 
 impl Cached {
@@ -172,6 +175,7 @@ pub(crate) struct State {
     /// What was removed with entries in it; the last is freed first.
     pub trash: Vec<Trashed>,
     pub sessions: BTreeMap<ClientId, Kept>,
+    pub reclaimed: Reclaimed,
     /// The current epoch: grows with every checkpoint.
     pub epoch: u32,
     /// The epoch of the last checkpoint that is durable.
@@ -205,6 +209,7 @@ impl State {
             watched: BTreeMap::new(),
             trash: Vec::new(),
             sessions: BTreeMap::new(),
+            reclaimed: Reclaimed::default(),
             epoch: 1,
             published: 0,
             changed: VecDeque::new(),
@@ -235,7 +240,13 @@ impl State {
             Some(Known { home: Home::Dentry { dir, hash }, .. }) => {
                 Stop::Wait(Wait::Load(Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH }))
             }
-            _ => wait_record(InoRecord::Inode, ino),
+            Some(_) => wait_record(InoRecord::Inode, ino),
+            None => match self.reclaimed.hint(ino) {
+                Some((dir, hash)) => {
+                    Stop::Wait(Wait::Hint(ino, Load::Dentries { dir, from: hash, limit: SAME_HASH }))
+                }
+                None => wait_record(InoRecord::Inode, ino),
+            },
         }
     }
 
@@ -352,7 +363,7 @@ impl State {
                 }
                 Ok(())
             }
-            Sessions => self.loaded_session(key, value.ok_or(Corrupt)?),
+            Sessions => self.loaded_kept(key, value.ok_or(Corrupt)?),
             Super => Err(Corrupt),
         }
     }
@@ -376,6 +387,10 @@ impl State {
             // Of the last hash there may be more names.
             fragment.loaded_to = fragment.loaded_to.max(last);
             fragment.complete |= page.len() < limit;
+        }
+        if fragment.cells.is_empty() && !self.inodes.contains_key(&dir) {
+            // Somebody took it for a directory.
+            self.fragments.remove(&dir);
         }
         Ok(())
     }
@@ -407,7 +422,9 @@ impl State {
         let ino = inode.ino;
         if !self.inodes.contains_key(&ino) {
             let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
-            self.add_inode(Cached { lookups, ..Cached::new(inode, home, Track::STORED) });
+            let (more, opens) = self.reclaimed.found(ino);
+            let lookups = lookups + more;
+            self.add_inode(Cached { lookups, opens, ..Cached::new(inode, home, Track::STORED) });
         }
     }
 

@@ -5,6 +5,8 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, ObjectId, StreamStat, Time};
 
+use crate::lease::Key;
+
 /// The outcome of an operation, or of a part of one.
 pub(crate) type Step<T> = Result<T, Stop>;
 
@@ -26,6 +28,10 @@ impl From<Errno> for Stop {
 pub(crate) enum Wait {
     /// A record of the tables to be in memory.
     Load(Load),
+    /// An inode, which a client says lies there.
+    Hint(Ino, Load),
+    /// Clients that have not said yet what they have, and may use what they were told before the server began again.
+    Grace,
     /// The caller's supplementary groups.
     Groups,
     /// The byte stream of a file.
@@ -36,6 +42,8 @@ pub(crate) enum Wait {
     Room,
     /// Others, who are let in between two steps.
     Others,
+    /// Others to give up what they may cache.
+    Lease(Key),
     /// A while, as what nobody waits for does between two steps.
     While,
 }

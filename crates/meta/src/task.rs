@@ -1,15 +1,20 @@
 //! Operations that have been started and not answered, and what they are given when they run.
 
+use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{Caller, ClientId, Errno, Ino, Request, RequestId, StreamStat, Time};
 
+use crate::completed::Outcome;
+use crate::lease::{Key, Told};
 use crate::progress::Progress;
 use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
 
 /// What an operation may know besides the state: who asks, when, and what has been fetched for it so far.
 pub(crate) struct Cx<'a> {
     pub now: Time,
+    pub uptime_ms: u64,
+    pub client: ClientId,
     pub caller: &'a Caller,
     pub streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
     pub page: Option<Page>,
@@ -17,6 +22,12 @@ pub(crate) struct Cx<'a> {
     pub durable: bool,
     /// Has the operation changed anything?
     pub changed: bool,
+    /// What its reply tells, as far as it may be cached.
+    pub told: Told,
+    /// What it keeps others from caching until it is done.
+    pub claims: &'a mut Vec<Key>,
+    /// What it has asked of streams may not be so any more.
+    pub streams_have_changed: bool,
     /// What is remembered from one step of the operation to the next.
     pub progress: &'a mut Progress,
 }
@@ -65,17 +76,38 @@ pub(crate) struct Task {
     pub caller: Caller,
     pub request: Request,
     pub streams: Vec<(StreamCall, Result<StreamDone, Errno>)>,
+    /// [`Meta::streams_changed`] when it first asked something of a stream.
+    ///
+    /// [`Meta::streams_changed`]: crate::Meta
+    pub streams_since: u64,
+    pub claims: Vec<Key>,
     pub page: Option<Page>,
     /// The last load, which must not be asked for again.
     pub loaded: Option<Load>,
     /// It has changed something in an earlier step.
     pub changed: bool,
     pub progress: Progress,
+    /// It was done by an earlier incarnation: what is to be told again.
+    pub again: Option<Box<Outcome>>,
 }
 
 impl Task {
     pub(crate) fn new(from: ClientId, id: RequestId, caller: Caller, request: Request) -> Self {
-        let (streams, page, loaded, changed, progress) = (Vec::new(), None, None, false, Progress::None);
-        Self { from, id, caller, request, streams, page, loaded, changed, progress }
+        let (streams, streams_since, claims) = (Vec::new(), 0, Vec::new());
+        let (page, loaded, changed, progress) = (None, None, false, Progress::None);
+        Self {
+            from,
+            id,
+            caller,
+            request,
+            streams,
+            streams_since,
+            claims,
+            page,
+            loaded,
+            changed,
+            progress,
+            again: None,
+        }
     }
 }

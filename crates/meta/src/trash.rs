@@ -36,6 +36,7 @@ impl Meta {
     pub(crate) fn may_sweep(&self) -> bool {
         let writable = !self.config.read_only && self.journal.broken.is_none();
         writable
+            && !self.sessions.in_grace()
             && !self.draining
             && !self.is_checkpoint_running()
             && !self.journal.is_half_full()

@@ -3,6 +3,8 @@
 
 mod harness;
 
+use std::collections::BTreeMap;
+
 use espalier_meta::{Acknowledge, Config, Connected, Input, Io};
 use espalier_proto::*;
 use harness::{Engine, Harness, ROOT_CALLER, name, open_how};
@@ -17,12 +19,14 @@ fn config() -> Config {
 struct Client {
     id: ClientId,
     next: u64,
+    /// The answer to this one has not come.
+    unanswered: Option<u64>,
 }
 
 impl Client {
     /// Requests of different clients have different numbers, so that the harness can tell them apart.
     fn new(number: u64) -> Self {
-        Self { id: ClientId(100 + number), next: number << 32 }
+        Self { id: ClientId(100 + number), next: number << 32, unanswered: None }
     }
 
     fn connect(fs: &mut Harness, number: u64) -> Self {
@@ -48,7 +52,7 @@ impl Client {
         fs.input(Input::Request {
             from: self.id,
             id: RequestId(self.next),
-            below: RequestId(self.next),
+            below: RequestId(self.unanswered.unwrap_or(self.next)),
             caller: ROOT_CALLER,
             request: request.clone(),
         });
@@ -121,6 +125,9 @@ fn a_client_without_a_session_is_refused() {
     assert!(stranger.reconnect(fs));
     stranger.create(fs, Ino::ROOT, "a", NewNode::Regular);
     assert_eq!(stranger.ask(fs, Request::Sweep), Err(Errno::EINVAL));
+    // The machine's own.
+    fs.input(Input::Connect { client: ClientId(0) });
+    assert_eq!(fs.refused, [(ClientId(0), Errno::EINVAL)]);
 }
 
 #[test]
@@ -135,7 +142,18 @@ fn a_request_that_comes_twice_is_done_once() {
     assert_eq!(client.ask(fs, remove.clone()), Ok(Reply::Done));
     assert_eq!(client.again(fs, remove.clone()), Ok(Reply::Done));
     assert_eq!(client.ask(fs, remove), Err(Errno::ENOENT));
-    // Twice counted, it would stay.
+    // Twice done, it would find something.
+    let mut other = Client::connect(fs, 2);
+    other.create(fs, Ino::ROOT, "a", NewNode::Regular);
+    assert_eq!(client.again(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }), Err(Errno::ENOENT));
+    let look = Request::Lookup { dir: Ino::ROOT, name: name("a") };
+    let found = entry(client.ask(fs, look.clone()));
+    client.again(fs, look).unwrap();
+    other.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    other.ask(fs, Request::Forget { ino: found, lookups: 1 }).unwrap();
+    assert_eq!(fs.meta.files(), 3);
+    client.ask(fs, Request::Forget { ino: found, lookups: 1 }).unwrap();
+    assert_eq!(fs.meta.files(), 2, "twice counted, it would stay");
     let forget = Request::Forget { ino, lookups: 1 };
     assert_eq!(client.ask(fs, forget.clone()), Ok(Reply::Done));
     assert_eq!(client.again(fs, forget), Ok(Reply::Done));
@@ -221,7 +239,7 @@ fn a_client_cannot_release_what_it_does_not_have() {
     }
     one.ask(fs, Request::GetAttr { ino }).unwrap();
     one.ask(fs, Request::Forget { ino, lookups: u64::MAX }).unwrap();
-    one.ask(fs, Request::Read { ino, offset: 0, size: 10 }).unwrap();
+    one.ask(fs, Request::Read { ino, offset: 0, size: 10, noatime: false }).unwrap();
     one.ask(fs, Request::Release { ino }).unwrap();
     assert_eq!(fs.meta.files(), 1);
 }
@@ -242,7 +260,7 @@ fn what_is_kept_of_a_client_is_bounded() {
         });
         refused += usize::from(fs.answers[&number] == Err(Errno::EAGAIN));
     }
-    assert_eq!(refused, 1100 - 1024);
+    assert_eq!(refused, 1100 - 1023, "of the numbers 0 to 1023 all but 0 were used");
     other.create(fs, Ino::ROOT, "a", NewNode::Regular);
     for number in 3..=25_000 {
         fs.input(Input::Connect { client: ClientId(1000 + number) });
@@ -281,6 +299,51 @@ fn what_is_acknowledged_survives_the_process() {
     assert_eq!(fs.fsck(), []);
 }
 
+/// Who waits for a sync holds up nobody else.
+#[test]
+fn changes_are_acknowledged_while_the_journal_is_synced() {
+    let fs = &mut Harness::with(config());
+    let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    fs.lazy = true;
+    let made = one.send(fs, &create(Ino::ROOT, "a", NewNode::Regular), false);
+    let synced = other.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
+    fs.settle_one();
+    assert!(fs.answers.contains_key(&made) && !fs.answers.contains_key(&synced));
+    assert!(matches!(fs.waiting[..], [(_, Io::Sync)]));
+    let (sync, io) = fs.waiting.pop().unwrap();
+    let more = one.send(fs, &create(Ino::ROOT, "b", NewNode::Regular), false);
+    let again = one.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
+    assert!(matches!(fs.waiting[..], [(_, Io::Journal { sync: false, .. })]), "{:?}", fs.waiting);
+    fs.settle_one();
+    assert!(fs.answers.contains_key(&more));
+    assert!(fs.waiting.is_empty(), "one sync at a time");
+    let result = fs.disk.execute(io);
+    fs.input(Input::Done { id: sync, result });
+    assert!(fs.answers.contains_key(&synced) && !fs.answers.contains_key(&again));
+    fs.settle();
+    assert!(fs.answers.contains_key(&again));
+    // What nobody waits for is synced once a second.
+    one.send(fs, &create(Ino::ROOT, "c", NewNode::Regular), false);
+    fs.settle();
+    fs.input(Input::Tick);
+    assert!(matches!(fs.waiting[..], [(_, Io::Sync)]), "{:?}", fs.waiting);
+    fs.settle();
+    fs.input(Input::Tick);
+    assert!(fs.waiting.iter().all(|(_, io)| !matches!(io, Io::Sync)));
+    fs.settle();
+    // A sync that fails ends all.
+    one.send(fs, &create(Ino::ROOT, "d", NewNode::Regular), false);
+    let synced = other.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
+    fs.settle_one();
+    let (sync, _) = fs.waiting.pop().unwrap();
+    fs.input(Input::Done { id: sync, result: Err(Errno::EIO) });
+    assert_eq!(fs.answers[&synced], Err(Errno::EIO));
+    let late = one.send(fs, &create(Ino::ROOT, "e", NewNode::Regular), false);
+    assert_eq!(fs.answers[&late], Err(Errno::EIO));
+    let read = one.send(fs, &Request::GetAttr { ino: Ino::ROOT }, false);
+    assert!(fs.answers[&read].is_ok());
+}
+
 #[test]
 fn requests_that_come_together_share_a_frame() {
     let fs = &mut Harness::with(config());
@@ -293,7 +356,7 @@ fn requests_that_come_together_share_a_frame() {
         fs.input(Input::Request {
             from: client.id,
             id: RequestId(client.next),
-            below: RequestId(0),
+            below: RequestId(1 << 32),
             caller: ROOT_CALLER,
             request: create(Ino::ROOT, &number.to_string(), NewNode::Regular),
         });
@@ -304,4 +367,704 @@ fn requests_that_come_together_share_a_frame() {
     assert!(ids.iter().all(|id| fs.answers[id].is_ok()));
     let order: Vec<u64> = fs.answered.iter().map(|(_, id)| *id).collect();
     assert_eq!(order, ids);
+}
+
+// ---- Restarts
+
+/// A client says what it has, all of it.
+fn reclaim(fs: &mut Harness, client: &mut Client, held: &[Held]) {
+    assert!(client.reconnect(fs), "the session goes on");
+    assert_eq!(client.ask(fs, Request::Reclaim { held: held.to_vec(), last: true }), Ok(Reply::Done));
+}
+
+/// What a client has of an inode that it has just been told.
+fn held(reply: &Reply, lookups: u64, opens: u32) -> Held {
+    match reply {
+        Reply::Entry(entry) | Reply::Created(entry, _) => {
+            Held { ino: entry.attr.ino, home: entry.home, lookups, opens }
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A server on a disk that keeps what was written is killed and begins again.
+fn killed(fs: Harness, memory: Memory) -> Harness {
+    let mut fs = fs.crash();
+    if memory == Memory::Cold {
+        fs.checkpoint();
+        fs = fs.crash();
+    }
+    fs
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Memory {
+    Replayed,
+    Cold,
+}
+
+/// The requests that change something, on what [`prepare`] makes.
+fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
+    let (a, b) = (|| name("file"), || name("new"));
+    let rename =
+        |from: Name, to: Name, flags| Request::Rename { from_dir: dir, from, to_dir: Ino::ROOT, to, flags };
+    let xattr = || b"user.a".as_slice().into();
+    let open = Some(open_how(Access::WRITE, false));
+    let made =
+        |node| Request::Create { dir, name: b(), node, perm: 0o644, umask: 0, open: None, exclusive: true };
+    let level = CopyLevel { from: full, to: dir, after: 0 };
+    vec![
+        made(NewNode::Regular),
+        made(NewNode::Directory),
+        made(NewNode::Symlink(b"target".as_slice().into())),
+        Request::Create {
+            dir,
+            name: b(),
+            node: NewNode::Regular,
+            perm: 0o644,
+            umask: 0,
+            open,
+            exclusive: true,
+        },
+        Request::TmpFile { dir, perm: 0o600, umask: 0 },
+        Request::Link { ino: file, dir, name: b() },
+        Request::Unlink { dir, name: a() },
+        Request::RmDir { dir, name: name("empty") },
+        rename(a(), b(), RenameFlags::empty()),
+        rename(a(), name("other"), RenameFlags::empty()),
+        rename(a(), name("other"), RenameFlags::EXCHANGE),
+        rename(a(), b(), RenameFlags::WHITEOUT),
+        Request::Open { ino: file, how: open_how(Access::WRITE, true) },
+        Request::SetAttr { ino: file, set: SetAttr { perm: Some(0o611), ..SetAttr::default() } },
+        Request::SetAttr { ino: file, set: SetAttr { size: Some(3), ..SetAttr::default() } },
+        Request::Write { ino: file, offset: 5, data: b"more".to_vec(), kill_suid_gid: false },
+        Request::Allocate { ino: file, offset: 0, length: 30, mode: AllocateMode::empty() },
+        Request::SetXattr {
+            ino: file,
+            name: xattr(),
+            value: [1; 3].into(),
+            mode: XattrMode::Create,
+            kill_sgid: false,
+        },
+        Request::RemoveXattr { ino: file, name: b"user.there".as_slice().into() },
+        Request::RemoveTree { dir: full },
+        Request::CopyTree(CopyTree { levels: vec![level], preserve: false, umask: 0 }),
+    ]
+}
+
+/// A directory with a file and an empty directory, one with something in it, and another file; and what the client has.
+fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) {
+    let mut has = Vec::new();
+    let mut make = |fs: &mut Harness, client: &mut Client, dir: Ino, file: &str, node: NewNode| {
+        let reply = client.ask(fs, create(dir, file, node)).unwrap();
+        has.push(held(&reply, 1, 0));
+        entry(Ok(reply))
+    };
+    let dir = make(fs, client, Ino::ROOT, "dir", NewNode::Directory);
+    let file = make(fs, client, dir, "file", NewNode::Regular);
+    make(fs, client, dir, "empty", NewNode::Directory);
+    make(fs, client, Ino::ROOT, "other", NewNode::Regular);
+    let full = make(fs, client, Ino::ROOT, "full", NewNode::Directory);
+    make(fs, client, full, "in it", NewNode::Regular);
+    client
+        .ask(fs, Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false })
+        .unwrap();
+    let xattr = b"user.there".as_slice().into();
+    let (value, mode) = ([2; 3].into(), XattrMode::Any);
+    client.ask(fs, Request::SetXattr { ino: file, name: xattr, value, mode, kill_sgid: false }).unwrap();
+    (dir, file, full, has)
+}
+
+/// A reply without what depends on when it is given.
+fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
+    let unleased = |entry| Entry { name_leased: false, attr_leased: false, ..entry };
+    Ok(match reply? {
+        Reply::Entry(entry) => Reply::Entry(unleased(entry)),
+        Reply::Opened(_) => Reply::Opened(Opened { streamed: false, keep_cache: false, limited: false }),
+        Reply::Created(entry, how) => Reply::Created(unleased(entry), Opened { keep_cache: false, ..how }),
+        // What of it clients may have been told otherwise.
+        Reply::Copied(copied) => Reply::Copied(Box::new(Copied { made: vec![], changed: vec![], ..*copied })),
+        other => other,
+    })
+}
+
+/// The whole tree.
+fn look(fs: &mut Harness) -> BTreeMap<String, String> {
+    fs.input(Input::Connect { client: ClientId(1) });
+    fs.dump()
+}
+
+/// Whatever I/O a server's process is killed at: a change that is asked for again is made once and answered the same.
+#[test]
+fn every_change_is_made_once_whatever_the_server_is_killed_at() {
+    let config = || Config { journal_capacity: (1 << 20) + (256 << 10), ..config() };
+    let count = changes(Ino(2), Ino(3), Ino(6)).len();
+    for at in 0..count {
+        let mut calm = Harness::on(Engine::Local, config());
+        let mut client = Client::connect(&mut calm, 1);
+        let (dir, file, full, _) = prepare(&mut calm, &mut client);
+        let request = changes(dir, file, full).swap_remove(at);
+        calm.now = Time::new(2000, 0);
+        calm.count = 0;
+        let reply = timeless(client.ask(&mut calm, request.clone()));
+        assert!(reply.is_ok(), "{request:?}: {reply:?}");
+        let ios = calm.count;
+        expire_all_but(&mut calm, &[]);
+        let (files, after) = (calm.meta.files(), look(&mut calm));
+        for (crash, memory) in (0..=ios).flat_map(|crash| [(crash, Memory::Replayed), (crash, Memory::Cold)])
+        {
+            let context = format!("{request:?}, killed at I/O {crash}");
+            let mut fs = Harness::on(Engine::Local, config());
+            let mut client = Client::connect(&mut fs, 1);
+            let (_, _, _, held) = prepare(&mut fs, &mut client);
+            (fs.now, fs.count) = (Time::new(2000, 0), 0);
+            fs.fault = Some((crash, harness::Fault::Crash));
+            let first = client.ask(&mut fs, request.clone());
+            assert_eq!(crash == ios, first.is_ok(), "{context}");
+            let mut fs = killed(fs, memory);
+            let id = client.next;
+            client.unanswered = Some(id);
+            reclaim(&mut fs, &mut client, &held);
+            // As when it was asked for first.
+            fs.now = Time::new(2000, 1);
+            let again = |fs: &mut Harness| {
+                fs.input(Input::Request {
+                    from: client.id,
+                    id: RequestId(id),
+                    below: RequestId(id),
+                    caller: ROOT_CALLER,
+                    request: request.clone(),
+                });
+                timeless(wait(fs, id))
+            };
+            assert_eq!(again(&mut fs), reply, "{context}");
+            assert_eq!(again(&mut fs), reply, "{context}");
+            expire_all_but(&mut fs, &[]);
+
+            assert_eq!(fs.meta.files(), files, "{context}: what was held is free");
+            assert_eq!(look(&mut fs), after, "{context}");
+            assert_eq!(fs.fsck(), [], "{context}");
+        }
+    }
+}
+
+/// A removed file that clients have open outlives the server, until they have released it.
+#[test]
+fn open_files_without_a_name_survive_a_restart() {
+    for memory in [Memory::Replayed, Memory::Cold] {
+        let mut fs = Harness::on(Engine::Local, config());
+        let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+        let mut has = Vec::new();
+        for file in ["a", "b", "c"] {
+            let reply = one.ask(&mut fs, create(Ino::ROOT, file, NewNode::Regular)).unwrap();
+            let ino = entry(Ok(reply.clone()));
+            one.open(&mut fs, ino);
+            one.ask(&mut fs, Request::Write { ino, offset: 0, data: file.into(), kill_suid_gid: false })
+                .unwrap();
+            one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name(file) }).unwrap();
+            has.push(held(&reply, 1, 1));
+        }
+        let mut fs = killed(fs, memory);
+        assert_eq!(fs.meta.awaited(), [one.id, other.id]);
+        // One says that it has two of them, and has lost the third.
+        reclaim(&mut fs, &mut one, &has[..2]);
+        assert_eq!(fs.meta.files(), 4, "the other may have it");
+        assert_eq!(fs.meta.awaited(), [other.id]);
+        reclaim(&mut fs, &mut other, &[]);
+        assert_eq!((fs.meta.files(), fs.meta.awaited()), (3, vec![]));
+        let read = one.ask(&mut fs, Request::Read { ino: has[0].ino, offset: 0, size: 9, noatime: false });
+        assert_eq!(read, Ok(Reply::Bytes(b"a".to_vec())));
+        one.ask(&mut fs, Request::Release { ino: has[0].ino }).unwrap();
+        one.ask(&mut fs, Request::Forget { ino: has[0].ino, lookups: 1 }).unwrap();
+        assert_eq!(fs.meta.files(), 2);
+        expire_all_but(&mut fs, &[&other]);
+        assert_eq!(fs.meta.files(), 1);
+        assert_eq!(fs.fsck(), []);
+    }
+}
+
+/// What an answer gave that the client has got is not counted beside what the client says.
+#[test]
+fn what_a_client_has_is_counted_once_after_a_restart() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let mut one = Client::connect(&mut fs, 1);
+    let tmp = one.ask(&mut fs, Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
+    let has = held(&tmp, 1, 1);
+    let mut fs = killed(fs, Memory::Replayed);
+    one.unanswered = Some(one.next);
+    reclaim(&mut fs, &mut one, &[has]);
+    one.unanswered = None;
+    one.ask(&mut fs, Request::Release { ino: has.ino }).unwrap();
+    one.ask(&mut fs, Request::Forget { ino: has.ino, lookups: 1 }).unwrap();
+    tick(&mut fs, 1);
+    assert_eq!(fs.meta.files(), 1);
+    assert_eq!(fs.fsck(), []);
+}
+
+/// A file that never had a name may still be given one.
+#[test]
+fn a_nameless_file_is_named_after_a_restart() {
+    for memory in [Memory::Replayed, Memory::Cold] {
+        let mut fs = Harness::on(Engine::Local, config());
+        let mut one = Client::connect(&mut fs, 1);
+        let tmp = one.ask(&mut fs, Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
+        let gone = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
+        one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+        let has = [held(&tmp, 1, 1), held(&gone, 1, 0)];
+        let mut fs = killed(fs, memory);
+        reclaim(&mut fs, &mut one, &has);
+        let link = |ino| Request::Link { ino, dir: Ino::ROOT, name: name("b") };
+        assert_eq!(one.ask(&mut fs, link(has[1].ino)), Err(Errno::ENOENT), "it was removed");
+        one.ask(&mut fs, link(has[0].ino)).unwrap();
+        assert_eq!(fs.fsck(), []);
+    }
+}
+
+/// What a client that never comes back had is freed when its session ends, and not before.
+#[test]
+fn the_grace_ends_with_the_last_session_that_was() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let ino = one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
+    one.open(&mut fs, ino);
+    one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    let reply = one.ask(&mut fs, create(Ino::ROOT, "b", NewNode::Regular)).unwrap();
+    let b = other.lookup(&mut fs, Ino::ROOT, "b");
+    // It has the answer.
+    one.create(&mut fs, Ino::ROOT, "c", NewNode::Regular);
+    let mut fs = killed(fs, Memory::Cold);
+    reclaim(&mut fs, &mut other, &[Held { lookups: 1, ..held(&reply, 1, 0) }]);
+    // The other removes what the one may have open.
+    other.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("b") }).unwrap();
+    other.ask(&mut fs, Request::Forget { ino: b, lookups: 1 }).unwrap();
+    assert_eq!(fs.meta.files(), 4);
+    expire_all_but(&mut fs, &[&other]);
+    assert_eq!((fs.expired.clone(), fs.meta.files()), (vec![one.id], 2));
+    assert!(!one.reconnect(&mut fs));
+    // It had a, which is gone, and the directory, which is not.
+    let root = Held { ino: Ino::ROOT, home: Home::Table, lookups: 1, opens: 0 };
+    let gone = Held { ino, opens: 1, ..root };
+    assert_eq!(one.ask(&mut fs, Request::Reclaim { held: vec![root, gone], last: true }), Ok(Reply::Done));
+    assert_eq!(one.ask(&mut fs, Request::GetAttr { ino }), Err(Errno::ESTALE));
+    one.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
+    assert_eq!(fs.fsck(), []);
+}
+
+/// Clients may use what they were told before the restart until its time is over, or they know of the restart.
+#[test]
+fn changes_wait_for_leases_of_the_time_before() {
+    let config = || Config { lease_ms: Some(10_000), ..config() };
+    let start = || {
+        let mut fs = Harness::on(Engine::Local, config());
+        let (one, other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+        let mut fs = killed(fs, Memory::Replayed);
+        tick(&mut fs, 1000);
+        (fs, one, other)
+    };
+    let (mut fs, mut one, mut other) = start();
+    reclaim(&mut fs, &mut one, &[]);
+    let make = create(Ino::ROOT, "a", NewNode::Regular);
+    let id = one.send(&mut fs, &make, false);
+    fs.settle();
+    assert!(!fs.answers.contains_key(&id));
+    let looked = one.ask(&mut fs, Request::Lookup { dir: Ino::ROOT, name: name("a") });
+    assert!(matches!(looked, Ok(Reply::Absent { .. })), "reading goes on");
+    other.reconnect(&mut fs);
+    assert_eq!(other.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }), Err(Errno::EAGAIN));
+    assert_eq!(other.ask(&mut fs, Request::Reclaim { held: vec![], last: false }), Ok(Reply::Done));
+    assert!(!fs.answers.contains_key(&id));
+    assert_eq!(other.ask(&mut fs, Request::Reclaim { held: vec![], last: true }), Ok(Reply::Done));
+    assert!(fs.answers[&id].is_ok());
+    // Nobody else comes: the longest lease ends.
+    let (mut fs, mut one, _) = start();
+    reclaim(&mut fs, &mut one, &[]);
+    let id = one.send(&mut fs, &make, false);
+    for _ in 0..10 {
+        tick(&mut fs, 1000);
+        assert!(!fs.answers.contains_key(&id));
+    }
+    tick(&mut fs, 2000);
+    assert!(fs.answers[&id].is_ok());
+    assert_eq!(fs.fsck(), []);
+}
+
+/// A client's hints are as old as it likes: what it has is found where it is now, after any number of restarts.
+#[test]
+fn what_moved_is_found() {
+    for memory in [Memory::Replayed, Memory::Cold] {
+        let mut fs = Harness::on(Engine::Local, Config { cache_bytes: 0, ..config() });
+        let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+        let mut has = Vec::new();
+        let sub = other.create(&mut fs, Ino::ROOT, "sub", NewNode::Directory);
+        for file in ["renamed", "twice", "linked", "exchanged", "stays", "dir"] {
+            let node = if file == "dir" { NewNode::Directory } else { NewNode::Regular };
+            let reply = one.ask(&mut fs, create(Ino::ROOT, file, node)).unwrap();
+            has.push(held(&reply, 1, 0));
+        }
+        has[0].opens = 1;
+        one.open(&mut fs, has[0].ino);
+        let tmp = one.ask(&mut fs, Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
+        has.push(held(&tmp, 1, 1));
+        one.ask(&mut fs, Request::Link { ino: has[6].ino, dir: sub, name: name("tmp") }).unwrap();
+        has[6].lookups = 2;
+        let mut rename = |fs: &mut Harness, from_dir, from: &str, to_dir, to: &str, flags| {
+            let (from, to) = (name(from), name(to));
+            other.ask(fs, Request::Rename { from_dir, from, to_dir, to, flags }).unwrap();
+        };
+        let plain = RenameFlags::empty();
+        rename(&mut fs, Ino::ROOT, "renamed", sub, "b", plain);
+        rename(&mut fs, Ino::ROOT, "twice", sub, "c", plain);
+        fs.checkpoint();
+        rename(&mut fs, sub, "c", Ino::ROOT, "d", plain);
+        rename(&mut fs, Ino::ROOT, "dir", sub, "dir", plain);
+        other.create(&mut fs, sub, "e", NewNode::Regular);
+        let mut rename = |fs: &mut Harness, from_dir, from: &str, to_dir, to: &str, flags| {
+            let (from, to) = (name(from), name(to));
+            other.ask(fs, Request::Rename { from_dir, from, to_dir, to, flags }).unwrap();
+        };
+        rename(&mut fs, Ino::ROOT, "exchanged", sub, "e", RenameFlags::EXCHANGE);
+        let linked = other.lookup(&mut fs, Ino::ROOT, "linked");
+        other.ask(&mut fs, Request::Link { ino: linked, dir: sub, name: name("f") }).unwrap();
+        for _ in 0..3 {
+            fs = killed(fs, memory);
+            reclaim(&mut fs, &mut one, &has);
+            reclaim(&mut fs, &mut other, &[]);
+            for held in &has {
+                let attr = one.ask(&mut fs, Request::GetAttr { ino: held.ino });
+                assert!(matches!(attr, Ok(Reply::Attr(attr)) if attr.ino == held.ino), "{held:?}: {attr:?}");
+            }
+            fs.checkpoint();
+        }
+        // What nobody has any more need not be remembered.
+        expire_all_but(&mut fs, &[]);
+        assert_eq!(fs.fsck(), []);
+        assert_eq!(fs.disk.store().scan(ObjectId::SESSIONS, std::ops::Bound::Unbounded, 9).unwrap(), []);
+    }
+}
+
+/// Whatever a client says, others find what they have.
+#[test]
+fn wrong_hints_do_no_harm() {
+    for memory in [Memory::Replayed, Memory::Cold] {
+        for (liar_first, looks) in [(true, true), (true, false), (false, true)] {
+            let cache_bytes = if looks { 0 } else { usize::MAX };
+            let mut fs = Harness::on(Engine::Local, Config { cache_bytes, ..config() });
+            let (mut one, mut liar) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+            let (dir, file, full, mut has) = prepare(&mut fs, &mut one);
+            has.push(held(
+                &one.ask(&mut fs, Request::Link { ino: file, dir: full, name: name("l") }).unwrap(),
+                1,
+                0,
+            ));
+            fs = killed(fs, memory);
+            if !liar_first {
+                reclaim(&mut fs, &mut one, &has);
+            }
+            let lies = |ino: u64| {
+                let homes = [
+                    Home::Dentry { dir: Ino(ino), hash: 0 },
+                    Home::Table,
+                    Home::Orphan,
+                    Home::Dentry { dir: Ino::ROOT, hash: 0 },
+                    Home::Dentry { dir, hash: u64::MAX },
+                    Home::Dentry { dir: Ino(1 << 40), hash: 7 },
+                ];
+                homes.map(|home| Held { ino: Ino(ino), home, lookups: u64::MAX, opens: u32::MAX })
+            };
+            let held: Vec<Held> = (0..50).flat_map(lies).collect();
+            reclaim(&mut fs, &mut liar, &held);
+            for ino in (0..50).filter(|_| looks) {
+                let attr = liar.ask(&mut fs, Request::GetAttr { ino: Ino(ino) });
+                assert!(ino < 10 || attr == Err(Errno::ESTALE));
+            }
+            if liar_first {
+                reclaim(&mut fs, &mut one, &has);
+            }
+            for held in &has {
+                let attr = one.ask(&mut fs, Request::GetAttr { ino: held.ino });
+                assert!(matches!(attr, Ok(Reply::Attr(attr)) if attr.ino == held.ino), "{held:?}: {attr:?}");
+            }
+            one.lookup(&mut fs, dir, "file");
+            // New inodes are nobody's yet.
+            let made: Vec<Ino> = (0..60)
+                .map(|number| one.create(&mut fs, dir, &number.to_string(), NewNode::Regular))
+                .collect();
+            for ino in &made {
+                one.open(&mut fs, *ino);
+            }
+            for ino in 0..80 {
+                liar.ask(&mut fs, Request::Forget { ino: Ino(ino), lookups: u64::MAX }).unwrap();
+                liar.ask(&mut fs, Request::Release { ino: Ino(ino) }).unwrap();
+            }
+            expire_all_but(&mut fs, &[&one]);
+            for (number, ino) in made.iter().enumerate() {
+                one.ask(&mut fs, Request::Unlink { dir, name: name(&number.to_string()) }).unwrap();
+                one.ask(&mut fs, Request::Read { ino: *ino, offset: 0, size: 1, noatime: false }).unwrap();
+            }
+            expire_all_but(&mut fs, &[]);
+            assert_eq!(fs.meta.files(), 1 + 6);
+            assert_eq!(fs.fsck(), []);
+        }
+    }
+}
+
+/// An embedded mount of a server's store: its clients are gone.
+#[test]
+fn without_sessions_there_is_nothing_to_wait_for() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let mut one = Client::connect(&mut fs, 1);
+    let ino = one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
+    one.open(&mut fs, ino);
+    one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    fs.config = harness::config();
+    let mut fs = killed(fs, Memory::Cold);
+    assert_eq!((fs.meta.files(), fs.meta.awaited()), (1, vec![]));
+    assert_eq!(fs.fsck(), []);
+    assert_eq!(fs.disk.store().scan(ObjectId::SESSIONS, std::ops::Bound::Unbounded, 9).unwrap(), []);
+}
+
+// ---- Everything at once
+
+/// Does one thing after the other with a file of its own, each of which must succeed.
+#[derive(Debug, Default)]
+struct Lane {
+    held: Option<Held>,
+    /// In the client's directory, first the one that it is renamed by.
+    names: Vec<Name>,
+    bytes: Vec<u8>,
+    /// What has been asked for, and is not answered.
+    asked: Option<(u64, Request)>,
+}
+
+/// A client with several lanes.
+struct Actor {
+    id: ClientId,
+    next: u64,
+    dir: Option<Held>,
+    lanes: Vec<Lane>,
+}
+
+impl Lane {
+    /// The next thing to do.
+    fn decide(&self, rng: &mut fastrand::Rng, dir: Ino, fresh: Name) -> Request {
+        let Some(Held { ino, lookups, opens, .. }) = self.held else {
+            let open = Some(open_how(Access::WRITE, false));
+            let (name, node) = (fresh, NewNode::Regular);
+            return Request::Create { dir, name, node, perm: 0o600, umask: 0, open, exclusive: true };
+        };
+        let last = self.names.last().cloned();
+        match (rng.u8(0..8), last) {
+            (7, _) => Request::Fsync { ino },
+            (0 | 1, Some(_)) if self.bytes.len() < 60 => {
+                let (offset, data) = (self.bytes.len() as u64, vec![rng.u8(1..); 5]);
+                Request::Write { ino, offset, data, kill_suid_gid: false }
+            }
+            (2, Some(from)) => {
+                Request::Rename { from_dir: dir, from, to_dir: dir, to: fresh, flags: RenameFlags::empty() }
+            }
+            (3, Some(_)) if self.names.len() < 3 => Request::Link { ino, dir, name: fresh },
+            (4, Some(_)) => {
+                let name = [b"user.".as_slice(), &fresh].concat().into();
+                Request::SetXattr {
+                    ino,
+                    name,
+                    value: [1; 4].into(),
+                    mode: XattrMode::Create,
+                    kill_sgid: false,
+                }
+            }
+            (5, Some(name)) => Request::Unlink { dir, name },
+            (_, Some(_)) => Request::Read { ino, offset: 0, size: 100, noatime: false },
+            (0..4, None) if opens > 0 => Request::Read { ino, offset: 0, size: 100, noatime: false },
+            (_, None) if opens > 0 => Request::Release { ino },
+            (_, None) => Request::Forget { ino, lookups },
+        }
+    }
+
+    fn answered(&mut self, reply: Result<Reply, Errno>, context: &str) {
+        let (_, request) = self.asked.take().unwrap();
+        let reply = reply.unwrap_or_else(|errno| panic!("{context}: {request:?}: {errno}"));
+        match (request, reply) {
+            (Request::Create { name, .. }, Reply::Created(entry, _)) => {
+                self.held = Some(Held { ino: entry.attr.ino, home: entry.home, lookups: 1, opens: 1 });
+                self.names.push(name);
+            }
+            (Request::Write { data, .. }, Reply::Done) => self.bytes.extend(data),
+            (Request::Rename { to, .. }, Reply::Done) => *self.names.last_mut().unwrap() = to,
+            (Request::Link { name, .. }, Reply::Entry(entry)) => {
+                let held = self.held.as_mut().unwrap();
+                (held.home, held.lookups) = (entry.home, held.lookups + 1);
+                self.names.push(name);
+            }
+            (Request::Unlink { .. }, Reply::Done) => drop(self.names.pop()),
+            (Request::SetXattr { .. } | Request::Fsync { .. }, Reply::Done) => {}
+            (Request::Read { .. }, Reply::Bytes(bytes)) => assert_eq!(bytes, self.bytes, "{context}"),
+            (Request::Release { .. }, Reply::Done) => self.held.as_mut().unwrap().opens = 0,
+            (Request::Forget { .. }, Reply::Done) => (self.held, self.bytes) = (None, Vec::new()),
+            (request, reply) => panic!("{context}: {request:?}: {reply:?}"),
+        }
+    }
+}
+
+impl Actor {
+    fn send(&self, fs: &mut Harness, id: u64, request: &Request) {
+        let unanswered = self.lanes.iter().filter_map(|lane| lane.asked.as_ref().map(|(id, _)| *id));
+        let below = RequestId(unanswered.min().unwrap_or(id).min(id));
+        let (from, caller, request) = (self.id, ROOT_CALLER, request.clone());
+        fs.input(Input::Request { from, id: RequestId(id), below, caller, request });
+    }
+
+    /// Takes the answers that have come.
+    fn look(&mut self, fs: &mut Harness, context: &str) {
+        for lane in &mut self.lanes {
+            let answer = lane.asked.as_ref().and_then(|(id, _)| fs.answers.remove(id));
+            if let Some(reply) = answer {
+                lane.answered(reply, context);
+            }
+        }
+    }
+
+    /// One more request, or one once more.
+    fn act(&mut self, fs: &mut Harness, rng: &mut fastrand::Rng) {
+        let (at, dir) = (rng.usize(..self.lanes.len()), self.dir.unwrap().ino);
+        if self.lanes[at].asked.is_none() {
+            self.next += 1;
+            let request = self.lanes[at].decide(rng, dir, name(&format!("n{}", self.next)));
+            self.lanes[at].asked = Some((self.next, request));
+        } else if rng.u8(0..4) > 0 {
+            return;
+        }
+        let (id, request) = self.lanes[at].asked.clone().unwrap();
+        self.send(fs, id, &request);
+    }
+
+    /// After a restart: says what it has, and asks again what has not been answered.
+    fn resume(&mut self, fs: &mut Harness) {
+        fs.input(Input::Connect { client: self.id });
+        let held: Vec<Held> =
+            self.dir.into_iter().chain(self.lanes.iter().filter_map(|lane| lane.held)).collect();
+        self.next += 1;
+        self.send(fs, self.next, &Request::Reclaim { held, last: true });
+        for lane in &self.lanes {
+            if let Some((id, request)) = &lane.asked {
+                self.send(fs, *id, request);
+            }
+        }
+    }
+}
+
+/// Clients ask much at a time, I/O is done in any order, and the server dies again and again: each request succeeds, which
+/// it would not if an earlier one had been done twice or not at all.
+#[test]
+fn whatever_happens_each_request_is_done_once() {
+    let durable = Config { acknowledge: Acknowledge::Durable, ..config() };
+    let small = |config: Config| Config { cache_bytes: 0, ..config };
+    for (engine, config, seeds) in [
+        (Engine::Local, Config { journal_capacity: (1 << 20) + (256 << 10), ..config() }, 6),
+        (Engine::Memory, durable.clone(), 40),
+        (Engine::Memory, small(durable), 40),
+    ] {
+        for seed in 0..seeds {
+            run_actors(Harness::on(engine, config.clone()), seed, &format!("{engine:?}, seed {seed}"));
+        }
+    }
+}
+
+fn run_actors(mut fs: Harness, seed: u64, context: &str) {
+    let mut rng = fastrand::Rng::with_seed(seed);
+    let mut actors: Vec<Actor> = Vec::new();
+    for number in 1..=3 {
+        let mut client = Client::connect(&mut fs, number);
+        let dir =
+            client.ask(&mut fs, create(Ino::ROOT, &format!("dir{number}"), NewNode::Directory)).unwrap();
+        let lanes = (0..5).map(|_| Lane::default()).collect();
+        actors.push(Actor { id: client.id, next: client.next, dir: Some(held(&dir, 1, 0)), lanes });
+    }
+    for _life in 0..8 {
+        fs.shuffle = Some(rng.fork());
+        fs.fault = Some((fs.count + rng.u64(1..60), harness::Fault::Crash));
+        while !fs.is_dead() {
+            fs.queued = if rng.bool() { 0 } else { rng.usize(0..2) };
+            let at = rng.usize(..actors.len());
+            actors[at].act(&mut fs, &mut rng);
+            fs.queued = 0;
+            match rng.u8(0..12) {
+                0 => fs.input(Input::Tick),
+                1 => fs.checkpoint(),
+                2..8 => drop(fs.settle_one()),
+                _ => fs.input(Input::Heard { client: actors[at].id }),
+            }
+            actors[at].look(&mut fs, context);
+        }
+        // What had left before the end has arrived, or has not.
+        for actor in &mut actors {
+            if rng.bool() {
+                actor.look(&mut fs, context);
+            }
+        }
+        fs = fs.crash();
+        for actor in &mut actors {
+            actor.resume(&mut fs);
+        }
+    }
+    fs.settle();
+    let mut other = Client::connect(&mut fs, 9);
+    let mut files = 1;
+    for (actor, number) in actors.iter_mut().zip(1..) {
+        actor.look(&mut fs, context);
+        assert!(actor.lanes.iter().all(|lane| lane.asked.is_none()), "{context}: all is answered");
+        let dir = other.lookup(&mut fs, Ino::ROOT, &format!("dir{number}"));
+        let mut there = 0;
+        for lane in &actor.lanes {
+            files += usize::from(lane.held.is_some());
+            for name in &lane.names {
+                let ino = other.lookup(&mut fs, dir, std::str::from_utf8(name).unwrap());
+                assert_eq!(Some(ino), lane.held.map(|held| held.ino), "{context}");
+                let read = other.ask(&mut fs, Request::Read { ino, offset: 0, size: 100, noatime: false });
+                assert_eq!(read, Ok(Reply::Bytes(lane.bytes.clone())), "{context}");
+                there += 1;
+            }
+        }
+        files += 1;
+        let list = Request::ReadDir { dir, after: 0, limit: 1000, plus: false };
+        let Ok(Reply::Listing { entries, .. }) = other.ask(&mut fs, list) else { panic!("{context}") };
+        assert_eq!(entries.len(), there, "{context}");
+    }
+    tick(&mut fs, 1);
+    assert_eq!(fs.meta.files(), files as u64, "{context}: nothing else is there");
+    let named: usize =
+        actors.iter().flat_map(|actor| &actor.lanes).filter(|lane| !lane.names.is_empty()).count();
+    expire_all_but(&mut fs, &[]);
+    assert_eq!(fs.meta.files(), (1 + actors.len() + named) as u64, "{context}: nobody has what has no name");
+    assert_eq!(fs.fsck(), [], "{context}");
+}
+
+/// A client that says that it goes is not waited for.
+#[test]
+fn a_client_that_leaves_has_nothing_any_more() {
+    let fs = &mut Harness::with(config());
+    let mut client = Client::connect(fs, 1);
+    let ino = client.create(fs, Ino::ROOT, "a", NewNode::Regular);
+    client.open(fs, ino);
+    client.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    fs.input(Input::Leave { client: client.id });
+    assert_eq!(fs.meta.files(), 1);
+    assert!(!client.reconnect(fs));
+    // It leaves, or vanishes, while something is under way.
+    for leaves in [true, false] {
+        fs.lazy = true;
+        let id = client.send(fs, &create(Ino::ROOT, &leaves.to_string(), NewNode::Regular), false);
+        if leaves {
+            fs.input(Input::Leave { client: client.id });
+        } else {
+            fs.uptime_ms += u64::from(2 * SESSION_MS);
+            fs.input(Input::Tick);
+        }
+        assert_eq!((fs.expired.len(), fs.answers.contains_key(&id)), (0, false));
+        fs.settle();
+        tick(fs, 1);
+        fs.lazy = false;
+        assert_eq!(fs.expired.pop(), Some(client.id));
+        assert!(!client.reconnect(fs));
+    }
 }

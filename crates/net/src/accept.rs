@@ -195,10 +195,7 @@ impl Stream {
         if prelude.version != VERSION {
             return Err(AcceptError::Version(prelude.version));
         }
-        match postcard::take_from_bytes(&prelude.body) {
-            Ok((greeting, [])) => Ok(greeting),
-            _ => Err(AcceptError::Malformed),
-        }
+        prelude.greeting().ok_or(AcceptError::Malformed)
     }
 
     async fn welcome(&mut self, taken: &Taken) -> io::Result<()> {

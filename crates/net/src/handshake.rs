@@ -176,6 +176,12 @@ impl Prelude {
         write(peer, &body).await
     }
 
+    /// What a client has said; `None` if it cannot be read.
+    pub(crate) fn greeting(&self) -> Option<Greeting> {
+        let (greeting, rest) = postcard::take_from_bytes(&self.body).ok()?;
+        rest.is_empty().then_some(greeting)
+    }
+
     /// What a server has answered; `None` if it cannot be read.
     pub(crate) fn answer(&self) -> Option<Result<Taken, Refusal>> {
         let (&number, rest) = self.body.split_first()?;

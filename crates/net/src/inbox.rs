@@ -19,6 +19,8 @@ pub(crate) struct Inbox<In> {
     arrivals: BTreeMap<u32, Arrival<In>>,
     /// Those of `arrivals` that wait for a grant.
     asked: VecDeque<u32>,
+    /// A frame has come in part.
+    cut: bool,
 }
 
 /// A message whose payload was announced.
@@ -43,20 +45,22 @@ pub(crate) enum Taken<In> {
 impl<In: Message> Inbox<In> {
     pub(crate) fn new(terms: Terms, room: usize) -> Self {
         let splitter = frame::splitter(terms);
-        Self { splitter, terms, room, arrivals: BTreeMap::new(), asked: VecDeque::new() }
+        Self { splitter, terms, room, arrivals: BTreeMap::new(), asked: VecDeque::new(), cut: false }
     }
 
-    /// No message has come in part.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.arrivals.is_empty()
+    /// Whether a message has come in part.
+    pub(crate) fn is_cut(&self) -> bool {
+        self.cut || !self.arrivals.is_empty()
     }
 
     /// Takes the next frame from the front of `buffer`, if it is there whole.
     pub(crate) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Taken<In>>, NetError> {
+        self.cut |= !buffer.is_empty();
         let frame = self.splitter.decode(buffer);
         let Some(frame) = frame.map_err(|_| NetError::Protocol("a frame is too long"))? else {
             return Ok(None);
         };
+        self.cut = false;
         let (header, rest) = postcard::take_from_bytes(&frame)
             .map_err(|_| NetError::Protocol("a frame is of a kind that does not exist"))?;
         let nothing_follows =
@@ -79,6 +83,12 @@ impl<In: Message> Inbox<In> {
         self.room = self.room.checked_sub(arrival.length)?;
         arrival.granted = true;
         self.asked.pop_front()
+    }
+
+    /// Room that is made for payloads.
+    #[cfg(test)]
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.arrivals.values().map(|arrival| arrival.payload.capacity()).sum()
     }
 
     fn message(&self, bytes: &[u8]) -> Result<In, NetError> {

@@ -21,6 +21,8 @@ pub mod pki;
 mod receiver;
 mod security;
 mod sender;
+#[cfg(test)]
+mod tests;
 
 pub use accept::{Acceptor, Incoming};
 pub use connect::connect;

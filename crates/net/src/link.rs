@@ -94,10 +94,10 @@ impl Link {
         payload: Vec<u8>,
     ) -> Result<(), NetError> {
         let mut out = self.out();
-        if out.closing != Closing::No {
-            return Err(out.ended.clone().unwrap_or(NetError::Dropped));
-        }
         out.check()?;
+        if out.closing != Closing::No {
+            return Err(NetError::Dropped);
+        }
         out.outbox.message(request, head, payload)?;
         self.bound(out)
     }
@@ -144,8 +144,11 @@ impl Link {
                 let mut out = self.out();
                 let plain = out.outbox.take();
                 if plain.is_none() && !out.tls_waits {
-                    out.flight = Some(flight);
-                    self.drained.notify_waiters();
+                    // Its memory is the outbox's again.
+                    out.flight = Some(BytesMut::new());
+                    if out.unsent() == 0 {
+                        self.drained.notify_waiters();
+                    }
                     return Ok(());
                 }
                 out.tls_waits = false;
@@ -180,12 +183,12 @@ impl Link {
             tokio::pin!(drained);
             drained.as_mut().enable();
             self.flush()?;
-            let empty = {
-                let out = self.out();
-                out.flight.is_some() && out.unsent() == 0
-            };
-            if empty {
-                break;
+            {
+                let mut out = self.out();
+                if out.flight.is_some() && out.unsent() == 0 {
+                    out.closing = Closing::Done;
+                    break;
+                }
             }
             drained.await;
         }
@@ -194,7 +197,6 @@ impl Link {
             self.out().tls_waits = true;
             self.flush()?;
         }
-        self.out().closing = Closing::Done;
         rustix::net::shutdown(self.socket.as_ref(), Shutdown::Write).map_err(io::Error::from)?;
         Ok(())
     }
@@ -249,7 +251,10 @@ impl Link {
                 drop(tls);
                 return if waits { self.flush() } else { Ok(()) };
             }
-            tls.read_tls(&mut wire)?;
+            if tls.read_tls(&mut wire)? == 0 {
+                // The peer has said that no more comes, and yet it does.
+                return Ok(());
+            }
         }
     }
 
@@ -258,7 +263,8 @@ impl Link {
         let Some(tls) = &self.tls else { return Ok(plain) };
         let mut tls = lock(tls);
         tls.writer().write_all(&plain)?;
-        let mut wire = BytesMut::with_capacity(plain.len() + 64).writer();
+        // Each record of 16 KiB has some 22 bytes more.
+        let mut wire = BytesMut::with_capacity(plain.len() + plain.len() / 512 + 64).writer();
         while tls.wants_write() {
             tls.write_tls(&mut wire)?;
         }

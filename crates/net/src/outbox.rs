@@ -15,6 +15,9 @@ use crate::limits::{ANNOUNCED_MAX, PIECE_BYTES, Terms};
 /// So much is handed out at once.
 const FLIGHT_BYTES: usize = 256 << 10;
 
+/// So much memory is kept while there is nothing to send.
+const KEPT_BYTES: usize = 16 << 10;
+
 /// Pieces are put behind what is ready only while that is less: a message that comes now waits for no more.
 const PUMP_BYTES: usize = 2 * PIECE_BYTES;
 
@@ -193,6 +196,6 @@ impl Outbox {
 
     fn put(&mut self, header: Header, parts: [&[u8]; 2]) {
         frame::put(&mut self.ready, header, parts);
-        self.grown |= self.ready.len() > FLIGHT_BYTES;
+        self.grown |= self.ready.len() > KEPT_BYTES;
     }
 }

@@ -74,8 +74,7 @@ impl<In: Message> Receiver<In> {
     /// Why the connection has ended. Messages that were there before that have been given.
     pub async fn next(&mut self, batch: &mut Vec<In>) -> Result<usize, NetError> {
         self.wait(batch).await.map_err(|error| {
-            let whole = self.buffer.is_empty() && self.inbox.is_empty();
-            let cut = matches!(error, NetError::Closed) && !whole;
+            let cut = matches!(error, NetError::Closed) && self.inbox.is_cut();
             self.link.end(if cut { NetError::Truncated } else { error })
         })
     }

@@ -1,9 +1,11 @@
-//! Messages of all sizes come as they were sent.
+//! Messages of all sizes come as they were sent, from any number of threads.
 #![allow(clippy::unwrap_used)]
 
 mod common;
 
-use common::{Heard, bytes, pattern, plain, stat, write};
+use common::{Client, Heard, Server, bytes, pair, pattern, plain, stat, tls, within, write};
+use espalier_net::{Limits, NetError, Security};
+use espalier_proto::{FromClient, Request, RequestId};
 
 #[tokio::test]
 async fn messages_come_as_they_were_sent() {
@@ -15,19 +17,111 @@ async fn messages_come_as_they_were_sent() {
     assert_eq!(asked.next().await, write(2, pattern(100)));
     server.sender.send(bytes(1, pattern(16_384))).unwrap();
     assert_eq!(answered.next().await, bytes(1, pattern(16_384)));
+    let (here, there) = (client.sender.counts(), server.sender.counts());
+    assert_eq!((here.messages_sent, here.messages_received), (2, 1));
+    assert_eq!((there.messages_sent, there.messages_received), (1, 2));
+    assert_eq!((here.bytes_sent, there.bytes_sent), (there.bytes_received, here.bytes_received));
+    assert!((100..200).contains(&here.bytes_sent) && (16_384..16_500).contains(&there.bytes_sent));
 }
 
 #[tokio::test]
 async fn payloads_of_all_sizes_around_the_limits() {
-    let (server, client) = plain().await;
-    let (mut asked, mut answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
-    let eager = 16 << 10;
-    let piece = 64 << 10;
-    let max = (4 << 20) + (64 << 10);
-    for length in [0, 1, eager - 1, eager, eager + 1, piece - 1, piece, piece + 1, 3 * piece, max - 1, max] {
-        client.sender.send(write(1, pattern(length))).unwrap();
-        server.sender.send(bytes(1, pattern(length))).unwrap();
-        assert!(asked.next().await == write(1, pattern(length)), "{length}");
-        assert!(answered.next().await == bytes(1, pattern(length)), "{length}");
+    for (server, client) in [plain().await, tls().await] {
+        let (mut asked, mut answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
+        let eager = 16 << 10;
+        let piece = 64 << 10;
+        let max = (4 << 20) + (64 << 10);
+        for length in
+            [0, 1, eager - 1, eager, eager + 1, piece - 1, piece, piece + 1, 3 * piece, max - 1, max]
+        {
+            client.sender.send(write(1, pattern(length))).unwrap();
+            server.sender.send(bytes(1, pattern(length))).unwrap();
+            assert!(asked.next().await == write(1, pattern(length)), "{length}");
+            assert!(answered.next().await == bytes(1, pattern(length)), "{length}");
+        }
+        let refused = client.sender.send(write(1, vec![0; max + 1])).unwrap_err();
+        assert!(matches!(refused, NetError::TooLong { .. }), "{refused}");
+        client.sender.send(stat(2)).unwrap();
+        assert_eq!(asked.next().await, stat(2));
+    }
+}
+
+#[tokio::test]
+async fn all_payloads_may_be_eager_or_none() {
+    for eager_bytes in [0, 4 << 20] {
+        let limits = Limits { eager_bytes, ..Limits::default() };
+        let security = Security::Insecure;
+        let (server, client) = pair((security.clone(), limits.clone()), (security, limits)).await;
+        let (mut asked, mut answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
+        for length in [0, 1, 100_000, 4 << 20] {
+            client.sender.send(write(1, pattern(length))).unwrap();
+            assert!(asked.next().await == write(1, pattern(length)), "{length}");
+        }
+        // Only grants are answered.
+        assert_eq!(server.sender.counts().bytes_sent == 0, eager_bytes > 0);
+        server.sender.send(bytes(1, pattern(1))).unwrap();
+        assert!(answered.next().await == bytes(1, pattern(1)));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_threads_send_at_once() {
+    many_threads(plain().await).await;
+    many_threads(tls().await).await;
+}
+
+/// Each thread's messages are about one request, so they come in the order in which it has sent them.
+async fn many_threads((server, client): (Server, Client)) {
+    const THREADS: u64 = 8;
+    const MESSAGES: u64 = 500;
+    let (mut asked, _answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
+    let threads: Vec<_> = (0..THREADS)
+        .map(|thread| {
+            let sender = client.sender.clone();
+            std::thread::spawn(move || {
+                let mut random = fastrand::Rng::with_seed(thread);
+                for n in 0..MESSAGES {
+                    let length = if n % 50 == 0 { 200_000 } else { random.usize(..3000) };
+                    sender.send(numbered(thread, n, length)).unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut next = [0; THREADS as usize];
+    for _ in 0..THREADS * MESSAGES {
+        let FromClient::Request { id: RequestId(thread), request, .. } = asked.next().await else { panic!() };
+        let Request::Write { offset, data, .. } = request else { panic!() };
+        let expected = &mut next[thread as usize];
+        assert_eq!(offset, *expected);
+        assert!(data.iter().all(|byte| *byte == offset as u8));
+        *expected += 1;
+    }
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+fn numbered(id: u64, n: u64, length: usize) -> FromClient {
+    let mut message = write(id, vec![n as u8; length]);
+    if let FromClient::Request { request: Request::Write { offset, .. }, .. } = &mut message {
+        *offset = n;
+    }
+    message
+}
+
+#[tokio::test]
+async fn what_is_queued_is_sent_before_the_connection_closes() {
+    for (server, client) in [plain().await, tls().await] {
+        let (mut asked, answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
+        for id in 0..20 {
+            client.sender.queue(write(id, pattern(300_000))).unwrap();
+        }
+        within(client.sender.close()).await.unwrap();
+        assert!(matches!(client.sender.send(stat(1)).unwrap_err(), NetError::Dropped));
+        for _ in 0..20 {
+            asked.next().await;
+        }
+        assert!(matches!(within(asked.ended).await.unwrap(), NetError::Closed));
+        // The receiver was dropped when it had told of that.
+        assert!(matches!(server.sender.send(bytes(1, vec![])).unwrap_err(), NetError::Closed));
+        assert!(matches!(within(answered.ended).await.unwrap(), NetError::Closed));
     }
 }

@@ -5,53 +5,21 @@ mod common;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use common::{Client, Heard, Server, bytes, hello, pair, pattern, welcome, within, write};
-use espalier_net::pki::{Authority, Validity};
+use common::{Client, Cluster, Heard, Server, bytes, hello, pair, pattern, welcome, within, write};
+use espalier_net::pki::{Authority, Issued, Validity};
 use espalier_net::{
     AcceptError, Acceptor, ConnectError, Identity, Limits, Reason, Refusal, Security, connect,
 };
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-
-struct Cluster {
-    dir: TempDir,
-    authority: Authority,
-}
-
-impl Cluster {
-    fn new() -> Self {
-        let dir = TempDir::new().unwrap();
-        let authority = Authority::create(dir.path(), Validity::years(1)).unwrap();
-        Self { dir, authority }
-    }
-
-    fn server(&self) -> Security {
-        self.server_for("localhost", Validity::years(1))
-    }
-
-    fn server_for(&self, host: &str, validity: Validity) -> Security {
-        let identity = Identity::server("s1").unwrap();
-        self.load(self.authority.issue_server(&identity, &[host.to_owned()], validity).unwrap())
-    }
-
-    fn client(&self, name: &str) -> Security {
-        self.client_for(name, Validity::years(1))
-    }
-
-    fn client_for(&self, name: &str, validity: Validity) -> Security {
-        self.load(self.authority.issue_client(&Identity::client(name).unwrap(), validity).unwrap())
-    }
-
-    fn load(&self, issued: espalier_net::pki::Issued) -> Security {
-        let dir = TempDir::new().unwrap();
-        let (certificate, key) = (dir.path().join("c.pem"), dir.path().join("c.key"));
-        issued.write(&certificate, &key).unwrap();
-        Security::load(&self.dir.path().join("ca.pem"), &certificate, &key).unwrap()
-    }
-}
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 const DAY: Duration = Duration::from_secs(86_400);
 
@@ -181,12 +149,14 @@ async fn certificates_for_something_else() {
     let told = client.unwrap_err();
     assert!(matches!(told, ConnectError::NotAServer { .. } | ConnectError::CertificateName { .. }), "{told}");
     server.unwrap_err();
-    // Nor if it names the host.
-    let named = rcgen_client(&cluster);
-    let (server, client) = attempt(named, cluster.client("alice")).await;
-    let told = client.unwrap_err();
-    assert!(matches!(told, ConnectError::NotAServer { .. }), "{told}");
-    server.unwrap_err();
+    // Nor if it names the host, and even if it is issued for servers.
+    use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
+    for purposes in [vec![ClientAuth], vec![ClientAuth, ServerAuth]] {
+        let (server, client) = attempt(careless(&cluster, purposes), cluster.client("alice")).await;
+        let told = client.unwrap_err();
+        assert!(matches!(told, ConnectError::NotAServer { .. }), "{told}");
+        server.unwrap_err();
+    }
     let elsewhere = cluster.server_for("files.example.com", Validity::years(1));
     let (server, client) = attempt(elsewhere, cluster.client("alice")).await;
     let told = client.unwrap_err();
@@ -194,20 +164,66 @@ async fn certificates_for_something_else() {
     server.unwrap_err();
 }
 
-/// A certificate for clients that has the name of a host, as a careless authority may issue it.
-fn rcgen_client(cluster: &Cluster) -> Security {
+/// A client's certificate that has the name of a host, as a careless authority may issue it.
+fn careless(cluster: &Cluster, purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Security {
+    cluster.load(signed(cluster, &["mallory.client.espalier.internal", "localhost"], purposes))
+}
+
+/// What the authority's key can be made to sign.
+fn signed(cluster: &Cluster, names: &[&str], purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Issued {
     let pem = std::fs::read_to_string(cluster.dir.path().join("ca.key")).unwrap();
     let authority = rcgen::KeyPair::from_pem(&pem).unwrap();
-    let mut names = rcgen::CertificateParams::default();
-    let id: String = names.key_identifier(&authority).iter().take(8).map(|b| format!("{b:02x}")).collect();
-    names.distinguished_name.push(rcgen::DnType::CommonName, format!("Espalier authority {id}"));
-    let issuer = rcgen::Issuer::new(names, authority);
+    let mut issuer = rcgen::CertificateParams::default();
+    let id: String = issuer.key_identifier(&authority).iter().take(8).map(|b| format!("{b:02x}")).collect();
+    issuer.distinguished_name.push(rcgen::DnType::CommonName, format!("Espalier authority {id}"));
+    let issuer = rcgen::Issuer::new(issuer, authority);
     let key = rcgen::KeyPair::generate().unwrap();
-    let hosts = ["mallory.client.espalier.internal", "localhost"].map(str::to_owned);
-    let mut params = rcgen::CertificateParams::new(hosts).unwrap();
-    params.extended_key_usages = vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth];
+    let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+    let mut params = rcgen::CertificateParams::new(names).unwrap();
+    params.extended_key_usages = purposes;
     let certificate = params.signed_by(&key, &issuer).unwrap().pem();
-    cluster.load(espalier_net::pki::Issued { certificate, key: key.serialize_pem() })
+    Issued { certificate, key: key.serialize_pem() }
+}
+
+#[tokio::test]
+async fn certificates_that_name_nobody() {
+    let cluster = Cluster::new();
+    for names in [
+        &["localhost"][..],
+        &["alice.espalier.internal"],
+        &["Alice.client.espalier.internal"],
+        &["a.b.client.espalier.internal"],
+        &["alice.client.espalier.internal", "s1.server.espalier.internal"],
+    ] {
+        let issued = signed(&cluster, names, vec![rcgen::ExtendedKeyUsagePurpose::ClientAuth]);
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_file(cluster.dir.path().join("ca.pem")).unwrap()).unwrap();
+        let chain = vec![CertificateDer::from_pem_slice(issued.certificate.as_bytes()).unwrap()];
+        let key = PrivateKeyDer::from_pem_slice(issued.key.as_bytes()).unwrap();
+        let config =
+            ClientConfig::builder().with_root_certificates(roots).with_client_auth_cert(chain, key).unwrap();
+
+        let listener = TcpListener::bind("localhost:0").await.unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let told = async {
+            let connector = TlsConnector::from(Arc::new(config));
+            let mut stream = connector.connect("localhost".try_into().unwrap(), socket).await.unwrap();
+            let terms = (16_384_u32, 1_u32 << 20, 1_u32 << 22);
+            let body = postcard::to_extend(&(terms, hello()), Vec::new()).unwrap();
+            stream.write_all(b"ESPALIER\x01\0\0\0").await.unwrap();
+            stream.write_all(&(body.len() as u32).to_le_bytes()).await.unwrap();
+            stream.write_all(&body).await.unwrap();
+            let mut told = Vec::new();
+            stream.read_to_end(&mut told).await.unwrap();
+            told
+        };
+        let acceptor = Acceptor::new(cluster.server(), Limits::default());
+        let accepting = async { acceptor.accept(listener.accept().await.unwrap().0).await };
+        let (accepted, told) = within(async { tokio::join!(accepting, told) }).await;
+        assert!(matches!(accepted.unwrap_err(), AcceptError::Identity(_)), "{names:?}");
+        assert_eq!(told[16], 4);
+        assert!(String::from_utf8_lossy(&told).contains("name"), "{names:?}");
+    }
 }
 
 #[tokio::test]

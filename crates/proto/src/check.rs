@@ -3,8 +3,7 @@
 use crate::{Access, AllocateMode, CopyTree, Errno, NewNode, RenameFlags, Request, StreamIo, mode};
 
 /// The kernel asks for no more at once, and no less is enough for anybody.
-const MAX_IO_BYTES: usize = 4 << 20;
-const MAX_ENTRIES: u32 = 1 << 16;
+const MAX_IO_BYTES: usize = 1 << 20;
 /// With its NUL a path has 4,096 bytes.
 const MAX_TARGET_BYTES: usize = 4095;
 /// Linux's own limits.
@@ -14,6 +13,9 @@ const MAX_XATTR_VALUE: usize = 65536;
 const MAX_INODES: usize = 4096;
 
 impl Request {
+    /// A listing has at most so many entries, so that it fits into a message.
+    pub const MAX_ENTRIES: u32 = 2048;
+
     /// Whether a client may ask this at all; what the operation itself checks is not looked at.
     ///
     /// # Errors
@@ -43,7 +45,7 @@ impl Request {
             Self::Read { size, .. } => require(*size as usize <= MAX_IO_BYTES, Errno::EINVAL),
             Self::Write { data, .. } => require(data.len() <= MAX_IO_BYTES, Errno::EINVAL),
             Self::Allocate { mode, .. } => known(*mode),
-            Self::ReadDir { limit, .. } => require(*limit <= MAX_ENTRIES, Errno::EINVAL),
+            Self::ReadDir { limit, .. } => require(*limit <= Request::MAX_ENTRIES, Errno::EINVAL),
             Self::SetXattr { name, value, .. } => {
                 named(name)?;
                 require(value.len() <= MAX_XATTR_VALUE, Errno::E2BIG)

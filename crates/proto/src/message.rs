@@ -63,6 +63,9 @@ pub enum SeekWhat {
     Hole,
 }
 
+/// In place of the offset of a write: where the file ends at that time (`O_APPEND`).
+pub const END: u64 = u64::MAX;
+
 /// One operation on the namespace or on stuffed bytes. The names are those of the system calls.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
@@ -138,9 +141,12 @@ pub enum Request {
         ino: Ino,
         offset: u64,
         size: u32,
+        /// It is no access (`O_NOATIME`).
+        noatime: bool,
     },
     Write {
         ino: Ino,
+        /// Or [`END`], as in the other requests that lead to a write.
         offset: u64,
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
@@ -216,7 +222,8 @@ pub enum Request {
     },
     /// Copies what is in a directory into another, a step.
     CopyTree(CopyTree),
-    /// Tells a server that was started anew what the client holds. `last`: that was all.
+    /// What the client has, for a server that has begun again; in pieces, of which the `last` says so. Until then the server
+    /// takes nothing else from the client (`EAGAIN`), and keeps for it what has no name.
     Reclaim {
         held: Vec<Held>,
         last: bool,
@@ -239,10 +246,14 @@ pub struct OpenHow {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     pub attr: Attr,
-    /// Where the inode's record lies: a client says so when the server has lost what it knew of its clients.
-    pub home: Home,
     /// The name may be cached for every caller: whoever may reach the directory may search it.
     pub cacheable: bool,
+    /// The reply's lease is on the name, too.
+    pub name_leased: bool,
+    /// The reply's lease is on the inode, too.
+    pub attr_leased: bool,
+    /// For [`Held`].
+    pub home: Home,
 }
 
 /// A directory entry in a listing.
@@ -439,7 +450,7 @@ pub struct Space {
 /// Where an inode's record lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Home {
-    /// In its only name's dentry. `hash`: of the name.
+    /// In its only name's dentry: the directory, and the hash of the name.
     Dentry { dir: Ino, hash: u64 },
     /// In the inode table: the root, and what has or had several names.
     Table,
@@ -447,12 +458,13 @@ pub enum Home {
     Orphan,
 }
 
-/// What a client holds of an inode.
+/// What a client has of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Held {
     pub ino: Ino,
-    /// As the client was last told.
+    /// Where it was when the client was told last. It may have moved since.
     pub home: Home,
+    /// How often answers have named it to the client that has not forgotten it.
     pub lookups: u64,
     pub opens: u32,
 }

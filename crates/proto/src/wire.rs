@@ -74,6 +74,8 @@ pub enum FromServer {
         id: RequestId,
         /// What the reply tells may be cached for so many milliseconds, counted from when the request was sent.
         lease_ms: u32,
+        /// Inodes that the request has changed, but for those that it or the result names by number.
+        touched: Vec<Ino>,
         result: Result<Reply, Errno>,
     },
     /// A lease ends: answered by [`FromClient::Revoked`].

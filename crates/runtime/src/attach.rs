@@ -73,8 +73,12 @@ pub fn mount_servers(
         }
     });
     ready();
-    let mounted =
-        Mounted { calls: Arc::clone(&remote), may_pass_through: false, transport: options.transport };
+    let mounted = Mounted {
+        calls: Arc::clone(&remote),
+        may_pass_through: false,
+        is_shared: true,
+        transport: options.transport,
+    };
     let outcome = session.run(options.threads, Arc::new(mounted));
     let told = runtime.block_on(tokio::time::timeout(FAREWELL, remote.farewell()));
     if told.is_err() {

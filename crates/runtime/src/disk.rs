@@ -39,10 +39,12 @@ impl Disk {
             Io::Journal { frame, sync } => {
                 // An event may speak of a stream that was made for it.
                 self.store.sync_new_streams().map_err(logged)?;
-                self.append(frame, sync).map_err(|error| {
-                    tracing::error!(%error, "the journal cannot be written: the file system is read-only until mounted again");
-                    Errno::EIO
-                })
+                self.append(frame, sync).map_err(|error| not_written(&error))
+            }
+            Io::Sync => {
+                // Others may append meanwhile.
+                let handle = self.journal().sync_handle();
+                handle.sync().map(|_| IoDone::Synced).map_err(|error| not_written(&error))
             }
             Io::Stage { writes } => {
                 self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(logged)
@@ -193,6 +195,11 @@ impl Disk {
             false
         })
     }
+}
+
+fn not_written(error: &JournalError) -> Errno {
+    tracing::error!(%error, "the journal cannot be written: the file system is read-only until mounted again");
+    Errno::EIO
 }
 
 /// Reads what a load asks for.

@@ -11,7 +11,7 @@ use espalier_client::Call;
 use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, Transport};
 use espalier_meta::Atime;
 use espalier_proto::{
-    Access, AllocateMode, Caller, Errno, FileType, Ino, Name, NameError, NewNode, OpenHow, RenameFlags,
+    Access, AllocateMode, Caller, END, Errno, FileType, Ino, Name, NameError, NewNode, OpenHow, RenameFlags,
     Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 
@@ -25,6 +25,8 @@ pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
 const O_TRUNC: u32 = 0o1000;
+const O_APPEND: u32 = 0o2000;
+const O_NOATIME: u32 = 0o1_000_000;
 const O_EXCL: u32 = 0o200;
 const O_DSYNC: u32 = 0o10000;
 /// The handle of an opening that is written past the kernel's cache. All others have none.
@@ -77,6 +79,9 @@ enum Form {
     Restricting,
     /// Of a file that is only written to by who opens it.
     WriteOnly,
+    /// Of a file that is opened to be appended to, which may end elsewhere than the kernel believes: it must not cache what is
+    /// written.
+    Append,
     /// Of a direct write that must be durable when it returns: the kernel sends no FSYNC after it. With the request's number.
     SyncedWrite(Ino, u64),
     /// Of the FSYNC after that, so many bytes.
@@ -102,6 +107,8 @@ pub struct Mounted<C> {
     pub calls: Arc<C>,
     /// The kernel may read and write streams itself.
     pub may_pass_through: bool,
+    /// Others may write to the same files: where one ends the kernel does not know.
+    pub is_shared: bool,
     /// What was asked for by name.
     pub transport: Option<Transport>,
 }
@@ -201,7 +208,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 let (name, perm, exclusive) = (name(bytes)?, perm & mode::PERMISSIONS, flags & O_EXCL != 0);
                 let request =
                     Request::Create { dir: ino, name, node: NewNode::Regular, perm, umask, open, exclusive };
-                Ok((Call::Request(request), opening_form(flags)))
+                Ok((Call::Request(request), self.opening_form(flags)))
             }
             Op::TmpFile { mode: perm, umask, .. } => {
                 plain(Request::TmpFile { dir: ino, perm: perm & mode::PERMISSIONS, umask })
@@ -219,7 +226,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::Open { flags, kill_suid_gid } => {
                 // The kernel truncates by itself, when the file is open.
                 let how = open_how(flags & !O_TRUNC, kill_suid_gid);
-                Ok((Call::Request(Request::Open { ino, how }), opening_form(flags)))
+                Ok((Call::Request(Request::Open { ino, how }), self.opening_form(flags)))
             }
             // The kernel asks no second time, opens directories by itself, and caches listings until it changes them or
             // is told that they have changed.
@@ -229,8 +236,12 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                     OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
                 plain(Request::Open { ino, how })
             }
-            Op::Read { offset, size, .. } => Ok((Call::Read { ino, offset, size }, Form::Plain)),
+            Op::Read { offset, size, flags, .. } => {
+                let noatime = flags & O_NOATIME != 0;
+                Ok((Call::Read { ino, offset, size, noatime }, Form::Plain))
+            }
             Op::Write { handle, offset, data, kill_suid_gid, flags, .. } => {
+                let offset = if self.is_shared && flags & O_APPEND != 0 { END } else { offset };
                 let sync = handle == DIRECT && flags & O_DSYNC != 0;
                 let form = if sync { Form::SyncedWrite(ino, request.unique) } else { Form::Plain };
                 Ok((Call::Write { ino, offset, data: data.into(), kill_suid_gid }, form))
@@ -290,6 +301,16 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
         }
     }
 
+    fn opening_form(&self, flags: u32) -> Form {
+        if self.is_shared && flags & O_APPEND != 0 {
+            Form::Append
+        } else if flags & O_ACCMODE == O_WRONLY {
+            Form::WriteOnly
+        } else {
+            Form::Plain
+        }
+    }
+
     fn listing<'a>(&self, dir: Ino, offset: u64, size: u32, plus: bool) -> (Call<'a>, Form) {
         // Even the shortest entries take so many bytes.
         let shortest = if plus { 160 } else { 32 };
@@ -338,10 +359,6 @@ fn name(bytes: &[u8]) -> Result<Name, Errno> {
         NameError::TooLong => Errno::ENAMETOOLONG,
         NameError::Invalid => Errno::EINVAL,
     })
-}
-
-fn opening_form(flags: u32) -> Form {
-    if flags & O_ACCMODE == O_WRONLY { Form::WriteOnly } else { Form::Plain }
 }
 
 fn open_how(flags: u32, kill_suid_gid: bool) -> OpenHow {

@@ -67,12 +67,13 @@ impl Errands {
         None
     }
 
-    /// Has a frame of the journal appended in the background, though somebody waits for it.
+    /// Has the journal synced in the background, though somebody waits for it.
     pub fn put_off(&self, id: IoId, io: Io) {
         let _ = self.journal.send(Errand::Io(id, io));
     }
 
-    fn timed(&self, io: Io) -> Result<IoDone, Errno> {
+    /// Does an I/O at once.
+    pub fn timed(&self, io: Io) -> Result<IoDone, Errno> {
         let (kind, began) = (IoKind::of(&io), Instant::now());
         let result = self.disk.execute(io);
         if let Some(kind) = kind {

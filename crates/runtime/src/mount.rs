@@ -86,6 +86,7 @@ pub fn mount(
             Arc::new(Mounted {
                 calls: Arc::clone(&node),
                 may_pass_through: !node.errands.disk.sync,
+                is_shared: false,
                 transport: options.transport,
             }),
         );

@@ -398,7 +398,7 @@ impl<D: Door> Calls<D> for Node<D> {
 impl From<Waiting> for Stage {
     fn from(waiting: Waiting) -> Self {
         match waiting {
-            Waiting::Disk => Self::Disk,
+            Waiting::Disk | Waiting::Clients => Self::Disk,
             Waiting::Journal => Self::Journal,
         }
     }

@@ -69,8 +69,10 @@ impl<D: Door> Remote<D> {
     pub fn connected(&self, welcome: &Welcome, sender: Sender<FromClient>) {
         let Ok(mut inner) = self.lock() else { return };
         let mut work = Work::default();
-        inner.sender = Some(sender);
         let Begun { distrust, lost } = inner.link.connected(welcome, &mut work.out);
+        // Before anybody else sends: a server that was started anew wants to be told first what is held.
+        tell(&sender, work.out.drain(..));
+        inner.sender = Some(sender);
         for id in lost {
             if let Some(parked) = inner.parked.remove(&id) {
                 work.finished.push((parked.ticket, Err(Errno::EIO), Duration::ZERO));
@@ -102,7 +104,8 @@ impl<D: Door> Remote<D> {
         let mut work = Work::default();
         for message in messages {
             match message {
-                FromServer::Reply { id, lease_ms, result } => {
+                // What a request of the kernel's touches the kernel itself distrusts.
+                FromServer::Reply { id, lease_ms, touched: _, result } => {
                     let lease = Duration::from_millis(lease_ms.into());
                     self.reply(&mut inner, &mut work, id, lease, result);
                 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{
-    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, encode, is_session,
+    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, encode, is_kept,
 };
 use espalier_proto::{ObjectId, Position, TableWrite};
 use espalier_store::{
@@ -119,11 +119,13 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     };
     restore_root(&store, dir, quarantine, done)?;
     let superblock = store.superblock().clone();
-    let config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
+    let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
+    // Clients of a server that is not running keep what they have.
+    config.session_ms = Some(u32::MAX);
     let mut orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
     let mut sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
     orphans.retain(|(_, value)| decode::<Inode>(value).is_ok());
-    sessions.retain(|(key, value)| is_session(key, value));
+    sessions.retain(|(key, value)| is_kept(key, value));
     let (mut recovery, from) = Recovery::begin(config, &first, &orphans, &sessions)?;
     let failed = replay(&mut journal, from, &mut recovery, &store)?;
     if let Some((_, why)) = &failed {

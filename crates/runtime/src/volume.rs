@@ -91,9 +91,10 @@ pub struct OpenOptions {
 impl OpenOptions {
     pub const LEAST_MEMORY: u64 = 32 << 20;
 
-    /// For a process that reads everything once: what it has read it needs no more.
+    /// For a process that reads everything once: what it has read it needs no more. Clients of a server that is not running
+    /// keep what they have.
     pub(crate) fn read_once() -> Self {
-        Self { memory: 128 << 20, ..Self::default() }
+        Self { memory: 128 << 20, session_ms: Some(u32::MAX), ..Self::default() }
     }
 }
 
@@ -138,7 +139,7 @@ impl Volume {
         let (store, mut journal) = LocalStore::open_with(dir, local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.atime) = (options.read_only, options.atime);
-        config.session_ms = options.session_ms;
+        (config.session_ms, config.lease_ms) = (options.session_ms, options.lease_ms);
         config.acknowledge = match (options.sync, options.session_ms) {
             (true, _) => Acknowledge::Durable,
             (false, Some(_)) => Acknowledge::Written,

@@ -52,7 +52,7 @@ pub trait Store: Send + Sync + 'static {
     /// Reads until `buf` is full or the stream ends. A stream that was never written reads as empty.
     fn stream_read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError>;
 
-    /// Writes all of `data`. The stream need not have been created: then it is no new one.
+    /// Writes all of `data`, at [`END`](espalier_proto::END) whole where the stream ends. The stream need not have been created: then it is no new one.
     ///
     /// # Errors
     /// `EFBIG` beyond what the engine can address.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-use espalier_proto::{AllocateMode, Errno, Ino, ObjectId, TableWrite, Time};
+use espalier_proto::{AllocateMode, END, Errno, Ino, ObjectId, TableWrite, Time};
 use espalier_store::{
     FormatOptions, LocalOptions, LocalStore, MemoryStore, SeekWhat, Store, StreamStat, superblock,
 };
@@ -191,6 +191,10 @@ fn bytes_come_back(store: &impl Store) {
     assert_eq!(store.stream_read(ino, 11, &mut buf).unwrap(), 3);
     assert_eq!(&buf, b"eLL");
     assert_eq!(store.stream_read(ino, 15, &mut buf).unwrap(), 0);
+    store.stream_write(ino, END, b", and").unwrap();
+    store.stream_write(ino, END, b" more").unwrap();
+    assert_eq!(contents(store, ino)[10..], *b"heLLo, and more");
+    store.stream_truncate(ino, 15).unwrap();
     let big: Vec<u8> = (0..100_000_u32).map(|n| n as u8).collect();
     store.stream_write(ino, 4000, &big).unwrap();
     assert_eq!(&contents(store, ino)[4000..], big);

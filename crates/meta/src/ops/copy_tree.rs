@@ -130,6 +130,7 @@ impl Meta {
         self.state.admit(&[(to, copy.weight())], &[])?;
         let (new, dir, name) = (copy.ino, to, name.clone());
         let bytes = self.state.strip(ino)?.len() as u64;
+        self.revoke_new_name(cx, to, &name)?;
         self.clonable(bytes)?;
         if !self.state.cached(to)?.names_are_new {
             copied.made.push((to, name.clone()));
@@ -213,8 +214,8 @@ impl Meta {
         change.perm = (perm != to.perm).then_some(perm);
         if change != Change::default() {
             change.ctime = Some(cx.now);
-            self.note_changed(copied, level.to);
             self.commit(cx, &Event::SetAttr { ino: level.to, change })?;
+            self.note_changed(copied, level.to);
         }
         Ok(())
     }

@@ -27,15 +27,19 @@ impl Meta {
         let slot = self.state.slot(name);
         if let Some(ino) = self.state.target(dir, &slot)?.ino() {
             let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
-            let attr = self.attr(cx, self.state.inode(ino)?)?;
+            let mut attr = self.attr(cx, self.state.inode(ino)?)?;
             let Reply::Opened(opened) = self.open(cx, ino, how)? else { return Err(Errno::EIO.into()) };
-            return Ok(Reply::Created(self.entry(cacheable, attr), opened));
+            if !attr.streamed {
+                // It may have been truncated.
+                attr = self.state.inode(ino)?.attr(None);
+            }
+            return Ok(Reply::Created(self.entry(cx, Some((dir, slot.hash)), cacheable, attr), opened));
         }
         let inode = self.new_inode(cx, dir, node, modes)?;
         self.state.admit(&[(dir, inode.weight())], &[])?;
         let attr = inode.attr(None);
         self.commit(cx, &Event::Create { dir, name: name.clone(), inode })?;
-        let entry = self.entry(cacheable, attr);
+        let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
         if open.is_none() {
             return Ok(Reply::Entry(entry));
         }

@@ -1,6 +1,6 @@
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, Ino, Reply};
+use espalier_proto::{END, Errno, Ino, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
@@ -20,6 +20,7 @@ impl Meta {
         from: Option<(Ino, u64)>,
     ) -> Step<Reply> {
         self.drop_capability(cx, ino)?;
+        self.revoke_inode(cx, ino)?;
         let Body::Streamed { counted } = self.state.inode(ino)?.body else { return Ok(Reply::Granted) };
         if !self.state.is_limited(ino)? {
             return Ok(Reply::Granted);
@@ -32,6 +33,7 @@ impl Meta {
             }
             None => length,
         };
+        let offset = if offset == END { counted } else { offset };
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
         if end > counted {
             self.state.admit_size(ino, end)?;
@@ -43,6 +45,7 @@ impl Meta {
     /// Before a stream may change its size without the machine's doing: a crash must not make that forgotten.
     pub(crate) fn watch(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.writable()?;
+        self.claim_inode(cx, ino)?;
         let cached = self.state.cached(ino)?;
         if cached.inode.nlink == 0 && !cached.in_use() {
             // Its stream may be about to be removed.
@@ -50,7 +53,7 @@ impl Meta {
         }
         match self.state.watched.get_mut(&ino) {
             Some(watched) => {
-                watched.used = self.ticks;
+                (watched.used, watched.written) = (self.ticks, true);
                 if watched.since <= self.journal.durable { Ok(()) } else { Err(Stop::Wait(Wait::Durable)) }
             }
             None => {

@@ -4,7 +4,9 @@ use crate::machine::{Cx, Meta};
 use crate::step::Step;
 
 impl Meta {
-    pub(crate) fn getattr(&mut self, cx: &Cx<'_>, ino: Ino) -> Step<Reply> {
-        Ok(Reply::Attr(self.attr(cx, self.state.inode(ino)?)?))
+    pub(crate) fn getattr(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
+        let attr = self.attr(cx, self.state.inode(ino)?)?;
+        self.tell_inode(cx, ino);
+        Ok(Reply::Attr(attr))
     }
 }

@@ -23,7 +23,8 @@ impl Meta {
         if inode.nlink == u32::MAX {
             return Err(Errno::EMLINK.into());
         }
-        if self.state.target(dir, &self.state.slot(name))?.ino().is_some() {
+        let slot = self.state.slot(name);
+        if self.state.target(dir, &slot)?.ino().is_some() {
             return Err(Errno::EEXIST.into());
         }
         if inode.is_streamed() && self.is_bounded(dir)? {
@@ -33,6 +34,6 @@ impl Meta {
         self.state.admit(&[(dir, self.state.inode(ino)?.weight())], &[])?;
         self.commit(cx, &Event::Link { ino, dir, name: name.clone(), time: cx.now })?;
         let attr = self.attr(cx, self.state.inode(ino)?)?;
-        Ok(Reply::Entry(self.entry(cacheable, attr)))
+        Ok(Reply::Entry(self.entry(cx, Some((dir, slot.hash)), cacheable, attr)))
     }
 }

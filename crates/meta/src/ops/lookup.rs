@@ -6,7 +6,7 @@ use crate::step::Step;
 
 impl Meta {
     /// What a name in a directory stands for.
-    pub(crate) fn lookup(&mut self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+    pub(crate) fn lookup(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
         cx.check(inode, Access::EXEC)?;
         let cacheable = inode.searchable_by_all();
@@ -19,11 +19,12 @@ impl Meta {
                 if let Some(cached) = self.state.inodes.get_mut(&dir) {
                     cached.names_are_new = false;
                 }
+                self.tell_absent(cx, dir, &slot);
                 return Ok(Reply::Absent { cacheable });
             }
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
         let attr = self.attr(cx, self.state.inode(ino)?)?;
-        Ok(Reply::Entry(self.entry(cacheable, attr)))
+        Ok(Reply::Entry(self.entry(cx, Some((dir, slot.hash)), cacheable, attr)))
     }
 }

@@ -42,6 +42,7 @@ impl Meta {
             }
         }
         self.opened(ino);
+        self.tell_inode(cx, ino);
         Ok(Reply::Opened(Opened { streamed, keep_cache, limited }))
     }
 
@@ -62,10 +63,20 @@ impl Meta {
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.opens = cached.opens.saturating_sub(1);
             let (last, counted) = (cached.opens == 0, cached.inode.counted_bytes());
+            if !cached.in_use() {
+                self.state.settle(ino);
+            }
+            if let Some(watched) = self.state.watched.get_mut(&ino) {
+                watched.written &= !last;
+                // Whoever has asked for its size may have been told it before the last write.
+                self.streams_changed += 1;
+            }
             if let Some(size) = measured {
                 self.count_size(cx, ino, if last { size } else { size.max(counted) })?;
             }
             self.purge_if_unused(cx, ino)?;
+        } else if self.state.reclaimed.give_up(ino, 0, 1) {
+            self.state.settle(ino);
         }
         Ok(Reply::Done)
     }

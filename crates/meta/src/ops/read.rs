@@ -8,10 +8,20 @@ use crate::step::Step;
 
 impl Meta {
     /// Bytes of a stuffed file.
-    pub(crate) fn read(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64, size: u32) -> Step<Reply> {
+    pub(crate) fn read(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        offset: u64,
+        size: u32,
+        noatime: bool,
+    ) -> Step<Reply> {
         let total = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
-            Body::Streamed { .. } => return Ok(Reply::Streamed),
+            Body::Streamed { .. } => {
+                self.tell_inode(cx, ino);
+                return Ok(Reply::Streamed);
+            }
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::EINVAL.into()),
         };
@@ -22,7 +32,10 @@ impl Meta {
         let from = offset.min(kept.len() as u64) as usize;
         bytes.extend_from_slice(&kept[from..kept.len().min(from + length)]);
         bytes.resize(length, 0);
-        self.accessed(cx, ino)?;
+        self.tell_inode(cx, ino);
+        if !noatime {
+            self.accessed(cx, ino)?;
+        }
         Ok(Reply::Bytes(bytes))
     }
 }

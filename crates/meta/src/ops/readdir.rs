@@ -41,7 +41,9 @@ impl Meta {
             let from = page.map_or(after + 1, |page| page.to.max(after + 1));
             return Err(Stop::Wait(Wait::Load(Load::Dentries { dir, from, limit: PAGE })));
         }
-        let entries = if plus { self.with_attributes(cx, cacheable, found)? } else { self.without(found)? };
+        let entries =
+            if plus { self.with_attributes(cx, dir, cacheable, found)? } else { self.without(found)? };
+        self.tell_inode(cx, dir);
         if after == 0 {
             self.accessed(cx, dir)?;
         }
@@ -78,7 +80,8 @@ impl Meta {
 
     fn with_attributes(
         &mut self,
-        cx: &Cx<'_>,
+        cx: &mut Cx<'_>,
+        dir: Ino,
         cacheable: bool,
         found: Vec<(Slot, Target)>,
     ) -> Step<Vec<Dirent>> {
@@ -97,7 +100,7 @@ impl Meta {
             inodes.iter().map(|inode| inode.attr(if inode.is_streamed() { stats.next() } else { None }));
         let attrs: Vec<_> = attrs.collect();
         let with = |((slot, _), attr): ((Slot, Target), espalier_proto::Attr)| {
-            let entry = Some::<Entry>(self.entry(cacheable, attr));
+            let entry = Some::<Entry>(self.entry(cx, Some((dir, slot.hash)), cacheable, attr));
             let kind: FileType = attr.kind;
             let (name, cursor): (Name, u64) = (slot.name, slot.hash);
             Dirent { name, ino: attr.ino, kind, cursor, entry }

@@ -47,7 +47,10 @@ impl Meta {
     /// Takes an entry out of a directory in the trash.
     fn free(&mut self, cx: &mut Cx<'_>, dir: Ino, name: Name, ino: Ino) -> Step<()> {
         let has_entries = self.state.inode(ino)?.has_entries();
-        self.commit(cx, &Event::Unlink { dir, name, time: cx.now })?;
+        // Nobody reaches the name any more; but the inode may be open, or have another.
+        self.revoke_inode(cx, ino)?;
+        cx.changed = true;
+        self.append(&Event::Unlink { dir, name, time: cx.now })?;
         if self.state.cached(ino)?.lookups > 0 {
             // Who has it open, or has another name of it, sees a link less.
             self.changed.push(ino);

@@ -11,7 +11,7 @@ impl Meta {
         inode.nlink = 0;
         let attr = inode.attr(None);
         self.commit(cx, &Event::TmpFile { inode })?;
-        let entry = self.entry(false, attr);
+        let entry = self.entry(cx, None, false, attr);
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.nameless = true;
         }

@@ -1,7 +1,7 @@
 use alloc::vec::Vec;
 use core::mem::take;
 
-use espalier_proto::{Errno, Ino, Reply};
+use espalier_proto::{END, Errno, Ino, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
@@ -20,11 +20,12 @@ impl Meta {
         kill_suid_gid: bool,
     ) -> Step<Reply> {
         self.growable()?;
-        match self.state.inode(ino)?.body {
-            Body::Stuffed { .. } => {}
+        let size = match self.state.inode(ino)?.body {
+            Body::Stuffed { size, .. } => size,
             Body::Streamed { .. } => return Ok(Reply::Streamed),
             _ => return Err(Errno::EINVAL.into()),
-        }
+        };
+        let offset = if offset == END { size } else { offset };
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
         if end > u64::from(self.config.strip_bytes) {
             self.unstuff(cx, ino)?;

@@ -33,15 +33,18 @@ impl Meta {
         };
         if let Some(acl) = acl {
             let acl = acl.as_ref().ok_or(Errno::ENODATA)?;
-            return Ok(Reply::Bytes(full(acl, inode).format()));
+            let value = full(acl, inode).format();
+            self.tell_inode(cx, ino);
+            return Ok(Reply::Bytes(value));
         }
         check_namespace(cx, inode, name, Access::READ)?;
+        self.tell_inode(cx, ino);
         let list = self.state.xattr_list(ino)?;
         let at = list.binary_search_by(|(n, _)| n.as_ref().cmp(name)).map_err(|_| Errno::ENODATA)?;
         Ok(Reply::Bytes(list[at].1.to_vec()))
     }
 
-    pub(crate) fn listxattr(&mut self, cx: &Cx<'_>, ino: Ino) -> Step<Reply> {
+    pub(crate) fn listxattr(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
         let mut names: Vec<u8> = Vec::new();
         let mut push = |name: &[u8]| {
@@ -59,6 +62,7 @@ impl Meta {
                 push(name);
             }
         }
+        self.tell_inode(cx, ino);
         Ok(Reply::Bytes(names))
     }
 

@@ -16,7 +16,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::check::Finding;
 use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
-use crate::session::is_session;
+use crate::session::is_kept;
 use tree::Tree;
 
 /// What is to be done, in this order: streams are made and copied, all streams that are left are settled, `writes` become
@@ -115,7 +115,7 @@ impl Repair {
             },
             ObjectKind::Orphans => decode(value).is_ok_and(|inode| self.claim(inode, Place::Orphan)),
             // It says nothing that the other records depend on.
-            ObjectKind::Sessions if object == ObjectId::SESSIONS && is_session(key, value) => return,
+            ObjectKind::Sessions if object == ObjectId::SESSIONS && is_kept(key, value) => return,
             ObjectKind::Sessions => false,
         };
         self.stored.insert((object, key.to_vec()), fingerprint(value));

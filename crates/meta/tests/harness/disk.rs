@@ -129,7 +129,18 @@ impl Disk {
                 Ok(IoDone::Published { used: self.trim(trim) })
             }
             Io::Journal { frame, sync } => Ok(self.append(frame, sync)),
+            Io::Sync => {
+                self.sync();
+                Ok(IoDone::Synced)
+            }
             Io::Yield | Io::Rest => Ok(IoDone::Paused),
+        }
+    }
+
+    fn sync(&mut self) {
+        match self {
+            Self::Memory(_, journal) => journal.synced = journal.frames.len(),
+            Self::Local(local, _) => drop(local.1.sync().unwrap()),
         }
     }
 

@@ -22,6 +22,7 @@ pub fn everywhere(test: impl Fn(&mut Harness)) {
 /// `before`: makes what is there before. `act`: the operation, with the lookups that the kernel would have made.
 pub fn under_faults(before: impl Fn(&mut Harness), act: impl Fn(&mut Harness) -> Result<Reply, Errno>) {
     let sync = Config { acknowledge: Acknowledge::Durable, ..config() };
+    let written = Config { acknowledge: Acknowledge::Written, ..config() };
     let evicting = Config { cache_bytes: 0, ..config() };
     for (engine, config, memory) in [
         (Engine::Memory, config(), Memory::Warm),
@@ -29,6 +30,7 @@ pub fn under_faults(before: impl Fn(&mut Harness), act: impl Fn(&mut Harness) ->
         (Engine::Memory, config(), Memory::Replayed),
         (Engine::Memory, config(), Memory::Cold),
         (Engine::Memory, sync, Memory::Cold),
+        (Engine::Memory, written, Memory::Cold),
         (Engine::Local, small(), Memory::Cold),
     ] {
         Scenario { engine, config, memory, before: &before, act: &act }.run();

@@ -130,7 +130,7 @@ impl Harness {
     }
 
     pub fn read(&mut self, ino: Ino) -> Vec<u8> {
-        match self.ask(Request::Read { ino, offset: 0, size: 1 << 20 }).unwrap() {
+        match self.ask(Request::Read { ino, offset: 0, size: 1 << 20, noatime: false }).unwrap() {
             Reply::Bytes(bytes) => bytes,
             Reply::Streamed => {
                 let store = self.disk.store();
@@ -143,7 +143,7 @@ impl Harness {
     }
 
     pub fn is_streamed(&mut self, ino: Ino) -> bool {
-        self.ask(Request::Read { ino, offset: 0, size: 0 }) == Ok(Reply::Streamed)
+        self.ask(Request::Read { ino, offset: 0, size: 0, noatime: false }) == Ok(Reply::Streamed)
     }
 
     pub fn list(&mut self, dir: Ino, plus: bool) -> Vec<Dirent> {

@@ -7,7 +7,7 @@ mod files;
 
 use std::collections::HashMap;
 
-use espalier_meta::{Atime, Config, Connected, Finding, Input, Io, IoId, Meta, Now, Outbox};
+use espalier_meta::{Atime, Config, Connected, Finding, Input, Io, IoId, Meta, Now, Outbox, Revocation};
 use espalier_proto::*;
 
 pub use disk::{Disk, Engine};
@@ -39,6 +39,10 @@ pub struct Harness {
     pub lazy: bool,
     /// What the machine has asked clients to forget.
     pub recalled: Vec<Recall>,
+    /// For how long what answers tell may be cached, and which inodes were touched, by request.
+    pub leases: HashMap<u64, (u32, Vec<Ino>)>,
+    /// What it wants clients to cache no longer.
+    pub revocations: Vec<Revocation>,
     /// What it has told clients that it has other attributes now.
     pub changed: Vec<Ino>,
     /// What it has said of sessions.
@@ -102,6 +106,8 @@ impl Harness {
             waiting: Vec::new(),
             lazy: false,
             recalled: Vec::new(),
+            leases: HashMap::new(),
+            revocations: Vec::new(),
             changed: Vec::new(),
             connected: Vec::new(),
             refused: Vec::new(),
@@ -148,11 +154,15 @@ impl Harness {
 
     /// Sends a request whose answer may come later.
     pub fn send(&mut self, caller: &Caller, request: Request) -> u64 {
+        self.send_from(ClientId(1), caller, request)
+    }
+
+    pub fn send_from(&mut self, from: ClientId, caller: &Caller, request: Request) -> u64 {
         self.next += 1;
         let id = self.next;
         self.now.nanos += 1;
         self.input(Input::Request {
-            from: ClientId(1),
+            from,
             id: RequestId(id),
             below: RequestId(id),
             caller: caller.clone(),
@@ -166,18 +176,38 @@ impl Harness {
             return;
         }
         let mut out = Outbox::default();
-        self.meta.on(Now { time: self.now, uptime_ms: self.uptime_ms, queued: self.queued }, input, &mut out);
+        self.meta.on(self.circumstances(), input, &mut out);
+        self.take(out);
+    }
+
+    /// A client's session ends, as far as leases go.
+    pub fn end_leases(&mut self, client: ClientId) {
+        let mut out = Outbox::default();
+        self.meta.drop_leases(self.circumstances(), client, &mut out);
+        self.take(out);
+    }
+
+    fn circumstances(&self) -> Now {
+        Now { time: self.now, uptime_ms: self.uptime_ms, queued: self.queued }
+    }
+
+    fn take(&mut self, out: Outbox) {
         self.recalled.extend(out.recalls);
         self.changed.extend(out.changed);
         self.connected.extend(out.connected);
         self.refused.extend(out.refused);
         self.expired.extend(out.expired);
+        self.revocations.extend(out.revocations);
         for reply in out.replies {
             self.answered.push((reply.to, reply.id.0));
+            self.leases.insert(reply.id.0, (reply.lease_ms, reply.touched));
             self.answers.insert(reply.id.0, reply.result);
         }
         for (id, io) in out.io {
-            let later = matches!(io, Io::Journal { .. } | Io::Stage { .. } | Io::Publish { .. } | Io::Rest);
+            let later = matches!(
+                io,
+                Io::Journal { .. } | Io::Sync | Io::Stage { .. } | Io::Publish { .. } | Io::Rest
+            );
             if self.shuffle.is_some() || (self.lazy && later) {
                 self.waiting.push((id, io));
             } else {

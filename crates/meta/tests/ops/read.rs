@@ -5,7 +5,7 @@ use crate::harness::{Fault, Harness, config, everywhere, under_faults};
 
 fn read(fs: &mut Harness, path: &str, offset: u64, size: u32) -> Result<Reply, Errno> {
     let ino = fs.walk(path)?;
-    fs.ask(Request::Read { ino, offset, size })
+    fs.ask(Request::Read { ino, offset, size, noatime: false })
 }
 
 fn bytes(bytes: &[u8]) -> Result<Reply, Errno> {

@@ -23,6 +23,19 @@ fn bytes_are_put_and_times_change() {
 }
 
 #[test]
+fn what_is_appended_is_put_where_the_file_ends() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"bytes");
+        assert_eq!(write(fs, "file", END, b" and"), Ok(Reply::Done));
+        assert_eq!(write(fs, "file", END, b" more"), Ok(Reply::Done));
+        assert_eq!(fs.read(ino), b"bytes and more");
+        // The strip's end moves it out, as that of any other write.
+        assert_eq!(write(fs, "file", END, &[1; STRIP as usize]), Ok(Reply::Streamed));
+        assert_eq!(fs.attr("file").size, 14);
+    });
+}
+
+#[test]
 fn nothing_written_changes_nothing() {
     everywhere(|fs| {
         fs.file("file", b"bytes");

@@ -4,18 +4,58 @@
 use std::future::Future;
 use std::time::Duration;
 
+use espalier_net::pki::{Authority, Issued, Validity};
 use espalier_net::{
-    Acceptor, ConnectError, Connection, Limits, Message, NetError, Receiver, Security, connect,
+    Acceptor, ConnectError, Connection, Identity, Limits, Message, NetError, Receiver, Security, connect,
 };
 use espalier_proto::{
     Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Welcome,
 };
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 pub type Server = Connection<FromClient, FromServer>;
 pub type Client = Connection<FromServer, FromClient>;
+
+/// An authority, and what it issues.
+pub struct Cluster {
+    pub dir: TempDir,
+    pub authority: Authority,
+}
+
+impl Cluster {
+    pub fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        let authority = Authority::create(dir.path(), Validity::years(1)).unwrap();
+        Self { dir, authority }
+    }
+
+    pub fn server(&self) -> Security {
+        self.server_for("localhost", Validity::years(1))
+    }
+
+    pub fn server_for(&self, host: &str, validity: Validity) -> Security {
+        let identity = Identity::server("s1").unwrap();
+        self.load(self.authority.issue_server(&identity, &[host.to_owned()], validity).unwrap())
+    }
+
+    pub fn client(&self, name: &str) -> Security {
+        self.client_for(name, Validity::years(1))
+    }
+
+    pub fn client_for(&self, name: &str, validity: Validity) -> Security {
+        self.load(self.authority.issue_client(&Identity::client(name).unwrap(), validity).unwrap())
+    }
+
+    pub fn load(&self, issued: Issued) -> Security {
+        let dir = TempDir::new().unwrap();
+        let (certificate, key) = (dir.path().join("c.pem"), dir.path().join("c.key"));
+        issued.write(&certificate, &key).unwrap();
+        Security::load(&self.dir.path().join("ca.pem"), &certificate, &key).unwrap()
+    }
+}
 
 /// Nothing here takes so long, unless it hangs.
 pub async fn within<T>(what: impl Future<Output = T>) -> T {
@@ -51,6 +91,11 @@ pub async fn plain() -> (Server, Client) {
     pair((Security::Insecure, Limits::default()), (Security::Insecure, Limits::default())).await
 }
 
+pub async fn tls() -> (Server, Client) {
+    let cluster = Cluster::new();
+    pair((cluster.server(), Limits::default()), (cluster.client("alice"), Limits::default())).await
+}
+
 /// A request with a payload.
 pub fn write(id: u64, data: Vec<u8>) -> FromClient {
     let request = Request::Write { ino: Ino(9), offset: id, data, kill_suid_gid: false };
@@ -68,7 +113,7 @@ fn request_of(id: u64, request: Request) -> FromClient {
 }
 
 pub fn bytes(id: u64, data: Vec<u8>) -> FromServer {
-    FromServer::Reply { id: RequestId(id), lease_ms: 0, result: Ok(Reply::Bytes(data)) }
+    FromServer::Reply { id: RequestId(id), lease_ms: 0, touched: Vec::new(), result: Ok(Reply::Bytes(data)) }
 }
 
 /// A side that receives all the time, as connections must.

@@ -213,14 +213,16 @@ impl FuseDoor {
     }
 
     fn entry_out(&self, entry: &Entry, lease: Duration) -> fuse::Entry {
-        let entry_valid = if entry.cacheable || self.kernel_checks { lease } else { Duration::ZERO };
+        let may_cache = entry.name_leased && (entry.cacheable || self.kernel_checks);
+        let entry_valid = if may_cache { lease } else { Duration::ZERO };
+        let attr_lease = if entry.attr_leased { lease } else { Duration::ZERO };
         let attr = &entry.attr;
         fuse::Entry {
             node: attr.ino.0,
             generation: 0,
             attr: attr_out(attr),
             entry_valid,
-            attr_valid: attr_valid(attr, lease),
+            attr_valid: attr_valid(attr, attr_lease),
         }
     }
 
@@ -235,7 +237,8 @@ impl FuseDoor {
         let mut flags = OpenedFlags::NOFLUSH;
         flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none());
         // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
-        let direct = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
+        let spared = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
+        let direct = spared || matches!(form, Form::Append);
         flags.set(OpenedFlags::DIRECT_IO, direct);
         fuse::Opened { handle: if direct { DIRECT } else { 0 }, flags, backing }
     }
@@ -267,9 +270,11 @@ impl FuseDoor {
     }
 }
 
+type Action = Box<dyn FnOnce() + Send>;
+
 /// Something that is called once, by whoever comes first.
 #[derive(Clone)]
-pub(super) struct Once(Arc<Mutex<Option<Box<dyn FnOnce() + Send>>>>);
+pub(super) struct Once(Arc<Mutex<Option<Action>>>);
 
 impl Once {
     fn new(call: impl FnOnce() + Send + 'static) -> Self {

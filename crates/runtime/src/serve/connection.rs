@@ -9,12 +9,20 @@ use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
 use espalier_proto::{ClientId, ClusterId, Hello, Welcome};
 use siphasher::sip::SipHasher24;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 
 use super::machine::{Origin, Server};
 use super::rights::Access;
 
 /// A client may have so many requests unanswered.
 const WINDOW: u32 = 1024;
+/// So many messages are dealt with before it is looked at what they have made to be sent.
+const AT_ONCE: usize = 16;
+/// While so many bytes wait to be sent to a client, nothing more is taken from it.
+const UNSENT: usize = 16 << 20;
+const UNSENT_PAUSE: Duration = Duration::from_millis(1);
+/// Clients that say who they are at the same time; others wait.
+const HANDSHAKES: usize = 256;
 /// After the listening socket has failed, for want of descriptors usually.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -31,6 +39,14 @@ pub struct Gate {
     /// Hashes a client's identity and the number it gives itself: nobody can find another's session.
     pub secret: [u8; 16],
     pub open: AtomicUsize,
+    pub handshakes: Semaphore,
+}
+
+impl Gate {
+    /// For [`Self::handshakes`].
+    pub fn turnstile() -> Semaphore {
+        Semaphore::new(HANDSHAKES)
+    }
 }
 
 /// Accepts connections for ever.
@@ -57,7 +73,11 @@ pub async fn accept(gate: Arc<Gate>, listener: TcpListener) {
 impl Gate {
     async fn serve(&self, socket: TcpStream, is_full: bool) {
         let peer = socket.peer_addr().map_or_else(|_| "?".into(), |address| address.to_string());
-        let incoming = match self.acceptor.accept(socket).await {
+        let accepted = {
+            let _turn = self.handshakes.acquire().await;
+            self.acceptor.accept(socket).await
+        };
+        let incoming = match accepted {
             Ok(incoming) => incoming,
             Err(error) => return tracing::warn!(peer, %error, "a connection was not accepted"),
         };
@@ -96,7 +116,16 @@ impl Gate {
         };
         let client = self.client(incoming.identity(), incoming.hello().client);
         let known = incoming.hello().incarnation == Some(self.incarnation);
-        let resumed = self.server.connect(client).await?;
+        let resumed = match self.server.connect(client).await? {
+            Ok(resumed) => resumed,
+            Err(errno) => {
+                let text = format!(
+                    "the server takes no new clients now ({errno}): see its status, or try again later"
+                );
+                incoming.refuse(Refusal::new(Reason::Full, text)).await;
+                return Ok(());
+            }
+        };
         let welcome =
             Welcome { incarnation: self.incarnation, resumed, window: WINDOW, session_ms: self.session_ms };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
@@ -109,7 +138,23 @@ impl Gate {
                 Ok(_) => {}
                 Err(error) => break Err(error.into()),
             }
-            if let Err(fault) = self.server.received(&origin, &mut batch) {
+            // A client that asks for much and reads slowly is not read from meanwhile.
+            let mut rest = std::mem::take(&mut batch);
+            let fault = loop {
+                let later = rest.split_off(rest.len().min(AT_ONCE));
+                if let Err(fault) = self.server.received(&origin, &mut rest) {
+                    break Some(fault);
+                }
+                while sender.unsent() > UNSENT {
+                    tokio::time::sleep(UNSENT_PAUSE).await;
+                }
+                rest = later;
+                if rest.is_empty() {
+                    break None;
+                }
+            };
+            batch = rest;
+            if let Some(fault) = fault {
                 break Err(fault.into());
             }
         };

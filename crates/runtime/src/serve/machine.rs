@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use espalier_client::Answer;
 use espalier_meta::{Answered, Connected, Input, Io, IoDone, IoId, Meta, Now, Outbox};
-use espalier_net::Sender;
+use espalier_net::{NetError, Sender};
 use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Reply, RequestId, StreamIo};
 use tokio::sync::oneshot;
 
@@ -33,7 +33,7 @@ struct Inner {
     /// Of requests that wait to be told their callers' groups.
     groups: HashMap<(ClientId, RequestId), (IoId, u32)>,
     /// Clients whose sessions are about to begin.
-    connecting: HashMap<ClientId, oneshot::Sender<bool>>,
+    connecting: HashMap<ClientId, oneshot::Sender<Result<bool, Errno>>>,
     next_connection: u64,
 }
 
@@ -84,8 +84,8 @@ impl Server {
         (Self { inner: Mutex::new(inner), errands }, background)
     }
 
-    /// Begins a client's session, or goes on with it: then `true` comes.
-    pub fn connect(&self, client: ClientId) -> oneshot::Receiver<bool> {
+    /// Begins a client's session, or goes on with it: then `true` comes. The machine may refuse it.
+    pub fn connect(&self, client: ClientId) -> oneshot::Receiver<Result<bool, Errno>> {
         let (tell, told) = oneshot::channel();
         if let Ok((mut inner, turn)) = self.turn() {
             let mut work = Work::new(turn);
@@ -137,16 +137,13 @@ impl Server {
         let client = origin.client;
         let Ok((mut inner, turn)) = self.turn() else { return Err("the server has failed") };
         let mut work = Work::new(turn);
-        if batch.is_empty() {
-            self.input(&mut inner, &mut work, 0, Input::Heard { client });
-        }
         let mut left = batch.len();
         for message in batch.drain(..) {
             left -= 1;
             match message {
                 FromClient::Request { id, below, caller, request } => {
                     if let Err(refusal) = origin.rights.check(&request) {
-                        work.reply(client, id, 0, Err(refusal));
+                        work.send.push((client, plain(id, Err(refusal))));
                         continue;
                     }
                     let (kind, ino) = Kind::of_request(&request);
@@ -158,7 +155,7 @@ impl Server {
                 FromClient::Stream { id, below: _, io, data } => {
                     let allowed = origin.rights.check_stream(&io, &data);
                     if let Err(refusal) = allowed.and_then(|()| inner.meta.may_stream(client, &io)) {
-                        work.reply(client, id, 0, Err(refusal));
+                        work.send.push((client, plain(id, Err(refusal))));
                         continue;
                     }
                     let (kind, ino) = Kind::of_stream(&io);
@@ -180,6 +177,8 @@ impl Server {
                 }
             }
         }
+        // What came last may not have been for the machine, which waits for the end of the batch to flush.
+        self.input(&mut inner, &mut work, 0, Input::Heard { client });
         self.settle(inner, work);
         Ok(())
     }
@@ -267,9 +266,13 @@ impl Server {
         loop {
             self.route(&mut inner, &mut work);
             let io = std::mem::take(&mut work.out.io);
-            let senders = senders(&inner, &work.send);
+            // In the order in which the machine has decided: a lease must be told of before it is revoked.
+            let senders = queue(&inner, work.send.drain(..));
             drop(inner);
-            send_all(senders, work.send.drain(..));
+            for sender in senders {
+                // It fails with the connection, of which its own task hears.
+                let _ = sender.flush();
+            }
             for stream in work.streams.drain(..) {
                 self.stream(stream);
             }
@@ -293,14 +296,14 @@ impl Server {
         for (id, waiting) in out.waiting.drain(..) {
             let _ = (id, waiting);
         }
-        for Answered { to, id, result, lease_ms } in std::mem::take(&mut out.replies) {
+        for Answered { to, id, result, lease_ms, touched } in std::mem::take(&mut out.replies) {
             if let Some(mut span) = inner.spans.remove(&(to, id)) {
                 span.resume(work.turn);
                 span.turn_to(Stage::Work, Instant::now());
                 self.errands.watch.record(&span, result.is_err());
             }
             let result = result.and_then(|reply| self.complete(reply));
-            work.send.push((to, FromServer::Reply { id, lease_ms, result }));
+            work.send.push((to, FromServer::Reply { id, lease_ms, touched, result }));
         }
         let out = &mut work.out;
         for revocation in out.revocations.drain(..) {
@@ -317,7 +320,12 @@ impl Server {
         }
         for Connected { client, resumed } in out.connected.drain(..) {
             if let Some(tell) = inner.connecting.remove(&client) {
-                let _ = tell.send(resumed);
+                let _ = tell.send(Ok(resumed));
+            }
+        }
+        for (client, errno) in out.refused.drain(..) {
+            if let Some(tell) = inner.connecting.remove(&client) {
+                let _ = tell.send(Err(errno));
             }
         }
         for client in out.expired.drain(..) {
@@ -347,11 +355,15 @@ impl Server {
     }
 
     fn execute(&self, id: IoId, io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
-        if matches!(io, Io::Journal { sync: true, .. }) {
-            self.errands.put_off(id, io);
-            return None;
+        match io {
+            // Answers wait for it, and it only goes to the page cache.
+            Io::Journal { sync: false, .. } => Some((id, self.errands.timed(io))),
+            Io::Journal { sync: true, .. } | Io::Sync => {
+                self.errands.put_off(id, io);
+                None
+            }
+            io => self.errands.execute(id, io),
         }
-        self.errands.execute(id, io)
     }
 
     fn stream(&self, Stream { of: (client, id), io, data, mut span }: Stream) {
@@ -377,7 +389,7 @@ impl Server {
         let sender =
             self.lock().ok().and_then(|inner| inner.peers.get(&client).map(|peer| peer.sender.clone()));
         if let Some(sender) = sender {
-            tell(&sender, FromServer::Reply { id, lease_ms: 0, result });
+            tell(&sender, plain(id, result));
         }
     }
 }
@@ -386,10 +398,11 @@ impl Work {
     fn new(turn: Turn) -> Self {
         Self { out: Outbox::default(), send: Vec::new(), streams: Vec::new(), turn }
     }
+}
 
-    fn reply(&mut self, to: ClientId, id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) {
-        self.send.push((to, FromServer::Reply { id, lease_ms, result }));
-    }
+/// An answer that the machine has no part in.
+fn plain(id: RequestId, result: Result<Reply, Errno>) -> FromServer {
+    FromServer::Reply { id, lease_ms: 0, touched: Vec::new(), result }
 }
 
 /// What a connection does not take any more the client asks for again when it has another.
@@ -399,29 +412,25 @@ fn tell(sender: &Sender<FromServer>, message: FromServer) {
     }
 }
 
-/// Sends each message by its connection, and what goes by one together.
-fn send_all(
-    senders: Vec<Option<Sender<FromServer>>>,
-    messages: impl Iterator<Item = (ClientId, FromServer)>,
-) {
-    let mut last: Option<(ClientId, Sender<FromServer>)> = None;
-    for (sender, (client, message)) in senders.into_iter().zip(messages) {
-        let Some(sender) = sender else { continue };
-        if let Err(error) = sender.queue(message) {
-            tracing::debug!(%error, client = client.0, "a message to a client was not sent");
+/// Queues messages for those who are connected; others are told when they are, or need not know. Returns the connections that
+/// have something to send.
+fn queue(inner: &Inner, messages: impl Iterator<Item = (ClientId, FromServer)>) -> Vec<Sender<FromServer>> {
+    let mut clients: Vec<ClientId> = Vec::new();
+    for (client, message) in messages {
+        let Some(peer) = inner.peers.get(&client) else { continue };
+        let id = if let FromServer::Reply { id, .. } = &message { Some(*id) } else { None };
+        match (peer.sender.queue(message), id) {
+            (Err(NetError::TooLong { .. }), Some(id)) => {
+                let _ = peer.sender.queue(plain(id, Err(Errno::E2BIG)));
+            }
+            (Err(error), _) => {
+                tracing::debug!(%error, client = client.0, "a message to a client was not sent")
+            }
+            (Ok(()), _) => {}
         }
-        if let Some((before, other)) = last.replace((client, sender))
-            && before != client
-        {
-            let _ = other.flush();
+        if !clients.contains(&client) {
+            clients.push(client);
         }
     }
-    if let Some((_, sender)) = last {
-        let _ = sender.flush();
-    }
-}
-
-/// The connections by which these are to go; a client that has none is told when it has one, or does not need to know.
-fn senders(inner: &Inner, send: &[(ClientId, FromServer)]) -> Vec<Option<Sender<FromServer>>> {
-    send.iter().map(|(to, _)| inner.peers.get(to).map(|peer| peer.sender.clone())).collect()
+    clients.iter().filter_map(|client| inner.peers.get(client)).map(|peer| peer.sender.clone()).collect()
 }

@@ -77,6 +77,7 @@ pub fn serve(
         max_connections,
         secret: superblock.hash_key,
         open: AtomicUsize::new(0),
+        handshakes: Gate::turnstile(),
     });
     let control = control::Listener::bind(store, &superblock);
     let served = Served { server: Arc::clone(&server), url: format!("espalier://{address}/") };

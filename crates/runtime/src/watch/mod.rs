@@ -106,7 +106,7 @@ impl IoKind {
             Io::Groups { .. } => Self::Groups,
             Io::Stream(_) => Self::Stream,
             Io::Journal { sync: false, .. } => Self::JournalAppend,
-            Io::Journal { sync: true, .. } => Self::JournalSync,
+            Io::Journal { sync: true, .. } | Io::Sync => Self::JournalSync,
             Io::Stage { .. } => Self::CheckpointPiece,
             Io::Publish { .. } => Self::CheckpointPublish,
             Io::Yield | Io::Rest => return None,

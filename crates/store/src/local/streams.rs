@@ -1,12 +1,12 @@
 use std::fs::File;
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, IoSlice};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use espalier_proto::{AllocateMode, Errno, Ino, SeekWhat, StreamStat, Time};
+use espalier_proto::{AllocateMode, END, Errno, Ino, SeekWhat, StreamStat, Time};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT, copy_file_range};
-use rustix::io::Errno as Os;
+use rustix::io::{Errno as Os, ReadWriteFlags, pwritev2, retry_on_intr};
 
 use super::files::{Files, Places};
 use crate::StoreError;
@@ -88,6 +88,10 @@ impl Streams {
     }
 
     pub(super) fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
+        if offset == END {
+            let file = self.writable(ino)?;
+            return append(&file, data).context("append to", &self.places.path(ino));
+        }
         check_end(offset, data.len() as u64)?;
         let file = self.writable(ino)?;
         file.write_all_at(data, offset).context("write", &self.places.path(ino))
@@ -280,6 +284,18 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
 }
 
 /// Offsets are signed in system calls.
+/// The kernel finds the end and writes there as one thing, unless it writes less than it is given.
+fn append(file: &File, mut data: &[u8]) -> io::Result<()> {
+    while !data.is_empty() {
+        let flags = ReadWriteFlags::APPEND;
+        match retry_on_intr(|| pwritev2(file, &[IoSlice::new(data)], 0, flags))? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            written => data = &data[written..],
+        }
+    }
+    Ok(())
+}
+
 fn check_end(offset: u64, length: u64) -> Result<(), StoreError> {
     let end = offset.checked_add(length).filter(|&end| i64::try_from(end).is_ok());
     end.map(drop).ok_or(StoreError::Refused(Errno::EFBIG))

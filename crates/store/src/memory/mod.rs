@@ -7,7 +7,9 @@ use std::fs::File;
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use espalier_proto::{AllocateMode, Errno, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
+use espalier_proto::{
+    AllocateMode, END, Errno, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time,
+};
 
 use crate::StoreError;
 use crate::store::{Pairs, Records, Store};
@@ -204,7 +206,7 @@ impl Store for MemoryStore {
     }
 
     fn stream_write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
-        self.change(ino, |bytes| bytes.write(offset, data))
+        self.change(ino, |bytes| bytes.write(if offset == END { bytes.stat().size } else { offset }, data))
     }
 
     fn stream_stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {

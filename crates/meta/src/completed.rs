@@ -1,0 +1,99 @@
+//! What lasts of an answer to a request that has changed something: it is journaled with the change, so that both or none
+//! survive a crash, and a request that is sent again after it is answered and not done again.
+
+use alloc::boxed::Box;
+
+use espalier_proto::{Copied, Entry, Errno, Home, Ino, Name, Opened, Reply, Request};
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{Cx, Meta};
+use crate::step::Step;
+
+/// What a request has come to. Of an inode only the number is kept: an answer that comes late tells what is so then.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Outcome {
+    Done,
+    Failed(Errno),
+    Attr(Ino),
+    /// The client has been told an inode by a name, or has opened it, or both.
+    Given {
+        ino: Ino,
+        home: Home,
+        /// Whether the name may be cached.
+        named: Option<bool>,
+        opened: bool,
+    },
+    Streamed,
+    Removed {
+        dir: Ino,
+        name: Name,
+    },
+    Copied(Box<Copied>),
+}
+
+impl Outcome {
+    /// `home`: of the inode that a request to open names. `None`: the request may as well be executed again.
+    pub(crate) fn of(request: &Request, result: &Result<Reply, Errno>, home: Option<Home>) -> Option<Self> {
+        let is_change = matches!(
+            request,
+            Request::SetAttr { .. }
+                | Request::Create { .. }
+                | Request::TmpFile { .. }
+                | Request::Link { .. }
+                | Request::Unlink { .. }
+                | Request::RmDir { .. }
+                | Request::Rename { .. }
+                | Request::Open { .. }
+                | Request::Write { .. }
+                | Request::Allocate { .. }
+                | Request::SetXattr { .. }
+                | Request::RemoveXattr { .. }
+                | Request::RemoveTree { .. }
+                | Request::CopyTree(_)
+        );
+        let given = |entry: &Entry, opened| {
+            let (ino, home, named) = (entry.attr.ino, entry.home, Some(entry.cacheable));
+            Self::Given { ino, home, named, opened }
+        };
+        Some(match (request, result) {
+            _ if !is_change => return None,
+            (_, Err(errno)) => Self::Failed(*errno),
+            (_, Ok(Reply::Done)) => Self::Done,
+            (_, Ok(Reply::Attr(attr))) => Self::Attr(attr.ino),
+            (_, Ok(Reply::Entry(entry))) => given(entry, false),
+            (_, Ok(Reply::Created(entry, _))) => given(entry, true),
+            (Request::Open { ino, .. }, Ok(Reply::Opened(_))) => {
+                Self::Given { ino: *ino, home: home?, named: None, opened: true }
+            }
+            (_, Ok(Reply::Streamed)) => Self::Streamed,
+            (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
+            (_, Ok(Reply::Copied(copied))) => Self::Copied(copied.clone()),
+            _ => return None,
+        })
+    }
+}
+
+impl Meta {
+    /// The answer to a request that was done before the machine began. What it gives to the client is counted already.
+    pub(crate) fn tell_again(&self, cx: &Cx<'_>, outcome: &Outcome) -> Step<Reply> {
+        Ok(match outcome {
+            Outcome::Done => Reply::Done,
+            Outcome::Failed(errno) => return Err((*errno).into()),
+            Outcome::Attr(ino) => Reply::Attr(self.attr(cx, self.state.inode(*ino)?)?),
+            Outcome::Given { ino, named, opened, .. } => {
+                let (home, inode) = (self.state.cached(*ino)?.home, self.state.inode(*ino)?);
+                let streamed = inode.is_streamed();
+                let limited = streamed && self.state.is_limited(*ino)?;
+                let how = Opened { streamed, keep_cache: false, limited };
+                let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
+                // No lease is given on what is told late.
+                let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
+                let entry = Entry { attr, cacheable, name_leased, attr_leased, home };
+                if *opened { Reply::Created(entry, how) } else { Reply::Entry(entry) }
+            }
+            Outcome::Streamed => Reply::Streamed,
+            Outcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },
+            Outcome::Copied(copied) => Reply::Copied(copied.clone()),
+        })
+    }
+}

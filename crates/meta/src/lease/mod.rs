@@ -1,0 +1,282 @@
+//! Leases: what clients may cache of what they are told, until somebody changes it. docs/leases.md says what they cover.
+//!
+//! While an operation runs it notes what its reply tells; when the reply leaves, its client has leases on that. Before an event
+//! is applied, those that others have on what it changes are revoked, and the operation waits until they have been given up or
+//! their term is over. Without leases ([`Config::lease_ms`](crate::Config)) none of this costs anything.
+
+mod contention;
+mod table;
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Attr, ClientId, Entry, Ino, Name};
+
+use crate::event::{Change, Event};
+use crate::machine::{Cx, Meta};
+use crate::outbox::{Now, Outbox};
+use crate::record::Slot;
+use crate::state::{Cached, Home, State};
+use crate::step::{Step, Stop, Wait};
+use crate::task::Task;
+use crate::trash::ITSELF;
+
+pub(crate) use table::{Key, Leases};
+
+/// What a reply tells.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    keys: Vec<Key>,
+    /// Some of it must not be cached.
+    refused: bool,
+    /// [`Answered::touched`](crate::Answered).
+    touched: Vec<Ino>,
+}
+
+/// A reply that is held until the journal is durable, and what it tells.
+#[derive(Debug, Default)]
+pub(crate) struct Promise(Option<Box<Promised>>);
+
+#[derive(Debug)]
+struct Promised {
+    keys: Vec<Key>,
+    turn: u64,
+    touched: Vec<Ino>,
+}
+
+impl Meta {
+    // ---- Telling
+
+    /// The reply tells of an inode: its attributes, or what it holds.
+    pub(crate) fn tell_inode(&self, cx: &mut Cx<'_>, ino: Ino) {
+        if !self.tell(cx, ino, None) {
+            cx.told.refused = true;
+        }
+    }
+
+    /// The reply tells that a name is not there.
+    pub(crate) fn tell_absent(&self, cx: &mut Cx<'_>, dir: Ino, slot: &Slot) {
+        if !self.tell(cx, dir, Some(slot.hash)) {
+            cx.told.refused = true;
+        }
+    }
+
+    /// What is told of an inode, found by a name with this hash if by any. The client then knows it, until it forgets.
+    /// `cacheable`: the name may be cached for every caller.
+    pub(crate) fn entry(
+        &mut self,
+        cx: &mut Cx<'_>,
+        name: Option<(Ino, u64)>,
+        cacheable: bool,
+        attr: Attr,
+    ) -> Entry {
+        let mut home = Home::Table;
+        if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
+            cached.lookups += 1;
+            home = cached.home;
+        }
+        let name_leased = name.is_some_and(|(dir, hash)| self.tell(cx, dir, Some(hash)));
+        Entry { attr, cacheable, name_leased, attr_leased: self.tell(cx, attr.ino, None), home }
+    }
+
+    /// The reply tells of an inode, or of a name with this hash: whether it may be cached.
+    fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
+        let Some(leases) = &self.leases else { return true };
+        let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
+        // What was asked of a stream some time ago may not be so any more.
+        let is_fixed = hash.is_some() || !(cx.streams_have_changed || self.is_written(cx.client, ino));
+        let may_cache = is_fixed && cx.client != ITSELF && leases.may_give(key, cx.claims, cx.uptime_ms);
+        if may_cache {
+            cx.told.keys.push(key);
+        }
+        may_cache
+    }
+
+    /// A file's stream may be written to by others, of which the machine hears nothing.
+    fn is_written(&self, client: ClientId, ino: Ino) -> bool {
+        let has_others =
+            |cached: &Cached| self.sessions.in_grace() || cached.opens > self.opens_of(client, ino);
+        self.state.watched.get(&ino).is_some_and(|watched| watched.written)
+            && self.state.inodes.get(&ino).is_some_and(|cached| has_others(cached))
+    }
+
+    /// The reply is to leave later.
+    pub(crate) fn promise(&mut self, client: ClientId, told: Told, now: u64) -> Promise {
+        let Some(leases) = &mut self.leases else { return Promise::default() };
+        let keys = if told.refused { Vec::new() } else { told.keys };
+        let turn = if keys.is_empty() { 0 } else { leases.promise(client, &keys, now) };
+        Promise(Some(Box::new(Promised { keys, turn, touched: told.touched })))
+    }
+
+    /// The reply leaves. Returns for how many milliseconds its client may cache what it tells, and what it has touched.
+    pub(crate) fn keep(&mut self, client: ClientId, promise: &Promise, now: u64) -> (u32, Vec<Ino>) {
+        let (Some(leases), Promise(Some(promised))) = (&mut self.leases, promise) else {
+            return (0, Vec::new());
+        };
+        let Promised { keys, turn, touched } = &**promised;
+        let is_kept = !keys.is_empty() && leases.keep(client, keys, *turn, now);
+        let lease_ms = self.config.lease_ms.filter(|_| is_kept).unwrap_or(0);
+        (lease_ms, touched.clone())
+    }
+
+    // ---- Changing
+
+    /// Before an event: nobody but the client may have cached what it makes untrue.
+    pub(crate) fn revoke(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
+        if self.leases.is_none() {
+            return Ok(());
+        }
+        self.revoke_all(cx, &|state, see| state.touched(event, see))?;
+        self.state.found_by_name(event, &mut cx.told.touched)
+    }
+
+    /// Before a name is made.
+    pub(crate) fn revoke_new_name(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<()> {
+        self.revoke_all(cx, &|state, see| {
+            state.touched_name(dir, name, see);
+            Ok(())
+        })
+    }
+
+    /// Before an inode is changed.
+    pub(crate) fn revoke_inode(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        self.revoke_all(cx, &|_, see| {
+            see(Key::inode(ino), None);
+            Ok(())
+        })
+    }
+
+    /// Before a file's stream is changed by this operation, which takes more than one step: nobody is to cache anything of the
+    /// file until it is done.
+    pub(crate) fn claim_inode(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        if let Some(leases) = &mut self.leases {
+            leases.claim(cx.claims, Key::inode(ino));
+        }
+        self.revoke_inode(cx, ino)
+    }
+
+    fn revoke_all(&mut self, cx: &mut Cx<'_>, touched: Touched<'_>) -> Step<()> {
+        let Some(leases) = &mut self.leases else { return Ok(()) };
+        let mut held = None;
+        touched(&self.state, &mut |key, name| {
+            if leases.revoke(cx.client, key, name, cx.uptime_ms) {
+                held = Some(key);
+            }
+        })?;
+        let Some(held) = held else { return Ok(()) };
+        touched(&self.state, &mut |key, _| leases.claim(cx.claims, key))?;
+        Err(Stop::Wait(Wait::Lease(held)))
+    }
+
+    // ---- Waiting
+
+    pub(crate) fn wait_for_lease(&mut self, key: Key, client: ClientId, task: u64) {
+        if let Some(leases) = &mut self.leases {
+            leases.wait(key, client, task);
+        }
+    }
+
+    /// A client has answered a revocation.
+    pub(crate) fn revoked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
+        let ready = self.leases.as_mut().map_or_else(Vec::new, |leases| leases.revoked(client, number));
+        ready.into_iter().for_each(|task| self.resume(now, task, out));
+    }
+
+    pub(crate) fn tick_leases(&mut self, now: Now, out: &mut Outbox) {
+        let ready = self.leases.as_mut().map_or_else(Vec::new, |leases| leases.tick(now.uptime_ms));
+        ready.into_iter().for_each(|task| self.resume(now, task, out));
+    }
+
+    /// A client's session has ended: it has no leases any more.
+    pub fn drop_leases(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
+        let ready =
+            self.leases.as_mut().map_or_else(Vec::new, |leases| leases.drop_client(client, now.uptime_ms));
+        ready.into_iter().for_each(|task| self.resume(now, task, out));
+    }
+
+    /// An operation is over, or rests between two steps.
+    pub(crate) fn unclaim(&mut self, task: &mut Task) {
+        if let Some(leases) = &mut self.leases
+            && !task.claims.is_empty()
+        {
+            leases.unclaim(&mut task.claims);
+            self.streams_changed += 1;
+        }
+    }
+}
+
+type See<'a> = &'a mut dyn FnMut(Key, Option<&Name>);
+type Touched<'a> = &'a dyn Fn(&State, See<'_>) -> Step<()>;
+
+impl State {
+    /// What clients may have cached and an event makes untrue.
+    fn touched(&self, event: &Event, see: See<'_>) -> Step<()> {
+        match event {
+            Event::Create { dir, name, .. } | Event::Clone { dir, name, .. } => {
+                self.touched_name(*dir, name, see)
+            }
+            Event::Link { ino, dir, name, .. } => {
+                self.touched_name(*dir, name, see);
+                see(Key::inode(*ino), None);
+            }
+            Event::Unlink { dir, name, .. } => self.touched_entry(*dir, name, see)?,
+            Event::Rename { from_dir, from, to_dir, to, .. }
+            | Event::Exchange { from_dir, from, to_dir, to, .. } => {
+                self.touched_entry(*from_dir, from, see)?;
+                self.touched_entry(*to_dir, to, see)?;
+            }
+            // Access times are not covered.
+            Event::SetAttr { change, .. } if (Change { atime: None, ..*change }) == Change::default() => {}
+            Event::SetAttr { ino, .. }
+            | Event::Write { ino, .. }
+            | Event::Resize { ino, .. }
+            | Event::Zero { ino, .. }
+            | Event::Unstuff { ino }
+            | Event::SetAcl { ino, .. }
+            | Event::SetDefaultAcl { ino, .. }
+            | Event::SetXattr { ino, .. }
+            | Event::SetQuota { dir: ino, .. } => see(Key::inode(*ino), None),
+            // Nobody knows the first, and nobody can see what the others change.
+            Event::TmpFile { .. }
+            | Event::Watch { .. }
+            | Event::Count { .. }
+            | Event::Purge { .. }
+            | Event::Locate { .. }
+            | Event::Session { .. }
+            | Event::Completed { .. }
+            | Event::Moved { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// The inodes that an event changes and whoever asks for it names by their names alone.
+    fn found_by_name(&self, event: &Event, inos: &mut Vec<Ino>) -> Step<()> {
+        let mut find = |dir: Ino, name: &Name| {
+            inos.extend(self.target(dir, &self.slot(name))?.ino());
+            Ok(())
+        };
+        match event {
+            Event::Unlink { dir, name, .. } => find(*dir, name),
+            Event::Rename { from_dir, from, to_dir, to, .. }
+            | Event::Exchange { from_dir, from, to_dir, to, .. } => {
+                find(*from_dir, from)?;
+                find(*to_dir, to)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn touched_name(&self, dir: Ino, name: &Name, see: See<'_>) {
+        see(Key::name(dir, self.slot(name).hash), Some(name));
+        see(Key::inode(dir), None);
+    }
+
+    /// A name and what it stands for, if it is there.
+    fn touched_entry(&self, dir: Ino, name: &Name, see: See<'_>) -> Step<()> {
+        self.touched_name(dir, name, see);
+        if let Some(ino) = self.target(dir, &self.slot(name))?.ino() {
+            see(Key::inode(ino), None);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,435 @@
+//! Who may cache what, and until when (Gray and Cheriton, 1989).
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Ino, Lease, Name};
+
+use super::contention::Contention;
+use crate::outbox::Revocation;
+use crate::state::Map;
+
+/// What a lease is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    ino: Ino,
+    /// Of a name in the directory `ino`; 0, which no name has: the inode itself. Should two names ever have the same, a
+    /// lease on one of them may end its holder's lease on the other unheard: it may then be out of date until its term is over.
+    hash: u64,
+}
+
+impl Key {
+    pub(crate) fn inode(ino: Ino) -> Self {
+        Self { ino, hash: 0 }
+    }
+
+    pub(crate) fn name(dir: Ino, hash: u64) -> Self {
+        Self { ino: dir, hash }
+    }
+}
+
+/// A client that has, or had, or is about to have a lease.
+#[derive(Debug)]
+struct Holder {
+    client: ClientId,
+    /// The lease is over; 0: it has not begun, or was given up. Milliseconds of the server's uptime, as all times here.
+    until: u64,
+    /// Of the revocation that was sent and not answered; 0: none.
+    revocation: u64,
+    /// What was promised before that turn is void.
+    void_before: u64,
+}
+
+/// A revocation that was sent and not answered.
+#[derive(Debug)]
+struct Asked {
+    revocation: Revocation,
+    key: Key,
+    at: u64,
+}
+
+/// What the leases have come to.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Counts {
+    pub given: u64,
+    pub revoked: u64,
+    pub expired: u64,
+    /// Revocations that were not answered within the lease's term.
+    pub unanswered: u64,
+    /// How often an operation waited for others to give up theirs.
+    pub waits: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Leases {
+    term_ms: u64,
+    most: usize,
+    holders: Map<Key, Vec<Holder>>,
+    /// Each holder once, in about the order in which their leases end.
+    order: VecDeque<(u64, Key, ClientId)>,
+    /// What operations are about to change, each with their number: no leases are given on it.
+    claims: Map<Key, u32>,
+    /// Operations that wait until others have given up a lease.
+    waiting: Map<Key, Vec<(ClientId, u64)>>,
+    /// Revocations that were sent and not answered.
+    revocations: Map<u64, Asked>,
+    last_revocation: u64,
+    /// Grows whenever something promised becomes void.
+    turn: u64,
+    /// Clients whose leases are gone, until the last of these would have ended.
+    gone: Map<ClientId, u64>,
+    names: Contention,
+    inodes: Contention,
+    /// Revocations to be sent.
+    pub outgoing: Vec<Revocation>,
+    pub counts: Counts,
+}
+
+impl Leases {
+    /// A lease lasts so much longer here than at its holder, whose clock may be slower.
+    const MARGIN_MS: u64 = 1_000;
+    /// A revocation that has not been answered for so long may have been lost with its connection.
+    const AGAIN_MS: u64 = 2_000;
+
+    /// `most`: bounds the leases given at any time.
+    pub(crate) fn new(term_ms: u32, most: usize) -> Self {
+        Self {
+            term_ms: u64::from(term_ms),
+            most,
+            holders: Map::default(),
+            order: VecDeque::new(),
+            claims: Map::default(),
+            waiting: Map::default(),
+            revocations: Map::default(),
+            last_revocation: 0,
+            turn: 1,
+            gone: Map::default(),
+            names: Contention::of_names(),
+            inodes: Contention::of_inodes(),
+            outgoing: Vec::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    pub(crate) fn held(&self) -> usize {
+        self.order.len()
+    }
+
+    // ---- Giving
+
+    /// Whether a lease may be given, to an operation that itself has claimed `own`.
+    pub(crate) fn may_give(&self, key: Key, own: &[Key], now: u64) -> bool {
+        let claims = if self.claims.is_empty() { 0 } else { self.claims.get(&key).copied().unwrap_or(0) };
+        let contention = if key.hash == 0 { &self.inodes } else { &self.names };
+        claims <= u32::from(own.contains(&key))
+            && self.order.len() < self.most
+            && !contention.is_hot(key.ino, now)
+    }
+
+    /// A reply that has yet to leave tells a client of these. Returns the turn, for [`Self::keep`].
+    pub(crate) fn promise(&mut self, client: ClientId, keys: &[Key], now: u64) -> u64 {
+        // Each holder added removes up to two that are over, so that no call has much to do.
+        self.expire(now, 2 * keys.len());
+        for key in keys {
+            // Most have one.
+            let holders = self.holders.entry(*key).or_insert_with(|| Vec::with_capacity(1));
+            if !holders.iter().any(|holder| holder.client == client) {
+                holders.push(Holder { client, until: 0, revocation: 0, void_before: self.turn });
+                self.order.push_back((now + self.lasting_ms(), *key, client));
+            }
+        }
+        self.turn
+    }
+
+    /// The reply leaves: the leases begin, unless something that it tells has been changed since.
+    pub(crate) fn keep(&mut self, client: ClientId, keys: &[Key], turn: u64, now: u64) -> bool {
+        let until = now + self.lasting_ms();
+        let mut kept = true;
+        for key in keys {
+            let holder = self.holders.get_mut(key);
+            let holder = holder.and_then(|all| all.iter_mut().find(|holder| holder.client == client));
+            match holder {
+                // One that is to give it up would be taken to have given up this one.
+                Some(holder) if holder.void_before <= turn && holder.revocation == 0 => holder.until = until,
+                _ => kept = false,
+            }
+        }
+        if kept {
+            self.counts.given += keys.len() as u64;
+            self.gone.remove(&client);
+        }
+        kept
+    }
+
+    fn lasting_ms(&self) -> u64 {
+        self.term_ms + Self::MARGIN_MS
+    }
+
+    // ---- Taking back
+
+    /// A client is about to change something: whether others may have it cached. They are asked to give it up.
+    pub(crate) fn revoke(&mut self, client: ClientId, key: Key, name: Option<&Name>, now: u64) -> bool {
+        let Some(holders) = self.holders.get_mut(&key) else { return false };
+        self.turn += 1;
+        let mut is_held = false;
+        for holder in holders {
+            holder.void_before = self.turn;
+            if holder.client == client {
+                continue;
+            }
+            if now >= holder.until || self.gone.contains_key(&holder.client) {
+                end(holder, &mut self.revocations, &mut self.counts);
+                continue;
+            }
+            is_held = true;
+            if holder.revocation != 0 {
+                continue;
+            }
+            self.last_revocation += 1;
+            self.counts.revoked += 1;
+            let (client, number) = (holder.client, self.last_revocation);
+            holder.revocation = number;
+            let lease = match name {
+                Some(name) => Lease::Name { dir: key.ino, name: name.clone() },
+                None => Lease::Inode { ino: key.ino },
+            };
+            let revocation = Revocation { client, number, lease };
+            self.outgoing.push(revocation.clone());
+            self.revocations.insert(number, Asked { revocation, key, at: now });
+            let contention = if key.hash == 0 { &mut self.inodes } else { &mut self.names };
+            contention.note(key.ino, now);
+        }
+        is_held
+    }
+
+    /// No leases are given on it until [`Self::unclaim`], so that an operation that has waited does not find others.
+    pub(crate) fn claim(&mut self, claims: &mut Vec<Key>, key: Key) {
+        if !claims.contains(&key) {
+            claims.push(key);
+            *self.claims.entry(key).or_default() += 1;
+        }
+    }
+
+    pub(crate) fn unclaim(&mut self, claims: &mut Vec<Key>) {
+        for key in claims.drain(..) {
+            if let Some(count) = self.claims.get_mut(&key) {
+                *count -= 1;
+                if *count == 0 {
+                    self.claims.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// A client's operation waits until others have given up a lease.
+    pub(crate) fn wait(&mut self, key: Key, client: ClientId, task: u64) {
+        self.counts.waits += 1;
+        self.waiting.entry(key).or_default().push((client, task));
+    }
+
+    /// Of the operations that wait, the one of which this is so waits no longer.
+    pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
+        let found = self.waiting.iter().find_map(|(key, tasks)| {
+            let (at, (_, task)) = tasks.iter().enumerate().find(|(_, (_, task))| is_it(task))?;
+            Some((*key, at, *task))
+        });
+        let (key, at, task) = found?;
+        if let Some(tasks) = self.waiting.get_mut(&key) {
+            tasks.swap_remove(at);
+        }
+        Some(task)
+    }
+
+    /// A client has answered a revocation. Returns the operations that go on.
+    pub(crate) fn revoked(&mut self, client: ClientId, number: u64) -> Vec<u64> {
+        if self.revocations.get(&number).is_none_or(|asked| asked.revocation.client != client) {
+            return Vec::new();
+        }
+        let Some(Asked { key, .. }) = self.revocations.remove(&number) else { return Vec::new() };
+        let holders = self.holders.get_mut(&key);
+        let holder = holders.and_then(|all| all.iter_mut().find(|holder| holder.revocation == number));
+        if let Some(holder) = holder {
+            (holder.until, holder.revocation) = (0, 0);
+        }
+        self.let_go_on(key)
+    }
+
+    /// The operations that wait for a key, and for nobody any more.
+    fn let_go_on(&mut self, key: Key) -> Vec<u64> {
+        if self.waiting.is_empty() {
+            return Vec::new();
+        }
+        let Some(tasks) = self.waiting.get_mut(&key) else { return Vec::new() };
+        let holders = self.holders.get(&key).map_or(&[][..], |holders| holders);
+        let is_ready = |(client, _): &mut (ClientId, u64)| {
+            !holders.iter().any(|holder| holder.revocation != 0 && holder.client != *client)
+        };
+        let ready = tasks.extract_if(.., is_ready).map(|(_, task)| task).collect();
+        if tasks.is_empty() {
+            self.waiting.remove(&key);
+        }
+        ready
+    }
+
+    /// A client has no leases any more. Returns the operations that go on.
+    pub(crate) fn drop_client(&mut self, client: ClientId, now: u64) -> Vec<u64> {
+        self.gone.insert(client, now + self.lasting_ms());
+        self.lapse(now)
+    }
+
+    /// Time goes on. Returns the operations that do so, too.
+    pub(crate) fn tick(&mut self, now: u64) -> Vec<u64> {
+        self.gone.retain(|_, until| now < *until);
+        self.expire(now, usize::MAX);
+        for asked in self.revocations.values_mut().filter(|asked| now >= asked.at + Self::AGAIN_MS) {
+            asked.at = now;
+            self.outgoing.push(asked.revocation.clone());
+        }
+        self.lapse(now)
+    }
+
+    /// Ends leases that operations wait for and whose term is over, or whose holder is gone.
+    fn lapse(&mut self, now: u64) -> Vec<u64> {
+        let mut ready = Vec::new();
+        let keys: Vec<Key> = self.waiting.keys().copied().collect();
+        for key in keys {
+            let is_over = |holder: &&mut Holder| {
+                holder.revocation != 0 && (now >= holder.until || self.gone.contains_key(&holder.client))
+            };
+            for holder in self.holders.get_mut(&key).into_iter().flatten().filter(is_over) {
+                end(holder, &mut self.revocations, &mut self.counts);
+            }
+            ready.append(&mut self.let_go_on(key));
+        }
+        ready
+    }
+
+    /// Forgets up to so many holders whose leases are over.
+    fn expire(&mut self, now: u64, limit: usize) {
+        for _ in 0..limit {
+            let Some((due, key, client)) = self.order.front().copied() else { return };
+            if now < due {
+                return;
+            }
+            self.order.pop_front();
+            let Some(holders) = self.holders.get_mut(&key) else { continue };
+            let Some(at) = holders.iter().position(|holder| holder.client == client) else { continue };
+            if now < holders[at].until {
+                // It was renewed.
+                self.order.push_back((holders[at].until, key, client));
+                continue;
+            }
+            let mut holder = holders.swap_remove(at);
+            if holders.is_empty() {
+                self.holders.remove(&key);
+            }
+            end(&mut holder, &mut self.revocations, &mut self.counts);
+        }
+    }
+}
+
+/// The term of a lease, if there is one, is over, or its holder is gone.
+fn end(holder: &mut Holder, revocations: &mut Map<u64, Asked>, counts: &mut Counts) {
+    counts.expired += u64::from(holder.until != 0);
+    if revocations.remove(&holder.revocation).is_some() {
+        counts.unanswered += 1;
+    }
+    (holder.until, holder.revocation) = (0, 0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ClientId = ClientId(1);
+    const B: ClientId = ClientId(2);
+    const KEY: Key = Key { ino: Ino(7), hash: 0 };
+
+    fn give(leases: &mut Leases, client: ClientId, now: u64) -> bool {
+        let turn = leases.promise(client, &[KEY], now);
+        leases.keep(client, &[KEY], turn, now)
+    }
+
+    #[test]
+    fn a_lease_that_is_renewed_is_kept_and_one_that_is_not_is_forgotten() {
+        let mut leases = Leases::new(10_000, 10);
+        assert!(give(&mut leases, A, 0) && give(&mut leases, B, 0));
+        assert!(give(&mut leases, A, 9_000));
+        leases.tick(11_000);
+        assert_eq!((leases.held(), leases.counts.expired), (1, 1));
+        assert!(!leases.revoke(A, KEY, None, 11_000));
+        assert!(leases.revoke(B, KEY, None, 11_000));
+        leases.tick(20_000);
+        assert_eq!((leases.held(), leases.counts.unanswered), (0, 1));
+        assert!(leases.holders.is_empty() && leases.order.is_empty() && leases.revocations.is_empty());
+    }
+
+    #[test]
+    fn what_is_over_makes_room_without_a_tick() {
+        let mut leases = Leases::new(10_000, 1_000);
+        for ino in 0..100_000 {
+            let key = [Key::inode(Ino(ino))];
+            let turn = leases.promise(A, &key, ino * 100);
+            assert!(leases.keep(A, &key, turn, ino * 100));
+        }
+        assert!(leases.held() <= 112, "{}", leases.held());
+    }
+
+    #[test]
+    fn a_promise_is_void_after_any_change_also_by_its_own_client() {
+        let mut leases = Leases::new(10_000, 10);
+        for changer in [A, B] {
+            let turn = leases.promise(A, &[KEY], 0);
+            assert!(!leases.revoke(changer, KEY, None, 0), "it has not left");
+            assert!(!leases.keep(A, &[KEY], turn, 0));
+        }
+        // One that has been forgotten and made again is another.
+        let turn = leases.promise(A, &[KEY], 0);
+        leases.revoke(B, KEY, None, 0);
+        leases.tick(20_000);
+        let later = leases.promise(A, &[KEY], 20_000);
+        assert!(!leases.keep(A, &[KEY], turn, 20_000) && leases.keep(A, &[KEY], later, 20_000));
+    }
+
+    #[test]
+    fn while_a_revocation_is_not_answered_its_client_gets_no_new_lease() {
+        let mut leases = Leases::new(10_000, 10);
+        assert!(give(&mut leases, A, 0));
+        assert!(leases.revoke(B, KEY, None, 0) && leases.revoke(B, KEY, None, 0));
+        assert_eq!(leases.outgoing.len(), 1, "asked once");
+        assert!(!give(&mut leases, A, 0));
+        leases.revoked(A, 1);
+        assert!(!leases.revoke(B, KEY, None, 0));
+        assert!(give(&mut leases, A, 0));
+    }
+
+    #[test]
+    fn claims_count() {
+        let mut leases = Leases::new(10_000, 10);
+        let (mut one, mut other) = (Vec::new(), Vec::new());
+        leases.claim(&mut one, KEY);
+        leases.claim(&mut one, KEY);
+        assert!(leases.may_give(KEY, &one, 0) && !leases.may_give(KEY, &other, 0));
+        leases.claim(&mut other, KEY);
+        assert!(!leases.may_give(KEY, &one, 0));
+        leases.unclaim(&mut other);
+        leases.unclaim(&mut one);
+        assert!(leases.may_give(KEY, &[], 0) && leases.claims.is_empty());
+    }
+
+    #[test]
+    fn those_who_wait_go_on_when_all_others_have_answered() {
+        let mut leases = Leases::new(10_000, 10);
+        for client in [A, B, ClientId(3)] {
+            assert!(give(&mut leases, client, 0));
+        }
+        assert!(leases.revoke(A, KEY, None, 0) && leases.revoke(B, KEY, None, 0));
+        leases.wait(KEY, A, 100);
+        leases.wait(KEY, B, 101);
+        // They were asked in the order B, 3, A.
+        assert_eq!(leases.revoked(ClientId(3), 2), []);
+        assert_eq!(leases.revoked(B, 1), [100]);
+        assert_eq!(leases.drop_client(A, 0), [101]);
+        assert!(leases.waiting.is_empty());
+    }
+}

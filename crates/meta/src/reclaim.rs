@@ -1,0 +1,183 @@
+//! What clients say that they have, after the server has begun again ([`Request::Reclaim`](espalier_proto::Request)).
+//!
+//! Nothing is loaded for it: where an inode lies is taken from the client, as a hint. A hint is only a place to look at; what
+//! is found there must be the inode. An inode that is moved while clients know it is noted (`Event::Moved`) until they have all
+//! forgotten it, so that older hints need not be believed.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Held, Ino, ObjectId, TableWrite};
+
+use crate::event::Event;
+use crate::machine::Meta;
+use crate::record::{Corrupt, decode, encode};
+use crate::session::KeptKey;
+use crate::snapshot::Changed;
+use crate::state::{Home, Map, State, Track};
+
+/// A place in a directory: its number, and the hash of a name.
+type Place = (Ino, u64);
+
+#[derive(Debug, Default)]
+pub(crate) struct Reclaimed {
+    /// What clients have of inodes that are not in memory yet.
+    unseen: Map<Ino, Unseen>,
+    /// Other hints for these, if clients do not agree.
+    others: Map<Ino, Vec<Place>>,
+    /// Inodes that clients know, and that have moved.
+    moved: Map<Ino, Moved>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Unseen {
+    hint: Option<Place>,
+    lookups: u64,
+    opens: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Moved {
+    home: Home,
+    track: Track,
+}
+
+impl Reclaimed {
+    pub(crate) fn len(&self) -> usize {
+        self.unseen.len() + self.moved.len()
+    }
+
+    /// Where to look for an inode.
+    pub(crate) fn hint(&self, ino: Ino) -> Option<Place> {
+        self.unseen.get(&ino)?.hint
+    }
+
+    /// It is not there.
+    pub(crate) fn forget_hint(&mut self, ino: Ino) {
+        if let Some(unseen) = self.unseen.get_mut(&ino) {
+            unseen.hint = self.others.get_mut(&ino).and_then(Vec::pop);
+        }
+    }
+
+    /// An inode comes into memory: how often clients have looked it up, and opened it.
+    pub(crate) fn found(&mut self, ino: Ino) -> (u64, u32) {
+        if self.unseen.is_empty() {
+            return (0, 0);
+        }
+        self.others.remove(&ino);
+        self.unseen.remove(&ino).map_or((0, 0), |unseen| (unseen.lookups, unseen.opens))
+    }
+
+    /// A client no longer has so much of an inode that is not in memory. Whether nobody has any of it now.
+    pub(crate) fn give_up(&mut self, ino: Ino, lookups: u64, opens: u32) -> bool {
+        let Some(unseen) = self.unseen.get_mut(&ino) else { return false };
+        unseen.lookups = unseen.lookups.saturating_sub(lookups);
+        unseen.opens = unseen.opens.saturating_sub(opens);
+        let is_last = unseen.lookups == 0 && unseen.opens == 0;
+        if is_last {
+            self.unseen.remove(&ino);
+            self.others.remove(&ino);
+        }
+        is_last
+    }
+}
+
+impl State {
+    /// A client has this.
+    pub(crate) fn reclaim(&mut self, held: Held) {
+        let Held { ino, home, lookups, opens } = held;
+        if let Some(cached) = self.inodes.get_mut(&ino) {
+            cached.lookups = cached.lookups.saturating_add(lookups);
+            cached.opens = cached.opens.saturating_add(opens);
+            // Of what has no name only the answer that made it says so.
+            cached.nameless |= (cached.home, home) == (Home::Orphan, Home::Orphan);
+            return;
+        }
+        let home = self.reclaimed.moved.get(&ino).map_or(home, |moved| moved.home);
+        let hint = if let Home::Dentry { dir, hash } = home { Some((dir, hash)) } else { None };
+        let unseen = self.reclaimed.unseen.entry(ino).or_insert(Unseen { hint, ..Unseen::default() });
+        unseen.lookups = unseen.lookups.saturating_add(lookups);
+        unseen.opens = unseen.opens.saturating_add(opens);
+        if unseen.hint.is_none() {
+            unseen.hint = hint;
+        } else if let Some(place) = hint.filter(|_| unseen.hint != hint) {
+            let others = self.reclaimed.others.entry(ino).or_default();
+            if !others.contains(&place) {
+                others.push(place);
+            }
+        }
+    }
+
+    /// Whether a client has any of an inode.
+    fn is_held(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(|cached| cached.in_use())
+            || self.known.get(&ino).is_some_and(|known| known.lookups > 0)
+            || self.reclaimed.unseen.contains_key(&ino)
+    }
+
+    // ---- What has moved
+
+    pub(crate) fn apply_moved(&mut self, ino: Ino, home: Home) {
+        let (epoch, changed) = (self.epoch, &mut self.changed);
+        let track = Track { epoch, ..Track::default() };
+        let moved = self.reclaimed.moved.entry(ino).or_insert_with(|| Moved { home, track });
+        moved.home = home;
+        moved.track.epoch = epoch;
+        changed.push_back(Changed::Moved(ino));
+    }
+
+    /// Nobody knows the inode by an older place any more.
+    pub(crate) fn settle(&mut self, ino: Ino) {
+        if let Some(moved) = self.reclaimed.moved.remove(&ino)
+            && moved.track.stored
+        {
+            self.erased.push(TableWrite {
+                object: ObjectId::SESSIONS,
+                key: KeptKey::Moved(ino).to_bytes(),
+                value: None,
+            });
+        }
+    }
+
+    /// All clients have said what they have.
+    pub(crate) fn settle_unheld(&mut self) {
+        let moved: Vec<Ino> = self.reclaimed.moved.keys().copied().collect();
+        for ino in moved {
+            if !self.is_held(ino) {
+                self.settle(ino);
+            }
+        }
+    }
+
+    /// Adds the record to the snapshot under way. It may be newer than that: it is but a hint.
+    pub(crate) fn encode_moved(&mut self, ino: Ino) {
+        let Some(moved) = self.reclaimed.moved.get_mut(&ino) else { return };
+        moved.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
+        let (key, value) = (KeptKey::Moved(ino).to_bytes(), Some(encode(&moved.home)));
+        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+    }
+
+    pub(crate) fn loaded_moved(&mut self, ino: Ino, value: &[u8]) -> Result<(), Corrupt> {
+        self.reclaimed.moved.insert(ino, Moved { home: decode(value)?, track: Track::STORED });
+        Ok(())
+    }
+}
+
+impl Meta {
+    /// The inodes that clients know and an event is about to move.
+    pub(crate) fn moved_by(&self, event: &Event) -> [Option<Ino>; 2] {
+        let state = &self.state;
+        let named =
+            |dir: &Ino, name| state.target(*dir, &state.slot(name)).ok().and_then(|target| target.ino());
+        let moved = match event {
+            Event::Link { ino, .. } => [Some(*ino), None],
+            Event::Rename { from_dir, from, .. } => [named(from_dir, from), None],
+            Event::Exchange { from_dir, from, to_dir, to, .. } => [named(from_dir, from), named(to_dir, to)],
+            _ => [None; 2],
+        };
+        moved.map(|ino| {
+            let cached = state.inodes.get(&ino?)?;
+            let moves = cached.in_use() && cached.home != Home::Table;
+            ino.filter(|_| moves)
+        })
+    }
+}

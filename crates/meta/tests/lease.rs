@@ -1,0 +1,349 @@
+//! Leases: what one client may cache, and what a change by another does to that.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_meta::{Acknowledge, Config, Input};
+use espalier_proto::*;
+use harness::{Harness, ROOT_CALLER, config, name};
+
+const A: ClientId = ClientId(10);
+const B: ClientId = ClientId(11);
+const TERM: u32 = 10_000;
+
+fn leased() -> Harness {
+    Harness::with(Config { lease_ms: Some(TERM), ..config() })
+}
+
+/// What a request comes to, and for how long that may be cached.
+fn ask(fs: &mut Harness, client: ClientId, request: Request) -> (Result<Reply, Errno>, u32) {
+    let id = fs.send_from(client, &ROOT_CALLER, request);
+    (fs.answers.remove(&id).unwrap(), fs.leases[&id].0)
+}
+
+fn make(fs: &mut Harness, client: ClientId, dir: Ino, file: &str, node: NewNode) -> Ino {
+    let id = fs.send_from(client, &ROOT_CALLER, create(dir, file, node));
+    match fs.answers.remove(&id).unwrap().unwrap() {
+        Reply::Entry(entry) => entry.attr.ino,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn create(dir: Ino, file: &str, node: NewNode) -> Request {
+    Request::Create { dir, name: name(file), node, perm: 0o755, umask: 0, open: None, exclusive: true }
+}
+
+fn lookup(dir: Ino, file: &str) -> Request {
+    Request::Lookup { dir, name: name(file) }
+}
+
+fn chmod(ino: Ino, perm: u32) -> Request {
+    Request::SetAttr { ino, set: SetAttr { perm: Some(perm), ..SetAttr::default() } }
+}
+
+fn getattr(ino: Ino) -> Request {
+    Request::GetAttr { ino }
+}
+
+/// The clients that have just been asked to give up leases answer.
+fn answer_all(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
+    let revocations = std::mem::take(&mut fs.revocations);
+    for revocation in &revocations {
+        fs.input(Input::Revoked { client: revocation.client, number: revocation.number });
+    }
+    revocations.into_iter().map(|revocation| (revocation.client, revocation.lease)).collect()
+}
+
+fn tick(fs: &mut Harness, ms: u64) {
+    fs.uptime_ms += ms;
+    fs.input(Input::Tick);
+}
+
+#[test]
+fn the_only_client_needs_no_leases() {
+    let mut fs = Harness::new();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    assert!(matches!(
+        ask(&mut fs, A, lookup(Ino::ROOT, "file")),
+        (Ok(Reply::Entry(Entry { cacheable: true, name_leased: true, attr_leased: true, .. })), 0)
+    ));
+    assert!(ask(&mut fs, B, chmod(file, 0o600)).0.is_ok());
+    assert_eq!((fs.revocations.len(), fs.meta.figures().leases_given), (0, 0));
+}
+
+#[test]
+fn what_others_have_cached_is_revoked_before_it_changes() {
+    let mut fs = leased();
+    let dir = make(&mut fs, A, Ino::ROOT, "dir", NewNode::Directory);
+    let file = make(&mut fs, A, dir, "file", NewNode::Regular);
+    fs.uptime_ms += 100_000;
+    let requests: Vec<(Request, Vec<Request>, Vec<Lease>)> = vec![
+        (chmod(file, 0o640), vec![getattr(file)], vec![Lease::Inode { ino: file }]),
+        (
+            Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false },
+            vec![Request::Read { ino: file, offset: 0, size: 10, noatime: false }],
+            vec![Lease::Inode { ino: file }],
+        ),
+        (
+            create(dir, "new", NewNode::Regular),
+            vec![lookup(dir, "new"), Request::ReadDir { dir, after: 0, limit: 100, plus: false }],
+            vec![Lease::Name { dir, name: name("new") }, Lease::Inode { ino: dir }],
+        ),
+        (
+            Request::Link { ino: file, dir, name: name("link") },
+            vec![lookup(dir, "link"), getattr(file)],
+            vec![Lease::Name { dir, name: name("link") }, Lease::Inode { ino: file }],
+        ),
+        (
+            Request::Rename {
+                from_dir: dir,
+                from: name("link"),
+                to_dir: Ino::ROOT,
+                to: name("moved"),
+                flags: RenameFlags::empty(),
+            },
+            vec![lookup(dir, "link"), lookup(Ino::ROOT, "moved"), getattr(Ino::ROOT)],
+            vec![
+                Lease::Name { dir, name: name("link") },
+                Lease::Name { dir: Ino::ROOT, name: name("moved") },
+                Lease::Inode { ino: Ino::ROOT },
+                Lease::Inode { ino: file },
+            ],
+        ),
+        (
+            Request::Unlink { dir, name: name("file") },
+            vec![lookup(dir, "file")],
+            vec![Lease::Name { dir, name: name("file") }, Lease::Inode { ino: file }],
+        ),
+        (
+            Request::SetXattr {
+                ino: dir,
+                name: b"user.x".as_slice().into(),
+                value: b"1".as_slice().into(),
+                mode: XattrMode::Any,
+                kill_sgid: false,
+            },
+            vec![Request::ListXattr { ino: dir }],
+            vec![Lease::Inode { ino: dir }],
+        ),
+        (
+            Request::RemoveTree { dir },
+            vec![lookup(Ino::ROOT, "dir")],
+            vec![Lease::Name { dir: Ino::ROOT, name: name("dir") }, Lease::Inode { ino: dir }],
+        ),
+    ];
+    for (change, cached, expected) in requests {
+        // Nothing is contended.
+        tick(&mut fs, 1_000_000);
+        for request in cached {
+            assert_eq!(ask(&mut fs, B, request.clone()).1, TERM, "{request:?}");
+        }
+        let id = fs.send_from(A, &ROOT_CALLER, change.clone());
+        assert!(!fs.answers.contains_key(&id), "{change:?} waits");
+        let leases: Vec<_> = answer_all(&mut fs).into_iter().collect();
+        for lease in &expected {
+            assert!(leases.contains(&(B, lease.clone())), "{change:?}: {lease:?} in {leases:?}");
+        }
+        assert_eq!(leases.len(), expected.len(), "{change:?}: {leases:?}");
+        assert!(matches!(fs.answers.remove(&id), Some(Ok(_))), "{change:?}");
+        assert_eq!(answer_all(&mut fs), []);
+    }
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn whoever_changes_something_keeps_its_leases_and_is_told_what_it_cannot_know() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    assert_eq!(ask(&mut fs, A, lookup(Ino::ROOT, "file")).1, TERM);
+    assert!(ask(&mut fs, A, chmod(file, 0o600)).0.is_ok());
+    let id = fs.send_from(A, &ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file") });
+    assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
+    assert_eq!((fs.revocations.len(), &fs.leases[&id].1[..]), (0, &[file][..]));
+}
+
+#[test]
+fn a_client_that_does_not_answer_is_waited_for_until_its_lease_is_over() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
+    let id = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
+    for _ in 0..10 {
+        tick(&mut fs, 1_000);
+        assert!(!fs.answers.contains_key(&id));
+    }
+    tick(&mut fs, 1_000);
+    assert!(matches!(fs.answers.remove(&id), Some(Ok(_))));
+    // It was asked more than once, for messages may be lost; an answer that comes late is of no account.
+    let asked = answer_all(&mut fs);
+    assert!(
+        asked.len() > 1 && asked.iter().all(|asked| *asked == (B, Lease::Inode { ino: file })),
+        "{asked:?}"
+    );
+    let figures = fs.meta.figures();
+    assert_eq!((figures.leases_revoked, figures.leases_unanswered, figures.lease_waits), (1, 1, 1));
+}
+
+#[test]
+fn only_the_client_that_was_asked_can_answer() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    ask(&mut fs, B, getattr(file)).0.unwrap();
+    let id = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
+    let number = fs.revocations[0].number;
+    fs.input(Input::Revoked { client: A, number });
+    fs.input(Input::Revoked { client: B, number: number + 1 });
+    assert!(!fs.answers.contains_key(&id));
+    fs.input(Input::Revoked { client: B, number });
+    assert!(fs.answers.contains_key(&id));
+    fs.input(Input::Revoked { client: B, number });
+}
+
+#[test]
+fn while_a_change_waits_nobody_gets_a_lease_that_it_would_break() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
+    let id = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
+    for client in [A, B, ClientId(12)] {
+        assert!(matches!(ask(&mut fs, client, getattr(file)), (Ok(Reply::Attr(_)), 0)), "{client:?}");
+    }
+    assert_eq!(answer_all(&mut fs).len(), 1);
+    assert!(fs.answers.contains_key(&id));
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
+}
+
+#[test]
+fn two_that_change_what_both_have_cached_do_not_wait_for_each_other_for_ever() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    for client in [A, B] {
+        assert_eq!(ask(&mut fs, client, getattr(file)).1, TERM);
+    }
+    let first = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
+    let second = fs.send_from(B, &ROOT_CALLER, chmod(file, 0o644));
+    assert_eq!(answer_all(&mut fs).len(), 2);
+    assert!(fs.answers.contains_key(&first) && fs.answers.contains_key(&second));
+}
+
+#[test]
+fn a_waiting_change_can_be_interrupted_and_has_changed_nothing() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    let (Ok(Reply::Attr(before)), TERM) = ask(&mut fs, B, getattr(file)) else { panic!() };
+    let id = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
+    fs.input(Input::Cancel { from: A, id: RequestId(id) });
+    assert_eq!(fs.answers.remove(&id), Some(Err(Errno::EINTR)));
+    // The revocation is still to be answered: a lease given now would be taken for the one given up.
+    assert_eq!(ask(&mut fs, B, getattr(file)), (Ok(Reply::Attr(before)), 0));
+    assert_eq!(answer_all(&mut fs).len(), 1);
+    assert_eq!(ask(&mut fs, B, getattr(file)), (Ok(Reply::Attr(before)), TERM));
+}
+
+#[test]
+fn a_client_whose_session_ends_is_not_waited_for() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    ask(&mut fs, B, getattr(file)).0.unwrap();
+    let id = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
+    assert!(!fs.answers.contains_key(&id));
+    fs.end_leases(B);
+    assert!(fs.answers.contains_key(&id));
+    fs.revocations.clear();
+    ask(&mut fs, A, chmod(file, 0o640)).0.unwrap();
+    assert_eq!(fs.revocations, []);
+    // It may come back.
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
+    fs.send_from(A, &ROOT_CALLER, chmod(file, 0o600));
+    assert_eq!(answer_all(&mut fs).len(), 1);
+}
+
+#[test]
+fn a_lease_begins_when_its_reply_leaves_and_not_at_all_if_that_is_out_of_date_by_then() {
+    let mut fs =
+        Harness::with(Config { lease_ms: Some(TERM), acknowledge: Acknowledge::Durable, ..config() });
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    fs.end_leases(A);
+    fs.lazy = true;
+    let first = fs.send_from(B, &ROOT_CALLER, chmod(file, 0o600));
+    let second = fs.send_from(A, &ROOT_CALLER, chmod(file, 0o640));
+    assert!(!fs.answers.contains_key(&first));
+    fs.uptime_ms += 5_000;
+    while fs.settle_one() {}
+    assert_eq!((fs.leases[&first].0, fs.leases[&second].0), (0, TERM));
+    assert_eq!(fs.revocations, [], "nothing had been told");
+    // It lasts a term from then.
+    let third = fs.send_from(B, &ROOT_CALLER, chmod(file, 0o600));
+    for _ in 0..10 {
+        tick(&mut fs, 1_000);
+        while fs.settle_one() {}
+        assert!(!fs.answers.contains_key(&third));
+    }
+    tick(&mut fs, 1_000);
+    while fs.settle_one() {}
+    assert!(fs.answers.contains_key(&third));
+}
+
+#[test]
+fn names_that_are_fought_over_are_not_leased_for_a_while() {
+    let mut fs = leased();
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    assert_eq!(ask(&mut fs, B, lookup(Ino::ROOT, "new")), (Ok(Reply::Absent { cacheable: true }), TERM));
+    fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "new", NewNode::Regular));
+    answer_all(&mut fs);
+    assert_eq!(ask(&mut fs, B, lookup(Ino::ROOT, "other")), (Ok(Reply::Absent { cacheable: true }), 0));
+    let (Ok(Reply::Entry(entry)), TERM) = ask(&mut fs, B, lookup(Ino::ROOT, "file")) else { panic!() };
+    assert_eq!((entry.attr.ino, entry.name_leased, entry.attr_leased), (file, false, true));
+    tick(&mut fs, 5_000);
+    let (Ok(Reply::Entry(entry)), TERM) = ask(&mut fs, B, lookup(Ino::ROOT, "file")) else { panic!() };
+    assert!(entry.name_leased);
+}
+
+#[test]
+fn a_big_file_that_may_be_written_to_is_not_leased() {
+    let mut fs = leased();
+    let file = fs.file("big", &[1; 2 * harness::STRIP as usize]);
+    fs.end_leases(ClientId(1));
+    let how = |access| Request::Open { ino: file, how: harness::open_how(access, false) };
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM, "nobody has it open");
+    let id = fs.send_from(A, &ROOT_CALLER, how(Access::WRITE));
+    assert!(!fs.answers.contains_key(&id), "it waits for the other");
+    assert_eq!(answer_all(&mut fs).len(), 1);
+    assert!(fs.answers.contains_key(&id));
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, 0);
+    ask(&mut fs, A, Request::Release { ino: file }).0.unwrap();
+    assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM);
+    assert_eq!(ask(&mut fs, B, how(Access::READ)).1, TERM, "readers may cache it");
+}
+
+#[test]
+fn what_was_asked_of_a_stream_before_it_changed_is_not_leased() {
+    let mut fs = leased();
+    let file = fs.file("big", &[1; 2 * harness::STRIP as usize]);
+    fs.end_leases(ClientId(1));
+    ask(&mut fs, A, Request::Open { ino: file, how: harness::open_how(Access::WRITE, false) }).0.unwrap();
+    fs.shuffle = Some(fastrand::Rng::with_seed(1));
+    let id = fs.send_from(B, &ROOT_CALLER, getattr(file));
+    // Its size is being asked for while the last one writes it and closes it.
+    fs.disk.store().stream_write(file, 0, &[2; 3 * harness::STRIP as usize]).unwrap();
+    let (waiting, shuffle) = (std::mem::take(&mut fs.waiting), fs.shuffle.take());
+    ask(&mut fs, A, Request::Release { ino: file }).0.unwrap();
+    (fs.waiting, fs.shuffle) = (waiting, shuffle);
+    while fs.settle_one() {}
+    assert!(matches!(fs.answers.remove(&id), Some(Ok(_))));
+    assert_eq!(fs.leases[&id].0, 0);
+}
+
+#[test]
+fn there_are_only_so_many_leases() {
+    let mut fs = Harness::with(Config { lease_ms: Some(TERM), most_leases: 10, ..config() });
+    let files: Vec<_> =
+        (0..20).map(|i| make(&mut fs, A, Ino::ROOT, &format!("{i}"), NewNode::Regular)).collect();
+    fs.uptime_ms += 100_000;
+    tick(&mut fs, 0);
+    assert_eq!(fs.meta.figures().leases_held, 0);
+    let given = files.iter().filter(|file| ask(&mut fs, B, getattr(**file)).1 == TERM).count();
+    assert_eq!((given, fs.meta.figures().leases_held), (10, 10));
+    tick(&mut fs, 20_000);
+    assert_eq!(ask(&mut fs, B, getattr(files[19])).1, TERM, "room again");
+}

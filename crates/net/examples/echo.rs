@@ -1,0 +1,138 @@
+//! Measures round trips over loopback, both ends in one process: `cargo run --release -p espalier-net --example echo`.
+#![allow(clippy::print_stdout, clippy::unwrap_used)]
+
+use std::time::{Duration, Instant};
+
+use espalier_net::pki::{Authority, Validity};
+use espalier_net::{Acceptor, Connection, Identity, Limits, Security, connect};
+use espalier_proto::{
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Welcome,
+};
+use tokio::net::TcpListener;
+
+const MEASURED: Duration = Duration::from_secs(2);
+
+fn main() {
+    let dir = tempfile::tempdir().unwrap();
+    let (server, client) = certified(dir.path());
+    for (name, server, client) in [("plain", Security::Insecure, Security::Insecure), ("TLS", server, client)]
+    {
+        for outstanding in [1, 32] {
+            for size in [0, 4 << 10, 1 << 20] {
+                let rate = measure(server.clone(), client.clone(), outstanding, size);
+                let each = 1e6 / rate;
+                println!(
+                    "{name:5} {outstanding:2} outstanding, answers of {size:7} bytes: {rate:8.0}/s, {each:6.1} us"
+                );
+            }
+        }
+        println!("{name:5} an idle connection, both its ends: {} bytes", idle(server, client));
+    }
+}
+
+/// How much memory an idle connection needs, of the two ends together.
+fn idle(server: Security, client: Security) -> usize {
+    const CONNECTIONS: usize = 400;
+    let resident = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listener = TcpListener::bind("localhost:0").await.unwrap();
+        let address = format!("localhost:{}", listener.local_addr().unwrap().port());
+        let (limits, mut kept, before) = (Limits::default(), Vec::new(), resident());
+        let acceptor = Acceptor::new(server, limits.clone());
+        for _ in 0..CONNECTIONS {
+            let serving = async {
+                let incoming = acceptor.accept(listener.accept().await.unwrap().0).await.unwrap();
+                incoming.welcome(WELCOME).await.unwrap()
+            };
+            let (mut served, asked): (Connection<FromClient, FromServer>, Result<_, _>) =
+                tokio::join!(serving, connect(&address, &client, &limits, HELLO));
+            let (_, mut asked): (_, Connection<FromServer, FromClient>) = asked.unwrap();
+            asked.sender.send(request(1)).unwrap();
+            served.receiver.next(&mut Vec::new()).await.unwrap();
+            let result = Ok(Reply::Done);
+            served
+                .sender
+                .send(FromServer::Reply { id: RequestId(1), lease_ms: 0, touched: Vec::new(), result })
+                .unwrap();
+            asked.receiver.next(&mut Vec::new()).await.unwrap();
+            kept.push((served, asked));
+        }
+        (resident() - before) / CONNECTIONS
+    })
+}
+
+const HELLO: Hello = Hello { cluster: ClusterId([1; 16]), client: ClientId(1), incarnation: None };
+const WELCOME: Welcome = Welcome { incarnation: 1, resumed: false, window: 32, session_ms: 60_000 };
+
+fn request(id: u64) -> FromClient {
+    let caller = Caller { uid: 1, gid: 1, pid: 1, groups: None };
+    let id = RequestId(id);
+    FromClient::Request { id, below: id, caller, request: Request::GetAttr { ino: Ino(1) } }
+}
+
+/// What a server and a client need for TLS.
+fn certified(dir: &std::path::Path) -> (Security, Security) {
+    let authority = Authority::create(dir, Validity::years(1)).unwrap();
+    let load = |name: &str, issued: espalier_net::pki::Issued| {
+        let paths = (dir.join(format!("{name}.pem")), dir.join(format!("{name}.key")));
+        issued.write(&paths.0, &paths.1).unwrap();
+        Security::load(&dir.join("ca.pem"), &paths.0, &paths.1).unwrap()
+    };
+    let identity = Identity::server("s1").unwrap();
+    let server = authority.issue_server(&identity, &["localhost".to_owned()], Validity::years(1)).unwrap();
+    let client = authority.issue_client(&Identity::client("c1").unwrap(), Validity::years(1)).unwrap();
+    (load("server", server), load("client", client))
+}
+
+/// Round trips per second. Each end has a thread of its own.
+fn measure(server: Security, client: Security, outstanding: u64, size: usize) -> f64 {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let listener = std::net::TcpListener::bind("localhost:0").unwrap();
+    let address = format!("localhost:{}", listener.local_addr().unwrap().port());
+    listener.set_nonblocking(true).unwrap();
+    let serving = std::thread::spawn(move || runtime().block_on(serve(listener, server, size)));
+    let rate = runtime().block_on(ask(&address, client, outstanding));
+    serving.join().unwrap();
+    rate
+}
+
+async fn serve(listener: std::net::TcpListener, security: Security, size: usize) {
+    let (socket, _) = TcpListener::from_std(listener).unwrap().accept().await.unwrap();
+    let incoming = Acceptor::new(security, Limits::default()).accept(socket).await.unwrap();
+    let mut connection: Connection<FromClient, FromServer> = incoming.welcome(WELCOME).await.unwrap();
+    let mut batch = Vec::new();
+    while connection.receiver.next(&mut batch).await.is_ok() {
+        for message in batch.drain(..) {
+            let FromClient::Request { id, .. } = message else { continue };
+            let result = Ok(Reply::Bytes(vec![7; size]));
+            connection
+                .sender
+                .queue(FromServer::Reply { id, lease_ms: 0, touched: Vec::new(), result })
+                .unwrap();
+        }
+        let _ = connection.sender.flush();
+    }
+}
+
+async fn ask(address: &str, security: Security, outstanding: u64) -> f64 {
+    let (_, mut connection): (_, Connection<FromServer, FromClient>) =
+        connect(address, &security, &Limits::default(), HELLO).await.unwrap();
+    for id in 0..outstanding {
+        connection.sender.queue(request(id)).unwrap();
+    }
+    connection.sender.flush().unwrap();
+    let (started, mut answered, mut batch) = (Instant::now(), 0, Vec::new());
+    while started.elapsed() < MEASURED {
+        connection.receiver.next(&mut batch).await.unwrap();
+        for _ in batch.drain(..) {
+            answered += 1;
+            connection.sender.queue(request(outstanding + answered)).unwrap();
+        }
+        connection.sender.flush().unwrap();
+    }
+    answered as f64 / started.elapsed().as_secs_f64()
+}

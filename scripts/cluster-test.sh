@@ -1,0 +1,200 @@
+#!/bin/bash
+# cluster-test.sh: two mounts of one server behave as two processes on one machine, also while the server is killed and
+# started again; and who may not connect is told so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${TARGET:-target}/release/espalier")
+conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
+work=$(mktemp -d)
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    exec 8>&- 9<&-
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    for cluster in "$work"/cluster "$work"/other; do "$bin" cluster down "$cluster" > /dev/null 2>&1 || true; done
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+fail() {
+    echo "cluster-test: $*" >&2
+    tail -n 5 "$work"/cluster/server-0/log "$work"/*.log >&2 || true
+    exit 1
+}
+
+# refused TEXT COMMAND...: it fails, and says so.
+refused() {
+    local text=$1
+    shift
+    if "$@" > "$work/said" 2>&1 < /dev/null; then fail "$* succeeds"; fi
+    grep -q -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
+}
+
+# until_true COMMAND...: waits for it, a minute at most.
+until_true() {
+    for _ in $(seq 600); do
+        if "$@" > /dev/null 2>&1; then return; fi
+        sleep 0.1
+    done
+    fail "in a minute it did not come true: $*"
+}
+
+# is WHAT WANTED: what was found is what was wanted.
+is() {
+    [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
+}
+
+server() {
+    "$bin" cluster status "$work/cluster" --json | sed 's/.*"pid":\([0-9]*\).*/\1/'
+}
+
+up() {
+    "$bin" cluster up "$work/cluster" > "$work/up" < /dev/null
+}
+
+kill_server() {
+    local pid
+    pid=$(server)
+    kill -9 "$pid"
+    until_true test ! -e "/proc/$pid"
+}
+
+echo '== a cluster'
+refused '--servers 1' "$bin" cluster init "$work/cluster" --servers 3
+"$bin" cluster init "$work/cluster" --listen 127.0.0.1:17440 --label tested
+refused 'is not empty' "$bin" cluster init "$work/cluster"
+refused 'no cluster' "$bin" cluster up "$work/a"
+if "$bin" cluster status "$work/cluster"; then fail 'it runs'; fi
+up
+"$bin" cluster status "$work/cluster" | grep -q 'espalier://127.0.0.1:17440/'
+url=$("$bin" cluster status "$work/cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')
+is "$url" espalier://127.0.0.1:17440/
+credentials=$work/cluster/clients/admin
+is "$(stat -c %a "$credentials/key.pem")" 600
+"$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
+"$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
+"$bin" cluster status "$work/cluster" | grep -q '2 clients'
+
+echo '== who may not connect'
+refused 'credentials=DIR' "$bin" mount "$url" "$work"
+refused 'requires TLS' "$bin" mount "$url" "$work" -o insecure
+refused 'nothing listens' "$bin" mount espalier://127.0.0.1:17439/ "$work" -o "credentials=$credentials"
+refused 'espalier://HOST:PORT/' "$bin" mount espalier://nowhere "$work" -o "credentials=$credentials"
+"$bin" cluster init "$work/other" --listen 127.0.0.1:17441 > /dev/null
+refused 'authority' "$bin" mount "$url" "$work" -o "credentials=$work/other/clients/admin"
+refused 'server' "$bin" mount "$url" "$work" -o "credentials=$work/cluster/server-0"
+refused 'is there already' "$bin" cluster client "$work/cluster" admin
+printf 'GET / HTTP/1.0\r\n\r\n' > "$work/http"
+timeout 10 bash -c "cat '$work/http' > /dev/tcp/127.0.0.1/17440" || true
+head -c 100000 /dev/urandom | timeout 10 bash -c 'cat > /dev/tcp/127.0.0.1/17440' 2> /dev/null || true
+
+echo '== what one does the other sees'
+for round in 1 2 3; do
+    echo "$round" > "$a/file"
+    is "$(cat "$b/file")" "$round"
+    echo "more" >> "$b/file"
+    is "$(tail -n 1 "$a/file")" more
+    is "$(stat -c %s "$a/file")" "$(stat -c %s "$b/file")"
+    mkdir "$a/dir"
+    mv "$b/file" "$b/dir/moved"
+    if [ -e "$a/file" ]; then fail 'the old name is still there'; fi
+    is "$(ls "$a/dir")" moved
+    ln "$a/dir/moved" "$a/linked"
+    is "$(stat -c %h "$b/linked")" 2
+    chmod 640 "$b/linked"
+    is "$(stat -c %a "$a/dir/moved")" 640
+    setfattr -n user.color -v "$round" "$a/linked"
+    is "$(getfattr --only-values -n user.color "$b/dir/moved")" "$round"
+    truncate -s 5 "$a/linked"
+    is "$(stat -c %s "$b/dir/moved")" 5
+    ln -s dir "$b/symlink"
+    is "$(ls "$a/symlink/")" moved
+    rm "$a/symlink" "$b/linked" "$a/dir/moved"
+    is "$(ls "$b/dir")" ''
+    rmdir "$b/dir"
+    is "$(ls -A "$a")" ''
+    # Big ones are in a stream.
+    head -c 3000000 /dev/urandom > "$a/big"
+    cmp "$a/big" "$b/big"
+    printf XYZ | dd of="$b/big" bs=1 seek=1000000 conv=notrunc status=none
+    is "$(dd if="$a/big" bs=1 skip=1000000 count=3 status=none)" XYZ
+    truncate -s 1500000 "$a/big"
+    is "$(wc -c < "$b/big")" 1500000
+    rm "$b/big"
+done
+
+echo '== both at once'
+mkdir "$a/shared"
+for mount in "$a" "$b"; do
+    (
+        cd "$mount/shared"
+        for n in $(seq 200); do
+            echo "$n" > "${mount##*/}-$n"
+            echo "$n" >> log
+            mv "${mount##*/}-$n" "moved-${mount##*/}-$n"
+        done
+    ) &
+done
+wait %1 %2
+is "$(find "$a/shared" -name 'moved-*' | wc -l)" 400
+diff <(cd "$a/shared" && ls -l --time-style=full-iso) <(cd "$b/shared" && ls -l --time-style=full-iso)
+# Neither has overwritten what the other appended: O_APPEND is the server's, not the client's, to place.
+is "$(wc -l < "$a/shared/log")" 400
+
+echo '== a server that is killed'
+mkdir "$a/work"
+printf before > "$a/unlinked"
+exec 8>> "$a/unlinked" 9< "$a/unlinked"
+rm "$a/unlinked"
+(
+    cd "$a/work"
+    for n in $(seq 1500); do
+        mkdir "dir-$n"
+        echo "$n" > "dir-$n/file"
+        mv "dir-$n/file" "dir-$n/moved"
+        [ "$(cat "dir-$n/moved")" = "$n" ] || exit 1
+        if [ $((n % 2)) = 0 ]; then rm -r "dir-$n"; fi
+    done
+) &
+writer=$!
+for _ in 1 2 3 4; do
+    sleep 1
+    kill_server
+    sleep 0.3
+    up
+done
+wait "$writer" || fail 'what was done was not there'
+printf ' after' >&8
+is "$(cat <&9)" 'before after'
+exec 8>&- 9<&-
+is "$(find "$b/work" -name moved | wc -l)" 750
+is "$(find "$b/work" -mindepth 1 -maxdepth 1 | wc -l)" 750
+for n in 1 751 1499; do is "$(cat "$b/work/dir-$n/moved")" "$n"; done
+rm -r "$b/work" "$a/shared"
+
+echo '== POSIX'
+mkdir "$a/conformance"
+"$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
+tail -n 1 "$work/conformance"
+rm -rf "$b/conformance"
+
+echo '== a client that may only read'
+"$bin" cluster client "$work/cluster" reader > /dev/null
+printf '\n[clients.reader]\nread_only = true\n' >> "$work/cluster/server-0/server.toml"
+echo text > "$a/text"
+umount "$b"
+"$bin" cluster down "$work/cluster"
+up
+"$bin" mount "$url" "$b" -o "credentials=$work/cluster/clients/reader" --log-file "$work/b.log"
+is "$(cat "$b/text")" text
+refused 'Read-only file system' sh -c "echo more >> '$b/text'"
+refused 'Read-only file system' rm "$b/text"
+is "$(cat "$a/text")" text
+
+echo '== the end'
+"$bin" umount "$b"
+kill_server
+timeout 60 umount -f "$a" || timeout 60 umount -l "$a"
+up
+"$bin" cluster down "$work/cluster"
+"$bin" fsck "$work/cluster/server-0/store"
+echo 'cluster-test: passed'
