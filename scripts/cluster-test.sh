@@ -6,6 +6,7 @@ cd "$(dirname "$0")/.."
 bin=$(realpath "${TARGET:-target}/release/espalier")
 conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
 work=$(mktemp -d)
+chmod 755 "$work" # others look into the mounts, too
 a=$work/a b=$work/b
 mkdir "$a" "$b"
 cleanup() {

@@ -111,6 +111,15 @@ impl Checkpoint {
 }
 
 impl Meta {
+    pub(crate) fn is_checkpoint_running(&self) -> bool {
+        self.checkpoint.is_running()
+    }
+
+    /// Why nothing can be changed any more, or what has been changed stays in the journal for now.
+    pub fn failure(&self) -> Option<Errno> {
+        self.journal.broken.or(self.checkpoint.failure())
+    }
+
     pub(crate) fn start_checkpoint(&mut self, out: &mut Outbox) {
         if self.config.read_only || self.journal.broken.is_some() {
             return;

@@ -8,8 +8,8 @@ use espalier_proto::{ClientId, Ino, Name, RequestId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
-use crate::completed::Outcome;
 use crate::record::{Corrupt, Inode};
+use crate::session::Outcome;
 use crate::usage::Quota;
 
 /// One change. `time` becomes the ctime of what changes, and the mtime of the directories involved.

@@ -4,6 +4,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Ino, Name};
 
+use crate::config::Atime;
 use crate::machine::Meta;
 use crate::record::Slot;
 use crate::state::{Home, Target};
@@ -83,6 +84,21 @@ impl Meta {
             leases_unanswered: leases.unanswered,
             lease_waits: leases.waits,
         }
+    }
+
+    /// What the cache takes of memory: about, in bytes.
+    pub fn cache_bytes(&self) -> usize {
+        self.state.cache_bytes()
+    }
+
+    /// When reading changes access times.
+    pub fn atime(&self) -> Atime {
+        self.config.atime
+    }
+
+    /// Inodes in use.
+    pub fn files(&self) -> u64 {
+        self.state.files
     }
 
     /// The directory that an inode lies in; a directory itself. `None`: it is not in memory, or has several names.

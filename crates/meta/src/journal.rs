@@ -31,6 +31,8 @@ pub enum Acknowledge {
 
 /// What may leave only after a certain event is durable, or is written.
 #[derive(Debug)]
+// Nearly all are replies.
+#[allow(clippy::large_enum_variant)]
 pub(crate) enum Held {
     Reply(ClientId, RequestId, Result<Reply, Errno>, Promise),
     /// An operation goes on.

@@ -9,8 +9,9 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::checkpoint::Checkpoint;
+use crate::config::Config;
 use crate::event::Event;
-use crate::journal::{Acknowledge, Held, Journal};
+use crate::journal::{Held, Journal};
 use crate::lease::{Leases, Promise, Told};
 use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
@@ -21,65 +22,6 @@ use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
 use crate::task::{Page, Task};
 use crate::trash::ITSELF;
-
-/// When reading a file changes its access time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Atime {
-    Never,
-    /// If it is not newer than the last change, or older than a day.
-    Relative,
-    Always,
-}
-
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The file system's secret for hashing names.
-    pub hash_key: [u8; 16],
-    /// Files of at most so many bytes are stuffed.
-    pub strip_bytes: u32,
-    pub acknowledge: Acknowledge,
-    pub read_only: bool,
-    pub atime: Atime,
-    /// Commit coalescing's watermarks, low and high, in operations (carns IV.A.1 found 1 and 8 best).
-    pub watermarks: (usize, usize),
-    /// Bytes.
-    pub journal_capacity: u64,
-    /// What the cache may take, about, in bytes. What has changed is kept beyond that until a checkpoint has written it.
-    pub cache_bytes: usize,
-    /// With less free space in the store than this many bytes, nothing is added any more.
-    pub reserve: u64,
-    /// Clients have sessions, and lose them when nothing has been heard of them for so many milliseconds. `None`: there is one
-    /// client, which ends with the machine.
-    pub session_ms: Option<u32>,
-    /// For how many milliseconds clients may cache what they are told, unless it is revoked. `None`: the only client may do so
-    /// for ever.
-    pub lease_ms: Option<u32>,
-    /// So many leases are given at any time; each takes about 150 bytes.
-    pub most_leases: usize,
-}
-
-impl Config {
-    pub fn new(hash_key: [u8; 16], strip_bytes: u32, journal_capacity: u64) -> Self {
-        let (acknowledge, read_only, atime) = (Acknowledge::Volatile, false, Atime::Relative);
-        // A checkpoint writes at most what the journal holds, and merging tables takes as much again.
-        let reserve = 2 * journal_capacity;
-        let cache_bytes = usize::MAX;
-        Self {
-            hash_key,
-            strip_bytes,
-            acknowledge,
-            read_only,
-            atime,
-            watermarks: (1, 8),
-            journal_capacity,
-            cache_bytes,
-            reserve,
-            session_ms: None,
-            lease_ms: None,
-            most_leases: 1 << 20,
-        }
-    }
-}
 
 /// What an I/O was asked for.
 #[derive(Debug)]
@@ -206,6 +148,7 @@ impl Meta {
             self.start_sweep(now, out);
         }
         out.changed.append(&mut self.changed);
+        out.recalls.append(&mut self.sessions.recalls);
         if let Some(leases) = &mut self.leases {
             out.revocations.append(&mut leases.outgoing);
         }
@@ -230,30 +173,6 @@ impl Meta {
     /// Why what has been changed cannot be made durable any more, if so.
     pub fn broken(&self) -> Option<Errno> {
         self.journal.broken
-    }
-
-    pub(crate) fn is_checkpoint_running(&self) -> bool {
-        self.checkpoint.is_running()
-    }
-
-    /// Why nothing can be changed any more, or what has been changed stays in the journal for now.
-    pub fn failure(&self) -> Option<Errno> {
-        self.journal.broken.or(self.checkpoint.failure())
-    }
-
-    /// What the cache takes of memory: about, in bytes.
-    pub fn cache_bytes(&self) -> usize {
-        self.state.cache_bytes()
-    }
-
-    /// When reading changes access times.
-    pub fn atime(&self) -> Atime {
-        self.config.atime
-    }
-
-    /// Inodes in use.
-    pub fn files(&self) -> u64 {
-        self.state.files
     }
 
     // ---- Operations
@@ -547,6 +466,7 @@ impl Meta {
 
     /// Frees what belongs to an inode that has no name, if nobody uses it.
     pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        self.recall_unnamed(cx, ino);
         let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
         let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
         if is_needed || self.config.read_only || self.journal.broken.is_some() {

@@ -6,9 +6,10 @@ use core::fmt;
 
 use espalier_proto::{Errno, FileType, Ino, ObjectId, Position, TableWrite, Time};
 
+use crate::config::Config;
 use crate::event::Event;
 use crate::journal::Held;
-use crate::machine::{Config, Meta};
+use crate::machine::Meta;
 use crate::outbox::IoDone;
 use crate::record::{Body, Directory, InoRecord, Inode, Super, encode};
 use crate::state::{Home, SAME_HASH, State, Trashed, Watched};

@@ -49,6 +49,8 @@ impl State {
     /// The snapshot that was begun last is durable.
     pub(crate) fn snapshot_published(&mut self) {
         self.published = self.epoch - 1;
+        let published = self.published;
+        self.outdated.retain(|_, epoch| *epoch > published);
     }
 
     /// The next piece of the snapshot: encodes up to `records` more. Empty: that was all.

@@ -12,9 +12,8 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
-use crate::reclaim::Reclaimed;
 use crate::record::{Body, Corrupt, Dentry, InoRecord, Inode, Slot, Xattrs, decode};
-use crate::session::Kept;
+use crate::session::{Kept, Reclaimed};
 use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
 use crate::step::{Load, Step, Stop, Wait};
 
@@ -185,6 +184,9 @@ pub(crate) struct State {
     pub erased: Vec<TableWrite>,
     /// Names that went, each with the epoch whose checkpoint tells the store.
     pub gone: VecDeque<(u32, Ino, Slot)>,
+    /// Inodes whose records of their own went, until that epoch's checkpoint has told the store: what it still has of them is
+    /// not so.
+    pub outdated: Map<Ino, u32>,
     pub snapshot: Snapshot,
     /// Bytes of records, about, that have changed in this epoch.
     pub dirty: usize,
@@ -215,6 +217,7 @@ impl State {
             changed: VecDeque::new(),
             erased: Vec::new(),
             gone: VecDeque::new(),
+            outdated: Map::default(),
             snapshot: Snapshot::default(),
             dirty: 0,
             cloned: 0,
@@ -420,7 +423,7 @@ impl State {
 
     fn loaded_inode(&mut self, inode: Inode, home: Home) {
         let ino = inode.ino;
-        if !self.inodes.contains_key(&ino) {
+        if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
             let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
             let (more, opens) = self.reclaimed.found(ino);
             let lookups = lookups + more;
@@ -597,6 +600,9 @@ impl State {
     fn leave_home(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         if cached.track.stored {
+            if !matches!(cached.home, Home::Dentry { .. }) {
+                self.outdated.insert(ino, self.epoch);
+            }
             match cached.home {
                 Home::Dentry { .. } => {}
                 Home::Table => self.erase_record(InoRecord::Inode, ino, true),

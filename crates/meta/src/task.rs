@@ -5,9 +5,9 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Caller, ClientId, Errno, Ino, Request, RequestId, StreamStat, Time};
 
-use crate::completed::Outcome;
 use crate::lease::{Key, Told};
 use crate::progress::Progress;
+use crate::session::Outcome;
 use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
 
 /// What an operation may know besides the state: who asks, when, and what has been fetched for it so far.

@@ -83,3 +83,21 @@ fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
     assert_eq!(fs.fsck(), []);
     assert_eq!(fs.list(dir, true).len(), FILES / 2);
 }
+
+/// Also of one that has a record of its own, which the store has until the next checkpoint.
+#[test]
+fn an_inode_that_has_ceased_to_be_is_not_found_by_its_number() {
+    let mut fs = Harness::new();
+    let ino = fs.create(Ino::ROOT, "file", NewNode::Regular).unwrap();
+    fs.ask(Request::Link { ino, dir: Ino::ROOT, name: name("other") }).unwrap();
+    fs.checkpoint();
+    for file in ["file", "other"] {
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(file) }).unwrap();
+    }
+    fs.forget(ino);
+    for _ in 0..2 {
+        assert_eq!(fs.ask(Request::GetAttr { ino }), Err(Errno::ESTALE));
+        fs.checkpoint();
+    }
+    assert_eq!(fs.fsck(), []);
+}

@@ -5,7 +5,7 @@ mod harness;
 
 use std::collections::BTreeMap;
 
-use espalier_meta::{Acknowledge, Config, Connected, Input, Io};
+use espalier_meta::{Acknowledge, Config, Connected, Input, Io, Now, Outbox};
 use espalier_proto::*;
 use harness::{Engine, Harness, ROOT_CALLER, name, open_how};
 
@@ -227,6 +227,26 @@ fn what_an_expired_client_held_is_released() {
 }
 
 #[test]
+fn others_are_asked_to_forget_what_has_lost_its_last_name() {
+    let fs = &mut Harness::with(config());
+    let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    one.create(fs, Ino::ROOT, "a", NewNode::Fifo);
+    let unlink = |file: &str| Request::Unlink { dir: Ino::ROOT, name: name(file) };
+    one.ask(fs, unlink("a")).unwrap();
+    assert_eq!(fs.recalled, [], "its own kernel knows");
+    one.create(fs, Ino::ROOT, "b", NewNode::Fifo);
+    let ino = two.lookup(fs, Ino::ROOT, "b");
+    one.ask(fs, unlink("b")).unwrap();
+    assert_eq!(fs.recalled, [Recall { ino, dir: None, name: None }]);
+    // While it is open there it stays.
+    one.create(fs, Ino::ROOT, "c", NewNode::Regular);
+    let open = two.lookup(fs, Ino::ROOT, "c");
+    two.open(fs, open);
+    one.ask(fs, unlink("c")).unwrap();
+    assert_eq!(fs.recalled.len(), 1);
+}
+
+#[test]
 fn a_client_cannot_release_what_it_does_not_have() {
     let fs = &mut Harness::with(config());
     let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
@@ -242,6 +262,31 @@ fn a_client_cannot_release_what_it_does_not_have() {
     one.ask(fs, Request::Read { ino, offset: 0, size: 10, noatime: false }).unwrap();
     one.ask(fs, Request::Release { ino }).unwrap();
     assert_eq!(fs.meta.files(), 1);
+}
+
+/// What is done with streams, beside the machine, is done once while the server lasts.
+#[test]
+fn what_is_done_with_a_stream_is_done_once() {
+    let fs = &mut Harness::with(config());
+    let client = Client::connect(fs, 1);
+    let of = |id| (client.id, RequestId(id));
+    let now = Now { time: fs.now, uptime_ms: fs.uptime_ms, queued: 0 };
+    let begin = |fs: &mut Harness, id, below| {
+        let mut out = Outbox::default();
+        let begins = fs.meta.begin_stream(now, of(id), RequestId(below), &mut out);
+        (begins, out.replies.pop().map(|answered| answered.result))
+    };
+    assert_eq!(begin(fs, 5, 5), (true, None));
+    assert_eq!(begin(fs, 5, 5), (false, None), "it is under way");
+    assert!(fs.meta.end_stream(of(5), &Ok(Reply::Written(9))));
+    assert_eq!(begin(fs, 5, 5), (false, Some(Ok(Reply::Written(9)))));
+    // What was read can be read again.
+    assert_eq!(begin(fs, 6, 5), (true, None));
+    assert!(fs.meta.end_stream(of(6), &Ok(Reply::Bytes(vec![1; 9]))));
+    assert_eq!(begin(fs, 6, 5), (true, None));
+    assert!(fs.meta.end_stream(of(6), &Err(Errno::EIO)));
+    assert_eq!(begin(fs, 5, 7), (false, None), "the answer has come");
+    assert!(!fs.meta.end_stream(of(5), &Ok(Reply::Written(9))), "nobody waits for it");
 }
 
 /// A client that never says which answers it has is stopped, and others are served.
@@ -438,6 +483,7 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
         Request::SetAttr { ino: file, set: SetAttr { perm: Some(0o611), ..SetAttr::default() } },
         Request::SetAttr { ino: file, set: SetAttr { size: Some(3), ..SetAttr::default() } },
         Request::Write { ino: file, offset: 5, data: b"more".to_vec(), kill_suid_gid: false },
+        Request::Write { ino: file, offset: END, data: b"more".to_vec(), kill_suid_gid: false },
         Request::Allocate { ino: file, offset: 0, length: 30, mode: AllocateMode::empty() },
         Request::SetXattr {
             ino: file,
@@ -856,8 +902,7 @@ impl Lane {
         match (rng.u8(0..8), last) {
             (7, _) => Request::Fsync { ino },
             (0 | 1, Some(_)) if self.bytes.len() < 60 => {
-                let (offset, data) = (self.bytes.len() as u64, vec![rng.u8(1..); 5]);
-                Request::Write { ino, offset, data, kill_suid_gid: false }
+                Request::Write { ino, offset: END, data: vec![rng.u8(1..); 5], kill_suid_gid: false }
             }
             (2, Some(from)) => {
                 Request::Rename { from_dir: dir, from, to_dir: dir, to: fresh, flags: RenameFlags::empty() }

@@ -87,7 +87,7 @@ pub(crate) struct Leases {
 
 impl Leases {
     /// A lease lasts so much longer here than at its holder, whose clock may be slower.
-    const MARGIN_MS: u64 = 1_000;
+    pub(crate) const MARGIN_MS: u64 = 1_000;
     /// A revocation that has not been answered for so long may have been lost with its connection.
     const AGAIN_MS: u64 = 2_000;
 

@@ -37,7 +37,12 @@ impl Meta {
         }
         if let (Some(mtime), true) = (change.mtime, self.state.inode(ino)?.is_streamed()) {
             self.claim_inode(cx, ino)?;
-            cx.stream(StreamCall::SetMtime { ino, mtime })?;
+            // It has been set in an earlier run, which may have been at another time.
+            let earlier = cx.streams.iter().find_map(|(call, _)| match call {
+                StreamCall::SetMtime { mtime, .. } => Some(*mtime),
+                _ => None,
+            });
+            cx.stream(StreamCall::SetMtime { ino, mtime: earlier.unwrap_or(mtime) })?;
         }
         if change != Change::default() {
             self.commit(cx, &Event::SetAttr { ino, change })?;
@@ -150,7 +155,7 @@ impl Meta {
     }
 
     pub(crate) fn atime_is_due(&self, inode: &Inode, mtime: Time, now: Time) -> bool {
-        use crate::machine::Atime;
+        use crate::config::Atime;
         const DAY: i64 = 24 * 60 * 60;
         match self.config.atime {
             Atime::Never => false,

@@ -152,10 +152,13 @@ impl Server {
                     let input = Input::Request { from: client, id, below, caller, request };
                     self.input(&mut inner, &mut work, left, input);
                 }
-                FromClient::Stream { id, below: _, io, data } => {
+                FromClient::Stream { id, below, io, data } => {
                     let allowed = origin.rights.check_stream(&io, &data);
                     if let Err(refusal) = allowed.and_then(|()| inner.meta.may_stream(client, &io)) {
                         work.send.push((client, plain(id, Err(refusal))));
+                        continue;
+                    }
+                    if !inner.meta.begin_stream(now(left), (client, id), below, &mut work.out) {
                         continue;
                     }
                     let (kind, ino) = Kind::of_stream(&io);
@@ -257,8 +260,7 @@ impl Server {
 
     /// `queued`: inputs that will follow before any I/O is done.
     fn input(&self, inner: &mut Inner, work: &mut Work, queued: usize, input: Input) {
-        let now = Now { time: clock::now(), uptime_ms: clock::uptime_ms(), queued };
-        inner.meta.on(now, input, &mut work.out);
+        inner.meta.on(now(queued), input, &mut work.out);
     }
 
     /// Does all that follows, and what follows from that, until nothing is left to do.
@@ -386,8 +388,10 @@ impl Server {
         };
         span.turn_to(Stage::Work, Instant::now());
         self.errands.watch.record(&span, result.is_err());
-        let sender =
-            self.lock().ok().and_then(|inner| inner.peers.get(&client).map(|peer| peer.sender.clone()));
+        let Ok(mut inner) = self.lock() else { return };
+        let told = inner.meta.end_stream((client, id), &result);
+        let sender = inner.peers.get(&client).filter(|_| told).map(|peer| peer.sender.clone());
+        drop(inner);
         if let Some(sender) = sender {
             tell(&sender, plain(id, result));
         }
@@ -398,6 +402,11 @@ impl Work {
     fn new(turn: Turn) -> Self {
         Self { out: Outbox::default(), send: Vec::new(), streams: Vec::new(), turn }
     }
+}
+
+/// `queued`: as in [`Now`].
+fn now(queued: usize) -> Now {
+    Now { time: clock::now(), uptime_ms: clock::uptime_ms(), queued }
 }
 
 /// An answer that the machine has no part in.

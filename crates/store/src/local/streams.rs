@@ -283,7 +283,6 @@ fn retry<T>(mut call: impl FnMut() -> rustix::io::Result<T>) -> rustix::io::Resu
     }
 }
 
-/// Offsets are signed in system calls.
 /// The kernel finds the end and writes there as one thing, unless it writes less than it is given.
 fn append(file: &File, mut data: &[u8]) -> io::Result<()> {
     while !data.is_empty() {
@@ -296,6 +295,7 @@ fn append(file: &File, mut data: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
+/// Offsets are signed in system calls.
 fn check_end(offset: u64, length: u64) -> Result<(), StoreError> {
     let end = offset.checked_add(length).filter(|&end| i64::try_from(end).is_ok());
     end.map(drop).ok_or(StoreError::Refused(Errno::EFBIG))

@@ -3,24 +3,28 @@
 //!
 //! An embedded machine ([`Config::session_ms`](crate::Config) is `None`) has none of this: its client ends with it.
 
+mod completed;
+mod kept;
+mod reclaim;
+mod restart;
+
+pub use completed::Outcome;
+pub use kept::is_kept;
+pub(crate) use kept::{Kept, KeptKey};
+pub(crate) use reclaim::Reclaimed;
+
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use espalier_proto::{
-    Caller, ClientId, Errno, Held as HeldByClient, Home, Ino, ObjectId, Reply, Request, RequestId, StreamIo,
-    TableWrite,
-};
+use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId, StreamIo};
 
-use crate::completed::Outcome;
 use crate::event::Event;
 use crate::journal::Held;
 use crate::lease::Promise;
-use crate::machine::Meta;
+use crate::machine::{Cx, Meta};
 use crate::outbox::{Answered, Connected, Now, Outbox};
-use crate::record::{Corrupt, decode, encode};
-use crate::snapshot::Changed;
-use crate::state::{Map, State, Track};
+use crate::state::Map;
 use crate::task::Task;
 use crate::trash::ITSELF;
 
@@ -34,18 +38,13 @@ const MAX_REQUESTS: u64 = 16 * WINDOW;
 const WINDOW_BYTES: usize = 1 << 20;
 /// Inodes of expired sessions that are released at a time: bounds how long operations wait behind it.
 const RELEASE: usize = 128;
-/// What a client can say that it has of one inode: so much that sums of it do not overflow.
-const MAX_LOOKUPS: u64 = 1 << 40;
-const MAX_OPENS: u32 = 1 << 17;
-/// Inodes without a name that are kept for clients that may have them.
-const MAX_UNCLAIMED: usize = 100_000;
-/// Beyond a lease's time: clients may have been told late.
-const LEASE_MARGIN_MS: u64 = 1000;
 
 /// What the machine knows of its clients and forgets when it ends.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
     clients: Map<ClientId, Session>,
+    /// Without a name, and known to others than have taken the last one: they may forget them.
+    pub recalls: Vec<Recall>,
     /// What is still to be released of what expired sessions held.
     abandoned: VecDeque<(Ino, Hold)>,
     /// That is under way.
@@ -135,27 +134,66 @@ impl Meta {
     /// A request of a client comes: it is run, unless it has been before. What it releases the client must have.
     pub(crate) fn admit(&mut self, now: Now, mut task: Task, below: RequestId, out: &mut Outbox) {
         let (from, id) = (task.from, task.id);
-        let mut tell =
-            |result| out.replies.push(Answered { to: from, id, result, lease_ms: 0, touched: Vec::new() });
+        let reclaims = matches!(task.request, Request::Reclaim { .. });
+        if !self.begin(now, (from, id), below, reclaims, out) {
+            return;
+        }
+        let kept = self.state.sessions.get(&from).and_then(|kept| kept.completed.get(&id));
+        task.again = kept.cloned().map(Box::new);
+        if task.again.is_some() || self.claim(now, (from, id), &mut task.request, out) {
+            self.run(now, task, None, out);
+        }
+    }
+
+    /// A client asks for something to be done with a stream, which the machine has no part in. Whether it is to be done now: if
+    /// so, [`Self::end_stream`] must follow. It is not if it has been done, or is being done; what it came to is kept as
+    /// for requests, but not when the machine ends.
+    pub fn begin_stream(
+        &mut self,
+        now: Now,
+        of: (ClientId, RequestId),
+        below: RequestId,
+        out: &mut Outbox,
+    ) -> bool {
+        self.begin(now, of, below, false, out)
+    }
+
+    /// Something has been done with a stream. Whether the client is to be told.
+    pub fn end_stream(&mut self, of: (ClientId, RequestId), result: &Result<Reply, Errno>) -> bool {
+        self.remember(of, result)
+    }
+
+    /// Whether a request is to be executed now. It is answered if it has been, or cannot be.
+    fn begin(
+        &mut self,
+        now: Now,
+        (from, id): (ClientId, RequestId),
+        below: RequestId,
+        reclaims: bool,
+        out: &mut Outbox,
+    ) -> bool {
+        let mut tell = |result| {
+            out.replies.push(Answered { to: from, id, result, lease_ms: 0, touched: Vec::new() });
+            false
+        };
         let Some(session) = self.sessions.clients.get_mut(&from) else { return tell(Err(Errno::ESTALE)) };
         (session.heard_ms, session.left) = (Some(now.uptime_ms), false);
-        if session.awaited && !matches!(task.request, Request::Reclaim { .. }) {
+        if session.awaited && !reclaims {
             // It has not said what it has, and what it asks may be about.
             return tell(Err(Errno::EAGAIN));
         }
         session.acknowledge(below);
         if id < session.below {
             // A copy that was long under way: nobody waits for it any more.
-            return;
+            return false;
         }
-        let is_full = session.bytes >= WINDOW_BYTES
-            || match task.request {
-                // It comes before older requests, and there may be many.
-                Request::Reclaim { .. } => session.requests.len() as u64 >= MAX_REQUESTS,
-                _ => id.0 - session.below.0 >= WINDOW,
-            };
+        // What reclaims comes before older requests, and may be much.
+        let is_beyond = match reclaims {
+            true => session.requests.len() as u64 >= MAX_REQUESTS,
+            false => id.0 - session.below.0 >= WINDOW,
+        };
         match session.requests.get_mut(&id) {
-            Some(Progress::Running) => return,
+            Some(Progress::Running) => return false,
             Some(Progress::Answered(result)) => return tell(result.clone()),
             Some(progress @ Progress::Told(_)) => {
                 if let Progress::Told(inos) = core::mem::replace(progress, Progress::Running) {
@@ -165,7 +203,7 @@ impl Meta {
                     }
                 }
             }
-            None if is_full => return tell(Err(Errno::EAGAIN)),
+            None if is_beyond || session.bytes >= WINDOW_BYTES => return tell(Err(Errno::EAGAIN)),
             None => drop(session.requests.insert(id, Progress::Running)),
         }
         while let Some(first) = session.reserved.first_entry()
@@ -175,11 +213,7 @@ impl Meta {
             let unwanted = session.let_go(ino, hold);
             self.sessions.abandoned.push_back((ino, unwanted));
         }
-        let kept = self.state.sessions.get(&from).and_then(|kept| kept.completed.get(&id));
-        task.again = kept.cloned().map(Box::new);
-        if task.again.is_some() || self.claim(now, (from, id), &mut task.request, out) {
-            self.run(now, task, None, out);
-        }
+        true
     }
 
     /// Takes from a client what a request of it is going to release. If that is nothing, it is answered, as are requests about
@@ -333,13 +367,26 @@ impl Meta {
         }
     }
 
+    /// An inode may have lost its last name. Others than the client that has taken it may still know it, and would keep it and
+    /// its bytes for as long as their kernels like.
+    pub(crate) fn recall_unnamed(&mut self, cx: &Cx<'_>, ino: Ino) {
+        let (Some(_), Some(cached)) = (self.config.session_ms, self.state.inodes.get(&ino)) else { return };
+        if cached.inode.nlink > 0 || cached.opens > 0 {
+            return;
+        }
+        let session = self.sessions.clients.get(&cx.client);
+        let own = session.and_then(|session| session.held.get(&ino)).map_or(0, |hold| hold.lookups);
+        if cached.lookups > own {
+            self.sessions.recalls.push(Recall { ino, dir: None, name: None });
+        }
+    }
+
     /// Whether a client may do this with streams: it must have the files open.
     ///
     /// # Errors
     /// `EBADF` if it has not.
     pub fn may_stream(&self, client: ClientId, io: &StreamIo) -> Result<(), Errno> {
-        let held = self.sessions.clients.get(&client).map(|session| &session.held);
-        let is_open = |ino| held.and_then(|held| held.get(&ino)).is_some_and(|hold: &Hold| hold.opens > 0);
+        let is_open = |ino| self.opens_of(client, ino) > 0;
         let all_open = match *io {
             StreamIo::Read { ino, .. }
             | StreamIo::Write { ino, .. }
@@ -410,137 +457,6 @@ impl Meta {
             self.rest_abandoned(out);
         }
     }
-
-    // ---- After a restart
-
-    /// Takes up the sessions that there were. Whether any are awaited: then `orphans` may be theirs.
-    pub(crate) fn recover_sessions(&mut self, orphans: &[(Ino, bool)]) -> bool {
-        let clients: Vec<ClientId> = self.state.sessions.keys().copied().collect();
-        let Some(_) = self.config.session_ms else {
-            clients.into_iter().for_each(|client| self.journal_session(client, false));
-            self.state.settle_unheld();
-            return false;
-        };
-        self.sessions.leases_over = self.config.lease_ms.is_none();
-        self.sessions.awaited = clients.len();
-        for client in clients {
-            let mut session = Session { awaited: true, ..Session::default() };
-            let kept =
-                self.state.sessions.get(&client).map(|kept| kept.completed.clone()).unwrap_or_default();
-            for (id, outcome) in kept {
-                if let Outcome::Given { ino, home, named, opened } = outcome {
-                    let hold = Hold { lookups: named.is_some().into(), opens: opened.into() };
-                    session.hold(ino, hold);
-                    session.reserved.insert(id, (ino, hold));
-                    self.state.reclaim(hold.of(ino, home));
-                }
-            }
-            self.sessions.clients.insert(client, session);
-        }
-        if self.sessions.in_grace() {
-            self.sessions.unclaimed.extend(orphans.iter().map(|(ino, _)| *ino));
-        }
-        self.sessions.in_grace()
-    }
-
-    /// A client says what it has. One whose session has ended may find that some of it is still there.
-    fn reclaim(
-        &mut self,
-        now: Now,
-        client: ClientId,
-        held: &[HeldByClient],
-        last: bool,
-        out: &mut Outbox,
-    ) -> Result<Reply, Errno> {
-        let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
-        // What there has never been nobody can have.
-        let next_ino = self.state.next_ino;
-        for held in held.iter().filter(|held| held.ino.0 < next_ino) {
-            let has = session.held.get(&held.ino).copied().unwrap_or_default();
-            let hold = Hold {
-                lookups: held.lookups.min(MAX_LOOKUPS.saturating_sub(has.lookups)),
-                opens: held.opens.min(MAX_OPENS.saturating_sub(has.opens)),
-            };
-            if hold.lookups > 0 || hold.opens > 0 {
-                session.hold(held.ino, hold);
-                self.state.reclaim(hold.of(held.ino, held.home));
-            }
-        }
-        if last && core::mem::take(&mut session.awaited) {
-            self.await_no_more(now, out);
-        }
-        Ok(Reply::Done)
-    }
-
-    /// A session has ended, or has said all that it has. The last of these ends the grace.
-    fn await_no_more(&mut self, now: Now, out: &mut Outbox) {
-        self.sessions.awaited -= 1;
-        if self.sessions.in_grace() {
-            return;
-        }
-        for ino in core::mem::take(&mut self.sessions.unclaimed) {
-            let Some(cached) = self.state.inodes.get(&ino) else { continue };
-            let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
-            if !is_needed && !self.config.read_only && self.journal.broken.is_none() {
-                self.purge_left_over(ino, cached.inode.is_streamed());
-            }
-        }
-        self.state.settle_unheld();
-        self.sweep_due = true;
-        self.resume_roomless(now, out);
-    }
-
-    /// Ends the wait for what clients may use without asking, if it is time.
-    fn wait_for_leases(&mut self, now: Now, out: &mut Outbox) {
-        let began = *self.sessions.began_ms.get_or_insert(now.uptime_ms);
-        let lease = u64::from(self.config.lease_ms.unwrap_or(0)) + LEASE_MARGIN_MS;
-        if self.sessions.awaited > 0 && !self.sessions.leases_over && now.uptime_ms - began > lease {
-            self.sessions.leases_over = true;
-            self.resume_roomless(now, out);
-        }
-    }
-
-    /// Clients that have not said yet what they have, since the machine began. Until then, or until their sessions end, what
-    /// they may have is not freed.
-    pub fn awaited(&self) -> Vec<ClientId> {
-        let clients = self.sessions.clients.iter().filter(|(_, session)| session.awaited);
-        let mut awaited: Vec<ClientId> = clients.map(|(client, _)| *client).collect();
-        awaited.sort_unstable();
-        awaited
-    }
-}
-
-impl Sessions {
-    pub(crate) fn len(&self) -> usize {
-        self.clients.len()
-    }
-
-    pub(crate) fn awaited(&self) -> usize {
-        self.awaited
-    }
-
-    pub(crate) fn in_grace(&self) -> bool {
-        self.awaited > 0
-    }
-
-    /// Changes must wait: clients may use what they were told, or too much would be kept for them.
-    pub(crate) fn must_wait(&self) -> bool {
-        self.awaited > 0 && (!self.leases_over || self.unclaimed.len() >= MAX_UNCLAIMED)
-    }
-
-    /// Whether an inode without a name must be kept for now, for those who have not said what they have.
-    pub(crate) fn keep_for_others(&mut self, ino: Ino) -> bool {
-        if self.awaited > 0 {
-            self.unclaimed.insert(ino);
-        }
-        self.awaited > 0
-    }
-}
-
-impl Hold {
-    fn of(self, ino: Ino, home: Home) -> HeldByClient {
-        HeldByClient { ino, home, lookups: self.lookups, opens: self.opens }
-    }
 }
 
 /// What an answer gives to the client that gets it.
@@ -573,131 +489,4 @@ fn weight(result: &Result<Reply, Errno>) -> usize {
         _ => 0,
     };
     size_of::<Progress>() + more
-}
-
-// ---- What lasts
-
-/// What is kept of a session when the machine ends.
-#[derive(Debug, Default)]
-pub(crate) struct Kept {
-    /// What requests of it have come to that changed something, and whose answers it may not have.
-    pub completed: BTreeMap<RequestId, Outcome>,
-    pub track: Track,
-}
-
-impl State {
-    pub(crate) fn apply_session(&mut self, client: ClientId, begins: bool) {
-        if begins {
-            self.sessions.entry(client).or_default();
-            self.touch_session(client);
-        } else if self.touch_session(client).is_some()
-            && let Some(kept) = self.sessions.remove(&client)
-            && kept.track.stored
-        {
-            let key = KeptKey::Session(client).to_bytes();
-            self.erased.push(TableWrite { object: ObjectId::SESSIONS, key, value: None });
-        }
-    }
-
-    pub(crate) fn apply_completed(
-        &mut self,
-        client: ClientId,
-        id: RequestId,
-        below: RequestId,
-        outcome: &Outcome,
-    ) {
-        if let Some(kept) = self.touch_session(client) {
-            while let Some(first) = kept.completed.first_entry()
-                && *first.key() < below
-            {
-                first.remove();
-            }
-            kept.completed.insert(id, outcome.clone());
-        }
-    }
-
-    /// The record is about to change, or to go.
-    fn touch_session(&mut self, client: ClientId) -> Option<&mut Kept> {
-        let epoch = self.epoch;
-        let was = self.sessions.get(&client)?.track.epoch;
-        if was != epoch {
-            if was != 0 {
-                self.encode_session(client);
-            }
-            self.changed.push_back(Changed::Session(client));
-        }
-        let kept = self.sessions.get_mut(&client)?;
-        kept.track.epoch = epoch;
-        Some(kept)
-    }
-
-    /// Adds the record, as it is, to the snapshot under way.
-    pub(crate) fn encode_session(&mut self, client: ClientId) {
-        let Some(kept) = self.sessions.get_mut(&client) else { return };
-        kept.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
-        let (key, value) = (KeptKey::Session(client).to_bytes(), Some(encode(&kept.completed)));
-        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
-    }
-
-    /// Takes in a record of [`ObjectId::SESSIONS`].
-    pub(crate) fn loaded_kept(&mut self, key: &[u8], value: &[u8]) -> Result<(), Corrupt> {
-        match KeptKey::from_bytes(key).ok_or(Corrupt)? {
-            KeptKey::Session(client) => {
-                let kept = Kept { completed: decode(value)?, track: Track::STORED };
-                self.sessions.insert(client, kept);
-                Ok(())
-            }
-            KeptKey::Moved(ino) => self.loaded_moved(ino, value),
-        }
-    }
-
-    /// An inode is open so many times less.
-    fn close(&mut self, ino: Ino, opens: u32) {
-        if let Some(cached) = self.inodes.get_mut(&ino) {
-            cached.opens = cached.opens.saturating_sub(opens);
-        } else {
-            self.reclaimed.give_up(ino, 0, opens);
-        }
-    }
-}
-
-/// The keys of [`ObjectId::SESSIONS`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum KeptKey {
-    /// What is kept of a session.
-    Session(ClientId),
-    /// Where a file lies now that clients know by another place.
-    Moved(Ino),
-}
-
-impl KeptKey {
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let (tag, number) = match self {
-            Self::Session(client) => (b's', client.0),
-            Self::Moved(ino) => (b'm', ino.0),
-        };
-        let mut key = Vec::with_capacity(9);
-        key.push(tag);
-        key.extend_from_slice(&number.to_be_bytes());
-        key
-    }
-
-    fn from_bytes(key: &[u8]) -> Option<Self> {
-        let (tag, number) = key.split_first()?;
-        let number = u64::from_be_bytes(number.try_into().ok()?);
-        match tag {
-            b's' => Some(Self::Session(ClientId(number))),
-            b'm' => Some(Self::Moved(Ino(number))),
-            _ => None,
-        }
-    }
-}
-
-/// Whether a record of [`ObjectId::SESSIONS`] is sound.
-pub fn is_kept(key: &[u8], value: &[u8]) -> bool {
-    match KeptKey::from_bytes(key) {
-        Some(KeptKey::Session(_)) => decode::<BTreeMap<RequestId, Outcome>>(value).is_ok(),
-        Some(KeptKey::Moved(_)) => decode::<Home>(value).is_ok(),
-        None => false,
-    }
 }

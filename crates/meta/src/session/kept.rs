@@ -1,0 +1,136 @@
+//! What is kept of sessions when the machine ends: in the journal, and in records of their own.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Home, Ino, ObjectId, RequestId, TableWrite};
+
+use super::completed::Outcome;
+use crate::record::{Corrupt, decode, encode};
+use crate::snapshot::Changed;
+use crate::state::{State, Track};
+
+/// What is kept of a session when the machine ends.
+#[derive(Debug, Default)]
+pub(crate) struct Kept {
+    /// What requests of it have come to that changed something, and whose answers it may not have.
+    pub completed: BTreeMap<RequestId, Outcome>,
+    pub track: Track,
+}
+
+impl State {
+    pub(crate) fn apply_session(&mut self, client: ClientId, begins: bool) {
+        if begins {
+            self.sessions.entry(client).or_default();
+            self.touch_session(client);
+        } else if self.touch_session(client).is_some()
+            && let Some(kept) = self.sessions.remove(&client)
+            && kept.track.stored
+        {
+            let key = KeptKey::Session(client).to_bytes();
+            self.erased.push(TableWrite { object: ObjectId::SESSIONS, key, value: None });
+        }
+    }
+
+    pub(crate) fn apply_completed(
+        &mut self,
+        client: ClientId,
+        id: RequestId,
+        below: RequestId,
+        outcome: &Outcome,
+    ) {
+        if let Some(kept) = self.touch_session(client) {
+            while let Some(first) = kept.completed.first_entry()
+                && *first.key() < below
+            {
+                first.remove();
+            }
+            kept.completed.insert(id, outcome.clone());
+        }
+    }
+
+    /// The record is about to change, or to go.
+    fn touch_session(&mut self, client: ClientId) -> Option<&mut Kept> {
+        let epoch = self.epoch;
+        let was = self.sessions.get(&client)?.track.epoch;
+        if was != epoch {
+            if was != 0 {
+                self.encode_session(client);
+            }
+            self.changed.push_back(Changed::Session(client));
+        }
+        let kept = self.sessions.get_mut(&client)?;
+        kept.track.epoch = epoch;
+        Some(kept)
+    }
+
+    /// Adds the record, as it is, to the snapshot under way.
+    pub(crate) fn encode_session(&mut self, client: ClientId) {
+        let Some(kept) = self.sessions.get_mut(&client) else { return };
+        kept.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
+        let (key, value) = (KeptKey::Session(client).to_bytes(), Some(encode(&kept.completed)));
+        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+    }
+
+    /// Takes in a record of [`ObjectId::SESSIONS`].
+    pub(crate) fn loaded_kept(&mut self, key: &[u8], value: &[u8]) -> Result<(), Corrupt> {
+        match KeptKey::from_bytes(key).ok_or(Corrupt)? {
+            KeptKey::Session(client) => {
+                let kept = Kept { completed: decode(value)?, track: Track::STORED };
+                self.sessions.insert(client, kept);
+                Ok(())
+            }
+            KeptKey::Moved(ino) => self.loaded_moved(ino, value),
+        }
+    }
+
+    /// An inode is open so many times less.
+    pub(super) fn close(&mut self, ino: Ino, opens: u32) {
+        if let Some(cached) = self.inodes.get_mut(&ino) {
+            cached.opens = cached.opens.saturating_sub(opens);
+        } else {
+            self.reclaimed.give_up(ino, 0, opens);
+        }
+    }
+}
+
+/// The keys of [`ObjectId::SESSIONS`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum KeptKey {
+    /// What is kept of a session.
+    Session(ClientId),
+    /// Where a file lies now that clients know by another place.
+    Moved(Ino),
+}
+
+impl KeptKey {
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let (tag, number) = match self {
+            Self::Session(client) => (b's', client.0),
+            Self::Moved(ino) => (b'm', ino.0),
+        };
+        let mut key = Vec::with_capacity(9);
+        key.push(tag);
+        key.extend_from_slice(&number.to_be_bytes());
+        key
+    }
+
+    fn from_bytes(key: &[u8]) -> Option<Self> {
+        let (tag, number) = key.split_first()?;
+        let number = u64::from_be_bytes(number.try_into().ok()?);
+        match tag {
+            b's' => Some(Self::Session(ClientId(number))),
+            b'm' => Some(Self::Moved(Ino(number))),
+            _ => None,
+        }
+    }
+}
+
+/// Whether a record of [`ObjectId::SESSIONS`] is sound.
+pub fn is_kept(key: &[u8], value: &[u8]) -> bool {
+    match KeptKey::from_bytes(key) {
+        Some(KeptKey::Session(_)) => decode::<BTreeMap<RequestId, Outcome>>(value).is_ok(),
+        Some(KeptKey::Moved(_)) => decode::<Home>(value).is_ok(),
+        None => false,
+    }
+}

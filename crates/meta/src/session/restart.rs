@@ -1,0 +1,148 @@
+//! After a restart: sessions go on, and until their clients have said what they have, what may be theirs is kept.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Errno, Held, Home, Ino, Reply};
+
+use super::completed::Outcome;
+use super::{Hold, Session, Sessions};
+use crate::lease::Leases;
+use crate::machine::Meta;
+use crate::outbox::{Now, Outbox};
+
+/// What a client can say that it has of one inode: so much that sums of it do not overflow.
+const MAX_LOOKUPS: u64 = 1 << 40;
+const MAX_OPENS: u32 = 1 << 17;
+/// Inodes without a name that are kept for clients that may have them.
+const MAX_UNCLAIMED: usize = 100_000;
+
+impl Meta {
+    /// Takes up the sessions that there were. Whether any are awaited: then `orphans` may be theirs.
+    pub(crate) fn recover_sessions(&mut self, orphans: &[(Ino, bool)]) -> bool {
+        let clients: Vec<ClientId> = self.state.sessions.keys().copied().collect();
+        let Some(_) = self.config.session_ms else {
+            clients.into_iter().for_each(|client| self.journal_session(client, false));
+            self.state.settle_unheld();
+            return false;
+        };
+        self.sessions.leases_over = self.config.lease_ms.is_none();
+        self.sessions.awaited = clients.len();
+        for client in clients {
+            let mut session = Session { awaited: true, ..Session::default() };
+            let kept =
+                self.state.sessions.get(&client).map(|kept| kept.completed.clone()).unwrap_or_default();
+            for (id, outcome) in kept {
+                if let Outcome::Given { ino, home, named, opened } = outcome {
+                    let hold = Hold { lookups: named.is_some().into(), opens: opened.into() };
+                    session.hold(ino, hold);
+                    session.reserved.insert(id, (ino, hold));
+                    self.state.reclaim(hold.of(ino, home));
+                }
+            }
+            self.sessions.clients.insert(client, session);
+        }
+        if self.sessions.in_grace() {
+            self.sessions.unclaimed.extend(orphans.iter().map(|(ino, _)| *ino));
+        }
+        self.sessions.in_grace()
+    }
+
+    /// A client says what it has. One whose session has ended may find that some of it is still there.
+    pub(super) fn reclaim(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        held: &[Held],
+        last: bool,
+        out: &mut Outbox,
+    ) -> Result<Reply, Errno> {
+        let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
+        // What there has never been nobody can have.
+        let next_ino = self.state.next_ino;
+        for held in held.iter().filter(|held| held.ino.0 < next_ino) {
+            let has = session.held.get(&held.ino).copied().unwrap_or_default();
+            let hold = Hold {
+                lookups: held.lookups.min(MAX_LOOKUPS.saturating_sub(has.lookups)),
+                opens: held.opens.min(MAX_OPENS.saturating_sub(has.opens)),
+            };
+            if hold.lookups > 0 || hold.opens > 0 {
+                session.hold(held.ino, hold);
+                self.state.reclaim(hold.of(held.ino, held.home));
+            }
+        }
+        if last && core::mem::take(&mut session.awaited) {
+            self.await_no_more(now, out);
+        }
+        Ok(Reply::Done)
+    }
+
+    /// A session has ended, or has said all that it has. The last of these ends the grace.
+    pub(super) fn await_no_more(&mut self, now: Now, out: &mut Outbox) {
+        self.sessions.awaited -= 1;
+        if self.sessions.in_grace() {
+            return;
+        }
+        for ino in core::mem::take(&mut self.sessions.unclaimed) {
+            let Some(cached) = self.state.inodes.get(&ino) else { continue };
+            let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
+            if !is_needed && !self.config.read_only && self.journal.broken.is_none() {
+                self.purge_left_over(ino, cached.inode.is_streamed());
+            }
+        }
+        self.state.settle_unheld();
+        self.sweep_due = true;
+        self.resume_roomless(now, out);
+    }
+
+    /// Ends the wait for what clients may use without asking, if it is time.
+    pub(super) fn wait_for_leases(&mut self, now: Now, out: &mut Outbox) {
+        let began = *self.sessions.began_ms.get_or_insert(now.uptime_ms);
+        let lease = u64::from(self.config.lease_ms.unwrap_or(0)) + Leases::MARGIN_MS;
+        if self.sessions.awaited > 0 && !self.sessions.leases_over && now.uptime_ms - began > lease {
+            self.sessions.leases_over = true;
+            self.resume_roomless(now, out);
+        }
+    }
+
+    /// Clients that have not said yet what they have, since the machine began. Until then, or until their sessions end, what
+    /// they may have is not freed.
+    pub fn awaited(&self) -> Vec<ClientId> {
+        let clients = self.sessions.clients.iter().filter(|(_, session)| session.awaited);
+        let mut awaited: Vec<ClientId> = clients.map(|(client, _)| *client).collect();
+        awaited.sort_unstable();
+        awaited
+    }
+}
+
+impl Sessions {
+    pub(crate) fn len(&self) -> usize {
+        self.clients.len()
+    }
+
+    pub(crate) fn awaited(&self) -> usize {
+        self.awaited
+    }
+
+    pub(crate) fn in_grace(&self) -> bool {
+        self.awaited > 0
+    }
+
+    /// Changes must wait: clients may use what they were told, or too much would be kept for them.
+    pub(crate) fn must_wait(&self) -> bool {
+        self.awaited > 0 && (!self.leases_over || self.unclaimed.len() >= MAX_UNCLAIMED)
+    }
+
+    /// Whether an inode without a name must be kept for now, for those who have not said what they have.
+    pub(crate) fn keep_for_others(&mut self, ino: Ino) -> bool {
+        if self.awaited > 0 {
+            self.unclaimed.insert(ino);
+        }
+        self.awaited > 0
+    }
+}
+
+impl Hold {
+    fn of(self, ino: Ino, home: Home) -> Held {
+        Held { ino, home, lookups: self.lookups, opens: self.opens }
+    }
+}
