@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::args::SourceArgs;
-use crate::table;
+use crate::{cluster, table};
 
 pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
     let store = store_of(&args.source)?.unwrap_or_else(|| args.source.clone());
+    not_served_elsewhere(&store)?;
     let status = espalier_runtime::status_of(&store)?;
     if args.json {
         println!("{}", serde_json::to_string(&status)?);
@@ -20,8 +21,13 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
     if !status.label.is_empty() {
         println!("label       {}", status.label);
     }
-    match (&status.mountpoint, status.pid) {
-        (Some(mountpoint), Some(pid)) => println!("mounted on  {} by process {pid}", mountpoint.display()),
+    match (&status.url, &status.mountpoint, status.pid) {
+        (Some(url), _, Some(pid)) => {
+            println!("served at   {url} by process {pid}, to {} clients", status.clients.unwrap_or(0));
+        }
+        (None, Some(mountpoint), Some(pid)) => {
+            println!("mounted on  {} by process {pid}", mountpoint.display());
+        }
         _ => println!("mounted on  nothing"),
     }
     println!("strip       {} bytes", status.strip_bytes);
@@ -47,6 +53,17 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
         println!("FAILED      nothing can be changed any more: {failure}; unmount, and run `espalier fsck`");
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a server has only the server's machine can tell of.
+pub(crate) fn not_served_elsewhere(store: &Path) -> Result<()> {
+    if store.to_str().is_some_and(cluster::is_url) {
+        bail!(
+            "this is mounted from {}: ask there, with `espalier cluster status` or of its store",
+            store.display()
+        );
+    }
+    Ok(())
 }
 
 /// The store that is mounted on a path, if one is.

@@ -60,6 +60,14 @@ pub(crate) fn state(figures: &Figures) -> String {
     if trash.entries > 0 {
         let _ = write!(out, "\ntrash       {} entries, {}, to be freed", trash.entries, bytes(trash.bytes));
     }
+    let clients = &figures.clients;
+    if clients.sessions > 0 {
+        let _ = write!(out, "\nclients     {} with {} leases", clients.sessions, clients.leases);
+        let _ = write!(out, "; {} given, {} revoked", clients.leases_given, clients.leases_revoked);
+        if clients.awaited > 0 {
+            let _ = write!(out, "; {} have not come back yet", clients.awaited);
+        }
+    }
     let _ = write!(out, "\noperations  {} wait for the journal or the disk", figures.waiting);
     if figures.waiting > 0 {
         let _ = write!(out, ", the longest for {}", time(figures.longest_wait_seconds));

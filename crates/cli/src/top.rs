@@ -19,6 +19,7 @@ pub(crate) fn top(args: &TopArgs) -> Result<ExitCode> {
     let Some(store) = report::store_of(&args.mountpoint)? else {
         bail!("no Espalier file system is mounted on {}", args.mountpoint.display());
     };
+    report::not_served_elsewhere(&store)?;
     let interval = Duration::from_secs_f64(args.interval);
     let look = Look {
         store: &store,

@@ -54,11 +54,11 @@ pub struct Meta {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) sessions: Sessions,
     /// Operations that wait, by a number of their own.
-    tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
+    pub(crate) tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
     /// Those of them that look at a tree.
     walking: BTreeSet<u64>,
     next_task: u64,
-    io: HashMap<IoId, Purpose, FxBuildHasher>,
+    pub(crate) io: HashMap<IoId, Purpose, FxBuildHasher>,
     next_io: u64,
     /// Operations that wait for a load that has been asked for.
     loads: HashMap<Load, Vec<u64>, FxBuildHasher>,
@@ -523,7 +523,7 @@ impl Meta {
         }
     }
 
-    fn done(&mut self, now: Now, id: IoId, result: Result<IoDone, Errno>, out: &mut Outbox) {
+    pub(crate) fn done(&mut self, now: Now, id: IoId, result: Result<IoDone, Errno>, out: &mut Outbox) {
         match (self.io.remove(&id), result) {
             // What it has read may have been changed, written and evicted meanwhile.
             (Some(Purpose::Load(load, published)), _) if published != self.state.published => {

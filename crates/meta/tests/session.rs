@@ -389,6 +389,23 @@ fn changes_are_acknowledged_while_the_journal_is_synced() {
     assert!(fs.answers[&read].is_ok());
 }
 
+/// What was acknowledged may be lost with the power, until it is synced, which comes once a second; and no half of it.
+#[test]
+fn a_loss_of_power_takes_the_last_second_at_most() {
+    let mut fs = Harness::on(Engine::Memory, config());
+    let mut one = Client::connect(&mut fs, 1);
+    tick(&mut fs, 1000);
+    one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
+    fs = fs.crash();
+    reclaim(&mut fs, &mut one, &[]);
+    one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
+    tick(&mut fs, 1000);
+    fs = fs.crash();
+    reclaim(&mut fs, &mut one, &[]);
+    one.lookup(&mut fs, Ino::ROOT, "a");
+    assert_eq!(fs.fsck(), []);
+}
+
 #[test]
 fn requests_that_come_together_share_a_frame() {
     let fs = &mut Harness::with(config());
@@ -1082,6 +1099,32 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
     expire_all_but(&mut fs, &[]);
     assert_eq!(fs.meta.files(), (1 + actors.len() + named) as u64, "{context}: nobody has what has no name");
     assert_eq!(fs.fsck(), [], "{context}");
+}
+
+/// A client that was asked for a caller's groups, and vanished.
+#[test]
+fn a_client_that_owes_an_answer_expires() {
+    let fs = &mut Harness::with(config());
+    let mut client = Client::connect(fs, 1);
+    let dir = client.create(fs, Ino::ROOT, "dir", NewNode::Directory);
+    let set = SetAttr { perm: Some(0o070), gid: Some(5), ..SetAttr::default() };
+    client.ask(fs, Request::SetAttr { ino: dir, set }).unwrap();
+    fs.shuffle = Some(fastrand::Rng::with_seed(0));
+    client.next += 1;
+    fs.input(Input::Request {
+        from: client.id,
+        id: RequestId(client.next),
+        below: RequestId(client.next),
+        caller: harness::user(9),
+        request: Request::Lookup { dir, name: name("a") },
+    });
+    assert!(matches!(fs.waiting[..], [(_, Io::Groups { .. })]), "{:?}", fs.waiting);
+    fs.waiting.clear();
+    fs.shuffle = None;
+    expire_all_but(fs, &[]);
+    tick(fs, 1);
+    assert_eq!(fs.expired, [client.id]);
+    assert!(!client.reconnect(fs));
 }
 
 /// A client that says that it goes is not waited for.

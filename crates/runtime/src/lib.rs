@@ -33,6 +33,6 @@ pub use repair::{RepairReport, repair};
 pub use serve::{Access, Rights, ServeOptions, serve};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
 pub use watch::{
-    CacheFigures, CheckpointFigures, DirectoryFigures, Figures, IoFigures, JournalFigures, MetricsAddress,
-    OperationFigures, ProcessFigures, Split, Top, TrashFigures,
+    CacheFigures, CheckpointFigures, ClientFigures, DirectoryFigures, Figures, IoFigures, JournalFigures,
+    MetricsAddress, OperationFigures, ProcessFigures, Split, Top, TrashFigures,
 };

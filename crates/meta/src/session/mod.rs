@@ -22,7 +22,7 @@ use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, Reque
 use crate::event::Event;
 use crate::journal::Held;
 use crate::lease::Promise;
-use crate::machine::{Cx, Meta};
+use crate::machine::{Cx, Meta, Purpose};
 use crate::outbox::{Answered, Connected, Now, Outbox};
 use crate::state::Map;
 use crate::task::Task;
@@ -417,18 +417,32 @@ impl Meta {
         let mut expired: Vec<ClientId> = Vec::new();
         for (client, session) in &mut self.sessions.clients {
             let heard = *session.heard_ms.get_or_insert(now.uptime_ms);
-            let is_late = session.left || now.uptime_ms.saturating_sub(heard) > limit.into();
-            // What is under way ends first: its outcome would be nobody's.
-            if is_late && !session.is_busy() {
+            if session.left || now.uptime_ms.saturating_sub(heard) > limit.into() {
                 expired.push(*client);
             }
         }
         expired.sort_unstable();
         for client in expired {
-            self.end_session(now, client, out);
-            out.expired.push(client);
+            self.give_up_groups(now, client, out);
+            // What is under way ends first: its outcome would be nobody's.
+            if self.sessions.clients.get(&client).is_some_and(|session| !session.is_busy()) {
+                self.end_session(now, client, out);
+                out.expired.push(client);
+            }
         }
         self.release_abandoned_soon(now, out);
+    }
+
+    /// A client that is gone does not tell its callers' groups any more: they have none.
+    fn give_up_groups(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
+        let is_asked = |purpose: &Purpose| match purpose {
+            Purpose::Groups(number) => self.tasks.get(number).is_some_and(|task| task.from == client),
+            _ => false,
+        };
+        let asked = self.io.iter().filter(|(_, purpose)| is_asked(purpose)).map(|(id, _)| *id);
+        for id in asked.collect::<Vec<_>>() {
+            self.done(now, id, Err(Errno::EIO), out);
+        }
     }
 
     fn release_abandoned_soon(&mut self, now: Now, out: &mut Outbox) {

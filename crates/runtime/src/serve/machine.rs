@@ -12,6 +12,7 @@ use espalier_meta::{Answered, Connected, Input, Io, IoDone, IoId, Meta, Now, Out
 use espalier_net::{NetError, Sender};
 use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Reply, RequestId, StreamIo};
 use tokio::sync::oneshot;
+use tokio::task::block_in_place;
 
 use super::rights::Rights;
 use crate::clock;
@@ -275,8 +276,8 @@ impl Server {
                 // It fails with the connection, of which its own task hears.
                 let _ = sender.flush();
             }
-            for stream in work.streams.drain(..) {
-                self.stream(stream);
+            if !work.streams.is_empty() {
+                block_in_place(|| work.streams.drain(..).for_each(|stream| self.stream(stream)));
             }
             let done: Vec<_> = io.into_iter().filter_map(|(id, io)| self.execute(id, io)).collect();
             if done.is_empty() {
@@ -364,6 +365,8 @@ impl Server {
                 self.errands.put_off(id, io);
                 None
             }
+            // It may take as long as the disk likes.
+            io @ Io::Stream(_) => block_in_place(|| self.errands.execute(id, io)),
             io => self.errands.execute(id, io),
         }
     }

@@ -71,8 +71,17 @@ impl Scrape {
     }
 
     fn encode_state(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
-        let Figures { cache, journal, checkpoint, trash, threads, waiting, longest_wait_seconds, .. } =
-            &self.figures;
+        let Figures {
+            cache,
+            journal,
+            checkpoint,
+            trash,
+            clients,
+            threads,
+            waiting,
+            longest_wait_seconds,
+            ..
+        } = &self.figures;
         let failed = u64::from(self.failed);
         gauge(encoder, "failed", "Whether nothing can be changed any more", None, failed)?;
         gauge(encoder, "threads", "Threads that serve requests", None, *threads as u64)?;
@@ -109,7 +118,17 @@ impl Scrape {
         let help = "Entries of removed trees that are still to be freed";
         gauge(encoder, "trash_entries", help, None, trash.entries)?;
         let help = "Bytes of removed trees that are still to be freed";
-        gauge(encoder, "trash", help, BYTES, trash.bytes)
+        gauge(encoder, "trash", help, BYTES, trash.bytes)?;
+        gauge(encoder, "sessions", "Clients with sessions", None, clients.sessions)?;
+        let help = "Clients that have not said since the server began what they hold";
+        gauge(encoder, "awaited_sessions", help, None, clients.awaited)?;
+        gauge(encoder, "leases", "Leases that clients have", None, clients.leases)?;
+        counter(encoder, "leases_given", "Leases given or renewed", clients.leases_given)?;
+        counter(encoder, "leases_revoked", "Leases asked back", clients.leases_revoked)?;
+        let help = "Leases asked back and not given up in time";
+        counter(encoder, "leases_unanswered", help, clients.leases_unanswered)?;
+        let help = "How often an operation waited for leases of others";
+        counter(encoder, "lease_waits", help, clients.lease_waits)
     }
 }
 

@@ -31,6 +31,7 @@ pub struct Figures {
     pub journal: JournalFigures,
     pub checkpoint: CheckpointFigures,
     pub trash: TrashFigures,
+    pub clients: ClientFigures,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -109,6 +110,23 @@ pub struct TrashFigures {
     pub bytes: u64,
 }
 
+/// Those who have sessions: none of an embedded file system.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ClientFigures {
+    pub sessions: u64,
+    /// Of these, those that have not said since the server began what they hold.
+    pub awaited: u64,
+    /// Leases that they have now.
+    pub leases: u64,
+    /// Since the server began, as the next three.
+    pub leases_given: u64,
+    pub leases_revoked: u64,
+    /// Revocations that were not answered in time.
+    pub leases_unanswered: u64,
+    /// How often an operation waited for a lease to be given up.
+    pub lease_waits: u64,
+}
+
 /// Who does what now.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Top {
@@ -147,6 +165,7 @@ pub(crate) struct MachineFigures {
     pub journal: JournalFigures,
     pub checkpoint_running: bool,
     pub trash: TrashFigures,
+    pub clients: ClientFigures,
 }
 
 impl MachineFigures {
@@ -174,6 +193,15 @@ impl MachineFigures {
             },
             checkpoint_running: figures.checkpoint_running,
             trash: TrashFigures { entries: figures.trash_entries, bytes: figures.trash_bytes },
+            clients: ClientFigures {
+                sessions: figures.sessions,
+                awaited: figures.awaited_sessions,
+                leases: figures.leases_held,
+                leases_given: figures.leases_given,
+                leases_revoked: figures.leases_revoked,
+                leases_unanswered: figures.leases_unanswered,
+                lease_waits: figures.lease_waits,
+            },
         }
     }
 }
@@ -219,6 +247,7 @@ impl Watch {
             journal: machines.journal,
             checkpoint,
             trash: machines.trash,
+            clients: machines.clients,
         }
     }
 
