@@ -77,6 +77,7 @@ is "$(stat -c %a "$credentials/key.pem")" 600
 
 echo '== who may not connect'
 refused 'credentials=DIR' "$bin" mount "$url" "$work"
+refused "server's configuration" "$bin" mount "$url" "$work" -o "credentials=$credentials,memory=64M"
 refused 'requires TLS' "$bin" mount "$url" "$work" -o insecure
 refused 'nothing listens' "$bin" mount espalier://127.0.0.1:17439/ "$work" -o "credentials=$credentials"
 refused 'espalier://HOST:PORT/' "$bin" mount espalier://nowhere "$work" -o "credentials=$credentials"

@@ -28,6 +28,10 @@ pub enum Error {
     Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
     #[error("the floor has stopped")]
     Served(#[from] espalier_fuse::RunError),
+    #[error(transparent)]
+    Connect(espalier_library::ConnectError),
+    #[error("stopped")]
+    Stopped,
     #[error("cannot draw {}: {message}", file.display())]
     Plot { file: PathBuf, message: String },
 }

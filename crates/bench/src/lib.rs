@@ -4,6 +4,8 @@
 //! directories, or with the *floor* (a file system that only answers from memory, mounted through the same FUSE code),
 //! runs go in turn, and what counts is the ratio of each pair: this machine's moods are in both of its parts.
 //!
+//! [`native()`] measures servers instead, by clients of this process.
+//!
 //! The program that this is linked into must have two hidden commands, [`WORKER_COMMAND`] and [`FLOOR_COMMAND`].
 
 mod error;
@@ -11,6 +13,7 @@ mod floor;
 mod group;
 mod groups;
 mod memory;
+mod native;
 mod place;
 mod plot;
 mod report;
@@ -26,6 +29,7 @@ use tempfile::TempDir;
 pub use error::Error;
 pub use floor::{FLOOR_COMMAND, serve_floor};
 pub use group::{GROUPS, Group, Procs};
+pub use native::{NativeOptions, native};
 pub use place::Place;
 pub use plot::plot;
 pub use report::{Against, Figures, PhaseReport, Report};

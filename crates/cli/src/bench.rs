@@ -5,9 +5,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
-use espalier_bench::{Algorithm, Options};
+use espalier_bench::{Algorithm, NativeOptions, Options, Report};
 use signal_hook::consts::SIGINT;
 
 use crate::args::parse_size;
@@ -16,8 +16,8 @@ use crate::options;
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// A directory of the file system to measure. What is made in it is removed again.
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub dir: PathBuf,
+    #[arg(value_hint = ValueHint::DirPath, required_unless_present = "native")]
+    pub dir: Option<PathBuf>,
     /// A directory to compare it with.
     #[arg(value_hint = ValueHint::DirPath)]
     pub second: Option<PathBuf>,
@@ -43,6 +43,19 @@ pub struct BenchArgs {
     /// Compare with a file system that only answers from memory, mounted beside for the time: the limit through FUSE.
     #[arg(long)]
     pub floor: bool,
+    /// Measure a server, without the kernel in between: create, stat, unlink, write and read small files by clients of this
+    /// process.
+    #[arg(long, value_name = "URL", conflicts_with_all = ["dir", "second", "phases", "procs", "algorithm", "floor"])]
+    pub native: Option<String>,
+    /// Clients, each with a connection and a directory of its own.
+    #[arg(long, value_name = "P", default_value_t = 1, requires = "native")]
+    pub clients: u32,
+    /// Calls of each client that are under way at once.
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "native")]
+    pub outstanding: u32,
+    /// How to show who asks: credentials=DIR, or insecure for a server without TLS.
+    #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',', requires = "native")]
+    pub options: Vec<String>,
     #[arg(long)]
     pub json: bool,
     /// Draw the rates to this file, as SVG.
@@ -61,19 +74,12 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
     // An interrupt ends the processes, and so the benchmark, which then cleans up. A second one ends it at once.
     let asked = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&asked))
-        .and_then(|_| signal_hook::flag::register(SIGINT, asked))
+        .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&asked)))
         .context("cannot handle signals")?;
-    let report = espalier_bench::run(&Options {
-        dir: args.dir,
-        second: args.second,
-        floor: args.floor,
-        phases: args.phases,
-        procs: args.procs,
-        files: args.files,
-        bytes: args.bytes,
-        algorithm: if args.algorithm == 1 { Algorithm::SlowestProcess } else { Algorithm::FirstProcess },
-        runs: args.runs,
-    })?;
+    let report = match &args.native {
+        Some(url) => native(url, &args, asked)?,
+        None => directories(&args)?,
+    };
     if args.json {
         println!("{}", serde_json::to_string(&report)?);
     } else {
@@ -83,6 +89,41 @@ pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
         espalier_bench::plot(&report, file)?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn directories(args: &BenchArgs) -> Result<Report> {
+    Ok(espalier_bench::run(&Options {
+        dir: args.dir.clone().context("which directory?")?,
+        second: args.second.clone(),
+        floor: args.floor,
+        phases: args.phases.clone(),
+        procs: args.procs.clone(),
+        files: args.files,
+        bytes: args.bytes,
+        algorithm: if args.algorithm == 1 { Algorithm::SlowestProcess } else { Algorithm::FirstProcess },
+        runs: args.runs,
+    })?)
+}
+
+/// Files of each client, and bytes of each file.
+const NATIVE_FILES: u64 = 10_000;
+const NATIVE_BYTES: u64 = 4096;
+
+fn native(url: &str, args: &BenchArgs, stop: Arc<AtomicBool>) -> Result<Report> {
+    if let Some(other) = args.options.iter().find(|o| *o != "insecure" && !o.starts_with("credentials=")) {
+        bail!("--native takes -o credentials=DIR or -o insecure, and not {other}");
+    }
+    let (_, _, reach) = options::parse(&args.options, false)?;
+    Ok(espalier_bench::native(&NativeOptions {
+        url: url.into(),
+        credentials: reach.credentials(url)?,
+        clients: args.clients,
+        outstanding: args.outstanding,
+        files: args.files.unwrap_or(NATIVE_FILES),
+        bytes: args.bytes.unwrap_or(NATIVE_BYTES),
+        runs: args.runs.unwrap_or(1),
+        stop,
+    })?)
 }
 
 pub(crate) fn floor(args: &FloorArgs) -> Result<ExitCode> {

@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use espalier_net::Identity;
-use espalier_net::pki::{AUTHORITY, Authority, Issued, Validity};
-use espalier_runtime::{MkfsOptions, Status};
+use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
+use espalier_runtime::{MkfsOptions, Servers, Status};
 
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
-use crate::serve::{CERTIFICATE, Config, KEY};
+use crate::serve::Config;
 
 /// A server's configuration, in its directory.
 const CONFIG: &str = "server.toml";
@@ -203,34 +203,5 @@ fn status(dir: &Path, json: bool) -> Result<ExitCode> {
 
 /// Whether a text is the address of a server.
 pub(crate) fn is_url(text: &str) -> bool {
-    text.starts_with(SCHEME)
-}
-
-const SCHEME: &str = "espalier://";
-
-/// The addresses in `espalier://HOST:PORT,HOST:PORT/`.
-pub(crate) fn addresses(url: &str) -> Result<Vec<String>> {
-    let list = url.strip_prefix(SCHEME).unwrap_or_default();
-    let list = list.strip_suffix('/').unwrap_or(list);
-    let addresses: Vec<String> = list.split(',').map(String::from).collect();
-    for address in &addresses {
-        let port = address.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse::<u16>().ok()?)));
-        if port.is_none_or(|(host, _)| host.is_empty()) || address.contains('/') {
-            bail!("a server is named espalier://HOST:PORT/, and not {url}");
-        }
-    }
-    Ok(addresses)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn urls_name_servers() {
-        assert_eq!(addresses("espalier://a:1,[::1]:2/").expect("a URL"), ["a:1", "[::1]:2"]);
-        for bad in ["espalier://", "espalier://a/", "espalier://a:b/", "espalier://:1/", "espalier://a:1/x"] {
-            assert!(addresses(bad).is_err(), "{bad}");
-        }
-    }
+    text.starts_with(Servers::SCHEME)
 }

@@ -1,12 +1,13 @@
 //! `espalier mount` and `espalier umount`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::Mutex;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use espalier_library::Credentials;
 use espalier_net::{Limits, Security};
 use espalier_proto::ClientId;
 use espalier_runtime::{Error, MountOptions, Servers, Volume};
@@ -14,7 +15,7 @@ use espalier_store::StoreError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{LogArgs, MountArgs, UmountArgs};
-use crate::{background, cluster, options, report, serve, start_log};
+use crate::{background, cluster, options, report, start_log};
 
 /// After an unmount the store is still busy for a moment: wait so long for it.
 const PATIENCE: Duration = Duration::from_secs(35);
@@ -69,7 +70,16 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Mounts what servers have. Their log is where nobody else's is: in the system's, or where it was asked for.
+/// Where a mount of a server logs to: no store is its own.
+fn log_of(mountpoint: &Path) -> PathBuf {
+    let name = mountpoint.to_string_lossy().replace('/', "-");
+    format!("/var/log/espalier{}{name}.log", if name.starts_with('-') { "" } else { "-" }).into()
+}
+
+/// What a server decides for all its clients.
+const OF_SERVERS: [&str; 6] = ["sync", "dirsync", "strictatime", "memory", "metrics", "slow"];
+
+/// Mounts what servers have.
 fn mount_servers(
     url: &str,
     reach: &options::Reach,
@@ -78,23 +88,20 @@ fn mount_servers(
     mount: &MountOptions,
     ready: impl FnOnce(),
 ) -> Result<ExitCode> {
-    let addresses = cluster::addresses(url)?;
-    let security = match (&reach.credentials, reach.insecure) {
-        (Some(_), true) => bail!("-o credentials= and -o insecure exclude each other"),
-        (Some(dir), false) => serve::credentials(dir)?,
-        (None, true) => {
-            eprintln!(
-                "espalier: WARNING: no TLS: whoever reads or changes what goes to {url} does so unnoticed"
-            );
-            Security::Insecure
-        }
-        (None, false) => bail!(
-            "say who mounts: -o credentials=DIR, a directory that `espalier cluster init` or `cluster client` has made"
-        ),
+    let addresses = Servers::addresses(url)?;
+    let name = |option: &String| option.trim().split('=').next().unwrap_or_default().to_string();
+    if let Some(option) = args.options.iter().map(name).find(|name| OF_SERVERS.contains(&name.as_str())) {
+        bail!(
+            "-o {option} is not for mounts of a server: what there is of it is set in the server's configuration"
+        );
+    }
+    let security = match reach.credentials(url)? {
+        Credentials::Directory(dir) => Security::load_from(&dir)?,
+        Credentials::Insecure => Security::Insecure,
     };
     if args.announce {
         let _ = rustix::process::setsid();
-        let path = args.log_file.clone().unwrap_or_else(|| "/dev/null".into());
+        let path = args.log_file.clone().unwrap_or_else(|| log_of(&args.mountpoint));
         start_log(log, Mutex::new(background::log_file(&path)?))?;
     } else {
         start_log(log, std::io::stderr)?;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use espalier_fuse::Transport;
+use espalier_library::Credentials;
 use espalier_meta::Atime;
 use espalier_runtime::{MetricsAddress, MountOptions, OpenOptions};
 use rustix::mount::MountFlags;
@@ -22,13 +23,32 @@ const SLOW: Duration = Duration::from_secs(1);
 /// as many callers wait for together.
 const THREADS: usize = 64;
 
-/// How a mount shows servers who it is.
+/// How a mount, or a benchmark, shows servers who it is.
 #[derive(Debug, Default)]
 pub struct Reach {
     /// The directory with its certificate.
     pub credentials: Option<PathBuf>,
     /// It does not.
     pub insecure: bool,
+}
+
+impl Reach {
+    /// What the options come to. Warns if it is without TLS.
+    pub fn credentials(&self, url: &str) -> Result<Credentials> {
+        match (&self.credentials, self.insecure) {
+            (Some(_), true) => bail!("-o credentials= and -o insecure exclude each other"),
+            (Some(dir), false) => Ok(Credentials::Directory(dir.clone())),
+            (None, true) => {
+                eprintln!(
+                    "espalier: WARNING: no TLS: whoever reads or changes what goes to {url} does so unnoticed"
+                );
+                Ok(Credentials::Insecure)
+            }
+            (None, false) => bail!(
+                "say who asks: -o credentials=DIR, a directory that `espalier cluster init` or `cluster client` has made"
+            ),
+        }
+    }
 }
 
 /// Threads that a server has by default: some more than processors, for they may wait for a disk.

@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use espalier_net::pki::AUTHORITY;
 use espalier_net::{Limits, Security};
 use espalier_runtime::{Access, OpenOptions, Rights, ServeOptions};
 use serde::{Deserialize, Serialize};
@@ -18,10 +17,6 @@ use crate::background::{announce, log_file};
 use crate::mount::open_patiently;
 use crate::options::{metrics_address, threads_for_servers};
 use crate::start_log;
-
-/// What a side shows of itself, in a directory of its own beside the authority's certificate.
-pub(crate) const CERTIFICATE: &str = "certificate.pem";
-pub(crate) const KEY: &str = "key.pem";
 
 /// How long stopping may take to write everything out.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -132,11 +127,6 @@ impl Config {
     }
 }
 
-/// What shows who a side is, from the directory that holds it.
-pub(crate) fn credentials(dir: &Path) -> Result<Security> {
-    Ok(Security::load(&dir.join(AUTHORITY), &dir.join(CERTIFICATE), &dir.join(KEY))?)
-}
-
 pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let file = std::path::absolute(&args.config)?;
     let base = file.parent().unwrap_or(Path::new("/"));
@@ -155,7 +145,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         );
         Security::Insecure
     } else {
-        credentials(&base.join(&config.credentials))?
+        Security::load_from(&base.join(&config.credentials))?
     };
     if args.announce {
         let _ = rustix::process::setsid();

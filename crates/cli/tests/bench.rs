@@ -129,3 +129,48 @@ fn what_cannot_be_measured_is_refused_with_a_reason() {
     }
     assert!(is_empty(&dir));
 }
+
+/// A cluster that is stopped when it is dropped.
+struct Cluster(PathBuf);
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = program().args(["cluster", "down"]).arg(&self.0).output();
+    }
+}
+
+#[test]
+fn a_server_is_measured_without_a_kernel_in_between() {
+    let work = scratch();
+    let cluster = Cluster(work.path().join("cluster"));
+    let cluster_command = |command: &str, more: &[&str]| {
+        let output = program().args(["cluster", command]).arg(&cluster.0).args(more).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    cluster_command("init", &["--listen", "127.0.0.1:0"]);
+    cluster_command("up", &[]);
+    let status: Value = serde_json::from_slice(&cluster_command("status", &["--json"])).unwrap();
+    let url = status["servers"][0]["url"].as_str().or(status["url"].as_str()).unwrap();
+    let credentials = format!("credentials={}", cluster.0.join("clients/admin").display());
+    let args = ["--native", url, "-o", &credentials, "--clients", "3", "--outstanding", "4"];
+    let report = json(&[&args[..], &["--files", "10", "--runs", "2", "--json"]].concat());
+    let phases = report["phases"].as_array().unwrap();
+    let names: Vec<_> = phases.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
+    let expected = ["create", "stat", "stat leased", "unlink", "create and write", "open and read"];
+    assert_eq!(names, expected.map(|name| format!("native/{name}")));
+    for phase in phases {
+        assert_eq!((phase["operations"].as_u64(), phase["procs"].as_u64()), (Some(30), Some(3)));
+        assert!(phase["p99_us"].as_f64().unwrap() > 0.0 && phase["ops_per_s"].as_f64().unwrap() > 0.0);
+    }
+    let says = |args: &[&str], text: &str| {
+        let output = bench(args);
+        assert!(!output.status.success());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains(text), "{said}");
+    };
+    says(&["--native", url], "credentials=DIR");
+    says(&["--native", url, "-o", "insecure"], "requires TLS");
+    says(&["--native", url, "-o", "sync"], "not sync");
+    says(&["--native", url, "-o", &credentials, "--clients", "0"], "at least 1");
+}

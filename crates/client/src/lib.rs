@@ -7,6 +7,7 @@
 
 extern crate alloc;
 
+mod cache;
 mod link;
 
 use alloc::borrow::Cow;
@@ -20,6 +21,7 @@ use espalier_proto::{
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+pub use cache::{Binding, Cache, Subject};
 pub use link::{Begun, Link};
 
 /// What a program wants, as a door understands it.

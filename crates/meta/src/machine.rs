@@ -265,7 +265,7 @@ impl Meta {
         if matches!(task.progress, Progress::Walk(_)) {
             self.walking.insert(number);
         }
-        out.waiting.push((task.id, waiting));
+        out.waiting.push((task.from, task.id, waiting));
         self.tasks.insert(number, Box::new(task));
     }
 
@@ -301,7 +301,7 @@ impl Meta {
         let answer = Held::Reply(task.from, task.id, result, promise);
         match self.journal.hold_answer(durable, changed, answer) {
             Some(Held::Reply(to, id, result, promise)) => self.answer(now, (to, id), result, &promise, out),
-            _ => out.waiting.push((task.id, Waiting::Journal)),
+            _ => out.waiting.push((task.from, task.id, Waiting::Journal)),
         }
     }
 

@@ -129,7 +129,7 @@ pub struct Outbox {
     pub replies: Vec<Answered>,
     pub io: Vec<(IoId, Io)>,
     /// Requests that have just begun to wait, or wait for something else now. Their replies come later.
-    pub waiting: Vec<(RequestId, Waiting)>,
+    pub waiting: Vec<(ClientId, RequestId, Waiting)>,
     /// What clients are asked to forget.
     pub recalls: Vec<Recall>,
     /// Sessions that have begun or go on.

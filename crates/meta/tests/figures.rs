@@ -37,7 +37,7 @@ fn says_what_a_request_waits_for() {
         };
         let mut out = Outbox::default();
         fs.meta.on(Now { time: fs.now, uptime_ms: 0, queued: 0 }, input, &mut out);
-        out.waiting
+        out.waiting.into_iter().map(|(_, id, waiting)| (id, waiting)).collect::<Vec<_>>()
     };
     assert_eq!(ask(7, Request::GetAttr { ino: Ino::ROOT }), []);
     assert_eq!(ask(8, Request::GetAttr { ino: Ino(999) }), [(RequestId(8), Waiting::Disk)]);

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use espalier_meta::{Acknowledge, Config, Connected, Input, Io, Now, Outbox};
 use espalier_proto::*;
-use harness::{Engine, Harness, ROOT_CALLER, name, open_how};
+use harness::{Engine, Harness, ROOT_CALLER, name, open_how, user};
 
 const SESSION_MS: u32 = 60_000;
 
@@ -224,6 +224,38 @@ fn what_an_expired_client_held_is_released() {
     expire_all_but(fs, &[]);
     assert_eq!(fs.meta.files(), 1);
     assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
+    let fs = &mut Harness::with(config());
+    let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    let ino = one.create(fs, Ino::ROOT, "a", NewNode::Regular);
+    one.open(fs, ino);
+    assert_eq!(two.lookup(fs, Ino::ROOT, "a"), ino);
+    let truncate = SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() };
+    for request in [
+        Request::Read { ino, offset: 0, size: 9, noatime: false },
+        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false },
+        Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
+        Request::Extend { ino, offset: 0, length: 9, from: None },
+        Request::SetAttr { ino, set: truncate },
+    ] {
+        assert!(one.ask(fs, request.clone()).is_ok(), "{request:?}");
+        assert_eq!(two.ask(fs, request.clone()), Err(Errno::EBADF), "{request:?}");
+    }
+    // A listing that nobody has opened is checked as such.
+    let perm =
+        |perm| Request::SetAttr { ino: Ino::ROOT, set: SetAttr { perm: Some(perm), ..SetAttr::default() } };
+    let list = |fs: &mut Harness| {
+        let request = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 9, plus: false };
+        fs.input(Input::Connect { client: ClientId(1) });
+        fs.ask_as(&user(5), request).map(|_| ())
+    };
+    one.ask(fs, perm(0o755)).unwrap();
+    assert_eq!(list(fs), Ok(()));
+    one.ask(fs, perm(0o711)).unwrap();
+    assert_eq!(list(fs), Err(Errno::EACCES));
 }
 
 #[test]
@@ -529,6 +561,8 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
     make(fs, client, Ino::ROOT, "other", NewNode::Regular);
     let full = make(fs, client, Ino::ROOT, "full", NewNode::Directory);
     make(fs, client, full, "in it", NewNode::Regular);
+    client.open(fs, file);
+    has[1].opens = 1;
     client
         .ask(fs, Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false })
         .unwrap();
@@ -1082,6 +1116,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
             for name in &lane.names {
                 let ino = other.lookup(&mut fs, dir, std::str::from_utf8(name).unwrap());
                 assert_eq!(Some(ino), lane.held.map(|held| held.ino), "{context}");
+                other.open(&mut fs, ino);
                 let read = other.ask(&mut fs, Request::Read { ino, offset: 0, size: 100, noatime: false });
                 assert_eq!(read, Ok(Reply::Bytes(lane.bytes.clone())), "{context}");
                 there += 1;

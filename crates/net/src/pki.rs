@@ -19,6 +19,9 @@ use crate::identity::{DOMAIN, Identity};
 
 /// The files of an authority in its directory.
 pub const AUTHORITY: &str = "ca.pem";
+/// What a side shows of itself, in a directory of its own beside the authority's certificate.
+pub const CERTIFICATE: &str = "certificate.pem";
+pub const KEY: &str = "key.pem";
 pub const AUTHORITY_KEY: &str = "ca.key";
 
 /// Clocks of other machines may be so far behind when a certificate is first used.

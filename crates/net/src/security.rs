@@ -14,6 +14,7 @@ use tokio_rustls::rustls::version::TLS13;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 
 use crate::identity::{Identity, IdentityError};
+use crate::pki;
 
 /// How a side protects its connections.
 #[derive(Clone, Debug)]
@@ -51,6 +52,14 @@ pub enum SecurityError {
 }
 
 impl Security {
+    /// As [`Self::load`], from the directory in which `espalier cluster` keeps what one side needs.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub fn load_from(dir: &Path) -> Result<Self, SecurityError> {
+        Self::load(&dir.join(pki::AUTHORITY), &dir.join(pki::CERTIFICATE), &dir.join(pki::KEY))
+    }
+
     /// TLS with what is in these PEM files: the certificate of the cluster's authority, this side's certificate (and any
     /// between the two), and its key.
     pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Self, SecurityError> {

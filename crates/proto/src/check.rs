@@ -107,3 +107,71 @@ impl StreamIo {
 fn known(mode: AllocateMode) -> Result<(), Errno> {
     AllocateMode::from_bits(mode.bits()).map(|_| ()).ok_or(Errno::EOPNOTSUPP)
 }
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use super::*;
+    use crate::{Ino, Name, OpenHow, SetAttr, XattrMode};
+
+    const INO: Ino = Ino(7);
+
+    fn set_xattr(name: &[u8], value: usize) -> Request {
+        let (name, value) = (name.into(), vec![0; value].into());
+        Request::SetXattr { ino: INO, name, value, mode: XattrMode::Any, kill_sgid: false }
+    }
+
+    fn symlink(target: &[u8]) -> Request {
+        let (node, name) = (NewNode::Symlink(target.into()), Name::lowest());
+        Request::Create { dir: INO, name, node, perm: 0o777, umask: 0, open: None, exclusive: true }
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_refused() {
+        let set = SetAttr { perm: Some(0o10_000), ..SetAttr::default() };
+        let flags = RenameFlags::from_bits_retain(8);
+        let mode = AllocateMode::from_bits_retain(0x80);
+        let name = Name::lowest;
+        let data = vec![0; MAX_IO_BYTES + 1];
+        for (request, errno) in [
+            (Request::Sweep, Errno::EINVAL),
+            (Request::Forget { ino: INO, lookups: 1 }, Errno::EINVAL),
+            (Request::SetAttr { ino: INO, set }, Errno::EINVAL),
+            (Request::Rename { from_dir: INO, from: name(), to_dir: INO, to: name(), flags }, Errno::EINVAL),
+            (Request::Write { ino: INO, offset: 0, data, kill_suid_gid: false }, Errno::EINVAL),
+            (Request::Read { ino: INO, offset: 0, size: u32::MAX, noatime: false }, Errno::EINVAL),
+            (Request::Allocate { ino: INO, offset: 0, length: 1, mode }, Errno::EOPNOTSUPP),
+            (Request::ReadDir { dir: INO, after: 0, limit: u32::MAX, plus: true }, Errno::EINVAL),
+            (Request::ForgetAll { inodes: vec![(INO, 1); MAX_INODES + 1] }, Errno::EINVAL),
+            (symlink(b""), Errno::EINVAL),
+            (symlink(b"a\0b"), Errno::EINVAL),
+            (symlink(&[b'x'; 4096]), Errno::ENAMETOOLONG),
+            (set_xattr(b"", 1), Errno::EINVAL),
+            (set_xattr(&[b'x'; 256], 1), Errno::ERANGE),
+            (set_xattr(b"user.a", 65_537), Errno::E2BIG),
+        ] {
+            assert_eq!(request.check(), Err(errno), "{request:?}");
+        }
+        assert_eq!(symlink(&[b'x'; 4095]).check(), Ok(()));
+        assert_eq!(set_xattr(b"user.a", 65_536).check(), Ok(()));
+        assert_eq!(
+            StreamIo::Seek { ino: INO, offset: 0, what: crate::SeekWhat::Data }.check(b"x"),
+            Err(Errno::EINVAL)
+        );
+        assert_eq!(StreamIo::Write { ino: INO, offset: 0 }.check(b"x"), Ok(()));
+    }
+
+    #[test]
+    fn reading_is_no_change() {
+        let how = |access, truncate| OpenHow { access, kill_suid_gid: false, truncate, sync: false };
+        let open = |access, truncate| Request::Open { ino: INO, how: how(access, truncate) };
+        assert!(!open(Access::READ, false).is_change());
+        assert!(open(Access::WRITE, false).is_change() && open(Access::READ, true).is_change());
+        assert!(symlink(b"a").is_change() && set_xattr(b"user.a", 0).is_change());
+        assert!(!Request::GetAttr { ino: INO }.is_change());
+        assert!(!Request::Release { ino: INO }.is_change());
+        assert!(!StreamIo::Read { ino: INO, offset: 0, size: 1 }.is_change());
+        assert!(StreamIo::Write { ino: INO, offset: 0 }.is_change());
+    }
+}

@@ -1,5 +1,4 @@
-//! A mount of a cluster's file system: the kernel's requests become a server's, and connections that are lost are made
-//! again.
+//! A mount of a cluster's file system: the kernel's requests become a server's.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,35 +6,18 @@ use std::time::Duration;
 
 use espalier_fuse::Transport;
 use espalier_meta::Atime;
-use espalier_net::{ConnectError, Connection, Limits, Receiver, Security, connect};
-use espalier_proto::{ClientId, ClusterId, FromClient, FromServer, Hello, Welcome};
 
 use crate::calls::Calls;
 use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
 use crate::mount::{MountOptions, set_notifier, start_session};
 use crate::remote::Remote;
+use crate::servers::{Servers, keep_connected};
 
-/// Where a file system is served, and how to show who asks.
-#[derive(Clone, Debug)]
-pub struct Servers {
-    /// As `HOST:PORT`; each serves the same.
-    pub addresses: Vec<String>,
-    pub security: Security,
-    pub limits: Limits,
-    /// Unlike any other client's.
-    pub client: ClientId,
-}
-
-/// Before a lost connection is tried again, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// So often the server is told what it need not know at once, and revocations are looked after.
 const TICK: Duration = Duration::from_millis(50);
 /// For what is still to be told when it is unmounted.
 const FAREWELL: Duration = Duration::from_secs(5);
-
-type Conversation = (Welcome, Connection<FromServer, FromClient>);
 
 /// Mounts and serves until somebody unmounts. `ready` is called once the mount point is usable.
 pub fn mount_servers(
@@ -86,47 +68,4 @@ pub fn mount_servers(
     }
     runtime.shutdown_background();
     Ok(outcome?)
-}
-
-impl Servers {
-    /// Connects to the first server that answers.
-    async fn reach(&self, incarnation: Option<u64>) -> Result<Conversation, ConnectError> {
-        let mut last = ConnectError::Address(String::new());
-        for address in &self.addresses {
-            let hello = Hello { cluster: ClusterId::ANY, client: self.client, incarnation };
-            match connect(address, &self.security, &self.limits, hello).await {
-                Ok(conversation) => return Ok(conversation),
-                Err(error) => last = error,
-            }
-        }
-        Err(last)
-    }
-}
-
-async fn keep_connected(remote: Arc<Remote<FuseDoor>>, servers: Servers, mut receiver: Receiver<FromServer>) {
-    let mut batch = Vec::new();
-    loop {
-        let error = loop {
-            match receiver.next(&mut batch).await {
-                Ok(_) => remote.received(batch.drain(..)),
-                Err(error) => break error,
-            }
-        };
-        tracing::warn!(%error, "the connection to the server is lost: connecting again");
-        remote.disconnected();
-        let mut pause = FIRST_PAUSE;
-        loop {
-            match servers.reach(remote.incarnation()).await {
-                Ok((welcome, connection)) => {
-                    tracing::info!(resumed = welcome.resumed, "connected again");
-                    receiver = connection.receiver;
-                    remote.connected(&welcome, connection.sender);
-                    break;
-                }
-                Err(error) => tracing::debug!(%error, "not connected yet"),
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        }
-    }
 }

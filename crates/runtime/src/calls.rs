@@ -22,6 +22,9 @@ pub trait Door: Sized + Send + Sync + 'static {
         lease: Duration,
     );
 
+    /// The call that is about to be answered has changed these inodes, besides those that it or its answer names.
+    fn touched(&self, _inos: &[Ino]) {}
+
     /// Calls `done` when what the lease is for is cached no longer.
     fn revoke(&self, lease: &Lease, done: impl FnOnce() + Send + 'static);
 

@@ -18,19 +18,23 @@ mod node;
 mod remote;
 mod repair;
 mod serve;
+mod servers;
 mod volume;
 mod watch;
 
-pub use attach::{Servers, mount_servers};
+pub use attach::mount_servers;
 pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
+pub use calls::{Calls, Door, Outcome};
 pub use control::{Status, status_of, top_of};
 pub use door::FOREVER;
 pub use dump::{Dumped, LoadOptions, dump, load, resume_dump, verify_dump};
 pub use error::Error;
 pub use fsck::{FsckReport, fsck};
 pub use mount::{MountOptions, mount, wanted};
+pub use remote::{Messages, Remote};
 pub use repair::{RepairReport, repair};
 pub use serve::{Access, Rights, ServeOptions, serve};
+pub use servers::{Conversation, Servers, UrlError, keep_connected};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
 pub use watch::{
     CacheFigures, CheckpointFigures, ClientFigures, DirectoryFigures, Figures, IoFigures, JournalFigures,

@@ -204,7 +204,7 @@ impl<D: Door> Node<D> {
         D::Ticket: 'a,
     {
         loop {
-            for (id, waiting) in work.out.waiting.drain(..) {
+            for (_, id, waiting) in work.out.waiting.drain(..) {
                 if let Some(parked) = inner.parked.get_mut(&id) {
                     parked.span.resume(work.turn);
                     parked.span.turn_to(Stage::from(waiting), Instant::now());

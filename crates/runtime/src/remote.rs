@@ -24,12 +24,49 @@ pub struct Remote<D: Door> {
     door: D,
 }
 
+/// Messages of a session, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Messages {
+    /// Sent: what programs asked for, `forgets` excepted.
+    pub requests: u64,
+    /// Sent: what is no longer known, many inodes at once.
+    pub forgets: u64,
+    /// Sent: reads and writes of streams.
+    pub streams: u64,
+    /// Sent: all others.
+    pub others: u64,
+    /// Received.
+    pub replies: u64,
+    pub revocations: u64,
+    pub notices: u64,
+}
+
+impl Messages {
+    fn count(&mut self, message: &FromClient) {
+        *match message {
+            FromClient::Request { request: Request::ForgetAll { .. }, .. } => &mut self.forgets,
+            FromClient::Request { .. } => &mut self.requests,
+            FromClient::Stream { .. } => &mut self.streams,
+            _ => &mut self.others,
+        } += 1;
+    }
+
+    fn count_received(&mut self, message: &FromServer) {
+        *match message {
+            FromServer::Reply { .. } => &mut self.replies,
+            FromServer::Revoke { .. } => &mut self.revocations,
+            _ => &mut self.notices,
+        } += 1;
+    }
+}
+
 struct Inner<T> {
     client: Client,
     link: Link,
     /// Calls that wait for the server, by the request's number.
     parked: HashMap<RequestId, Parked<T>>,
     sender: Option<Sender<FromClient>>,
+    messages: Messages,
 }
 
 struct Parked<T> {
@@ -44,7 +81,21 @@ struct Parked<T> {
 /// What is to be done after the lock is let go.
 struct Work<T> {
     out: Vec<FromClient>,
-    finished: Vec<(T, Result<Answer, Errno>, Duration)>,
+    finished: Vec<Finished<T>>,
+}
+
+struct Finished<T> {
+    ticket: T,
+    result: Result<Answer, Errno>,
+    lease: Duration,
+    /// Inodes that it has changed, besides those that it names.
+    touched: Vec<Ino>,
+}
+
+impl<T> Finished<T> {
+    fn new(ticket: T, result: Result<Answer, Errno>) -> Self {
+        Self { ticket, result, lease: Duration::ZERO, touched: Vec::new() }
+    }
 }
 
 impl<T> Default for Work<T> {
@@ -55,8 +106,13 @@ impl<T> Default for Work<T> {
 
 impl<D: Door> Remote<D> {
     pub fn new(door: D) -> Self {
-        let inner =
-            Inner { client: Client::default(), link: Link::default(), parked: HashMap::new(), sender: None };
+        let inner = Inner {
+            client: Client::default(),
+            link: Link::default(),
+            parked: HashMap::new(),
+            sender: None,
+            messages: Messages::default(),
+        };
         Self { inner: Mutex::new(inner), door }
     }
 
@@ -65,17 +121,23 @@ impl<D: Door> Remote<D> {
         self.lock().ok()?.link.incarnation()
     }
 
+    /// What has been sent and received until now.
+    pub fn messages(&self) -> Messages {
+        self.lock().map(|inner| inner.messages).unwrap_or_default()
+    }
+
     /// A connection has begun.
     pub fn connected(&self, welcome: &Welcome, sender: Sender<FromClient>) {
         let Ok(mut inner) = self.lock() else { return };
         let mut work = Work::default();
         let Begun { distrust, lost } = inner.link.connected(welcome, &mut work.out);
         // Before anybody else sends: a server that was started anew wants to be told first what is held.
+        inner.count(&work.out);
         tell(&sender, work.out.drain(..));
         inner.sender = Some(sender);
         for id in lost {
             if let Some(parked) = inner.parked.remove(&id) {
-                work.finished.push((parked.ticket, Err(Errno::EIO), Duration::ZERO));
+                work.finished.push(Finished::new(parked.ticket, Err(Errno::EIO)));
             }
         }
         if let Some(inos) = distrust {
@@ -103,11 +165,11 @@ impl<D: Door> Remote<D> {
         let Ok(mut inner) = self.lock() else { return };
         let mut work = Work::default();
         for message in messages {
+            inner.messages.count_received(&message);
             match message {
-                // What a request of the kernel's touches the kernel itself distrusts.
-                FromServer::Reply { id, lease_ms, touched: _, result } => {
+                FromServer::Reply { id, lease_ms, touched, result } => {
                     let lease = Duration::from_millis(lease_ms.into());
-                    self.reply(&mut inner, &mut work, id, lease, result);
+                    self.reply(&mut inner, &mut work, id, (lease, touched), result);
                 }
                 FromServer::AskGroups { id, pid } => {
                     work.out.push(FromClient::Groups { id, groups: groups(pid) });
@@ -137,7 +199,10 @@ impl<D: Door> Remote<D> {
     }
 
     fn send(&self, message: FromClient) {
-        let sender = self.lock().ok().and_then(|inner| inner.sender.clone());
+        let Ok(mut inner) = self.lock() else { return };
+        inner.messages.count(&message);
+        let sender = inner.sender.clone();
+        drop(inner);
         if let Some(sender) = sender {
             tell(&sender, [message]);
         }
@@ -148,7 +213,7 @@ impl<D: Door> Remote<D> {
         inner: &mut Inner<D::Ticket>,
         work: &mut Work<D::Ticket>,
         id: RequestId,
-        lease: Duration,
+        (lease, touched): (Duration, Vec<Ino>),
         result: Result<Reply, Errno>,
     ) {
         let parked = inner.parked.remove(&id);
@@ -156,17 +221,21 @@ impl<D: Door> Remote<D> {
         if let Some(Parked { call_id, caller, call, ticket, sent }) = parked {
             let lease = lease.saturating_sub(sent.elapsed());
             let next = inner.client.reply(&call, result);
-            advance(inner, work, (call_id, caller, call, ticket), next, lease);
+            advance(inner, work, (call_id, caller, call, ticket), next, (lease, touched));
         }
     }
 
-    fn settle(&self, inner: MutexGuard<'_, Inner<D::Ticket>>, work: Work<D::Ticket>) {
+    fn settle(&self, mut inner: MutexGuard<'_, Inner<D::Ticket>>, work: Work<D::Ticket>) {
+        inner.count(&work.out);
         let sender = if work.out.is_empty() { None } else { inner.sender.clone() };
         drop(inner);
         if let Some(sender) = sender {
             tell(&sender, work.out);
         }
-        for (ticket, result, lease) in work.finished {
+        for Finished { ticket, result, lease, touched } in work.finished {
+            if !touched.is_empty() {
+                self.door.touched(&touched);
+            }
             match result {
                 Ok(Answer::Bytes(bytes)) => self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease),
                 result => self.door.answer(self, ticket, result.map(Outcome::Answer), lease),
@@ -177,6 +246,12 @@ impl<D: Door> Remote<D> {
     /// Fails after a thread has panicked while it held the machines: what they hold cannot be trusted any more.
     fn lock(&self) -> Result<MutexGuard<'_, Inner<D::Ticket>>, Errno> {
         self.inner.lock().map_err(|_| Errno::EIO)
+    }
+}
+
+impl<T> Inner<T> {
+    fn count(&mut self, out: &[FromClient]) {
+        out.iter().for_each(|message| self.messages.count(message));
     }
 }
 
@@ -194,14 +269,14 @@ fn advance<T>(
     work: &mut Work<T>,
     (call_id, caller, call, ticket): (u64, Caller, Call<'_>, T),
     next: Next,
-    lease: Duration,
+    (lease, touched): (Duration, Vec<Ino>),
 ) {
     let sent = Instant::now();
     let id = match next {
-        Next::Answer(result) => return work.finished.push((ticket, result, lease)),
+        Next::Answer(result) => return work.finished.push(Finished { ticket, result, lease, touched }),
         Next::Tell(request, answer) => {
             inner.link.ask(caller, request, &mut work.out);
-            return work.finished.push((ticket, Ok(answer), Duration::ZERO));
+            return work.finished.push(Finished::new(ticket, Ok(answer)));
         }
         Next::Ask(request) => inner.link.ask(caller.clone(), request, &mut work.out),
         Next::Stream(io) => {
@@ -223,7 +298,7 @@ impl<D: Door> Calls<D> for Remote<D> {
         };
         let mut work = Work::default();
         let next = inner.client.start(&call);
-        advance(&mut inner, &mut work, (id, caller, call, ticket), next, FOREVER);
+        advance(&mut inner, &mut work, (id, caller, call, ticket), next, (FOREVER, Vec::new()));
         self.settle(inner, work);
     }
 
@@ -247,7 +322,7 @@ impl<D: Door> Calls<D> for Remote<D> {
             && !inner.link.cancel(id, &mut work.out)
             && let Some(parked) = inner.parked.remove(&id)
         {
-            work.finished.push((parked.ticket, Err(Errno::EINTR), Duration::ZERO));
+            work.finished.push(Finished::new(parked.ticket, Err(Errno::EINTR)));
         }
         self.settle(inner, work);
     }

@@ -1,7 +1,7 @@
 use alloc::vec::Vec;
 use core::ops::Bound;
 
-use espalier_proto::{Dirent, Entry, FileType, Ino, Name, Reply};
+use espalier_proto::{Access, Dirent, Entry, FileType, Ino, Name, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Slot};
@@ -28,6 +28,10 @@ impl Meta {
             return Err(Stop::Fail(espalier_proto::Errno::EIO));
         };
         let (parent, cacheable) = (directory.parent, inode.searchable_by_all());
+        // A kernel that opens directories by itself has checked it then, but not every client is one.
+        if self.config.session_ms.is_some() && self.opens_of(cx.client, dir) == 0 {
+            cx.check(inode, Access::READ)?;
+        }
         if self.state.is_removed(dir)? {
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
         }

@@ -17,7 +17,7 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId, StreamIo};
+use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo};
 
 use crate::event::Event;
 use crate::journal::Held;
@@ -98,6 +98,10 @@ impl Session {
         let held = self.held.entry(ino).or_default();
         held.lookups = held.lookups.saturating_add(hold.lookups);
         held.opens = held.opens.saturating_add(hold.opens);
+    }
+
+    fn opens(&self, ino: Ino) -> u32 {
+        self.held.get(&ino).map_or(0, |hold| hold.opens)
     }
 
     /// Takes away as much of what it has of an inode, or what there is.
@@ -242,6 +246,17 @@ impl Meta {
                 if taken.opens > 0 { return true } else { Ok(Reply::Done) }
             }
             Request::Reclaim { held, last } => self.reclaim(now, from, held, *last, out),
+            // Who may was checked when it was opened.
+            Request::Read { ino, .. }
+            | Request::Write { ino, .. }
+            | Request::Allocate { ino, .. }
+            | Request::Seek { ino, .. }
+            | Request::Extend { ino, .. }
+            | Request::SetAttr { ino, set: SetAttr { through_handle: true, .. } }
+                if session.opens(*ino) == 0 =>
+            {
+                Err(Errno::EBADF)
+            }
             // The machine asks this of itself alone.
             Request::Sweep => Err(Errno::EINVAL),
             _ => return true,
@@ -397,10 +412,17 @@ impl Meta {
         if all_open { Ok(()) } else { Err(Errno::EBADF) }
     }
 
+    /// Whether a request of a client's is to be answered some time.
+    pub fn is_under_way(&self, client: ClientId, id: RequestId) -> bool {
+        let session = self.sessions.clients.get(&client);
+        session
+            .and_then(|session| session.requests.get(&id))
+            .is_some_and(|it| matches!(it, Progress::Running))
+    }
+
     /// How often a client has an inode open, as far as answers have been given.
     pub(crate) fn opens_of(&self, client: ClientId, ino: Ino) -> u32 {
-        let session = self.sessions.clients.get(&client);
-        session.and_then(|session| session.held.get(&ino)).map_or(0, |hold| hold.opens)
+        self.sessions.clients.get(&client).map_or(0, |session| session.opens(ino))
     }
 
     fn journal_session(&mut self, client: ClientId, begins: bool) {

@@ -125,6 +125,8 @@ impl Server {
             && inner.peers.get(&origin.client).is_some_and(|peer| peer.connection == origin.connection)
         {
             inner.peers.remove(&origin.client);
+            // What is still under way is answered to the next connection, and not counted.
+            inner.spans.retain(|(client, _), _| *client != origin.client);
         }
     }
 
@@ -133,7 +135,10 @@ impl Server {
         self.lock().map_or(0, |inner| inner.peers.len())
     }
 
-    /// Takes what has come from a client. `None`: the client has broken the protocol, and how.
+    /// Takes what has come from a client.
+    ///
+    /// # Errors
+    /// Why nothing is taken from it any more.
     pub fn received(&self, origin: &Origin, batch: &mut Vec<FromClient>) -> Result<(), &'static str> {
         let client = origin.client;
         let Ok((mut inner, turn)) = self.turn() else { return Err("the server has failed") };
@@ -152,6 +157,12 @@ impl Server {
                     inner.spans.insert((client, id), Span::start(kind, caller.pid, ino, turn));
                     let input = Input::Request { from: client, id, below, caller, request };
                     self.input(&mut inner, &mut work, left, input);
+                    // A copy of what has been answered, for instance, will not be.
+                    let is_answered =
+                        work.out.replies.last().is_some_and(|last| (last.to, last.id) == (client, id));
+                    if !is_answered && !inner.meta.is_under_way(client, id) {
+                        inner.spans.remove(&(client, id));
+                    }
                 }
                 FromClient::Stream { id, below, io, data } => {
                     let allowed = origin.rights.check_stream(&io, &data);
@@ -175,7 +186,8 @@ impl Server {
                 FromClient::Goodbye => self.input(&mut inner, &mut work, left, Input::Leave { client }),
                 FromClient::Groups { id, groups } => {
                     if let Some((io, _)) = inner.groups.remove(&(client, id)) {
-                        let input = Input::Done { id: io, result: Ok(IoDone::Groups(groups)) };
+                        let input =
+                            Input::Done { id: io, result: Ok(IoDone::Groups(origin.rights.groups(groups))) };
                         self.input(&mut inner, &mut work, left, input);
                     }
                 }
@@ -296,8 +308,11 @@ impl Server {
     /// Puts what the machine has decided into messages.
     fn route(&self, inner: &mut Inner, work: &mut Work) {
         let out = &mut work.out;
-        for (id, waiting) in out.waiting.drain(..) {
-            let _ = (id, waiting);
+        for (client, id, waiting) in out.waiting.drain(..) {
+            if let Some(span) = inner.spans.get_mut(&(client, id)) {
+                span.resume(work.turn);
+                span.turn_to(Stage::from(waiting), Instant::now());
+            }
         }
         for Answered { to, id, result, lease_ms, touched } in std::mem::take(&mut out.replies) {
             if let Some(mut span) = inner.spans.remove(&(to, id)) {
@@ -333,6 +348,7 @@ impl Server {
         }
         for client in out.expired.drain(..) {
             tracing::info!(client = client.0, "a client has not been heard of: its session has ended");
+            inner.groups.retain(|(of, _), _| *of != client);
             if let Some(peer) = inner.peers.remove(&client) {
                 peer.sender.end();
             }

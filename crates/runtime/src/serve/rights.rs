@@ -1,6 +1,7 @@
 //! What a client may do, whoever calls through it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use espalier_net::Identity;
 use espalier_proto::{Caller, Errno, Request, StreamIo};
@@ -21,7 +22,12 @@ impl Access {
     pub fn of(&self, identity: Option<&Identity>) -> Result<Rights, &'static str> {
         match identity {
             None => Ok(Rights::default()),
-            Some(Identity::Client(name)) => Ok(self.clients.get(name).cloned().unwrap_or_default()),
+            Some(Identity::Client(name)) => match self.clients.get(name) {
+                Some(rights) if rights.refused => {
+                    Err("this client is not to connect, as the server's configuration says")
+                }
+                rights => Ok(rights.cloned().unwrap_or_default()),
+            },
             Some(Identity::Server(_)) => {
                 Err("this certificate is a server's: use one that was made for a client")
             }
@@ -33,6 +39,8 @@ impl Access {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Rights {
+    /// It may not connect.
+    pub refused: bool,
     /// It may change nothing.
     pub read_only: bool,
     /// Its superusers are nobody.
@@ -63,11 +71,56 @@ impl Rights {
 
     /// As whom a caller acts.
     pub fn caller(&self, caller: Caller) -> Caller {
-        if self.root_squash && (caller.uid == 0 || caller.gid == 0) {
+        if self.root_squash {
             let squashed = |id| if id == 0 { Self::NOBODY } else { id };
-            let groups = caller.groups.map(|groups| groups.iter().copied().filter(|gid| *gid != 0).collect());
+            let groups = caller.groups.map(|groups| self.groups(groups));
             return Caller { uid: squashed(caller.uid), gid: squashed(caller.gid), pid: caller.pid, groups };
         }
         caller
+    }
+
+    /// In which supplementary groups a caller acts that is in these.
+    pub fn groups(&self, groups: Arc<[u32]>) -> Arc<[u32]> {
+        if self.root_squash { groups.iter().copied().filter(|gid| *gid != 0).collect() } else { groups }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_proto::Ino;
+
+    use super::*;
+
+    #[test]
+    fn a_squashed_superuser_is_nobody_with_no_group_of_root() {
+        let rights = Rights { root_squash: true, ..Rights::default() };
+        let caller = |uid, gid, groups: &[u32]| Caller { uid, gid, pid: 1, groups: Some(groups.into()) };
+        assert_eq!(rights.caller(caller(0, 0, &[0, 5])), caller(65534, 65534, &[5]));
+        assert_eq!(rights.caller(caller(7, 8, &[9])), caller(7, 8, &[9]));
+        assert_eq!(rights.caller(caller(7, 8, &[0, 9])), caller(7, 8, &[9]), "whatever the client says");
+        assert_eq!(Rights::default().caller(caller(0, 0, &[0])), caller(0, 0, &[0]));
+    }
+
+    #[test]
+    fn who_may_only_read_changes_nothing() {
+        let rights = Rights { read_only: true, ..Rights::default() };
+        let ino = Ino(2);
+        assert_eq!(rights.check(&Request::GetAttr { ino }), Ok(()));
+        assert_eq!(rights.check(&Request::RemoveTree { dir: ino }), Err(Errno::EROFS));
+        assert_eq!(rights.check_stream(&StreamIo::Write { ino, offset: 0 }, b"x"), Err(Errno::EROFS));
+        assert_eq!(rights.check_stream(&StreamIo::Read { ino, offset: 0, size: 1 }, b""), Ok(()));
+    }
+
+    #[test]
+    fn certificates_of_servers_are_no_clients() {
+        let mut access = Access::default();
+        access.clients.insert("reader".into(), Rights { read_only: true, ..Rights::default() });
+        let client = |name| Identity::client(name).expect("a name");
+        let server = Identity::server("reader").expect("a name");
+        access.clients.insert("gone".into(), Rights { refused: true, ..Rights::default() });
+        let of = |identity| access.of(Some(&identity));
+        assert!(of(client("reader")).is_ok_and(|rights| rights.read_only));
+        assert_eq!(of(client("other")), Ok(Rights::default()));
+        assert!(of(server).is_err() && of(client("gone")).is_err());
     }
 }

@@ -1,0 +1,292 @@
+//! Measures servers without a kernel in between: clients of this process, each with a connection of its own.
+//!
+//! As many threads as processors, at most, have the clients among them, so that no call changes threads on its way.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use espalier_library::{Credentials, FileSystem, OpenOptions};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
+
+use crate::error::Error;
+use crate::place::Place;
+use crate::report::{PhaseReport, Report};
+use crate::team::Outcome;
+use crate::worker::{file_name, histogram};
+
+/// What to measure, and how.
+#[derive(Debug, Clone)]
+pub struct NativeOptions {
+    /// As `espalier://HOST:PORT/`.
+    pub url: String,
+    pub credentials: Credentials,
+    pub clients: u32,
+    /// So many calls of each client are under way at once.
+    pub outstanding: u32,
+    /// Of each client, in a directory of its own.
+    pub files: u64,
+    /// Of each file, in the phases that write and read.
+    pub bytes: u64,
+    pub runs: u32,
+    /// Set from outside, it ends the benchmark.
+    pub stop: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Work {
+    Create,
+    Stat,
+    Unlink,
+    Write,
+    Read,
+}
+
+/// A phase's name, what it does, and whether its clients have just connected and so know nothing.
+type Phase = (&'static str, Work, bool);
+
+const PHASES: [Phase; 6] = [
+    ("create", Work::Create, false),
+    ("stat", Work::Stat, true),
+    ("stat leased", Work::Stat, false),
+    ("unlink", Work::Unlink, false),
+    ("create and write", Work::Write, false),
+    ("open and read", Work::Read, true),
+];
+
+/// Measures a server. What was made there is removed again; also when it fails.
+///
+/// # Errors
+/// A client cannot connect, or a call fails.
+pub fn native(options: &NativeOptions) -> Result<Report, Error> {
+    let least = [
+        ("clients", options.clients.into()),
+        ("outstanding", options.outstanding.into()),
+        ("files", options.files),
+        ("runs", options.runs.into()),
+    ];
+    if let Some((option, _)) = least.into_iter().find(|(_, value)| *value == 0_u64) {
+        return Err(Error::TooSmall { option, least: 1 });
+    }
+    let mut outcomes: Vec<Vec<Outcome>> = PHASES.iter().map(|_| Vec::new()).collect();
+    for _ in 0..options.runs {
+        let mut fleet = Fleet::new(options)?;
+        let measured = fleet.run(&mut outcomes);
+        let removed = fleet.remove();
+        measured.and(removed)?;
+    }
+    let transport = if options.credentials == Credentials::Insecure { "no TLS" } else { "TLS" };
+    let place = Place {
+        dir: options.url.clone().into(),
+        file_system: "espalier, native".into(),
+        source: options.url.clone().into(),
+        options: format!("{transport}, {} outstanding of each client", options.outstanding),
+        durability: "as the server is configured".into(),
+    };
+    let phases = PHASES.iter().zip(&outcomes).map(|((name, ..), runs)| {
+        PhaseReport::new(format!("native/{name}"), options.clients, &[runs.iter().collect()])
+    });
+    let phases = phases.collect();
+    Ok(Report { algorithm: 1, runs: options.runs, uncached: None, sides: vec![place], phases })
+}
+
+/// All clients of a run.
+struct Fleet<'a> {
+    options: &'a NativeOptions,
+    dir: String,
+    /// Waits for what the threads do.
+    here: Runtime,
+    ships: Vec<Ship>,
+    clients: Vec<Client>,
+}
+
+/// A client and its directory, on a thread.
+struct Client {
+    fs: FileSystem,
+    own: String,
+    thread: Handle,
+}
+
+/// A thread, which serves its clients all the time: others may wait for them to give leases back.
+struct Ship {
+    handle: Handle,
+    /// It ends when its sender is dropped.
+    serving: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl Ship {
+    fn new() -> Result<Self, Error> {
+        let runtime = runtime()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || drop(runtime.block_on(stopped)));
+        Ok(Self { handle, serving: Some((stop, thread)) })
+    }
+}
+
+impl Drop for Ship {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.serving.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+fn runtime() -> Result<Runtime, Error> {
+    Builder::new_current_thread().enable_all().build().map_err(Error::doing("start a runtime"))
+}
+
+impl<'a> Fleet<'a> {
+    fn new(options: &'a NativeOptions) -> Result<Self, Error> {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = threads.min(options.clients as usize);
+        let ships = (0..threads).map(|_| Ship::new()).collect::<Result<_, Error>>()?;
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let dir = format!("/espalier-bench-{}-{}", std::process::id(), since.as_nanos());
+        let mut fleet = Self { options, dir, here: runtime()?, ships, clients: Vec::new() };
+        fleet.connect()?;
+        Ok(fleet)
+    }
+
+    /// Runs something on a thread until it is done.
+    fn on<T: Send + 'static>(
+        &self,
+        thread: &Handle,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.here.block_on(thread.spawn(work)).map_err(|error| Error::doing("go on")(error.into()))
+    }
+
+    /// Anew, if they were connected.
+    fn connect(&mut self) -> Result<(), Error> {
+        for client in std::mem::take(&mut self.clients) {
+            self.on(&client.thread, client.fs.close())?;
+        }
+        for (number, ship) in (0..self.options.clients).zip(self.ships.iter().cycle()) {
+            let NativeOptions { url, credentials, .. } = self.options.clone();
+            let connected = async move { FileSystem::connect(&url, &credentials).await };
+            let fs = self.on(&ship.handle, connected)?.map_err(Error::Connect)?;
+            let (own, thread) = (format!("{}/client{number}", self.dir), ship.handle.clone());
+            self.clients.push(Client { fs, own, thread });
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, outcomes: &mut [Vec<Outcome>]) -> Result<(), Error> {
+        if let Some(first) = self.clients.first() {
+            let (fs, dir) = (first.fs.clone(), self.dir.clone());
+            let made = self.on(&first.thread, async move { fs.create_dir(dir).await })?;
+            made.map_err(Error::doing(format!("make {}", self.dir)))?;
+        }
+        self.each(|fs, own| async move { fs.create_dir(own).await })?;
+        for (phase, outcomes) in PHASES.iter().zip(outcomes) {
+            let (_, work, is_fresh) = *phase;
+            if is_fresh {
+                self.connect()?;
+                self.each(|fs, own| async move { fs.metadata(own).await.map(drop) })?;
+            }
+            outcomes.push(self.measure(work)?);
+        }
+        Ok(())
+    }
+
+    /// Does something once for each client, with its directory.
+    fn each<F: Future<Output = io::Result<()>> + Send + 'static>(
+        &self,
+        work: impl Fn(FileSystem, String) -> F,
+    ) -> Result<(), Error> {
+        for Client { fs, own, thread } in &self.clients {
+            let done = self.on(thread, work(fs.clone(), own.clone()))?;
+            done.map_err(Error::doing(format!("use {own}")))?;
+        }
+        Ok(())
+    }
+
+    /// What all clients do, at once.
+    fn measure(&self, work: Work) -> Result<Outcome, Error> {
+        let options = self.options;
+        let data: Arc<[u8]> = vec![b'e'; options.bytes as usize].into();
+        let mut latencies = histogram();
+        let mut tasks = Vec::new();
+        let begun = Instant::now();
+        // Not one for each task: it is big.
+        let of_thread: Vec<_> = self.ships.iter().map(|_| Arc::new(Mutex::new(histogram()))).collect();
+        for (client, times) in self.clients.iter().zip(of_thread.iter().cycle()) {
+            for first in 0..u64::from(options.outstanding) {
+                let (fs, own, times) = (client.fs.clone(), client.own.clone(), Arc::clone(times));
+                let (data, stop) = (Arc::clone(&data), Arc::clone(&options.stop));
+                let files = (first..options.files).step_by(options.outstanding as usize);
+                tasks.push(client.thread.spawn(async move {
+                    for file in files {
+                        if stop.load(Ordering::Relaxed) {
+                            return Err(Error::Stopped);
+                        }
+                        let path = format!("{own}/{}", file_name(file));
+                        let begun = Instant::now();
+                        let done = operate(&fs, work, &path, &data).await;
+                        let took = begun.elapsed().as_nanos() as u64;
+                        done.map_err(Error::doing(format!("{work:?} {path}").to_lowercase()))?;
+                        times.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(took);
+                    }
+                    Ok(begun.elapsed())
+                }));
+            }
+        }
+        let mut longest: Result<_, Error> = Ok(Duration::ZERO);
+        for task in tasks {
+            let done = self.here.block_on(task).map_err(|error| Error::doing("go on")(error.into()));
+            longest = longest.and_then(|longest| Ok(done.and_then(|done| done)?.max(longest)));
+        }
+        let seconds = longest?.as_secs_f64();
+        for times in of_thread {
+            latencies += &*times.lock().unwrap_or_else(PoisonError::into_inner);
+        }
+        let operations = latencies.len();
+        let bytes = if matches!(work, Work::Write | Work::Read) { operations * options.bytes } else { 0 };
+        Ok(Outcome { seconds, operations, bytes, latencies })
+    }
+
+    /// Removes what is still there.
+    fn remove(mut self) -> Result<(), Error> {
+        let mut removed = self.each(|fs, own| async move {
+            let mut dir = match fs.read_dir(&own).await {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+                dir => dir?,
+            };
+            while let Some(entry) = dir.next_entry().await? {
+                fs.remove_file(format!("{own}/{}", entry.file_name().to_string_lossy())).await?;
+            }
+            fs.remove_dir(&own).await
+        });
+        if let (Ok(()), Some(first)) = (&removed, self.clients.first()) {
+            let (fs, dir) = (first.fs.clone(), self.dir.clone());
+            let gone = self.on(&first.thread, async move { fs.remove_dir(dir).await })?;
+            removed = gone.map_err(Error::doing(format!("remove {}", self.dir)));
+        }
+        for client in std::mem::take(&mut self.clients) {
+            self.on(&client.thread, client.fs.close())?;
+        }
+        removed
+    }
+}
+
+async fn operate(fs: &FileSystem, work: Work, path: &str, data: &[u8]) -> io::Result<()> {
+    match work {
+        Work::Create => fs.create_file(path, 0o644).await,
+        Work::Stat => fs.metadata(path).await.map(drop),
+        Work::Unlink => fs.remove_file(path).await,
+        Work::Write => {
+            let file = OpenOptions::new().write(true).create_new(true).open(fs, path).await?;
+            file.write_all_at(data, 0).await
+        }
+        Work::Read => {
+            let mut bytes = vec![0; data.len()];
+            let read = fs.open(path).await?.read_at(&mut bytes, 0).await?;
+            if bytes[..read] == *data { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! A client's end of its session: what is sent over which connection, and what a server that was started anew is told.
+#![allow(clippy::unwrap_used)]
+
+use espalier_client::{Begun, Link};
+use espalier_proto::{
+    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, Name, NewNode, OpenHow,
+    Opened, Reply, Request, RequestId, Time, Welcome,
+};
+
+const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
+
+fn welcome(incarnation: u64, resumed: bool) -> Welcome {
+    Welcome { incarnation, resumed, window: 4, session_ms: 60_000 }
+}
+
+fn name() -> Name {
+    Name::new(b"file").unwrap()
+}
+
+fn stat(ino: u64) -> Request {
+    Request::GetAttr { ino: Ino(ino) }
+}
+
+/// The numbers of the requests among messages, and from which on the answers are wanted.
+fn numbers(out: &mut Vec<FromClient>) -> Vec<(u64, u64)> {
+    let number = |message: FromClient| match message {
+        FromClient::Request { id, below, .. } | FromClient::Stream { id, below, .. } => Some((id.0, below.0)),
+        _ => None,
+    };
+    out.drain(..).filter_map(number).collect()
+}
+
+fn requests(out: &mut Vec<FromClient>) -> Vec<Request> {
+    let request =
+        |message| if let FromClient::Request { request, .. } = message { Some(request) } else { None };
+    out.drain(..).filter_map(request).collect()
+}
+
+fn entry(ino: u64) -> Entry {
+    let time = Time::default();
+    let attr = Attr {
+        ino: Ino(ino),
+        kind: FileType::Regular,
+        perm: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        streamed: false,
+    };
+    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: HOME }
+}
+
+fn create() -> Request {
+    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: false };
+    Request::Create {
+        dir: Ino::ROOT,
+        name: name(),
+        node: NewNode::Regular,
+        perm: 0o644,
+        umask: 0,
+        open: Some(how),
+        exclusive: true,
+    }
+}
+
+fn created(ino: u64) -> Result<Reply, Errno> {
+    Ok(Reply::Created(entry(ino), Opened { streamed: false, keep_cache: true, limited: false }))
+}
+
+/// A link whose first connection has begun.
+fn connected() -> Link {
+    let (mut link, mut out) = (Link::default(), Vec::new());
+    assert_eq!(link.connected(&welcome(1, false), &mut out), Begun::default());
+    // A new session holds nothing, and says so.
+    assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true }]);
+    link.answered(RequestId(1), &Ok(Reply::Done), true, &mut out);
+    assert_eq!(out, []);
+    link
+}
+
+#[test]
+fn what_the_window_does_not_let_through_waits() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    for ino in 1..=6 {
+        link.ask(Caller::SERVER, stat(ino), &mut out);
+    }
+    assert_eq!(numbers(&mut out), [(2, 2), (3, 2), (4, 2), (5, 2)]);
+    // Only the first unanswered one moves the window.
+    link.answered(RequestId(3), &Err(Errno::ENOENT), true, &mut out);
+    assert_eq!(out, []);
+    link.answered(RequestId(2), &Err(Errno::ENOENT), true, &mut out);
+    assert_eq!(numbers(&mut out), [(6, 4), (7, 4)]);
+}
+
+#[test]
+fn what_was_not_answered_is_sent_again() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    for ino in 1..=3 {
+        link.ask(Caller::SERVER, stat(ino), &mut out);
+    }
+    link.answered(RequestId(3), &Err(Errno::ENOENT), true, &mut out);
+    link.disconnected();
+    out.clear();
+    // Nothing is sent without a connection, and it cannot be said when an answer would come.
+    let late = link.ask(Caller::SERVER, stat(9), &mut out);
+    assert!(!link.cancel(late, &mut out) && out.is_empty());
+    assert_eq!(link.connected(&welcome(1, true), &mut out), Begun::default());
+    assert_eq!(numbers(&mut out), [(2, 2), (4, 2), (5, 2)]);
+    assert!(link.cancel(late, &mut out));
+    assert_eq!(out, [FromClient::Cancel { id: late }]);
+}
+
+#[test]
+fn a_server_that_was_started_anew_is_told_first_what_is_held() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    let id = link.ask(Caller::SERVER, create(), &mut out);
+    link.answered(id, &created(5), true, &mut out);
+    let id = link.ask(Caller::SERVER, Request::Lookup { dir: Ino::ROOT, name: name() }, &mut out);
+    for _ in 0..2 {
+        // A second copy counts for nothing.
+        link.answered(id, &Ok(Reply::Entry(entry(6))), true, &mut out);
+    }
+    link.ask(Caller::SERVER, stat(5), &mut out);
+    link.disconnected();
+    out.clear();
+    let begun = link.connected(&welcome(2, true), &mut out);
+    let mut distrusted = begun.distrust.unwrap();
+    distrusted.sort();
+    assert_eq!((distrusted, begun.lost), (vec![Ino(5), Ino(6)], vec![]));
+    let mut sent = requests(&mut out);
+    let Request::Reclaim { held, last: true } = &mut sent[0] else { panic!("{sent:?}") };
+    held.sort_by_key(|held| held.ino);
+    let expected = [(5, 1), (6, 0)].map(|(ino, opens)| Held { ino: Ino(ino), home: HOME, lookups: 1, opens });
+    assert_eq!(*held, expected);
+    assert_eq!(sent[1..], [stat(5)]);
+}
+
+#[test]
+fn what_is_let_go_is_held_until_the_server_has_answered() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    let id = link.ask(Caller::SERVER, create(), &mut out);
+    link.answered(id, &created(5), true, &mut out);
+    let release = link.ask(Caller::SERVER, Request::Release { ino: Ino(5) }, &mut out);
+    link.forget(Ino(5), 1, &mut out);
+    link.tell_forgotten(&mut out);
+    let held = |link: &mut Link, incarnation| {
+        let mut out = Vec::new();
+        link.disconnected();
+        link.connected(&welcome(incarnation, true), &mut out);
+        let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
+        held.iter().map(|held| (held.lookups, held.opens)).collect::<Vec<_>>()
+    };
+    assert_eq!(held(&mut link, 2), [(1, 1)]);
+    link.answered(release, &Ok(Reply::Done), false, &mut out);
+    assert_eq!(held(&mut link, 3), [(1, 0)]);
+    link.answered(RequestId(release.0 + 1), &Ok(Reply::Done), false, &mut out);
+    assert_eq!(held(&mut link, 4), []);
+}
+
+#[test]
+fn of_a_lost_session_nobody_knows_what_was_done() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    for ino in 1..=5 {
+        link.ask(Caller::SERVER, stat(ino), &mut out);
+    }
+    link.disconnected();
+    out.clear();
+    let begun = link.connected(&welcome(1, false), &mut out);
+    assert_eq!((begun.distrust, begun.lost), (Some(vec![]), (2..=5).map(RequestId).collect()));
+    // The fifth had waited for the window.
+    assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true }, stat(5)]);
+}
+
+#[test]
+fn what_nobody_waits_for_is_given_back() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    let id = link.ask(Caller::SERVER, create(), &mut out);
+    out.clear();
+    link.answered(id, &created(5), false, &mut out);
+    link.tell_forgotten(&mut out);
+    let expected = [Request::Release { ino: Ino(5) }, Request::ForgetAll { inodes: vec![(Ino(5), 1)] }];
+    assert_eq!(requests(&mut out), expected);
+}
+
+#[test]
+fn what_is_forgotten_is_told_together() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    for ino in 0..511 {
+        link.forget(Ino(ino), 1, &mut out);
+    }
+    assert_eq!(out, []);
+    link.forget(Ino(511), 2, &mut out);
+    let sent = requests(&mut out);
+    let [Request::ForgetAll { inodes }] = &sent[..] else { panic!("{sent:?}") };
+    assert_eq!((inodes.len(), inodes[511]), (512, (Ino(511), 2)));
+    link.tell_forgotten(&mut out);
+    assert_eq!(out, []);
+}

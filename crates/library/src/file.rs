@@ -1,0 +1,246 @@
+//! Open files.
+
+use std::borrow::Cow;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use espalier_client::{Answer, Call, Subject};
+use espalier_proto::{Access, END, Errno, FileType, Ino, NewNode, OpenHow, Request, SetAttr};
+
+use crate::file_system::{FileSystem, error};
+use crate::metadata::Metadata;
+use crate::session::{Handle, Session};
+
+/// No more is asked for at once.
+const CHUNK: usize = 1 << 20;
+
+/// How a file is opened, as [`std::fs::OpenOptions`] has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenOptions {
+    read: bool,
+    write: bool,
+    truncate: bool,
+    create: bool,
+    create_new: bool,
+    mode: u32,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl OpenOptions {
+    /// Nothing is allowed yet; new files get the permissions 0o666 but for the umask.
+    pub fn new() -> Self {
+        Self { read: false, write: false, truncate: false, create: false, create_new: false, mode: 0o666 }
+    }
+
+    pub fn read(&mut self, read: bool) -> &mut Self {
+        self.read = read;
+        self
+    }
+
+    pub fn write(&mut self, write: bool) -> &mut Self {
+        self.write = write;
+        self
+    }
+
+    pub fn truncate(&mut self, truncate: bool) -> &mut Self {
+        self.truncate = truncate;
+        self
+    }
+
+    /// Make the file if it is not there.
+    pub fn create(&mut self, create: bool) -> &mut Self {
+        self.create = create;
+        self
+    }
+
+    /// Make the file, which must not be there.
+    pub fn create_new(&mut self, create_new: bool) -> &mut Self {
+        self.create_new = create_new;
+        self
+    }
+
+    /// Permissions of a new file, at most 0o7777.
+    pub fn mode(&mut self, mode: u32) -> &mut Self {
+        self.mode = mode;
+        self
+    }
+
+    /// # Errors
+    /// As open(2) has them; `EINVAL` if nothing is allowed, or what needs writing without it.
+    pub async fn open(&self, fs: &FileSystem, path: impl AsRef<Path>) -> io::Result<File> {
+        let path = path.as_ref();
+        let file = fs.retry(|| self.open_once(&fs.0, path)).await?;
+        let Self { read, write, .. } = *self;
+        Ok(File { session: Arc::clone(&fs.0), handle: file, read, write })
+    }
+
+    fn how(&self, session: &Session) -> Result<OpenHow, Errno> {
+        let needs_write = self.truncate || self.create || self.create_new;
+        if !self.write && (needs_write || !self.read) {
+            return Err(Errno::EINVAL);
+        }
+        let mut access = Access::empty();
+        access.set(Access::READ, self.read);
+        access.set(Access::WRITE, self.write);
+        let (kill_suid_gid, truncate) = (!session.caller().is_superuser(), self.truncate);
+        Ok(OpenHow { access, kill_suid_gid, truncate, sync: false })
+    }
+
+    async fn open_once(&self, session: &Arc<Session>, path: &Path) -> Result<Handle, Errno> {
+        let how = self.how(session)?;
+        if self.create || self.create_new {
+            let place = session.place(path, Errno::EISDIR).await?;
+            if place.is_dir {
+                return Err(Errno::EISDIR);
+            }
+            let request = Request::Create {
+                dir: place.dir,
+                name: place.name,
+                node: NewNode::Regular,
+                perm: self.mode,
+                umask: session.umask(),
+                open: Some(how),
+                exclusive: self.create_new,
+            };
+            let told = session.request(request).await?;
+            let (Answer::Created(entry, _), Some(handle)) = (told.answer, told.handle) else {
+                return Err(Errno::EIO);
+            };
+            match entry.attr.kind {
+                FileType::Regular => return Ok(handle),
+                // What it names is opened; if there is nothing, nothing is made.
+                FileType::Symlink => drop(handle),
+                kind => return Err(not_a_file(kind)),
+            }
+        }
+        let found = session.find(path, true).await?;
+        if found.kind != FileType::Regular {
+            return Err(not_a_file(found.kind));
+        }
+        open(session, found.ino, how).await
+    }
+}
+
+fn not_a_file(kind: FileType) -> Errno {
+    match kind {
+        FileType::Directory => Errno::EISDIR,
+        // There is no kernel here that could open it.
+        _ => Errno::ENXIO,
+    }
+}
+
+pub(crate) async fn open(session: &Arc<Session>, ino: Ino, how: OpenHow) -> Result<Handle, Errno> {
+    session.request(Request::Open { ino, how }).await?.handle.ok_or(Errno::EIO)
+}
+
+/// An open file. It is there until it is closed by being dropped, also without a name.
+#[derive(Debug)]
+pub struct File {
+    session: Arc<Session>,
+    handle: Handle,
+    read: bool,
+    write: bool,
+}
+
+impl File {
+    /// Reads from an offset on, until the buffer is full or the file ends; the number of bytes.
+    ///
+    /// # Errors
+    /// `EBADF`: it was not opened for reading. What else read(2) may say.
+    pub async fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.may(self.read)?;
+        let mut done = 0;
+        while done < buffer.len() {
+            let size = (buffer.len() - done).min(CHUNK);
+            let call = Call::Read {
+                ino: self.handle.ino,
+                offset: offset + done as u64,
+                size: size as u32,
+                noatime: false,
+            };
+            let told = self.session.call(call, Subject::default()).await.map_err(error)?;
+            let Answer::Bytes(bytes) = told.answer else { return Err(error(Errno::EIO)) };
+            let read = bytes.len().min(size);
+            buffer[done..done + read].copy_from_slice(&bytes[..read]);
+            done += read;
+            if read < size {
+                break;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes all of it at an offset.
+    ///
+    /// # Errors
+    /// `EBADF`: it was not opened for writing. What else write(2) may say; some of it may have been written.
+    pub async fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            let end = data.len().min(done + CHUNK);
+            done += self.write(&data[done..end], offset + done as u64).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes where the file ends. What is longer than 1 MiB may come to lie apart if others append, too.
+    ///
+    /// # Errors
+    /// As [`Self::write_all_at`].
+    pub async fn append(&self, data: &[u8]) -> io::Result<()> {
+        let mut done = 0;
+        while done < data.len() {
+            let end = data.len().min(done + CHUNK);
+            done += self.write(&data[done..end], END).await?;
+        }
+        Ok(())
+    }
+
+    async fn write(&self, data: &[u8], offset: u64) -> io::Result<usize> {
+        self.may(self.write)?;
+        let ino = self.handle.ino;
+        let kill_suid_gid = !self.session.caller().is_superuser();
+        let call = Call::Write { ino, offset, data: Cow::Borrowed(data), kill_suid_gid };
+        let told = self.session.call(call, Subject::written(ino)).await.map_err(error)?;
+        match told.answer {
+            Answer::Written(written) if written > 0 => Ok((written as usize).min(data.len())),
+            Answer::Written(_) => Err(io::ErrorKind::WriteZero.into()),
+            _ => Err(error(Errno::EIO)),
+        }
+    }
+
+    /// Returns when all that was written before, by anyone, is durable.
+    ///
+    /// # Errors
+    /// As fsync(2) has them.
+    pub async fn sync_all(&self) -> io::Result<()> {
+        self.session.ask(Request::Fsync { ino: self.handle.ino }).await.map_err(error)?;
+        Ok(())
+    }
+
+    /// # Errors
+    /// `ESTALE`: the server has lost what was open.
+    pub async fn metadata(&self) -> io::Result<Metadata> {
+        self.session.attr(self.handle.ino).await.map(Metadata).map_err(error)
+    }
+
+    /// # Errors
+    /// `EBADF`: it was not opened for writing. What else ftruncate(2) may say.
+    pub async fn set_len(&self, size: u64) -> io::Result<()> {
+        self.may(self.write)?;
+        let kill_suid_gid = !self.session.caller().is_superuser();
+        let set = SetAttr { size: Some(size), kill_suid_gid, through_handle: true, ..SetAttr::default() };
+        self.session.ask(Request::SetAttr { ino: self.handle.ino, set }).await.map_err(error)?;
+        Ok(())
+    }
+
+    fn may(&self, may: bool) -> io::Result<()> {
+        if may { Ok(()) } else { Err(error(Errno::EBADF)) }
+    }
+}

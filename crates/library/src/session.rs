@@ -1,0 +1,237 @@
+//! The session with a server that all handles of a file system share.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use espalier_client::{Answer, Call, Subject};
+use espalier_net::{ConnectError as NetConnectError, Limits, Security, SecurityError};
+use espalier_proto::{Caller, ClientId, Errno, FromServer, Ino, Request};
+use espalier_runtime::{Calls, Messages, Remote, Servers, keep_connected};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::door::{LibraryDoor, Ticket, Told};
+
+/// Inodes that are cached, and as many names: some 20 MiB.
+const CACHED: usize = 1 << 16;
+/// So often the server is told what is no longer known.
+const TICK: Duration = Duration::from_millis(200);
+/// For the server to hear that the client goes.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How a program shows who it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Credentials {
+    /// The directory with `ca.pem`, `certificate.pem` and `key.pem`, which `espalier cluster init` or
+    /// `espalier cluster client` has made.
+    Directory(PathBuf),
+    /// No TLS, for trials on one machine: whoever reads or changes what is sent does so unnoticed.
+    Insecure,
+}
+
+/// On whose behalf a program asks. The server takes its word for it, as far as its certificate goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    pub uid: u32,
+    pub gid: u32,
+    /// Supplementary groups.
+    pub groups: Vec<u32>,
+    /// Permissions that new files and directories do not get.
+    pub umask: u32,
+}
+
+impl User {
+    /// The process's effective user and groups, and a umask of 022.
+    pub fn current() -> Self {
+        let groups = rustix::process::getgroups().unwrap_or_default();
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+            groups: groups.into_iter().map(rustix::process::Gid::as_raw).collect(),
+            umask: 0o022,
+        }
+    }
+}
+
+/// Why there is no connection.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error(transparent)]
+    Url(#[from] espalier_runtime::UrlError),
+    #[error(transparent)]
+    Credentials(#[from] SecurityError),
+    #[error(transparent)]
+    Server(#[from] NetConnectError),
+    #[error("the server does not show its root directory: {0}")]
+    Root(Errno),
+    #[error("cannot start threads: {0}")]
+    Threads(std::io::Error),
+    #[error("the system has no random numbers: {0}")]
+    Random(std::io::Error),
+}
+
+/// See the module's description.
+pub(crate) struct Session {
+    remote: Arc<Remote<LibraryDoor>>,
+    caller: Caller,
+    umask: u32,
+    next: AtomicU64,
+    root_asked: AtomicU64,
+    is_closed: AtomicBool,
+    /// It ends when its sender is dropped.
+    serving: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
+}
+
+/// Something that is open; released when dropped.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    pub(crate) session: Weak<Session>,
+    pub(crate) ino: Ino,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Some(session) = self.session.upgrade() {
+            // Nobody waits for the answer.
+            drop(session.begin(Call::Release { ino: self.ino }, Subject::default()));
+        }
+    }
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").finish_non_exhaustive()
+    }
+}
+
+impl Session {
+    pub(crate) async fn connect(
+        url: &str,
+        credentials: &Credentials,
+        user: User,
+    ) -> Result<Arc<Self>, ConnectError> {
+        let addresses = Servers::addresses(url)?;
+        let security = match credentials {
+            Credentials::Insecure => Security::Insecure,
+            Credentials::Directory(dir) => Security::load_from(dir)?,
+        };
+        let mut number = [0; 8];
+        rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
+            .map_err(|errno| ConnectError::Random(errno.into()))?;
+        let client = ClientId(u64::from_ne_bytes(number));
+        let servers = Servers { addresses, security, limits: Limits::default(), client };
+        let (welcome, connection) = servers.reach(None).await?;
+        let remote = Arc::new(Remote::new(LibraryDoor::new(CACHED)));
+        remote.connected(&welcome, connection.sender);
+        let (stop, stopped) = oneshot::channel();
+        let serving = tokio::spawn(serve(Arc::clone(&remote), servers, connection.receiver, stopped));
+        let User { uid, gid, groups, umask } = user;
+        let session = Arc::new(Self {
+            remote,
+            caller: Caller { uid, gid, pid: std::process::id(), groups: Some(groups.into()) },
+            umask,
+            next: AtomicU64::new(1),
+            root_asked: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            serving: Mutex::new(Some((stop, serving))),
+        });
+        session.ask(Request::GetAttr { ino: Ino::ROOT }).await.map_err(ConnectError::Root)?;
+        Ok(session)
+    }
+
+    pub(crate) fn door(&self) -> &LibraryDoor {
+        self.remote.door()
+    }
+
+    pub(crate) fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    pub(crate) fn umask(&self) -> u32 {
+        self.umask
+    }
+
+    pub(crate) fn messages(&self) -> Messages {
+        self.remote.messages()
+    }
+
+    /// Sends what begins a call. It goes on even if nobody waits for it.
+    fn begin(self: &Arc<Self>, call: Call<'_>, subject: Subject) -> oneshot::Receiver<Result<Told, Errno>> {
+        self.door().cache().sent(&subject);
+        let (told, answer) = oneshot::channel();
+        if !self.is_closed.load(Ordering::Relaxed) {
+            let ticket = Ticket { subject, session: Arc::downgrade(self), told };
+            let id = self.next.fetch_add(1, Ordering::Relaxed);
+            self.remote.call(id, self.caller.clone(), call, ticket);
+        }
+        answer
+    }
+
+    pub(crate) async fn call(self: &Arc<Self>, call: Call<'_>, subject: Subject) -> Result<Told, Errno> {
+        self.begin(call, subject).await.unwrap_or(Err(Errno::EIO))
+    }
+
+    pub(crate) async fn request(self: &Arc<Self>, request: Request) -> Result<Told, Errno> {
+        let subject = Subject::of(&request);
+        self.call(Call::Request(request), subject).await
+    }
+
+    /// As [`Self::request`], for what opens nothing.
+    pub(crate) async fn ask(self: &Arc<Self>, request: Request) -> Result<Answer, Errno> {
+        Ok(self.request(request).await?.answer)
+    }
+
+    /// The root has no name by which its lease could be renewed, so that is done now and then.
+    pub(crate) async fn renew_root(self: &Arc<Self>) {
+        const PAUSE: u64 = 1000;
+        let (door, now) = (self.door(), self.door().now());
+        let asked = self.root_asked.load(Ordering::Relaxed);
+        if !door.cache().is_leased(Ino::ROOT, now)
+            && now >= asked + PAUSE
+            && self.root_asked.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        {
+            // Without it everything is asked, which is slower and no error.
+            let _ = self.ask(Request::GetAttr { ino: Ino::ROOT }).await;
+        }
+    }
+
+    /// Ends the session, and waits until the server has been told.
+    pub(crate) async fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((stop, serving)) = serving {
+            drop(stop);
+            let _ = serving.await;
+        }
+    }
+}
+
+/// Keeps the session alive until it is stopped, and then takes leave.
+async fn serve(
+    remote: Arc<Remote<LibraryDoor>>,
+    servers: Servers,
+    receiver: espalier_net::Receiver<FromServer>,
+    stopped: oneshot::Receiver<()>,
+) {
+    let ticks = async {
+        let mut interval = tokio::time::interval(TICK);
+        loop {
+            interval.tick().await;
+            remote.forget(remote.door().forgotten());
+            remote.tick();
+        }
+    };
+    // While the connection is still served: otherwise it would end at once.
+    let farewell = async {
+        let _ = stopped.await;
+        // A server that does not hear of it notices after a while.
+        let _ = tokio::time::timeout(FAREWELL, remote.farewell()).await;
+    };
+    tokio::select! {
+        () = keep_connected(Arc::clone(&remote), servers, receiver) => {}
+        () = ticks => {}
+        () = farewell => {}
+    }
+}
