@@ -84,10 +84,6 @@ impl Link {
         self.incarnation
     }
 
-    pub fn is_connected(&self) -> bool {
-        self.connected
-    }
-
     /// Asks. What is to be sent for it, now or as soon as it can be, is added to `out`.
     pub fn ask(&mut self, caller: Caller, mut request: Request, out: &mut Vec<FromClient>) -> RequestId {
         if let Request::ReadDir { limit, .. } = &mut request {
