@@ -25,6 +25,11 @@ impl Meta {
                 // Their streams are removed when the journal holds all of this.
                 return Err(Stop::Wait(Wait::Durable));
             }
+            if self.state.cached(dir).is_err() {
+                // Emptied by an earlier step, and forgotten since by the last who knew it.
+                self.state.trash.pop();
+                continue;
+            }
             let found = self.entries_after(cx, dir, after)?;
             let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
                 self.state.trash.pop();

@@ -63,6 +63,26 @@ fn frees_all_in_steps() {
     });
 }
 
+/// A step may end with a directory's last entry, and the directory be forgotten before the next.
+#[test]
+fn directories_are_forgotten_between_steps() {
+    for entries in 120..140 {
+        let mut fs = Harness::new();
+        let top = fs.mkdir("top");
+        for dir in 0..3 {
+            let dir = fs.mkdir(&format!("top/{dir}"));
+            for entry in 0..entries {
+                fs.create(dir, &format!("{entry}"), NewNode::Regular).unwrap();
+            }
+        }
+        fs.lazy = true;
+        fs.ask(Request::RemoveTree { dir: top }).unwrap();
+        forget_all(&mut fs);
+        fs.settle();
+        assert_eq!((fs.meta.figures().trash_entries, fs.meta.files()), (0, 1), "{entries} entries");
+    }
+}
+
 #[test]
 fn goes_on_after_a_crash_at_any_point() {
     for cache_bytes in [usize::MAX, 0] {
