@@ -1,7 +1,8 @@
 //! POSIX tests that run on any directory of any file system, through system calls only.
 //!
 //! Nothing here knows Espalier: a case that fails on ext4 is a wrong case. `cases` holds the tests, one file
-//! per subject and one table of all; `model` drives random operations against a reference in memory.
+//! per subject and one table of all; `model` drives random operations against a reference in memory; `race` has threads do
+//! things at the same time and looks for an order that explains what they saw.
 
 mod dir;
 mod macros;
@@ -10,6 +11,7 @@ mod sys;
 
 pub mod cases;
 pub mod model;
+pub mod race;
 pub mod runner;
 
 pub use dir::{Dir, Limits};

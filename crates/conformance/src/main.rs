@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use espalier_conformance::{Failure, Limits, cases, model, runner};
+use espalier_conformance::{Failure, Limits, Outcome, cases, model, race, runner};
 
 /// Tests any directory of any file system through system calls only.
 #[derive(Parser)]
@@ -33,6 +33,15 @@ struct Args {
     /// Instead of the cases, run random operations against the reference model
     #[arg(long, value_name = "SEED")]
     model: Option<u64>,
+    /// Instead of the cases, have threads do things at the same time, and check that some order explains what they saw
+    #[arg(long, value_name = "SEED", conflicts_with = "model")]
+    race: Option<u64>,
+    /// The same directory by another way, as another mount of its file system, for --race
+    #[arg(long, value_name = "DIR", requires = "race")]
+    beside: Vec<PathBuf>,
+    /// Rounds of a race
+    #[arg(long, default_value_t = 200)]
+    rounds: u64,
     /// Operations of a model run (of each thread)
     #[arg(long, default_value_t = 1000)]
     steps: usize,
@@ -52,12 +61,25 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let failed = match (&args.dir, args.model) {
-        (Some(dir), Some(seed)) => run_model(&args, dir.clone(), seed),
-        (Some(dir), None) => run_cases(&args, dir.clone()),
-        (None, _) => return ExitCode::from(2),
+    let failed = match (&args.dir, args.model, args.race) {
+        (Some(dir), Some(seed), _) => run_model(&args, dir.clone(), seed),
+        (Some(dir), None, Some(seed)) => {
+            let ways: Vec<_> = std::iter::once(dir.clone()).chain(args.beside.iter().cloned()).collect();
+            told(race::run(&ways, seed, args.rounds))
+        }
+        (Some(dir), None, None) => run_cases(&args, dir.clone()),
+        (None, ..) => return ExitCode::from(2),
     };
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn told(outcome: Outcome) -> u64 {
+    let failed = u64::from(outcome.is_err());
+    if let Err(failure) = outcome {
+        println!("{}", failure.message);
+    }
+    println!("{} passed, {failed} failed", 1 - failed);
+    failed
 }
 
 fn run_cases(args: &Args, base: PathBuf) -> u64 {

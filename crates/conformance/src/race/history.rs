@@ -1,0 +1,137 @@
+//! Whether operations that overlapped could have happened one after the other (linearizability; J. M. Wing, C. Gong, "Testing and
+//! Verifying Concurrent Objects", 1993): each at some moment between its call and its return.
+
+use std::collections::HashSet;
+use std::fmt::Write;
+use std::time::Duration;
+
+use super::Rules;
+use super::op::{Op, Seen, State};
+
+/// An operation that a thread has done, and when it was called and had returned.
+#[derive(Clone, Copy, Debug)]
+pub struct Did {
+    pub thread: usize,
+    pub op: Op,
+    pub seen: Seen,
+    pub from: Duration,
+    pub to: Duration,
+}
+
+/// Whether the rules explain what was seen.
+pub fn is_explained(history: &[Did], rules: Rules) -> bool {
+    match rules {
+        Rules::Strict => has_an_order(history, rules),
+        Rules::SeveralMounts => {
+            let is_of_file = |did: &&Did| matches!(did.op, Op::Read | Op::Write(_));
+            let (file, names): (Vec<&Did>, Vec<_>) = history.iter().partition(is_of_file);
+            is_regular(&file) && has_an_order(&names.into_iter().copied().collect::<Vec<_>>(), rules)
+        }
+    }
+}
+
+/// Whether each read of the file saw what was written last before it, or what was being written meanwhile (L. Lamport, "On
+/// Interprocess Communication", 1986: a regular register).
+fn is_regular(file: &[&Did]) -> bool {
+    let writes = || file.iter().filter(|did| matches!(did.op, Op::Write(_)));
+    file.iter().filter(|did| did.op == Op::Read).all(|read| {
+        let written =
+            writes().find(|did| matches!(did.op, Op::Write(value) if read.seen == Seen::Number(value)));
+        let (from, to) = match written {
+            Some(write) => (write.from, write.to),
+            None if read.seen == Seen::Number(0) => (Duration::ZERO, Duration::ZERO),
+            None => return false,
+        };
+        let is_overwritten = |by: &&Did| by.from > to && by.to < read.from;
+        from <= read.to && !writes().any(is_overwritten)
+    })
+}
+
+/// Whether there is an order of at most 64 operations that explains what was seen.
+fn has_an_order(history: &[Did], rules: Rules) -> bool {
+    assert!(history.len() <= 64, "their set is a number");
+    let all = if history.len() == 64 { u64::MAX } else { (1 << history.len()) - 1 };
+    // What has been tried: which operations have happened, and what they have made.
+    let mut tried = HashSet::new();
+    let mut left = vec![(0_u64, State::default())];
+    while let Some((happened, state)) = left.pop() {
+        if happened == all {
+            return true;
+        }
+        let waiting = || history.iter().enumerate().filter(|(at, _)| happened & (1 << at) == 0);
+        // What was called after another had returned happened after it.
+        let Some(first_return) = waiting().map(|(_, did)| did.to).min() else { continue };
+        for (at, did) in waiting().filter(|(_, did)| did.from <= first_return) {
+            let next = state.after(did.op, did.seen, rules).map(|next| (happened | 1 << at, next));
+            if let Some(next) = next.filter(|next| tried.insert(next.clone())) {
+                left.push(next);
+            }
+        }
+    }
+    false
+}
+
+/// A history for people, in the order of the calls.
+pub fn tell(history: &[Did]) -> String {
+    let mut history = history.to_vec();
+    history.sort_by_key(|did| did.from);
+    let mut told = String::new();
+    for Did { thread, op, seen, from, to } in history {
+        let (from, to) = (from.as_nanos() / 1000, to.as_nanos() / 1000);
+        let _ = writeln!(told, "    {from:>8} to {to:>8} us, thread {thread}: {op:?}: {seen:?}");
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::race::op::Place;
+
+    fn did(op: Op, seen: Seen, from: u64, to: u64) -> Did {
+        Did { thread: 0, op, seen, from: Duration::from_micros(from), to: Duration::from_micros(to) }
+    }
+
+    fn explained(history: &[Did]) -> bool {
+        is_explained(history, Rules::Strict)
+    }
+
+    #[test]
+    fn what_overlaps_may_have_happened_in_any_order() {
+        let write = did(Op::Write(5), Seen::Done, 0, 10);
+        for seen in [0, 5] {
+            assert!(explained(&[write, did(Op::Read, Seen::Number(seen), 2, 4)]));
+        }
+        assert!(!explained(&[write, did(Op::Read, Seen::Number(7), 2, 4)]));
+    }
+
+    #[test]
+    fn what_had_returned_is_seen() {
+        let write = did(Op::Write(5), Seen::Done, 0, 10);
+        assert!(!explained(&[write, did(Op::Read, Seen::Number(0), 11, 12)]));
+        // Nobody goes back to what was there before.
+        let reads = [did(Op::Read, Seen::Number(5), 2, 4), did(Op::Read, Seen::Number(0), 5, 6), write];
+        assert!(!explained(&reads));
+    }
+
+    #[test]
+    fn of_two_who_make_a_name_one_does() {
+        let place = Place(0);
+        let make = |token, seen| did(Op::Symlink(place, token), seen, 0, 10);
+        assert!(explained(&[make(1, Seen::Done), make(2, Seen::Error(libc::EEXIST))]));
+        assert!(!explained(&[make(1, Seen::Done), make(2, Seen::Done)]));
+        let removed = did(Op::Unlink(place), Seen::Done, 0, 10);
+        assert!(explained(&[make(1, Seen::Done), removed, make(2, Seen::Done)]));
+    }
+
+    #[test]
+    fn several_mounts_see_the_last_write_or_one_under_way() {
+        let write = did(Op::Write(5), Seen::Done, 10, 20);
+        let read = |seen, from, to| did(Op::Read, Seen::Number(seen), from, to);
+        let is_explained = |history: &[Did]| is_explained(history, Rules::SeveralMounts);
+        assert!(is_explained(&[write, read(5, 11, 12), read(0, 13, 14), read(5, 21, 22)]));
+        for wrong in [read(0, 21, 22), read(5, 1, 9), read(6, 11, 12)] {
+            assert!(!is_explained(&[write, wrong]));
+        }
+    }
+}

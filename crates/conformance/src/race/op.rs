@@ -1,0 +1,162 @@
+//! What the threads do, and what each operation does to the few names and the file that there are.
+//!
+//! Nothing makes hard links or asks for their number: Linux finds a name and does something with its inode in two steps, also on
+//! ext4.
+
+use std::path::Path;
+
+use libc::{EEXIST, EINVAL, EISDIR, ENOENT, ENOTDIR, ESTALE};
+
+use super::Rules;
+
+pub const DIRS: [&str; 2] = ["one", "two"];
+/// A file whose first four bytes are a number, the least significant one first.
+pub const REGISTER: &str = "register";
+const NAMES: [&str; 2] = ["x", "y"];
+const PLACES: usize = DIRS.len() * NAMES.len();
+
+/// A name in one of the directories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place(pub(super) usize);
+
+impl Place {
+    /// As it is called in the directory that all is in.
+    pub fn path(self) -> String {
+        format!("{}/{}", DIRS[self.0 / NAMES.len()], NAMES[self.0 % NAMES.len()])
+    }
+}
+
+/// What is written into a symbolic link or the file: unlike any other, so that it tells whose it is.
+type Token = u32;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    Plain,
+    NoReplace,
+    Exchange,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    Symlink(Place, Token),
+    ReadLink(Place),
+    MkDir(Place),
+    RmDir(Place),
+    Unlink(Place),
+    Rename(Place, Place, How),
+    Read,
+    Write(Token),
+}
+
+/// What came of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seen {
+    Done,
+    Number(u32),
+    Error(i32),
+}
+
+impl Seen {
+    /// Of a symbolic link. One that nobody has made is 0.
+    pub fn target(target: &Path) -> Self {
+        Self::Number(target.to_str().and_then(|text| text.parse().ok()).unwrap_or(0))
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+enum Entry {
+    #[default]
+    Free,
+    Link(Token),
+    Dir,
+}
+
+/// The names and the file, as an order of operations makes them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct State {
+    places: [Entry; PLACES],
+    register: Token,
+}
+
+impl Op {
+    /// `unique`: a number of this operation alone.
+    pub fn random(rng: &mut fastrand::Rng, renames: &[How], unique: u32) -> Self {
+        let (a, b) = (Place(rng.usize(..PLACES)), Place(rng.usize(..PLACES)));
+        match rng.u8(..20) {
+            0..4 => Self::Symlink(a, unique),
+            4..7 => Self::ReadLink(a),
+            7..9 => Self::MkDir(a),
+            9..11 => Self::RmDir(a),
+            11..13 => Self::Unlink(a),
+            13..17 => Self::Rename(a, b, renames[rng.usize(..renames.len())]),
+            17..19 => Self::Read,
+            _ => Self::Write(unique),
+        }
+    }
+}
+
+impl State {
+    /// What an operation may have left behind that has come to `seen`.
+    pub fn after(&self, op: Op, seen: Seen, rules: Rules) -> Option<Self> {
+        let mut next = self.clone();
+        if next.apply(op) == seen {
+            return Some(next);
+        }
+        let did_nothing = match (op, seen) {
+            (_, Seen::Error(ESTALE)) => true,
+            (Op::Rename(from, to, How::Plain | How::Exchange), Seen::Done) => {
+                self.places[from.0] == Entry::Free || self.places[to.0] == Entry::Free
+            }
+            _ => false,
+        };
+        (rules == Rules::SeveralMounts && did_nothing).then(|| self.clone())
+    }
+
+    /// Does an operation, and says what its caller sees.
+    fn apply(&mut self, op: Op) -> Seen {
+        use Entry::{Dir, Free, Link};
+        let old = |place: Place| self.places[place.0];
+        let outcome = match op {
+            Op::Symlink(a, _) | Op::MkDir(a) if old(a) != Free => Err(EEXIST),
+            Op::Symlink(a, token) => self.put([(a, Link(token))]),
+            Op::MkDir(a) => self.put([(a, Dir)]),
+            Op::ReadLink(a) => match old(a) {
+                Free => Err(ENOENT),
+                Dir => Err(EINVAL),
+                Link(token) => Ok(Seen::Number(token)),
+            },
+            Op::RmDir(a) => match old(a) {
+                Free => Err(ENOENT),
+                Link(_) => Err(ENOTDIR),
+                Dir => self.put([(a, Free)]),
+            },
+            Op::Unlink(a) => match old(a) {
+                Free => Err(ENOENT),
+                Dir => Err(EISDIR),
+                Link(_) => self.put([(a, Free)]),
+            },
+            Op::Rename(a, b, how) => match (old(a), old(b), how) {
+                (Free, ..) | (_, Free, How::Exchange) => Err(ENOENT),
+                (_, Link(_) | Dir, How::NoReplace) => Err(EEXIST),
+                (from, to, How::Exchange) => self.put([(a, to), (b, from)]),
+                _ if a == b => Ok(Seen::Done),
+                (Dir, Link(_), How::Plain) => Err(ENOTDIR),
+                (Link(_), Dir, How::Plain) => Err(EISDIR),
+                (from, ..) => self.put([(a, Free), (b, from)]),
+            },
+            Op::Read => Ok(Seen::Number(self.register)),
+            Op::Write(value) => {
+                self.register = value;
+                Ok(Seen::Done)
+            }
+        };
+        outcome.unwrap_or_else(Seen::Error)
+    }
+
+    fn put<const N: usize>(&mut self, entries: [(Place, Entry); N]) -> Result<Seen, i32> {
+        for (place, entry) in entries {
+            self.places[place.0] = entry;
+        }
+        Ok(Seen::Done)
+    }
+}

@@ -1,0 +1,62 @@
+//! Clients that cache under leases, racing: some order of their operations explains what they saw, without the liberties that
+//! Linux takes where several mounts race.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::io;
+
+use common::server;
+use espalier_conformance::race::{DIRS, How, Op, REGISTER, Rules, Seen, Way, round};
+use espalier_library::{Credentials, OpenOptions, blocking};
+
+struct Native {
+    fs: blocking::FileSystem,
+    root: String,
+    register: blocking::File,
+}
+
+impl Way for Native {
+    const RENAMES: &'static [How] = &[How::Plain];
+
+    fn perform(&self, op: Op) -> io::Result<Seen> {
+        let (fs, at) =
+            (&self.fs, |place: espalier_conformance::race::Place| format!("{}/{}", self.root, place.path()));
+        match op {
+            Op::Symlink(place, token) => fs.symlink(token.to_string(), at(place))?,
+            Op::ReadLink(place) => return fs.read_link(at(place)).map(|target| Seen::target(&target)),
+            Op::MkDir(place) => fs.create_dir(at(place))?,
+            Op::RmDir(place) => fs.remove_dir(at(place))?,
+            Op::Unlink(place) => fs.remove_file(at(place))?,
+            Op::Rename(from, to, _) => fs.rename(at(from), at(to))?,
+            Op::Read => {
+                let mut bytes = [0; 4];
+                self.register.read_at(&mut bytes, 0)?;
+                return Ok(Seen::Number(u32::from_le_bytes(bytes)));
+            }
+            Op::Write(value) => self.register.write_all_at(&value.to_le_bytes(), 0)?,
+        }
+        Ok(Seen::Done)
+    }
+}
+
+#[test]
+fn some_order_explains_what_racing_clients_see() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let url = runtime.block_on(async { server() });
+    let clients = [(); 3].map(|()| blocking::FileSystem::connect(&url, &Credentials::Insecure).unwrap());
+    for seed in 0..300 {
+        let root = format!("/{seed}");
+        clients[0].create_dir(&root).unwrap();
+        DIRS.iter().for_each(|dir| clients[0].create_dir(format!("{root}/{dir}")).unwrap());
+        clients[0].write(format!("{root}/{REGISTER}"), &0_u32.to_le_bytes()).unwrap();
+        let ways = clients.each_ref().map(|fs| {
+            let path = format!("{root}/{REGISTER}");
+            let register = fs.open_with(OpenOptions::new().read(true).write(true), path).unwrap();
+            Native { fs: fs.clone(), root: root.clone(), register }
+        });
+        if let Err(failure) = round(&ways, seed, Rules::Strict) {
+            panic!("{}", failure.message);
+        }
+    }
+}
