@@ -3,14 +3,15 @@
 # started again; and who may not connect is told so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
-conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
+target=$(realpath "${TARGET:-target}")
+bin=$target/release/espalier conformance=$target/release/espalier-conformance
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 a=$work/a b=$work/b
 mkdir "$a" "$b"
 cleanup() {
     exec 8>&- 9<&-
+    umount "$work/second" 2> /dev/null || true
     for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     for cluster in "$work"/cluster "$work"/other; do "$bin" cluster down "$cluster" > /dev/null 2>&1 || true; done
     rm -rf --one-file-system "$work"
@@ -142,6 +143,9 @@ diff <(cd "$a/shared" && ls -l --time-style=full-iso) <(cd "$b/shared" && ls -l 
 # Neither has overwritten what the other appended: O_APPEND is the server's, not the client's, to place.
 is "$(wc -l < "$a/shared/log")" 400
 
+echo '== races'
+"$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
+
 echo '== a server that is killed'
 mkdir "$a/work"
 printf before > "$a/unlinked"
@@ -178,6 +182,11 @@ mkdir "$a/conformance"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
 rm -rf "$b/conformance"
+mkdir "$a/pjdfstest" "$work/second"
+mount -t tmpfs tmpfs "$work/second"
+TARGET=$target scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
+umount "$work/second"
+rm -rf "$b/pjdfstest"
 
 echo '== a client that may only read'
 "$bin" cluster client "$work/cluster" reader > /dev/null

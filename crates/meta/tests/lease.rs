@@ -71,6 +71,44 @@ fn the_only_client_needs_no_leases() {
     assert_eq!((fs.revocations.len(), fs.meta.figures().leases_given), (0, 0));
 }
 
+/// A kernel takes what it has moved for cached under its new name.
+#[test]
+fn who_has_moved_a_name_has_a_lease_on_it() {
+    let mut fs = leased();
+    let rename = |from, to, flags| Request::Rename {
+        from_dir: Ino::ROOT,
+        from: name(from),
+        to_dir: Ino::ROOT,
+        to: name(to),
+        flags,
+    };
+    let unlink = |file| Request::Unlink { dir: Ino::ROOT, name: name(file) };
+    for fought_over in [false, true] {
+        for flags in [RenameFlags::empty(), RenameFlags::EXCHANGE] {
+            make(&mut fs, B, Ino::ROOT, "from", NewNode::Regular);
+            make(&mut fs, B, Ino::ROOT, "to", NewNode::Regular);
+            if fought_over {
+                ask(&mut fs, A, lookup(Ino::ROOT, "from")).0.unwrap();
+                fs.send_from(B, &ROOT_CALLER, chmod(Ino::ROOT, 0o755));
+            }
+            answer_all(&mut fs);
+            let renamed = fs.send_from(A, &ROOT_CALLER, rename("from", "to", flags));
+            answer_all(&mut fs);
+            assert_eq!(fs.answers.remove(&renamed), Some(Ok(Reply::Done)));
+            assert_eq!(fs.leases[&renamed].0, TERM);
+            let names = if flags.is_empty() { vec!["to"] } else { vec!["to", "from"] };
+            for file in names {
+                let removed = fs.send_from(B, &ROOT_CALLER, unlink(file));
+                let asked = answer_all(&mut fs);
+                let lease = Lease::Name { dir: Ino::ROOT, name: name(file) };
+                assert!(asked.contains(&(A, lease)), "{file}, {flags:?}: {asked:?}");
+                assert_eq!(fs.answers.remove(&removed), Some(Ok(Reply::Done)));
+            }
+            fs.uptime_ms += 100_000;
+        }
+    }
+}
+
 #[test]
 fn what_others_have_cached_is_revoked_before_it_changes() {
     let mut fs = leased();

@@ -10,7 +10,7 @@ use espalier_meta::Atime;
 use crate::calls::Calls;
 use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
-use crate::mount::{MountOptions, set_notifier, start_session};
+use crate::mount::{MountOptions, set_notifiers, start_session};
 use crate::remote::Remote;
 use crate::servers::{Servers, keep_connected};
 
@@ -39,7 +39,7 @@ pub fn mount_servers(
     let options = MountOptions { transport, ..options.clone() };
     let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
     let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, session.granted());
-    set_notifier(&mut session, &door)?;
+    set_notifiers(&mut session, &door)?;
     let remote = Arc::new(Remote::new(door));
     remote.connected(&welcome, connection.sender);
     runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), connection.receiver));

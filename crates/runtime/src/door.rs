@@ -46,7 +46,7 @@ pub struct FuseDoor {
     writes_directly: bool,
     /// The kernel may open directories without asking.
     kernel_opens_directories: bool,
-    notifier: OnceLock<Notifier>,
+    notifiers: OnceLock<Notifiers>,
     /// Known once the first request may come, as is the next.
     transport: OnceLock<Transport>,
     /// Streams may be passed through.
@@ -69,6 +69,15 @@ pub struct Ticket {
     form: Form,
 }
 
+/// What the kernel is told without having asked.
+#[derive(Clone, Debug)]
+pub struct Notifiers {
+    /// Of names, which the kernel forgets with their directories locked.
+    pub names: Notifier,
+    /// Of inodes, for which it waits for nobody who might have such a lock.
+    pub inodes: Notifier,
+}
+
 /// How an answer is to be put.
 #[derive(Clone, Copy)]
 enum Form {
@@ -77,6 +86,8 @@ enum Form {
     Xattr(u32),
     /// Of a change that may take from somebody the right to search a directory.
     Restricting,
+    /// Of names, which the kernel then takes for cached for as long as those that they had before.
+    Moving,
     /// Of a file that is only written to by who opens it.
     WriteOnly,
     /// Of a file that is opened to be appended to, which may end elsewhere than the kernel believes: it must not cache what is
@@ -221,7 +232,8 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::Rename { name: from, new_parent, new_name, flags } => {
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
                 let (from, to) = (name(from)?, name(new_name)?);
-                plain(Request::Rename { from_dir: ino, from, to_dir: Ino(new_parent), to, flags })
+                let request = Request::Rename { from_dir: ino, from, to_dir: Ino(new_parent), to, flags };
+                Ok((Call::Request(request), Form::Moving))
             }
             Op::Open { flags, kill_suid_gid } => {
                 // The kernel truncates by itself, when the file is open.
@@ -330,7 +342,7 @@ impl FuseDoor {
             has_epochs: granted.epoch,
             can_prune: granted.prune,
             writes_directly: granted.coherent_direct_writes,
-            notifier: OnceLock::new(),
+            notifiers: OnceLock::new(),
             transport: OnceLock::new(),
             passthrough: AtomicBool::new(false),
             backing: Mutex::default(),
@@ -340,8 +352,8 @@ impl FuseDoor {
     }
 
     /// Before the first request.
-    pub fn set_notifier(&self, notifier: Notifier) {
-        let _ = self.notifier.set(notifier);
+    pub fn set_notifiers(&self, notifiers: Notifiers) {
+        let _ = self.notifiers.set(notifiers);
     }
 
     pub fn transport(&self) -> Option<Transport> {

@@ -10,7 +10,7 @@ use espalier_proto::{Errno, Ino};
 
 use crate::calls::Calls;
 use crate::control::{self, Status, Told};
-use crate::door::{FuseDoor, Mounted};
+use crate::door::{FuseDoor, Mounted, Notifiers};
 use crate::error::Error;
 use crate::node::Node;
 use crate::volume::Volume;
@@ -49,7 +49,7 @@ pub fn mount(
     let name = source.to_string_lossy();
     let (mut session, kernel) = start_session(&name, mountpoint, options, false)?;
     let door = FuseDoor::new(kernel.default_permissions, volume.meta.atime(), session.granted());
-    set_notifier(&mut session, &door)?;
+    set_notifiers(&mut session, &door)?;
     let Volume { disk, meta, superblock, .. } = volume;
     let watch = Watch::new(options.threads, options.slow);
     let (node, background) = Node::new(meta, disk, door, watch);
@@ -137,11 +137,12 @@ pub(crate) fn start_session(
     Ok((session, kernel))
 }
 
-pub(crate) fn set_notifier(session: &mut Session, door: &FuseDoor) -> Result<(), Error> {
-    let notifier = session
-        .notifier(NOTIFICATIONS)
-        .map_err(|source| Error::Io { what: "cannot start the thread for notifications".into(), source })?;
-    door.set_notifier(notifier);
+pub(crate) fn set_notifiers(session: &mut Session, door: &FuseDoor) -> Result<(), Error> {
+    let mut start = || {
+        let failed = |source| Error::Io { what: "cannot start a thread for notifications".into(), source };
+        session.notifier(NOTIFICATIONS).map_err(failed)
+    };
+    door.set_notifiers(Notifiers { names: start()?, inodes: start()? });
     Ok(())
 }
 

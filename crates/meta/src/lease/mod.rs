@@ -61,6 +61,18 @@ impl Meta {
         }
     }
 
+    /// A client's kernel takes a name that it has moved for cached, whatever the reply says: so there must be a lease on it, also
+    /// where names are fought over. If there is none, the reply has none, and the door sees to it.
+    pub(crate) fn tell_moved(&self, cx: &mut Cx<'_>, dir: Ino, name: &Name) {
+        let Some(leases) = &self.leases else { return };
+        let key = Key::name(dir, self.state.slot(name).hash);
+        if cx.client != ITSELF && leases.is_free(key, cx.claims) {
+            cx.told.keys.push(key);
+        } else {
+            cx.told.refused = true;
+        }
+    }
+
     /// What is told of an inode, found by a name with this hash if by any. The client then knows it, until it forgets.
     /// `cacheable`: the name may be cached for every caller.
     pub(crate) fn entry(

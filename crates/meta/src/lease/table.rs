@@ -119,11 +119,14 @@ impl Leases {
 
     /// Whether a lease may be given, to an operation that itself has claimed `own`.
     pub(crate) fn may_give(&self, key: Key, own: &[Key], now: u64) -> bool {
-        let claims = if self.claims.is_empty() { 0 } else { self.claims.get(&key).copied().unwrap_or(0) };
         let contention = if key.hash == 0 { &self.inodes } else { &self.names };
-        claims <= u32::from(own.contains(&key))
-            && self.order.len() < self.most
-            && !contention.is_hot(key.ino, now)
+        self.is_free(key, own) && !contention.is_hot(key.ino, now)
+    }
+
+    /// As [`Self::may_give`], also of what is fought over.
+    pub(crate) fn is_free(&self, key: Key, own: &[Key]) -> bool {
+        let claims = if self.claims.is_empty() { 0 } else { self.claims.get(&key).copied().unwrap_or(0) };
+        claims <= u32::from(own.contains(&key)) && self.order.len() < self.most
     }
 
     /// A reply that has yet to leave tells a client of these. Returns the turn, for [`Self::keep`].

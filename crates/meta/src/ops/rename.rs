@@ -48,8 +48,11 @@ impl Meta {
                     let gains = [(to.0, weight), (from.0, target_weight)];
                     self.state.admit(&gains, &[(from.0, weight), (to.0, target_weight)])?;
                 }
-                let ((from_dir, from), (to_dir, to)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
-                self.commit(cx, &Event::Exchange { from_dir, from, to_dir, to, time: cx.now })?;
+                let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
+                let event = Event::Exchange { from_dir, from: old, to_dir, to: new, time: cx.now };
+                self.commit(cx, &event)?;
+                self.tell_moved(cx, from_dir, from.1);
+                self.tell_moved(cx, to_dir, to.1);
                 return Ok(Reply::Done);
             }
             Some(target) => {
@@ -78,8 +81,10 @@ impl Meta {
         }
         gains.extend(whiteout.as_ref().map(|inode| (from.0, inode.weight())));
         self.state.admit(&gains, &losses)?;
-        let ((from_dir, from), (to_dir, to)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
-        self.commit(cx, &Event::Rename { from_dir, from, to_dir, to, whiteout, time: cx.now })?;
+        let ((from_dir, old), (to_dir, new)) = ((from.0, from.1.clone()), (to.0, to.1.clone()));
+        let event = Event::Rename { from_dir, from: old, to_dir, to: new, whiteout, time: cx.now };
+        self.commit(cx, &event)?;
+        self.tell_moved(cx, to_dir, to.1);
         if let Some(ino) = replaced {
             self.purge_if_unused(cx, ino)?;
         }

@@ -14,7 +14,7 @@ use espalier_proto::{
     Time,
 };
 
-use super::{Backing, DIRECT, Form, FuseDoor, Ticket};
+use super::{Backing, DIRECT, Form, FuseDoor, Notifiers, Ticket};
 use crate::calls::{Calls, Door, Outcome};
 
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
@@ -49,7 +49,8 @@ impl Door for FuseDoor {
             (Answer::Attr(attr), Form::Restricting)
                 if attr.kind == FileType::Directory && !self.kernel_checks =>
             {
-                self.after_distrust(move || reply.attr(&attr_out(&attr), attr_valid(&attr, lease)));
+                self.distrust_names();
+                reply.attr(&attr_out(&attr), attr_valid(&attr, lease));
             }
             (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr, lease)),
             (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),
@@ -62,6 +63,12 @@ impl Door for FuseDoor {
                 calls.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
             (Answer::Done, Form::Written(written)) => reply.written(written),
+            (Answer::Done, Form::Moving) => {
+                if lease.is_zero() {
+                    self.distrust_names();
+                }
+                reply.ok();
+            }
             (Answer::Done, _) => reply.ok(),
             (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),
             (Answer::Written(written), _) => reply.written(written),
@@ -96,22 +103,24 @@ impl Door for FuseDoor {
     }
 
     fn revoke(&self, lease: &Lease, done: impl FnOnce() + Send + 'static) {
-        let news = match lease {
-            Lease::Name { dir, name } => News::Entry(*dir, name.clone()),
-            Lease::Inode { ino } => News::Attributes(*ino),
-        };
-        self.tell([news].into());
-        let done = Once::new(done);
-        let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-        revoking.push_back((Instant::now(), done.clone()));
-        drop(revoking);
-        self.after_told(move || done.call());
+        match lease {
+            Lease::Name { dir, name } => {
+                self.tell([News::Entry(*dir, name.clone())].into());
+                let done = Once::new(done);
+                let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
+                revoking.push_back((Instant::now(), done.clone()));
+                drop(revoking);
+                after(self.notifiers.get().map(|notifiers| &notifiers.names), done);
+            }
+            Lease::Inode { ino } => {
+                self.tell([News::Attributes(*ino)].into());
+                after(self.notifiers.get().map(|notifiers| &notifiers.inodes), Once::new(done));
+            }
+        }
     }
 
     fn distrust(&self, inos: &[Ino]) {
-        if let Some(notifier) = self.notifier.get() {
-            notifier.inc_epoch();
-        }
+        self.distrust_names();
         self.tell(inos.iter().copied().map(News::Attributes).collect());
     }
 
@@ -122,7 +131,8 @@ impl Door for FuseDoor {
     /// The kernel says so when it has forgotten one. What it is not asked, because the queue is busy or it knows the
     /// inode by several names, it forgets when its own memory is short.
     fn recall(&self, recalls: &[Recall]) {
-        let Some(notifier) = self.notifier.get().filter(|notifier| !notifier.is_busy()) else { return };
+        let notifier = self.notifiers.get().map(|notifiers| &notifiers.names);
+        let Some(notifier) = notifier.filter(|notifier| !notifier.is_busy()) else { return };
         if self.can_prune {
             let inos: Vec<u64> = recalls.iter().map(|recall| recall.ino.0).collect();
             notifier.prune(&inos);
@@ -137,7 +147,8 @@ impl Door for FuseDoor {
 
     /// Where the kernel passes files through, their next readers use the store's copy.
     fn left_behind(&self, ino: Ino, bytes: Range<u64>) {
-        let Some(notifier) = self.notifier.get().filter(|notifier| !notifier.is_busy()) else { return };
+        let notifier = self.notifiers.get().map(|notifiers| &notifiers.inodes);
+        let Some(notifier) = notifier.filter(|notifier| !notifier.is_busy()) else { return };
         if self.passthrough.load(Ordering::Relaxed)
             && let (Ok(offset), Ok(length)) = (bytes.start.try_into(), (bytes.end - bytes.start).try_into())
         {
@@ -147,13 +158,14 @@ impl Door for FuseDoor {
 }
 
 impl FuseDoor {
-    /// Calls `done` once the kernel trusts no name that it has cached until now: who may search a directory has
-    /// changed, and the kernel does not check that itself.
-    fn after_distrust(&self, done: impl FnOnce() + Send + 'static) {
-        if self.notifier.get().is_some_and(Notifier::inc_epoch) {
-            self.after_told(done);
-        } else {
-            done();
+    /// The kernel is not to trust any name that it has cached until now: who may search a directory has changed, and the kernel
+    /// does not check that itself; or it has moved a name that may not be cached. At once, for what is queued for it may wait for
+    /// a lock that whoever is to be answered has.
+    fn distrust_names(&self) {
+        if self.has_epochs
+            && let Some(Notifiers { names, .. }) = self.notifiers.get()
+        {
+            names.inc_epoch_now();
         }
     }
 
@@ -161,13 +173,13 @@ impl FuseDoor {
     /// for the kernel may hold a lock for it that what is queued waits for.
     fn tell(&self, mut news: VecDeque<News>) {
         const TRIES: u32 = 60_000;
-        let Some(notifier) = self.notifier.get() else { return };
-        if !tell_some(notifier, &mut news) {
-            let notifier = notifier.clone();
+        let Some(notifiers) = self.notifiers.get() else { return };
+        if !tell_some(notifiers, &mut news) {
+            let notifiers = notifiers.clone();
             std::thread::spawn(move || {
                 let told = (0..TRIES).any(|_| {
                     std::thread::sleep(Duration::from_millis(1));
-                    tell_some(&notifier, &mut news)
+                    tell_some(&notifiers, &mut news)
                 });
                 if !told {
                     tracing::warn!(
@@ -180,19 +192,15 @@ impl FuseDoor {
 
     /// Calls `done` once the kernel has been told all that was to be told until now.
     pub(super) fn after_told(&self, done: impl FnOnce() + Send + 'static) {
+        let inodes = self.notifiers.get().map(|notifiers| notifiers.inodes.clone());
         let done = Once::new(done);
-        let queued = self.notifier.get().is_some_and(|notifier| {
-            let done = done.clone();
-            notifier.fence(move || done.call())
-        });
-        if !queued {
-            done.call();
-        }
+        let then = Once::new(move || after(inodes.as_ref(), done));
+        after(self.notifiers.get().map(|notifiers| &notifiers.names), then);
     }
 
-    /// Comes many times a second: looks after revocations. The kernel takes a name away only with its directory's lock, which
+    /// Comes many times a second: looks after revocations of names. The kernel takes a name away only with its directory's lock, which
     /// somebody may hold who waits for a server that waits for just this. So it is given a while, and then told to distrust
-    /// all names, which takes no lock; what else it is to forget it forgets when that lock is free.
+    /// all names, which takes no lock.
     pub(crate) fn tick(&self) {
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
         revoking.retain(|(_, done)| !done.is_called());
@@ -202,10 +210,8 @@ impl FuseDoor {
         let late: Vec<_> =
             revoking.iter().take_while(|(since, _)| since.elapsed() > PATIENCE).cloned().collect();
         drop(revoking);
-        if !late.is_empty()
-            && let Some(notifier) = self.notifier.get()
-        {
-            notifier.inc_epoch_now();
+        if !late.is_empty() {
+            self.distrust_names();
         }
         for (_, done) in late {
             done.call();
@@ -293,6 +299,17 @@ impl Once {
     }
 }
 
+/// Calls `done` once the kernel has acted on all that was queued before.
+fn after(notifier: Option<&Notifier>, done: Once) {
+    let queued = notifier.is_some_and(|notifier| {
+        let done = done.clone();
+        notifier.fence(move || done.call())
+    });
+    if !queued {
+        done.call();
+    }
+}
+
 /// What the kernel has not done itself.
 enum News {
     /// A name is there that was not, or not any more.
@@ -301,12 +318,12 @@ enum News {
 }
 
 /// Whether that was all of it.
-fn tell_some(notifier: &Notifier, news: &mut VecDeque<News>) -> bool {
+fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
     while let Some(next) = news.front() {
         let queued = match next {
-            News::Entry(dir, name) => notifier.inval_entry(dir.0, name),
+            News::Entry(dir, name) => notifiers.names.inval_entry(dir.0, name),
             // And of a directory the listing.
-            News::Attributes(ino) => notifier.inval_inode(ino.0, 0, 0),
+            News::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),
         };
         if !queued {
             return false;
