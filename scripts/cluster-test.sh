@@ -49,7 +49,9 @@ server() {
     "$bin" cluster status "$work/cluster" --json | sed 's/.*"pid":\([0-9]*\).*/\1/'
 }
 
+# With the limit of open files that most systems have, which the server raises.
 up() {
+    ulimit -Sn 1024
     "$bin" cluster up "$work/cluster" > "$work/up" < /dev/null
 }
 
@@ -187,6 +189,11 @@ mount -t tmpfs tmpfs "$work/second"
 TARGET=$target scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
 umount "$work/second"
 rm -rf "$b/pjdfstest"
+
+echo '== many clients'
+"$bin" bench --native "$url" -o "credentials=$credentials" --clients 200 --files 5 --idle 2000 > "$work/many" ||
+    fail "$(cat "$work/many")"
+grep -q native/unlink "$work/many"
 
 echo '== a client that may only read'
 "$bin" cluster client "$work/cluster" reader > /dev/null

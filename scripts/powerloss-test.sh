@@ -78,6 +78,23 @@ work() { # workload, seed, mount options
     "$bin" umount "$mnt"
 }
 
+# The same through a server: workload, seed.
+work_served() {
+    local server said=$work/served
+    printf 'listen = "127.0.0.1:17442"\nstore = "%s"\ninsecure = true\n' "$disk/data" > "$work/server.toml"
+    "$bin" serve --config "$work/server.toml" > "$said" 2> "$work/server.log" &
+    server=$!
+    until grep -q serving "$said"; do
+        kill -0 "$server" || fail "the server ended: $(cat "$work/server.log")"
+        sleep 0.05
+    done
+    "$bin" mount -o insecure espalier://127.0.0.1:17442/ "$mnt" --log-file "$work/mount.log"
+    "$power" work "$1" "$mnt" "$recorder/marks" "$2"
+    "$bin" umount "$mnt"
+    kill "$server"
+    wait "$server"
+}
+
 make() {
     "$bin" mkfs --journal 4M "$disk/data" > /dev/null
     echo made > "$recorder/marks"
@@ -180,7 +197,7 @@ if [ "${1:-}" = replay ]; then
 fi
 
 mapfile -t all < <("$power" list)
-[ $# -gt 0 ] || set -- mkfs load "${all[@]}"
+[ $# -gt 0 ] || set -- mkfs load "${all[@]}" served
 make_disk "$work/empty"
 cp --sparse=always "$work/empty" "$work/made"
 disk_mount "$work/made"
@@ -203,7 +220,11 @@ for workload in "$@"; do
         [ "$workload" != sync ] || options=sync
         cp --sparse=always "$work/made" "$first/image"
         cp --sparse=always "$first/image" "$work/scratch"
-        record "$work/scratch" "$first/record" work "$workload" "$seed" "$options"
+        if [ "$workload" = served ]; then
+            record "$work/scratch" "$first/record" work_served history "$seed"
+        else
+            record "$work/scratch" "$first/record" work "$workload" "$seed" "$options"
+        fi
     fi
     try_all "$first" "$points" "$seed"
     twice=0

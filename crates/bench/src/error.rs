@@ -28,6 +28,8 @@ pub enum Error {
     Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
     #[error("the floor has stopped")]
     Served(#[from] espalier_fuse::RunError),
+    #[error("this process may have {most} connections at most: raise `ulimit -Hn`")]
+    Connections { most: u64 },
     #[error(transparent)]
     Connect(espalier_library::ConnectError),
     #[error("stopped")]

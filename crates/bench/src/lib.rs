@@ -12,6 +12,7 @@ mod error;
 mod floor;
 mod group;
 mod groups;
+mod limit;
 mod memory;
 mod native;
 mod place;

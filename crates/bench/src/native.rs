@@ -13,6 +13,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use crate::error::Error;
+use crate::limit::may_open;
 use crate::place::Place;
 use crate::report::{PhaseReport, Report};
 use crate::team::Outcome;
@@ -25,6 +26,8 @@ pub struct NativeOptions {
     pub url: String,
     pub credentials: Credentials,
     pub clients: u32,
+    /// Clients besides, which connect and do nothing more.
+    pub idle: u32,
     /// So many calls of each client are under way at once.
     pub outstanding: u32,
     /// Of each client, in a directory of its own.
@@ -71,10 +74,12 @@ pub fn native(options: &NativeOptions) -> Result<Report, Error> {
     if let Some((option, _)) = least.into_iter().find(|(_, value)| *value == 0_u64) {
         return Err(Error::TooSmall { option, least: 1 });
     }
+    may_open(u64::from(options.clients) + u64::from(options.idle))
+        .map_err(|most| Error::Connections { most })?;
     let mut outcomes: Vec<Vec<Outcome>> = PHASES.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.runs {
         let mut fleet = Fleet::new(options)?;
-        let measured = fleet.run(&mut outcomes);
+        let measured = fleet.connect_idle().and_then(|()| fleet.run(&mut outcomes));
         let removed = fleet.remove();
         measured.and(removed)?;
     }
@@ -101,6 +106,7 @@ struct Fleet<'a> {
     here: Runtime,
     ships: Vec<Ship>,
     clients: Vec<Client>,
+    idle: Vec<(FileSystem, Handle)>,
 }
 
 /// A client and its directory, on a thread.
@@ -147,7 +153,7 @@ impl<'a> Fleet<'a> {
         let ships = (0..threads).map(|_| Ship::new()).collect::<Result<_, Error>>()?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let dir = format!("/espalier-bench-{}-{}", std::process::id(), since.as_nanos());
-        let mut fleet = Self { options, dir, here: runtime()?, ships, clients: Vec::new() };
+        let mut fleet = Self { options, dir, here: runtime()?, ships, clients: Vec::new(), idle: Vec::new() };
         fleet.connect()?;
         Ok(fleet)
     }
@@ -167,11 +173,22 @@ impl<'a> Fleet<'a> {
             self.on(&client.thread, client.fs.close())?;
         }
         for (number, ship) in (0..self.options.clients).zip(self.ships.iter().cycle()) {
-            let NativeOptions { url, credentials, .. } = self.options.clone();
-            let connected = async move { FileSystem::connect(&url, &credentials).await };
-            let fs = self.on(&ship.handle, connected)?.map_err(Error::Connect)?;
             let (own, thread) = (format!("{}/client{number}", self.dir), ship.handle.clone());
-            self.clients.push(Client { fs, own, thread });
+            self.clients.push(Client { fs: self.connect_on(&thread)?, own, thread });
+        }
+        Ok(())
+    }
+
+    fn connect_on(&self, thread: &Handle) -> Result<FileSystem, Error> {
+        let NativeOptions { url, credentials, .. } = self.options.clone();
+        let connected = async move { FileSystem::connect(&url, &credentials).await };
+        self.on(thread, connected)?.map_err(Error::Connect)
+    }
+
+    fn connect_idle(&mut self) -> Result<(), Error> {
+        let threads = self.ships.iter().map(|ship| ship.handle.clone()).cycle();
+        for thread in threads.take(self.options.idle as usize) {
+            self.idle.push((self.connect_on(&thread)?, thread));
         }
         Ok(())
     }
@@ -267,8 +284,9 @@ impl<'a> Fleet<'a> {
             let gone = self.on(&first.thread, async move { fs.remove_dir(dir).await })?;
             removed = gone.map_err(Error::doing(format!("remove {}", self.dir)));
         }
-        for client in std::mem::take(&mut self.clients) {
-            self.on(&client.thread, client.fs.close())?;
+        let clients = std::mem::take(&mut self.clients).into_iter().map(|client| (client.fs, client.thread));
+        for (fs, thread) in clients.chain(std::mem::take(&mut self.idle)) {
+            self.on(&thread, fs.close())?;
         }
         removed
     }

@@ -50,6 +50,9 @@ pub struct BenchArgs {
     /// Clients, each with a connection and a directory of its own.
     #[arg(long, value_name = "P", default_value_t = 1, requires = "native")]
     pub clients: u32,
+    /// Clients besides, which connect and do nothing more: what they cost the others.
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "native")]
+    pub idle: u32,
     /// Calls of each client that are under way at once.
     #[arg(long, value_name = "N", default_value_t = 1, requires = "native")]
     pub outstanding: u32,
@@ -118,6 +121,7 @@ fn native(url: &str, args: &BenchArgs, stop: Arc<AtomicBool>) -> Result<Report> 
         url: url.into(),
         credentials: reach.credentials(url)?,
         clients: args.clients,
+        idle: args.idle,
         outstanding: args.outstanding,
         files: args.files.unwrap_or(NATIVE_FILES),
         bytes: args.bytes.unwrap_or(NATIVE_BYTES),

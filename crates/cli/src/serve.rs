@@ -10,6 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use espalier_net::{Limits, Security};
 use espalier_runtime::{Access, OpenOptions, Rights, ServeOptions};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{LogArgs, ServeArgs, parse_size};
@@ -165,6 +166,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         slow: Some(Duration::from_secs(1)),
         drain: DRAIN,
     };
+    raise_limit(config.max_connections);
     let volume = open_patiently(&store, open)?;
     if volume.replayed > 0 {
         tracing::info!(events = volume.replayed, "replayed the journal");
@@ -177,4 +179,23 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         }
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Each connection is an open file, and few are allowed by default.
+fn raise_limit(max_connections: usize) {
+    /// Those of the store, about.
+    const OTHERS: u64 = 1024;
+    let (limit, needed) = (getrlimit(Resource::Nofile), max_connections as u64 + OTHERS);
+    if limit.current.is_none_or(|current| current >= needed) {
+        return;
+    }
+    let current = limit.maximum.map_or(needed, |maximum| maximum.min(needed));
+    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: limit.maximum });
+    if raised.is_err() || current < needed {
+        tracing::warn!(
+            current,
+            needed,
+            "this process may not open as many files as max_connections asks for: raise `ulimit -Hn`, or LimitNOFILE= of its service"
+        );
+    }
 }

@@ -1,9 +1,8 @@
 //! The nine phases of Carns et al., "Small-File Access in Parallel File Systems", section IV. Files stay open from their
 //! creation to the seventh phase.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-
 use crate::group::{Group, Phase, Procs, Source};
+use crate::limit::may_open;
 use crate::worker::{Failure, Laps, Outcome, Worker, create, file_name, list, open_directory, read};
 use crate::worker::{remove_directory, unlink, write};
 
@@ -69,14 +68,7 @@ pub(crate) static GROUP: Group = Group {
 
 fn start(worker: &mut Worker) -> Outcome {
     worker.buffer = vec![b'x'; worker.task.bytes as usize];
-    let limit = getrlimit(Resource::Nofile);
-    let needed = worker.task.files + 64;
-    if limit.current.is_none_or(|current| current >= needed) {
-        return Ok(());
-    }
-    let raised = Rlimit { current: Some(needed), maximum: limit.maximum };
-    setrlimit(Resource::Nofile, raised).map_err(|_| {
-        let most = limit.maximum.unwrap_or(u64::MAX).saturating_sub(64);
+    may_open(worker.task.files).map_err(|most| {
         Failure(format!("the nine phases keep every file open: use --files {most} or raise `ulimit -Hn`"))
     })
 }

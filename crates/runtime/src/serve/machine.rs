@@ -347,7 +347,10 @@ impl Server {
             }
         }
         for client in out.expired.drain(..) {
-            tracing::info!(client = client.0, "a client has not been heard of: its session has ended");
+            tracing::info!(
+                client = client.0,
+                "a session has ended: its client has left, or has not been heard of"
+            );
             inner.groups.retain(|(of, _), _| *of != client);
             if let Some(peer) = inner.peers.remove(&client) {
                 peer.sender.end();
