@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, ObjectId, Position, TableWrite};
 
-use crate::machine::{Meta, Purpose};
+use crate::io::Purpose;
+use crate::machine::Meta;
 use crate::outbox::{Io, Now, Outbox};
 use crate::record::{Super, encode};
 use crate::state::State;

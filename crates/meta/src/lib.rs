@@ -18,6 +18,7 @@ mod config;
 mod event;
 mod evict;
 mod figures;
+mod io;
 mod journal;
 mod lease;
 mod machine;
@@ -36,6 +37,7 @@ mod step;
 mod task;
 mod trash;
 mod usage;
+mod wait;
 
 pub use check::{Check, Finding};
 pub use config::{Atime, Config};

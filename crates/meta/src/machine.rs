@@ -4,46 +4,25 @@ use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Errno, Ino, NewNode, ObjectId, Position, Reply, Request, RequestId};
+use espalier_proto::{ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::event::Event;
+use crate::io::Purpose;
 use crate::journal::{Held, Journal};
 use crate::lease::{Leases, Promise, Told};
-use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
+use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
 use crate::record::Inode;
 use crate::session::Sessions;
 use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
-use crate::task::{Page, Task};
+use crate::task::Task;
 use crate::trash::ITSELF;
-
-/// What an I/O was asked for.
-#[derive(Debug)]
-pub(crate) enum Purpose {
-    /// With the last checkpoint's epoch when it was asked for.
-    Load(Load, u32),
-    /// Of one waiting operation.
-    Groups(u64),
-    Stream(u64, StreamCall),
-    /// Between two steps of an operation.
-    Pause(u64),
-    Journal,
-    Sync,
-    Stage,
-    Publish,
-    RemoveStream(Ino),
-    SettleStream(Ino),
-    /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
-    SyncStream(Ino, u64),
-    /// Between releasing what expired sessions held.
-    Abandoned,
-}
 
 /// The metadata server's machine. See the crate's description.
 #[derive(Debug)]
@@ -56,14 +35,14 @@ pub struct Meta {
     /// Operations that wait, by a number of their own.
     pub(crate) tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
     /// Those of them that look at a tree.
-    walking: BTreeSet<u64>,
-    next_task: u64,
+    pub(crate) walking: BTreeSet<u64>,
+    pub(crate) next_task: u64,
     pub(crate) io: HashMap<IoId, Purpose, FxBuildHasher>,
-    next_io: u64,
+    pub(crate) next_io: u64,
     /// Operations that wait for a load that has been asked for.
-    loads: HashMap<Load, Vec<u64>, FxBuildHasher>,
+    pub(crate) loads: HashMap<Load, Vec<u64>, FxBuildHasher>,
     /// Operations that wait for room in the journal, or for clients to say what they have.
-    roomless: Vec<u64>,
+    pub(crate) roomless: Vec<u64>,
     free_space: u64,
     /// Bytes cloned since that was told.
     cloned: u64,
@@ -201,75 +180,14 @@ impl Meta {
         if !matches!(outcome, Err(Stop::Wait(_))) {
             self.unclaim(&mut task);
         }
-        let wait = match outcome {
-            Err(Stop::Wait(wait)) => wait,
-            Ok(reply) => return self.finish(now, &task, durable, told, Ok(reply), out),
-            Err(Stop::Fail(errno)) => return self.refuse(now, &mut task, errno, out),
-        };
-        let number = number.unwrap_or_else(|| {
-            self.next_task += 1;
-            self.next_task
-        });
-        let waiting = match wait {
-            Wait::Room => Waiting::Journal,
-            Wait::Lease(_) => Waiting::Clients,
-            _ => Waiting::Disk,
-        };
-        match wait {
-            Wait::Hint(ino, load) if task.loaded.as_ref() == Some(&load) => {
-                // It is not there: another hint, or the inode table, may tell.
-                self.state.reclaimed.forget_hint(ino);
-                return self.run(now, task, Some(number), out);
-            }
-            Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
-                // It was loaded and is not there, though another record speaks of it.
-                let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
-                return self.refuse(now, &mut task, errno, out);
-            }
-            Wait::Load(load) | Wait::Hint(_, load) => {
-                task.loaded = Some(load.clone());
-                let waiting = self.loads.entry(load.clone()).or_default();
-                waiting.push(number);
-                if waiting.len() == 1 {
-                    self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
-                }
-            }
-            Wait::Groups => {
-                let io = Io::Groups { of: (task.from, task.id), pid: task.caller.pid };
-                self.ask(Purpose::Groups(number), io, out);
-            }
-            Wait::Stream(call) => {
-                if task.streams.is_empty() {
-                    task.streams_since = self.streams_changed;
-                }
-                self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out);
-            }
-            Wait::Durable => self.journal.hold(self.state.sequence, Held::Task(number)),
-            Wait::Grace => self.roomless.push(number),
-            Wait::Room => {
-                self.roomless.push(number);
-                self.start_checkpoint(out);
-            }
-            Wait::Lease(key) => {
-                // What was loaded may be gone by then.
-                (task.loaded, task.page) = (None, None);
-                self.wait_for_lease(key, task.from, number);
-            }
-            Wait::Others | Wait::While => {
-                (task.loaded, task.page) = (None, None);
-                self.unclaim(&mut task);
-                let io = if wait == Wait::Others { Io::Yield } else { Io::Rest };
-                self.ask(Purpose::Pause(number), io, out);
-            }
+        match outcome {
+            Err(Stop::Wait(wait)) => self.wait(now, task, number, wait, out),
+            Ok(reply) => self.finish(now, &task, durable, told, Ok(reply), out),
+            Err(Stop::Fail(errno)) => self.refuse(now, &mut task, errno, out),
         }
-        if matches!(task.progress, Progress::Walk(_)) {
-            self.walking.insert(number);
-        }
-        out.waiting.push((task.from, task.id, waiting));
-        self.tasks.insert(number, Box::new(task));
     }
 
-    fn refuse(&mut self, now: Now, task: &mut Task, errno: Errno, out: &mut Outbox) {
+    pub(crate) fn refuse(&mut self, now: Now, task: &mut Task, errno: Errno, out: &mut Outbox) {
         self.unclaim(task);
         self.finish(now, task, false, Told::default(), Err(errno), out);
     }
@@ -483,182 +401,6 @@ impl Meta {
         }
     }
 
-    // ---- Waiting
-
-    pub(crate) fn rest_abandoned(&mut self, out: &mut Outbox) {
-        self.ask(Purpose::Abandoned, Io::Rest, out);
-    }
-
-    pub(crate) fn ask(&mut self, purpose: Purpose, io: Io, out: &mut Outbox) {
-        self.next_io += 1;
-        let id = IoId(self.next_io);
-        self.io.insert(id, purpose);
-        out.io.push((id, io));
-    }
-
-    /// Only what waits for room or for other clients may wait for long. A change that has been made cannot be called interrupted, and an
-    /// `fsync` that says so makes databases panic: on a local file system it never does.
-    fn cancel(&mut self, now: Now, from: ClientId, id: RequestId, out: &mut Outbox) {
-        let asked =
-            |number: &u64| self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (from, id));
-        let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.swap_remove(at));
-        let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
-        if let Some(number) = roomless.or_else(waiting) {
-            self.walking.remove(&number);
-            let Some(mut task) = self.tasks.remove(&number) else { return };
-            self.unclaim(&mut task);
-            let reply = match task.progress {
-                Progress::Copy(copied) => Ok(Reply::Copied(copied)),
-                _ => Err(Errno::EINTR),
-            };
-            self.answer(now, (from, id), reply, &Promise::default(), out);
-        }
-    }
-
-    pub(crate) fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
-        // One that was cancelled meanwhile is gone.
-        self.walking.remove(&number);
-        if let Some(task) = self.tasks.remove(&number) {
-            self.run(now, *task, Some(number), out);
-        }
-    }
-
-    pub(crate) fn done(&mut self, now: Now, id: IoId, result: Result<IoDone, Errno>, out: &mut Outbox) {
-        match (self.io.remove(&id), result) {
-            // What it has read may have been changed, written and evicted meanwhile.
-            (Some(Purpose::Load(load, published)), _) if published != self.state.published => {
-                self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
-            }
-            (Some(Purpose::Load(load, _)), result) => self.done_load(now, &load, result, out),
-            (Some(Purpose::Groups(number)), result) => {
-                if let Some(task) = self.tasks.get_mut(&number) {
-                    // A process that is gone has no groups to lend.
-                    task.caller.groups =
-                        Some(if let Ok(IoDone::Groups(groups)) = result { groups } else { [].into() });
-                }
-                self.resume(now, number, out);
-            }
-            (Some(Purpose::Stream(number, call)), result) => {
-                if let Some(task) = self.tasks.get_mut(&number) {
-                    let result = result.and_then(|done| {
-                        if let IoDone::Stream(done) = done { Ok(done) } else { Err(Errno::EIO) }
-                    });
-                    task.streams.push((call, result));
-                }
-                self.resume(now, number, out);
-            }
-            (Some(Purpose::Pause(number)), _) => self.resume(now, number, out),
-            (Some(Purpose::Journal), result) => {
-                let result = result.and_then(|done| match done {
-                    IoDone::Journaled { end, used, frame } => {
-                        self.journal.recycle(frame);
-                        Ok((end, used))
-                    }
-                    _ => Err(Errno::EIO),
-                });
-                let held = self.journal.appended(result);
-                self.let_go(now, held, out);
-                if self.journal.is_half_full() {
-                    self.start_checkpoint(out);
-                }
-            }
-            (Some(Purpose::Sync), result) => {
-                let held = self.journal.synced(result.map(drop));
-                self.let_go(now, held, out);
-            }
-            (Some(Purpose::Stage), Ok(_)) => {
-                if let Some(io) = self.checkpoint.staged(&mut self.state) {
-                    self.ask_checkpoint(io, out);
-                }
-            }
-            (Some(Purpose::Stage), Err(errno)) => self.done_checkpoint(now, Err(errno), out),
-            (Some(Purpose::Publish), result) => {
-                let used = result.map(|done| if let IoDone::Published { used } = done { used } else { 0 });
-                self.done_checkpoint(now, used, out);
-            }
-            (Some(Purpose::RemoveStream(ino)), Ok(_)) => self.purge_removed(ino),
-            // It stays an orphan, whose stream the next mount removes.
-            (Some(Purpose::RemoveStream(_)), Err(_)) => {}
-            (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
-            (Some(Purpose::SettleStream(ino)), Ok(_)) => drop(self.state.unsettled.remove(&ino)),
-            // It stays new, which does no harm, and the next mount tries again.
-            (Some(Purpose::SettleStream(_)), Err(_)) => {}
-            (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
-            (None, _) => {}
-        }
-    }
-
-    fn done_load(&mut self, now: Now, load: &Load, result: Result<IoDone, Errno>, out: &mut Outbox) {
-        let mut page = None;
-        let loaded = match (load, result) {
-            (Load::Record { object, key }, Ok(IoDone::Record(value))) => {
-                self.state.loaded(*object, key, value.as_deref()).map_err(|_| Errno::EIO)
-            }
-            (Load::Dentries { dir, from, limit }, Ok(IoDone::Dentries(pairs))) => {
-                let end = pairs.len() < *limit;
-                let last = pairs
-                    .last()
-                    .and_then(|(key, _)| key.first_chunk::<8>())
-                    .map(|hash| u64::from_be_bytes(*hash));
-                // Of the last hash there may be more names, so it is not covered.
-                let to = if end { u64::MAX } else { last.unwrap_or(*from) };
-                page = Some(Page { dir: *dir, from: *from, to });
-                self.state.loaded_dentries(*dir, *from, *limit, &pairs).map_err(|_| Errno::EIO)
-            }
-            (_, Err(errno)) => Err(errno),
-            (_, Ok(_)) => Err(Errno::EIO),
-        };
-        for number in self.loads.remove(load).unwrap_or_default() {
-            match loaded {
-                Ok(()) => {
-                    if let Some(task) = self.tasks.get_mut(&number) {
-                        // Pages that follow on each other are one.
-                        task.page = match (task.page, page) {
-                            (Some(old), Some(new)) if (old.dir, old.to) == (new.dir, new.from) => {
-                                Some(Page { to: new.to, ..old })
-                            }
-                            _ => page,
-                        };
-                    }
-                    self.resume(now, number, out);
-                }
-                Err(errno) => {
-                    self.walking.remove(&number);
-                    if let Some(mut task) = self.tasks.remove(&number) {
-                        self.refuse(now, &mut task, errno, out);
-                    }
-                }
-            }
-        }
-    }
-
-    pub(crate) fn resume_roomless(&mut self, now: Now, out: &mut Outbox) {
-        for number in core::mem::take(&mut self.roomless) {
-            self.resume(now, number, out);
-        }
-    }
-
-    pub(crate) fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
-        for held in held {
-            match held {
-                Held::Reply(to, id, result, promise) => self.answer(now, (to, id), result, &promise, out),
-                Held::Session(client, result) => self.connected(client, result, out),
-                Held::Task(number) => self.resume(now, number, out),
-                Held::RemoveStream(ino) => {
-                    self.ask(Purpose::RemoveStream(ino), Io::Stream(StreamCall::Remove { ino }), out);
-                }
-                Held::SettleStream(ino) => {
-                    self.ask(Purpose::SettleStream(ino), Io::Stream(StreamCall::Settle { ino }), out);
-                }
-            }
-        }
-    }
-
-    fn purge_removed(&mut self, ino: Ino) {
-        // It was loaded to become an orphan, and orphans stay loaded; if not, the next mount purges it.
-        let _ = self.append(&Event::Purge { ino });
-    }
-
     fn tick(&mut self, now: Now, out: &mut Outbox) {
         self.ticks += 1;
         self.sweep_due = true;
@@ -690,10 +432,4 @@ impl Meta {
             self.ask(Purpose::Sync, Io::Sync, out);
         }
     }
-}
-
-fn is_inode(load: &Load) -> bool {
-    matches!(load, Load::Record { object, key }
-        if object.kind == espalier_proto::ObjectKind::Inodes && matches!(key.first(), Some(b'i' | b'd')))
-        || matches!(load, Load::Record { object, .. } if *object == ObjectId::ORPHANS)
 }

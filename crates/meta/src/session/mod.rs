@@ -20,9 +20,10 @@ use alloc::vec::Vec;
 use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo};
 
 use crate::event::Event;
+use crate::io::Purpose;
 use crate::journal::Held;
 use crate::lease::Promise;
-use crate::machine::{Cx, Meta, Purpose};
+use crate::machine::{Cx, Meta};
 use crate::outbox::{Answered, Connected, Now, Outbox};
 use crate::state::Map;
 use crate::task::Task;

@@ -1,0 +1,177 @@
+//! Operations that wait: for what, and how they go on.
+
+use alloc::boxed::Box;
+
+use espalier_proto::{ClientId, Errno, ObjectId, ObjectKind, Reply, RequestId};
+
+use crate::io::Purpose;
+use crate::journal::Held;
+use crate::lease::Promise;
+use crate::machine::Meta;
+use crate::outbox::{Io, IoDone, Now, Outbox, Waiting};
+use crate::progress::Progress;
+use crate::step::{Load, Wait};
+use crate::task::{Page, Task};
+
+impl Meta {
+    /// An operation cannot go on: keeps it, and asks for what it waits for.
+    pub(crate) fn wait(
+        &mut self,
+        now: Now,
+        mut task: Task,
+        number: Option<u64>,
+        wait: Wait,
+        out: &mut Outbox,
+    ) {
+        let number = number.unwrap_or_else(|| {
+            self.next_task += 1;
+            self.next_task
+        });
+        let waiting = match wait {
+            Wait::Room => Waiting::Journal,
+            Wait::Lease(_) => Waiting::Clients,
+            _ => Waiting::Disk,
+        };
+        match wait {
+            Wait::Hint(ino, load) if task.loaded.as_ref() == Some(&load) => {
+                // It is not there: another hint, or the inode table, may tell.
+                self.state.reclaimed.forget_hint(ino);
+                return self.run(now, task, Some(number), out);
+            }
+            Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
+                // It was loaded and is not there, though another record speaks of it.
+                let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
+                return self.refuse(now, &mut task, errno, out);
+            }
+            Wait::Load(load) | Wait::Hint(_, load) => {
+                task.loaded = Some(load.clone());
+                let waiting = self.loads.entry(load.clone()).or_default();
+                waiting.push(number);
+                if waiting.len() == 1 {
+                    self.ask(Purpose::Load(load.clone(), self.state.published), Io::Load(load), out);
+                }
+            }
+            Wait::Groups => {
+                let io = Io::Groups { of: (task.from, task.id), pid: task.caller.pid };
+                self.ask(Purpose::Groups(number), io, out);
+            }
+            Wait::Stream(call) => {
+                if task.streams.is_empty() {
+                    task.streams_since = self.streams_changed;
+                }
+                self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out);
+            }
+            Wait::Durable => self.journal.hold(self.state.sequence, Held::Task(number)),
+            Wait::Grace => self.roomless.push(number),
+            Wait::Room => {
+                self.roomless.push(number);
+                self.start_checkpoint(out);
+            }
+            Wait::Lease(key) => {
+                // What was loaded may be gone by then.
+                (task.loaded, task.page) = (None, None);
+                self.wait_for_lease(key, task.from, number);
+            }
+            Wait::Others | Wait::While => {
+                (task.loaded, task.page) = (None, None);
+                self.unclaim(&mut task);
+                let io = if wait == Wait::Others { Io::Yield } else { Io::Rest };
+                self.ask(Purpose::Pause(number), io, out);
+            }
+        }
+        if matches!(task.progress, Progress::Walk(_)) {
+            self.walking.insert(number);
+        }
+        out.waiting.push((task.from, task.id, waiting));
+        self.tasks.insert(number, Box::new(task));
+    }
+
+    /// Only what waits for room or for other clients may wait for long. A change that has been made cannot be called interrupted, and an
+    /// `fsync` that says so makes databases panic: on a local file system it never does.
+    pub(crate) fn cancel(&mut self, now: Now, from: ClientId, id: RequestId, out: &mut Outbox) {
+        let asked =
+            |number: &u64| self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (from, id));
+        let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.swap_remove(at));
+        let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
+        if let Some(number) = roomless.or_else(waiting) {
+            self.walking.remove(&number);
+            let Some(mut task) = self.tasks.remove(&number) else { return };
+            self.unclaim(&mut task);
+            let reply = match task.progress {
+                Progress::Copy(copied) => Ok(Reply::Copied(copied)),
+                _ => Err(Errno::EINTR),
+            };
+            self.answer(now, (from, id), reply, &Promise::default(), out);
+        }
+    }
+
+    pub(crate) fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {
+        // One that was cancelled meanwhile is gone.
+        self.walking.remove(&number);
+        if let Some(task) = self.tasks.remove(&number) {
+            self.run(now, *task, Some(number), out);
+        }
+    }
+
+    pub(crate) fn done_load(
+        &mut self,
+        now: Now,
+        load: &Load,
+        result: Result<IoDone, Errno>,
+        out: &mut Outbox,
+    ) {
+        let mut page = None;
+        let loaded = match (load, result) {
+            (Load::Record { object, key }, Ok(IoDone::Record(value))) => {
+                self.state.loaded(*object, key, value.as_deref()).map_err(|_| Errno::EIO)
+            }
+            (Load::Dentries { dir, from, limit }, Ok(IoDone::Dentries(pairs))) => {
+                let end = pairs.len() < *limit;
+                let last = pairs
+                    .last()
+                    .and_then(|(key, _)| key.first_chunk::<8>())
+                    .map(|hash| u64::from_be_bytes(*hash));
+                // Of the last hash there may be more names, so it is not covered.
+                let to = if end { u64::MAX } else { last.unwrap_or(*from) };
+                page = Some(Page { dir: *dir, from: *from, to });
+                self.state.loaded_dentries(*dir, *from, *limit, &pairs).map_err(|_| Errno::EIO)
+            }
+            (_, Err(errno)) => Err(errno),
+            (_, Ok(_)) => Err(Errno::EIO),
+        };
+        for number in self.loads.remove(load).unwrap_or_default() {
+            match loaded {
+                Ok(()) => {
+                    if let Some(task) = self.tasks.get_mut(&number) {
+                        // Pages that follow on each other are one.
+                        task.page = match (task.page, page) {
+                            (Some(old), Some(new)) if (old.dir, old.to) == (new.dir, new.from) => {
+                                Some(Page { to: new.to, ..old })
+                            }
+                            _ => page,
+                        };
+                    }
+                    self.resume(now, number, out);
+                }
+                Err(errno) => {
+                    self.walking.remove(&number);
+                    if let Some(mut task) = self.tasks.remove(&number) {
+                        self.refuse(now, &mut task, errno, out);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn resume_roomless(&mut self, now: Now, out: &mut Outbox) {
+        for number in core::mem::take(&mut self.roomless) {
+            self.resume(now, number, out);
+        }
+    }
+}
+
+fn is_inode(load: &Load) -> bool {
+    matches!(load, Load::Record { object, key }
+        if object.kind == ObjectKind::Inodes && matches!(key.first(), Some(b'i' | b'd')))
+        || matches!(load, Load::Record { object, .. } if *object == ObjectId::ORPHANS)
+}
