@@ -145,6 +145,46 @@ diff <(cd "$a/shared" && ls -l --time-style=full-iso) <(cd "$b/shared" && ls -l 
 # Neither has overwritten what the other appended: O_APPEND is the server's, not the client's, to place.
 is "$(wc -l < "$a/shared/log")" 400
 
+echo '== locks'
+: > "$a/lock"
+# locked MOUNT: somebody has the lock.
+locked() { ! flock -n "$1/lock" true; }
+unlocked() { flock -n "$1/lock" true; }
+mkfifo "$work/go"
+(
+    flock 7
+    read -r _ < "$work/go"
+) 7>> "$a/lock" &
+holder=$!
+until_true locked "$b"
+locked "$a" || fail 'the lock is not seen where it was taken'
+(
+    flock 7
+    echo second > "$b/order"
+) 7>> "$b/lock" &
+waiter=$!
+kill_server
+up
+locked "$b" || fail 'the lock has not survived the server'
+if [ -e "$a/order" ]; then fail 'two have the lock'; fi
+echo go > "$work/go"
+wait "$holder" "$waiter"
+is "$(cat "$a/order")" second
+until_true unlocked "$a"
+# fcntl: each writer must see what the other has written.
+sqlite3 "$a/db" 'CREATE TABLE t(id INTEGER PRIMARY KEY, v TEXT);'
+writers=()
+for mount in "$a" "$b"; do
+    {
+        echo '.timeout 300000'
+        for n in $(seq 50); do echo "INSERT INTO t(v) VALUES('$mount $n');"; done
+    } | sqlite3 "$mount/db" > /dev/null &
+    writers+=($!)
+done
+wait "${writers[@]}"
+is "$(sqlite3 "$b/db" 'SELECT count(*) FROM t; PRAGMA integrity_check;' | tr '\n' ' ')" '100 ok '
+rm "$a/lock" "$a/order" "$b/db"
+
 echo '== races'
 "$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
 
@@ -209,7 +249,11 @@ refused 'Read-only file system' rm "$b/text"
 is "$(cat "$a/text")" text
 
 echo '== the end'
+has_sessions() { "$bin" status "$work/cluster/server-0/store" --json | grep -q "\"sessions\":$1,"; }
+until_true has_sessions 2
 "$bin" umount "$b"
+# It says that it goes: nobody waits until its session has ended by itself.
+until_true has_sessions 1
 kill_server
 timeout 60 umount -f "$a" || timeout 60 umount -l "$a"
 up

@@ -7,6 +7,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use espalier_fuse::Transport;
 use espalier_library::Credentials;
 use espalier_net::{Limits, Security};
 use espalier_proto::ClientId;
@@ -93,6 +94,12 @@ fn mount_servers(
     if let Some(option) = args.options.iter().map(name).find(|name| OF_SERVERS.contains(&name.as_str())) {
         bail!(
             "-o {option} is not for mounts of a server: what there is of it is set in the server's configuration"
+        );
+    }
+    if mount.transport == Some(Transport::Uring) && !mount.local_locks {
+        // Over io_uring there are few places for requests, and whoever waits for a lock would keep one.
+        bail!(
+            "with -o transport=uring say -o locks=local, too: locks of other mounts cannot be waited for over io_uring"
         );
     }
     let security = match reach.credentials(url)? {

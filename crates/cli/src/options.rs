@@ -68,6 +68,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
     };
     (kernel.no_suid, kernel.no_dev) = (!superuser, !superuser);
     let (mut threads, mut transport) = (THREADS, None);
+    let mut local_locks = false;
     let (mut metrics, mut slow) = (None, Some(SLOW));
     for option in options.iter().map(|option| option.trim()).filter(|option| !option.is_empty()) {
         match option.split_once('=').unwrap_or((option, "")) {
@@ -104,6 +105,9 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 reach.credentials = Some(std::path::absolute(dir).context("credentials= takes a directory")?);
             }
             ("insecure", "") => reach.insecure = true,
+            ("locks", "shared") => local_locks = false,
+            ("locks", "local") => local_locks = true,
+            ("locks", _) => bail!("locks= takes shared or local"),
             ("transport", "auto") => transport = None,
             ("transport", "uring") => transport = Some(Transport::Uring),
             ("transport", "queues") => transport = Some(Transport::Queues),
@@ -129,11 +133,12 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
                  allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE \
-                 transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS credentials=DIR insecure"
+                 transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS credentials=DIR insecure \
+                 locks=shared|local"
             ),
         }
     }
-    Ok((open, MountOptions { kernel, threads, transport, drain: DRAIN, metrics, slow }, reach))
+    Ok((open, MountOptions { kernel, threads, transport, local_locks, drain: DRAIN, metrics, slow }, reach))
 }
 
 /// `127.0.0.1:9464`, `localhost:9464`, `[::1]:9464` or `unix:PATH`.
@@ -201,6 +206,7 @@ mod tests {
             "metrics=here",
             "metrics=unix:",
             "transport=carrier-pigeon",
+            "locks=many",
         ] {
             assert!(parse_text(bad).is_err(), "{bad}");
         }

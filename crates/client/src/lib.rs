@@ -9,14 +9,15 @@ extern crate alloc;
 
 mod cache;
 mod link;
+mod locks;
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    AllocateMode, Attr, Capacity, Copied, Dirent, Entry, Errno, Ino, Name, Opened, Reply, Request, SeekWhat,
-    SetAttr, StreamIo,
+    AllocateMode, Attr, Capacity, Copied, Dirent, Entry, Errno, Ino, Lock, Name, Opened, Reply, Request,
+    SeekWhat, SetAttr, StreamIo,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -111,6 +112,7 @@ pub enum Answer {
     StatFs(Capacity),
     Removed { dir: Ino, name: Name },
     Copied(Box<Copied>),
+    InTheWay(Option<Lock>),
 }
 
 /// A file that has been opened.
@@ -209,6 +211,9 @@ impl Client {
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },
             Reply::Copied(copied) => Answer::Copied(copied),
+            Reply::InTheWay(lock) => Answer::InTheWay(lock),
+            // Whoever takes calls keeps it until it has what it waits for.
+            Reply::Waits => return Next::Answer(Err(Errno::EIO)),
             Reply::Granted => return to_stream(call),
         }))
     }

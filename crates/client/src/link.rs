@@ -6,10 +6,13 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, Entry, Errno, FromClient, Held, Home, Ino, Reply, Request, RequestId, StreamIo, Welcome,
+    Caller, Entry, Errno, FromClient, Held, Home, Ino, LockOwner, Opened, Reply, Request, RequestId,
+    StreamIo, Welcome,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
+
+use crate::locks::{Asker, Locks, Noted};
 
 /// The client's end of a session. See the module's description.
 #[derive(Debug)]
@@ -28,7 +31,10 @@ pub struct Link {
     incarnation: Option<u64>,
     /// Numbers of the requests by which it is told.
     reclaims: BTreeSet<u64>,
+    /// Numbers of the requests that ask once more for locks that are waited for.
+    asked_again: BTreeSet<u64>,
     held: HashMap<Ino, Hold, FxBuildHasher>,
+    locks: Locks,
     /// Not told yet.
     forgotten: Vec<(Ino, u64)>,
 }
@@ -45,6 +51,8 @@ struct Hold {
     home: Home,
     lookups: u64,
     opens: u32,
+    told: u64,
+    opened: u64,
 }
 
 /// What has become of the session when a connection begins.
@@ -54,6 +62,8 @@ pub struct Begun {
     pub distrust: Option<Vec<Ino>>,
     /// Of these requests nobody knows whether they were done.
     pub lost: Vec<RequestId>,
+    /// Files on which the client had locks, and has none any more: others may have had them since.
+    pub unlocked: Vec<Ino>,
 }
 
 impl Default for Link {
@@ -67,7 +77,9 @@ impl Default for Link {
             connected: false,
             incarnation: None,
             reclaims: BTreeSet::new(),
+            asked_again: BTreeSet::new(),
             held: HashMap::default(),
+            locks: Locks::default(),
             forgotten: Vec::new(),
         }
     }
@@ -129,22 +141,70 @@ impl Link {
         }
     }
 
-    /// An answer has come. What it gives is given back if nobody waits for it.
+    /// An answer has come. What it gives is given back if nobody waits for it. Returns the number of a request for a lock that
+    /// has waited, if it is this that it has waited for.
     pub fn answered(
         &mut self,
         id: RequestId,
         result: &Result<Reply, Errno>,
         is_waited_for: bool,
         out: &mut Vec<FromClient>,
-    ) {
+    ) -> Option<u64> {
         // It may have come before.
-        let Some(message) = self.unanswered.remove(&id.0) else { return };
+        let message = self.unanswered.remove(&id.0)?;
         self.reclaims.remove(&id.0);
+        let asked_again = self.asked_again.remove(&id.0);
         self.account(&message, result);
+        let mut settled = None;
+        if let Message::Request(_, request) = &message {
+            let asker = match (is_waited_for, asked_again) {
+                (true, _) => Asker::Caller,
+                (false, true) => Asker::Again,
+                (false, false) => Asker::Nobody,
+            };
+            let Noted { over, unwanted } = self.locks.answered(request, result, asker);
+            settled = over;
+            if let Some(request) = unwanted {
+                self.ask(Caller::SERVER, request, out);
+            }
+        }
         if !is_waited_for && let Ok(reply) = result {
             self.give_back(&message, reply, out);
         }
         self.fill(out);
+        settled
+    }
+
+    // ---- Locks
+
+    /// Whether an owner may have anything of a file locked. What nobody has waited for the answer to may yet be given; who was told
+    /// that he was interrupted then has more than he knows, until he closes the file.
+    pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
+        let asks = |message: &Message| match message {
+            Message::Request(
+                _,
+                Request::Lock { ino: of, lock, .. } | Request::StopWaiting { ino: of, lock, .. },
+            ) => (*of, lock.owner) == (ino, owner),
+            _ => false,
+        };
+        self.locks.has(ino, owner) || self.unanswered.values().any(asks)
+    }
+
+    /// The server has given what a request waits for under this number.
+    pub fn locked(&mut self, wait: u64) {
+        self.locks.granted(wait);
+    }
+
+    /// A request that waits under this number is to wait no longer. Whether [`Self::answered`] will say what has come of it; else
+    /// nobody knows when the server will answer.
+    pub fn stop_waiting(&mut self, wait: u64, out: &mut Vec<FromClient>) -> bool {
+        if let Some(request) = self.locks.stop_waiting(wait) {
+            self.ask(Caller::SERVER, request, out);
+            if !self.connected {
+                self.locks.abandon(wait);
+            }
+        }
+        self.connected
     }
 
     fn give_back(&mut self, message: &Message, reply: &Reply, out: &mut Vec<FromClient>) {
@@ -181,26 +241,35 @@ impl Link {
             _ => {}
         }
         match (message, result) {
-            (_, Ok(Reply::Entry(entry))) => self.note(entry, 0),
-            (_, Ok(Reply::Created(entry, _))) => self.note(entry, 1),
-            (Message::Request(_, Request::Open { ino, .. }), Ok(Reply::Opened(_))) => {
-                self.change(*ino, |hold| hold.opens += 1);
+            (_, Ok(Reply::Entry(entry))) => self.note(entry),
+            (_, Ok(Reply::Created(entry, opened))) => {
+                self.note(entry);
+                self.note_opened(entry.attr.ino, opened);
+            }
+            (Message::Request(_, Request::Open { ino, .. }), Ok(Reply::Opened(opened))) => {
+                self.note_opened(*ino, opened);
             }
             (_, Ok(Reply::Listing { entries, .. })) => {
                 for entry in entries.iter().filter_map(|dirent| dirent.entry.as_ref()) {
-                    self.note(entry, 0);
+                    self.note(entry);
                 }
             }
             _ => {}
         }
     }
 
-    fn note(&mut self, entry: &Entry, opens: u32) {
-        let new = Hold { home: entry.home, lookups: 0, opens: 0 };
+    fn note(&mut self, entry: &Entry) {
+        let new = Hold { home: entry.home, lookups: 0, opens: 0, told: 0, opened: 0 };
         let hold = self.held.entry(entry.attr.ino).or_insert(new);
-        hold.home = entry.home;
+        (hold.home, hold.told) = (entry.home, entry.proof);
         hold.lookups += 1;
-        hold.opens += opens;
+    }
+
+    fn note_opened(&mut self, ino: Ino, opened: &Opened) {
+        self.change(ino, |hold| {
+            hold.opens += 1;
+            hold.opened = opened.proof;
+        });
     }
 
     fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Hold)) {
@@ -232,8 +301,20 @@ impl Link {
             for id in core::mem::take(&mut self.reclaims) {
                 self.unanswered.remove(&id);
             }
+            if self.incarnation.is_some() && !welcome.resumed {
+                begun.unlocked = self.locks.lose();
+            }
             self.incarnation = Some(welcome.incarnation);
             self.reclaim();
+        }
+        // That they have been given what they wait for may not have come.
+        for id in core::mem::take(&mut self.asked_again) {
+            self.unanswered.remove(&id);
+        }
+        for request in self.locks.ask_again() {
+            self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
+            self.asked_again.insert(self.next);
+            self.next += 1;
         }
         // What is held comes before what is done with it.
         self.sent = self.first();
@@ -254,12 +335,22 @@ impl Link {
         let held: Vec<_> = self
             .held
             .iter()
-            .map(|(ino, hold)| Held { ino: *ino, home: hold.home, lookups: hold.lookups, opens: hold.opens })
+            .map(|(ino, hold)| {
+                let Hold { home, lookups, opens, told, opened } = *hold;
+                Held { ino: *ino, home, lookups, opens, told, opened }
+            })
             .collect();
-        let chunks = held.len().div_ceil(Self::RECLAIMED).max(1);
-        for at in 0..chunks {
-            let held = held.iter().skip(at * Self::RECLAIMED).take(Self::RECLAIMED).copied().collect();
-            let request = Request::Reclaim { held, last: at + 1 == chunks };
+        let locks = self.locks.all();
+        let mut requests: Vec<_> = held
+            .chunks(Self::RECLAIMED)
+            .map(|held| Request::Reclaim { held: held.to_vec(), last: false })
+            .chain(locks.chunks(Self::RECLAIMED).map(|locks| Request::ReclaimLocks { locks: locks.to_vec() }))
+            .collect();
+        match requests.last_mut() {
+            Some(Request::Reclaim { last, .. }) => *last = true,
+            _ => requests.push(Request::Reclaim { held: Vec::new(), last: true }),
+        }
+        for request in requests {
             self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
             self.reclaims.insert(self.next);
             self.next += 1;

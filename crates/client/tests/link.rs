@@ -54,7 +54,7 @@ fn entry(ino: u64) -> Entry {
         btime: time,
         streamed: false,
     };
-    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: HOME }
+    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: HOME, proof: 5 }
 }
 
 fn create() -> Request {
@@ -71,7 +71,7 @@ fn create() -> Request {
 }
 
 fn created(ino: u64) -> Result<Reply, Errno> {
-    Ok(Reply::Created(entry(ino), Opened { streamed: false, keep_cache: true, limited: false }))
+    Ok(Reply::Created(entry(ino), Opened { streamed: false, keep_cache: true, limited: false, proof: 6 }))
 }
 
 /// A link whose first connection has begun.
@@ -137,7 +137,10 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
     let mut sent = requests(&mut out);
     let Request::Reclaim { held, last: true } = &mut sent[0] else { panic!("{sent:?}") };
     held.sort_by_key(|held| held.ino);
-    let expected = [(5, 1), (6, 0)].map(|(ino, opens)| Held { ino: Ino(ino), home: HOME, lookups: 1, opens });
+    let expected = [(5, 1), (6, 0)].map(|(ino, opens)| {
+        let opened = if opens > 0 { 6 } else { 0 };
+        Held { ino: Ino(ino), home: HOME, lookups: 1, opens, told: 5, opened }
+    });
     assert_eq!(*held, expected);
     assert_eq!(sent[1..], [stat(5)]);
 }

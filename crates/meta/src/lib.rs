@@ -21,6 +21,7 @@ mod figures;
 mod io;
 mod journal;
 mod lease;
+mod lock;
 mod machine;
 mod ops;
 mod outbox;

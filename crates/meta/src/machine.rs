@@ -14,6 +14,7 @@ use crate::event::Event;
 use crate::io::Purpose;
 use crate::journal::{Held, Journal};
 use crate::lease::{Leases, Promise, Told};
+use crate::lock::LockTable;
 use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
 use crate::record::Inode;
@@ -32,6 +33,7 @@ pub struct Meta {
     pub(crate) journal: Journal,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) sessions: Sessions,
+    pub(crate) locks: LockTable,
     /// Operations that wait, by a number of their own.
     pub(crate) tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
     /// Those of them that look at a tree.
@@ -75,6 +77,7 @@ impl Meta {
             journal,
             checkpoint: Checkpoint::default(),
             sessions: Sessions::default(),
+            locks: LockTable::default(),
             tasks: HashMap::default(),
             walking: BTreeSet::new(),
             next_task: 0,
@@ -128,6 +131,7 @@ impl Meta {
         }
         out.changed.append(&mut self.changed);
         out.recalls.append(&mut self.sessions.recalls);
+        out.locked.append(&mut self.locks.granted);
         if let Some(leases) = &mut self.leases {
             out.revocations.append(&mut leases.outgoing);
         }
@@ -214,6 +218,10 @@ impl Meta {
             }
             self.note(task, &result);
         }
+        if task.request.is_about_locks() {
+            // The journal has no part in it, and nothing that the table tells later may come before.
+            return self.answer(now, (task.from, task.id), result, &Promise::default(), out);
+        }
         let changed = task.changed && result.is_ok();
         let promise = self.promise(task.from, told, now.uptime_ms);
         let answer = Held::Reply(task.from, task.id, result, promise);
@@ -285,8 +293,12 @@ impl Meta {
             Request::Extend { ino, offset, length, from } => self.extend(cx, *ino, *offset, *length, *from),
             Request::RemoveTree { dir } => self.remove_tree(cx, *dir),
             Request::CopyTree(copy) => self.copy_tree(cx, copy),
+            Request::Lock { .. }
+            | Request::Unlock { .. }
+            | Request::TestLock { .. }
+            | Request::StopWaiting { .. } => self.on_lock(cx.client, request),
             // It is of a session, and dealt with there.
-            Request::Reclaim { .. } => Err(Errno::EINVAL.into()),
+            Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
             Request::Sweep => self.sweep(cx),
         }
     }

@@ -139,6 +139,8 @@ pub struct Outbox {
     pub refused: Vec<(ClientId, Errno)>,
     /// Sessions that have ended, because nothing was heard of their clients.
     pub expired: Vec<ClientId>,
+    /// What clients have waited for, under these numbers, and have now. To be sent after `replies`.
+    pub locked: Vec<(ClientId, u64)>,
     /// To be sent after `replies`.
     pub revocations: Vec<Revocation>,
     /// Inodes that clients know, and whose attributes have changed without their doing.
@@ -185,14 +187,25 @@ pub struct Revocation {
 
 impl Outbox {
     pub fn is_empty(&self) -> bool {
-        let Self { replies, io, waiting: _, recalls, connected, refused, expired, revocations, changed } =
-            self;
+        let Self {
+            replies,
+            io,
+            waiting: _,
+            recalls,
+            connected,
+            refused,
+            expired,
+            locked,
+            revocations,
+            changed,
+        } = self;
         replies.is_empty()
             && io.is_empty()
             && recalls.is_empty()
             && connected.is_empty()
             && refused.is_empty()
             && expired.is_empty()
+            && locked.is_empty()
             && revocations.is_empty()
             && changed.is_empty()
     }

@@ -77,8 +77,12 @@ impl Client {
         entry(self.ask(fs, Request::Lookup { dir, name: name(file) }))
     }
 
-    fn open(&mut self, fs: &mut Harness, ino: Ino) {
-        self.ask(fs, Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
+    /// Returns what proves it.
+    fn open(&mut self, fs: &mut Harness, ino: Ino) -> u64 {
+        match self.ask(fs, Request::Open { ino, how: open_how(Access::READ, false) }) {
+            Ok(Reply::Opened(opened)) => opened.proof,
+            other => panic!("{other:?}"),
+        }
     }
 }
 
@@ -474,8 +478,11 @@ fn reclaim(fs: &mut Harness, client: &mut Client, held: &[Held]) {
 /// What a client has of an inode that it has just been told.
 fn held(reply: &Reply, lookups: u64, opens: u32) -> Held {
     match reply {
-        Reply::Entry(entry) | Reply::Created(entry, _) => {
-            Held { ino: entry.attr.ino, home: entry.home, lookups, opens }
+        Reply::Entry(entry) => {
+            Held { ino: entry.attr.ino, home: entry.home, lookups, opens, told: entry.proof, opened: 0 }
+        }
+        Reply::Created(entry, how) => {
+            Held { opened: how.proof, ..held(&Reply::Entry(*entry), lookups, opens) }
         }
         other => panic!("{other:?}"),
     }
@@ -561,8 +568,7 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
     make(fs, client, Ino::ROOT, "other", NewNode::Regular);
     let full = make(fs, client, Ino::ROOT, "full", NewNode::Directory);
     make(fs, client, full, "in it", NewNode::Regular);
-    client.open(fs, file);
-    has[1].opens = 1;
+    (has[1].opens, has[1].opened) = (1, client.open(fs, file));
     client
         .ask(fs, Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false })
         .unwrap();
@@ -577,7 +583,9 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
     let unleased = |entry| Entry { name_leased: false, attr_leased: false, ..entry };
     Ok(match reply? {
         Reply::Entry(entry) => Reply::Entry(unleased(entry)),
-        Reply::Opened(_) => Reply::Opened(Opened { streamed: false, keep_cache: false, limited: false }),
+        Reply::Opened(_) => {
+            Reply::Opened(Opened { streamed: false, keep_cache: false, limited: false, proof: 0 })
+        }
         Reply::Created(entry, how) => Reply::Created(unleased(entry), Opened { keep_cache: false, ..how }),
         // What of it clients may have been told otherwise.
         Reply::Copied(copied) => Reply::Copied(Box::new(Copied { made: vec![], changed: vec![], ..*copied })),
@@ -655,11 +663,11 @@ fn open_files_without_a_name_survive_a_restart() {
         for file in ["a", "b", "c"] {
             let reply = one.ask(&mut fs, create(Ino::ROOT, file, NewNode::Regular)).unwrap();
             let ino = entry(Ok(reply.clone()));
-            one.open(&mut fs, ino);
+            let opened = one.open(&mut fs, ino);
             one.ask(&mut fs, Request::Write { ino, offset: 0, data: file.into(), kill_suid_gid: false })
                 .unwrap();
             one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name(file) }).unwrap();
-            has.push(held(&reply, 1, 1));
+            has.push(Held { opened, ..held(&reply, 1, 1) });
         }
         let mut fs = killed(fs, memory);
         assert_eq!(fs.meta.awaited(), [one.id, other.id]);
@@ -717,6 +725,36 @@ fn a_nameless_file_is_named_after_a_restart() {
     }
 }
 
+/// After a restart a client has open what it had opened, and not what it says.
+#[test]
+fn what_a_client_says_it_has_open_it_must_prove() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let (mut one, mut liar) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let reply = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
+    let ino = entry(Ok(reply.clone()));
+    let opened = one.open(&mut fs, ino);
+    let honest = Held { opened, ..held(&reply, 1, 1) };
+    let look = Request::Lookup { dir: Ino::ROOT, name: name("a") };
+    let seen = held(&liar.ask(&mut fs, look).unwrap(), 1, 1);
+    let read = Request::Read { ino, offset: 0, size: 1, noatime: false };
+    for (claim, outcome) in [
+        (seen, Err(Errno::EBADF)),
+        (Held { opened, ..seen }, Err(Errno::EBADF)),
+        (Held { opened: seen.told, ..seen }, Err(Errno::EBADF)),
+    ] {
+        fs = killed(fs, Memory::Replayed);
+        reclaim(&mut fs, &mut liar, &[claim]);
+        reclaim(&mut fs, &mut one, &[honest]);
+        assert_eq!(liar.ask(&mut fs, read.clone()), outcome, "{claim:?}");
+        assert_eq!(one.ask(&mut fs, read.clone()), Ok(Reply::Bytes(vec![])));
+    }
+    let opened = liar.open(&mut fs, ino);
+    fs = killed(fs, Memory::Cold);
+    reclaim(&mut fs, &mut liar, &[Held { opened, ..seen }]);
+    reclaim(&mut fs, &mut one, &[honest]);
+    assert_eq!(liar.ask(&mut fs, read), Ok(Reply::Bytes(vec![])));
+}
+
 /// What a client that never comes back had is freed when its session ends, and not before.
 #[test]
 fn the_grace_ends_with_the_last_session_that_was() {
@@ -739,7 +777,7 @@ fn the_grace_ends_with_the_last_session_that_was() {
     assert_eq!((fs.expired.clone(), fs.meta.files()), (vec![one.id], 2));
     assert!(!one.reconnect(&mut fs));
     // It had a, which is gone, and the directory, which is not.
-    let root = Held { ino: Ino::ROOT, home: Home::Table, lookups: 1, opens: 0 };
+    let root = Held { ino: Ino::ROOT, home: Home::Table, lookups: 1, opens: 0, told: 0, opened: 0 };
     let gone = Held { ino, opens: 1, ..root };
     assert_eq!(one.ask(&mut fs, Request::Reclaim { held: vec![root, gone], last: true }), Ok(Reply::Done));
     assert_eq!(one.ask(&mut fs, Request::GetAttr { ino }), Err(Errno::ESTALE));
@@ -866,7 +904,14 @@ fn wrong_hints_do_no_harm() {
                     Home::Dentry { dir, hash: u64::MAX },
                     Home::Dentry { dir: Ino(1 << 40), hash: 7 },
                 ];
-                homes.map(|home| Held { ino: Ino(ino), home, lookups: u64::MAX, opens: u32::MAX })
+                homes.map(|home| Held {
+                    ino: Ino(ino),
+                    home,
+                    lookups: u64::MAX,
+                    opens: u32::MAX,
+                    told: 7,
+                    opened: 7,
+                })
             };
             let held: Vec<Held> = (0..50).flat_map(lies).collect();
             reclaim(&mut fs, &mut liar, &held);
@@ -981,8 +1026,8 @@ impl Lane {
         let (_, request) = self.asked.take().unwrap();
         let reply = reply.unwrap_or_else(|errno| panic!("{context}: {request:?}: {errno}"));
         match (request, reply) {
-            (Request::Create { name, .. }, Reply::Created(entry, _)) => {
-                self.held = Some(Held { ino: entry.attr.ino, home: entry.home, lookups: 1, opens: 1 });
+            (Request::Create { name, .. }, reply @ Reply::Created(..)) => {
+                self.held = Some(held(&reply, 1, 1));
                 self.names.push(name);
             }
             (Request::Write { data, .. }, Reply::Done) => self.bytes.extend(data),

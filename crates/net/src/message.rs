@@ -44,7 +44,7 @@ impl Message for FromServer {
         match self {
             Self::Reply { id, .. } | Self::AskGroups { id, .. } => Some(id.0),
             // A client must have seen a lease, which may ride in a large reply, before it is told of its end.
-            Self::Revoke { .. } | Self::Recall(_) | Self::Changed(_) => None,
+            Self::Revoke { .. } | Self::Recall(_) | Self::Changed(_) | Self::Locked { .. } => None,
         }
     }
 }

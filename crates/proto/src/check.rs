@@ -28,6 +28,7 @@ impl Request {
             require(name.len() <= MAX_XATTR_NAME, Errno::ERANGE)?;
             require(!name.is_empty() && !name.contains(&0), Errno::EINVAL)
         };
+        let range = |first: u64, last: u64| require(first <= last, Errno::EINVAL);
         match self {
             // The server's own.
             Self::Sweep | Self::Forget { .. } => Err(Errno::EINVAL),
@@ -53,9 +54,24 @@ impl Request {
             Self::GetXattr { name, .. } | Self::RemoveXattr { name, .. } => named(name),
             Self::CopyTree(copy) => require(copy.levels.len() <= CopyTree::MAX_LEVELS, Errno::EINVAL),
             Self::ForgetAll { inodes } => require(inodes.len() <= MAX_INODES, Errno::EINVAL),
+            Self::ReclaimLocks { locks } => {
+                require(locks.len() <= MAX_INODES, Errno::EINVAL)?;
+                locks.iter().try_for_each(|(_, lock)| range(lock.first, lock.last))
+            }
+            Self::Lock { lock, .. } | Self::TestLock { lock, .. } | Self::StopWaiting { lock, .. } => {
+                range(lock.first, lock.last)
+            }
+            Self::Unlock { first, last, .. } => range(*first, *last),
             Self::Reclaim { held, .. } => require(held.len() <= MAX_INODES, Errno::EINVAL),
             _ => Ok(()),
         }
+    }
+
+    pub fn is_about_locks(&self) -> bool {
+        matches!(
+            self,
+            Self::Lock { .. } | Self::Unlock { .. } | Self::TestLock { .. } | Self::StopWaiting { .. }
+        )
     }
 
     /// Whether it asks for a change that a read-only client may not make.
@@ -113,7 +129,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{Ino, Name, OpenHow, SetAttr, XattrMode};
+    use crate::{Ino, LockOwner, Name, OpenHow, SetAttr, XattrMode};
 
     const INO: Ino = Ino(7);
 
@@ -147,6 +163,10 @@ mod tests {
             (symlink(b""), Errno::EINVAL),
             (symlink(b"a\0b"), Errno::EINVAL),
             (symlink(&[b'x'; 4096]), Errno::ENAMETOOLONG),
+            (
+                Request::Unlock { ino: INO, owner: LockOwner { flock: false, number: 1 }, first: 2, last: 1 },
+                Errno::EINVAL,
+            ),
             (set_xattr(b"", 1), Errno::EINVAL),
             (set_xattr(&[b'x'; 256], 1), Errno::ERANGE),
             (set_xattr(b"user.a", 65_537), Errno::E2BIG),

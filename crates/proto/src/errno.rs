@@ -51,7 +51,9 @@ errnos! {
     EROFS = 30, "read-only file system";
     EMLINK = 31, "too many links";
     ERANGE = 34, "result too large";
+    EDEADLK = 35, "resource deadlock avoided";
     ENAMETOOLONG = 36, "file name too long";
+    ENOLCK = 37, "no locks available";
     ENOSYS = 38, "function not provided";
     ENOTEMPTY = 39, "directory not empty";
     ELOOP = 40, "too many symbolic links";

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
-use crate::{Attr, FileType, Ino, Name, SetAttr, Time};
+use crate::{Attr, FileType, Ino, Lock, LockOwner, Name, SetAttr, Time};
 
 bitflags! {
     /// `renameat2`'s flags, with Linux's numbers.
@@ -228,6 +228,35 @@ pub enum Request {
         held: Vec<Held>,
         last: bool,
     },
+    /// As `Reclaim`, of locks: after the files that they are on, and before the last of all.
+    ReclaimLocks {
+        locks: Vec<(Ino, Lock)>,
+    },
+    /// Locks a part of a file that the client has open. `EAGAIN`: another lock is in the way; with `wait` the request waits for
+    /// that, under a number that no other waiting request of the client has.
+    Lock {
+        ino: Ino,
+        lock: Lock,
+        wait: Option<u64>,
+    },
+    /// Unlocks what an owner has locked of these bytes; `last` is inclusive.
+    Unlock {
+        ino: Ino,
+        owner: LockOwner,
+        first: u64,
+        last: u64,
+    },
+    /// Which lock would be in the way of this one?
+    TestLock {
+        ino: Ino,
+        lock: Lock,
+    },
+    /// A `Lock` under this number need not wait any longer: `EINTR`, unless the client has the lock.
+    StopWaiting {
+        ino: Ino,
+        lock: Lock,
+        wait: u64,
+    },
     /// Goes on freeing what trees that were removed held. The machine asks it of itself; never answered.
     Sweep,
 }
@@ -254,6 +283,8 @@ pub struct Entry {
     pub attr_leased: bool,
     /// For [`Held`].
     pub home: Home,
+    /// For [`Held::told`].
+    pub proof: u64,
 }
 
 /// A directory entry in a listing.
@@ -301,6 +332,10 @@ pub enum Reply {
         name: Name,
     },
     Copied(Box<Copied>),
+    /// `Lock`: it waits, and [`FromServer::Locked`](crate::FromServer) comes when that is over.
+    Waits,
+    /// `TestLock`.
+    InTheWay(Option<Lock>),
 }
 
 /// A step of copying a tree.
@@ -378,6 +413,8 @@ pub struct Opened {
     pub keep_cache: bool,
     /// A quota bounds its size: writes must go through the server.
     pub limited: bool,
+    /// For [`Held::opened`].
+    pub proof: u64,
 }
 
 /// What an engine tells of a byte stream.
@@ -467,4 +504,8 @@ pub struct Held {
     /// How often answers have named it to the client that has not forgotten it.
     pub lookups: u64,
     pub opens: u32,
+    /// The last [`Entry::proof`] and [`Opened::proof`] that the client has got: a server that was started anew remembers neither, and
+    /// believes nobody without them.
+    pub told: u64,
+    pub opened: u64,
 }

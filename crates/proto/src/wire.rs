@@ -86,6 +86,8 @@ pub enum FromServer {
     Recall(Vec<Recall>),
     /// These have other attributes than the client has been told.
     Changed(Vec<Ino>),
+    /// What a [`Request::Lock`] has waited for under this number the client now has.
+    Locked { wait: u64 },
 }
 
 /// What a client may cache until the lease's time is over or it is revoked.

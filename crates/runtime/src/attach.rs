@@ -62,7 +62,7 @@ pub fn mount_servers(
         transport: options.transport,
     };
     let outcome = session.run(options.threads, Arc::new(mounted));
-    let told = runtime.block_on(tokio::time::timeout(FAREWELL, remote.farewell()));
+    let told = runtime.block_on(async { tokio::time::timeout(FAREWELL, remote.farewell()).await });
     if told.is_err() {
         tracing::warn!("the server could not be told that this client goes; it will notice");
     }

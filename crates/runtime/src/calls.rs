@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_client::{Answer, Call};
-use espalier_proto::{Caller, Errno, Ino, Lease, Recall, Request};
+use espalier_proto::{Caller, Errno, Ino, Lease, LockOwner, Recall, Request};
 
 /// Where calls come from and answers go to.
 pub trait Door: Sized + Send + Sync + 'static {
@@ -57,8 +57,14 @@ pub trait Calls<D: Door>: Send + Sync {
     /// Tells what callers have forgotten, which has no answer.
     fn forget(&self, requests: impl IntoIterator<Item = Request>);
 
-    /// The caller of a call does not want to wait any longer.
-    fn interrupt(&self, id: u64);
+    /// The caller of a call does not want to wait any longer. Whether there is such a call.
+    fn interrupt(&self, id: u64) -> bool;
+
+    /// Whether an owner has locked anything of a file, where locks are not the kernel's own business.
+    fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool;
+
+    /// Unlocks all that an owner has locked of a file. Nobody waits for it.
+    fn unlock(&self, ino: Ino, owner: LockOwner);
 
     /// The file that holds a stream, if it is one of this machine's: for the kernel to read and write itself.
     fn stream_file(&self, ino: Ino) -> Option<Arc<File>>;

@@ -1,9 +1,10 @@
 //! The FUSE door: turns the kernel's requests into calls; what comes of them, `answer.rs` puts into the kernel's replies.
 
 mod answer;
+mod locks;
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -11,11 +12,12 @@ use espalier_client::Call;
 use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, Transport};
 use espalier_meta::Atime;
 use espalier_proto::{
-    Access, AllocateMode, Caller, END, Errno, FileType, Ino, Name, NameError, NewNode, OpenHow, RenameFlags,
-    Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+    Access, AllocateMode, Caller, END, Errno, FileType, Ino, Lock, LockOwner, Name, NameError, NewNode,
+    OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 
 use answer::{Once, answer_data};
+use locks::Lockers;
 
 use crate::bulk::{self, Copies, CopyKey};
 use crate::calls::Calls;
@@ -29,7 +31,7 @@ const O_APPEND: u32 = 0o2000;
 const O_NOATIME: u32 = 0o1_000_000;
 const O_EXCL: u32 = 0o200;
 const O_DSYNC: u32 = 0o10000;
-/// The handle of an opening that is written past the kernel's cache. All others have none.
+/// A bit in the handle of an opening that is written past the kernel's cache.
 const DIRECT: u64 = 1;
 /// The kernel's own flag for opening in order to execute.
 const FMODE_EXEC: u32 = 0x20;
@@ -46,6 +48,10 @@ pub struct FuseDoor {
     writes_directly: bool,
     /// The kernel may open directories without asking.
     kernel_opens_directories: bool,
+    /// Locks on files are the servers' business, not the kernel's: then openings have handles that tell them apart.
+    shares_locks: bool,
+    next_handle: AtomicU64,
+    lockers: Lockers,
     notifiers: OnceLock<Notifiers>,
     /// Known once the first request may come, as is the next.
     transport: OnceLock<Transport>,
@@ -98,6 +104,8 @@ enum Form {
     /// Of the FSYNC after that, so many bytes.
     Written(u32),
     Flush,
+    /// Of a request under this number to lock a file as `flock` does, without waiting.
+    TryLock(u64, Ino, Lock),
     /// Of this directory with all that is below it.
     Removing(Ino),
     Copying(CopyKey),
@@ -152,8 +160,11 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
                 return reply.none();
             }
             Op::Interrupt { unique } => {
-                self.calls.interrupt(*unique);
-                return reply.none();
+                // It may have overtaken what it is about: the kernel then sends it again.
+                if self.calls.interrupt(*unique) {
+                    return reply.none();
+                }
+                return reply.error(Errno::EAGAIN.raw());
             }
             Op::GetXattr { name, size } if *name == bulk::TOLD.as_bytes() => {
                 let size = *size;
@@ -171,8 +182,19 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
             }
             _ => {}
         }
-        if matches!(request.op, Op::Release { .. }) {
-            self.calls.door().close_backing(&reply, Ino(node));
+        match request.op {
+            Op::Release { handle, .. } => {
+                self.calls.door().close_backing(&reply, Ino(node));
+                self.calls.door().closed(&*self.calls, Ino(node), handle);
+            }
+            // A process has closed a file, which it nearly always has not locked.
+            Op::Flush { handle, lock_owner } if self.calls.door().shares_locks => {
+                self.calls.door().closing(handle);
+                if !self.calls.has_locks(Ino(node), process(lock_owner)) {
+                    return reply.ok();
+                }
+            }
+            _ => {}
         }
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid, groups: None };
         match self.call(&request) {
@@ -184,7 +206,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
 
 impl<C: Calls<FuseDoor>> Mounted<C> {
     fn call<'a>(&self, request: &fuse::Request<'a>) -> Result<(Call<'a>, Form), Errno> {
-        let ino = Ino(request.node);
+        let (ino, unique) = (Ino(request.node), request.unique);
         let plain = |request| Ok((Call::Request(request), Form::Plain));
         let create = |bytes: &[u8], node, perm: u32, umask| {
             let (open, exclusive) = (None, true);
@@ -254,11 +276,15 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             }
             Op::Write { handle, offset, data, kill_suid_gid, flags, .. } => {
                 let offset = if self.is_shared && flags & O_APPEND != 0 { END } else { offset };
-                let sync = handle == DIRECT && flags & O_DSYNC != 0;
+                let sync = handle & DIRECT != 0 && flags & O_DSYNC != 0;
                 let form = if sync { Form::SyncedWrite(ino, request.unique) } else { Form::Plain };
                 Ok((Call::Write { ino, offset, data: data.into(), kill_suid_gid }, form))
             }
             Op::Release { .. } | Op::ReleaseDir { .. } => Ok((Call::Release { ino }, Form::Plain)),
+            Op::Flush { lock_owner, .. } if self.calls.door().shares_locks => {
+                let owner = process(lock_owner);
+                plain(Request::Unlock { ino, owner, first: 0, last: u64::MAX })
+            }
             // Nothing is kept back that closing would have to write.
             Op::Flush { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::Flush)),
             Op::FSync { .. } | Op::FSyncDir { .. } | Op::SyncFs => plain(Request::Fsync { ino }),
@@ -308,7 +334,24 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 Ok((Call::Copy { from: ino, from_offset, to, to_offset, length }, Form::Copy))
             }
             Op::Ioctl { .. } => Err(Errno::ENOTTY),
-            // Locks, polls and block maps are the kernel's own business on one machine.
+            Op::GetLk(ref lock) if self.calls.door().shares_locks => {
+                match self.calls.door().lock_request(ino, lock, None)? {
+                    Request::Lock { ino, lock, .. } => plain(Request::TestLock { ino, lock }),
+                    _ => Err(Errno::EINVAL),
+                }
+            }
+            Op::SetLk(ref lock) if self.calls.door().shares_locks => {
+                let request = self.calls.door().lock_request(ino, lock, None)?;
+                let form = match request {
+                    Request::Lock { lock, .. } if lock.owner.flock => Form::TryLock(unique, ino, lock),
+                    _ => Form::Plain,
+                };
+                Ok((Call::Request(request), form))
+            }
+            Op::SetLkW(ref lock) if self.calls.door().shares_locks => {
+                plain(self.calls.door().lock_request(ino, lock, Some(request.unique))?)
+            }
+            // Polls and block maps, and locks on one machine, are the kernel's own business.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -342,6 +385,11 @@ impl FuseDoor {
             has_epochs: granted.epoch,
             can_prune: granted.prune,
             writes_directly: granted.coherent_direct_writes,
+            shares_locks: granted
+                .flags
+                .contains(fuse::InitFlags::POSIX_LOCKS.union(fuse::InitFlags::FLOCK_LOCKS)),
+            next_handle: AtomicU64::new(1),
+            lockers: Lockers::default(),
             notifiers: OnceLock::new(),
             transport: OnceLock::new(),
             passthrough: AtomicBool::new(false),
@@ -359,6 +407,11 @@ impl FuseDoor {
     pub fn transport(&self) -> Option<Transport> {
         self.transport.get().copied()
     }
+}
+
+/// The owner of a process's locks.
+fn process(number: u64) -> LockOwner {
+    LockOwner { flock: false, number }
 }
 
 /// Bulk work of root's is checked by nobody else.

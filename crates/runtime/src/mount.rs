@@ -25,6 +25,8 @@ pub struct MountOptions {
     pub threads: usize,
     /// How requests come from the kernel; by itself the fastest that can be had.
     pub transport: Option<Transport>,
+    /// Locks on files are the kernel's own business even if they are a server's: those on other machines do not see them.
+    pub local_locks: bool,
     /// How long unmounting may take to write out what has not been written.
     pub drain: Duration,
     /// Where figures are served for Prometheus, if they are.
@@ -124,6 +126,7 @@ pub(crate) fn start_session(
         // Streams are on other machines, and what is cached of files is looked at again when its lease has ended.
         wanted.flags.remove(InitFlags::PASSTHROUGH);
         wanted.flags.insert(InitFlags::AUTO_INVAL_DATA);
+        wanted.flags.set(InitFlags::POSIX_LOCKS | InitFlags::FLOCK_LOCKS, !options.local_locks);
     }
     let mut session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;
     if !session.granted().epoch && !kernel.default_permissions {

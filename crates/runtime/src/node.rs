@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Next};
 use espalier_meta::{Input, Meta, Now, Outbox, Waiting};
-use espalier_proto::{Caller, ClientId, Errno, Ino, Reply, Request, RequestId, StreamIo};
+use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, StreamIo};
 
 use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
@@ -370,9 +370,16 @@ impl<D: Door> Calls<D> for Node<D> {
         self.settle(inner, work);
     }
 
-    fn interrupt(&self, id: u64) {
+    fn interrupt(&self, id: u64) -> bool {
         self.feed(Input::Cancel { from: CLIENT, id: RequestId(id) });
+        true
     }
+
+    fn has_locks(&self, _: Ino, _: LockOwner) -> bool {
+        false
+    }
+
+    fn unlock(&self, _: Ino, _: LockOwner) {}
 
     fn stream_file(&self, ino: Ino) -> Option<Arc<File>> {
         self.errands.disk.stream_file(ino)

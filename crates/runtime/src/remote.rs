@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use espalier_client::{Answer, Begun, Call, Client, Link, Next};
 use espalier_net::Sender;
 use espalier_proto::{
-    Caller, Errno, FromClient, FromServer, Ino, Reply, Request, RequestId, StreamIo, Welcome,
+    Caller, Errno, FromClient, FromServer, Ino, LockOwner, Reply, Request, RequestId, StreamIo, Welcome,
 };
 
 use crate::calls::{Calls, Door, Outcome};
@@ -65,6 +65,8 @@ struct Inner<T> {
     link: Link,
     /// Calls that wait for the server, by the request's number.
     parked: HashMap<RequestId, Parked<T>>,
+    /// Calls that wait for a lock, by the number under which they do.
+    waits: HashMap<u64, Parked<T>>,
     sender: Option<Sender<FromClient>>,
     messages: Messages,
 }
@@ -76,6 +78,8 @@ struct Parked<T> {
     call: Call<'static>,
     ticket: T,
     sent: Instant,
+    /// The caller does not want to wait any longer.
+    interrupted: bool,
 }
 
 /// What is to be done after the lock is let go.
@@ -110,6 +114,7 @@ impl<D: Door> Remote<D> {
             client: Client::default(),
             link: Link::default(),
             parked: HashMap::new(),
+            waits: HashMap::new(),
             sender: None,
             messages: Messages::default(),
         };
@@ -130,7 +135,14 @@ impl<D: Door> Remote<D> {
     pub fn connected(&self, welcome: &Welcome, sender: Sender<FromClient>) {
         let Ok(mut inner) = self.lock() else { return };
         let mut work = Work::default();
-        let Begun { distrust, lost } = inner.link.connected(welcome, &mut work.out);
+        let Begun { distrust, lost, unlocked } = inner.link.connected(welcome, &mut work.out);
+        if !unlocked.is_empty() {
+            let files = unlocked.len();
+            tracing::warn!(
+                files,
+                "the server has given up this client's locks, for it had not heard of it for too long"
+            );
+        }
         // Before anybody else sends: a server that was started anew wants to be told first what is held.
         inner.count(&work.out);
         tell(&sender, work.out.drain(..));
@@ -182,6 +194,12 @@ impl<D: Door> Remote<D> {
                     let Ok(locked) = self.lock() else { return };
                     inner = locked;
                 }
+                FromServer::Locked { wait } => {
+                    inner.link.locked(wait);
+                    if let Some(parked) = inner.waits.remove(&wait) {
+                        work.finished.push(Finished::new(parked.ticket, Ok(Answer::Done)));
+                    }
+                }
                 FromServer::Recall(recalls) => self.door.recall(&recalls),
                 FromServer::Changed(inos) => self.door.changed(&inos),
             }
@@ -217,8 +235,19 @@ impl<D: Door> Remote<D> {
         result: Result<Reply, Errno>,
     ) {
         let parked = inner.parked.remove(&id);
-        inner.link.answered(id, &result, parked.is_some(), &mut work.out);
-        if let Some(Parked { call_id, caller, call, ticket, sent }) = parked {
+        let over = inner.link.answered(id, &result, parked.is_some(), &mut work.out);
+        let parked = parked.or_else(|| inner.waits.remove(&over?));
+        if let Some(parked) = parked {
+            if matches!(result, Ok(Reply::Waits))
+                && let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call
+            {
+                if parked.interrupted {
+                    inner.link.stop_waiting(wait, &mut work.out);
+                }
+                inner.waits.insert(wait, parked);
+                return;
+            }
+            let Parked { call_id, caller, call, ticket, sent, .. } = parked;
             let lease = lease.saturating_sub(sent.elapsed());
             let next = inner.client.reply(&call, result);
             advance(inner, work, (call_id, caller, call, ticket), next, (lease, touched));
@@ -287,7 +316,9 @@ fn advance<T>(
             inner.link.stream(io, data, &mut work.out)
         }
     };
-    inner.parked.insert(id, Parked { call_id, caller, call: call.into_owned(), ticket, sent });
+    inner
+        .parked
+        .insert(id, Parked { call_id, caller, call: call.into_owned(), ticket, sent, interrupted: false });
 }
 
 impl<D: Door> Calls<D> for Remote<D> {
@@ -314,16 +345,32 @@ impl<D: Door> Calls<D> for Remote<D> {
     }
 
     /// While there is no connection nobody can say when an answer would come.
-    fn interrupt(&self, call_id: u64) {
+    fn interrupt(&self, call_id: u64) -> bool {
+        let Ok(mut guard) = self.lock() else { return true };
+        let (mut work, inner) = (Work::default(), &mut *guard);
+        let found = inner.parked.iter_mut().find(|(_, parked)| parked.call_id == call_id);
+        let (is_known, gone) = if let Some((&id, parked)) = found {
+            parked.interrupted = true;
+            (true, if inner.link.cancel(id, &mut work.out) { None } else { inner.parked.remove(&id) })
+        } else {
+            let goes_on = inner.link.stop_waiting(call_id, &mut work.out);
+            let is_known = inner.waits.contains_key(&call_id);
+            (is_known, if goes_on { None } else { inner.waits.remove(&call_id) })
+        };
+        work.finished.extend(gone.map(|parked| Finished::new(parked.ticket, Err(Errno::EINTR))));
+        self.settle(guard, work);
+        is_known
+    }
+
+    fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
+        self.lock().is_ok_and(|inner| inner.link.has_locks(ino, owner))
+    }
+
+    fn unlock(&self, ino: Ino, owner: LockOwner) {
         let Ok(mut inner) = self.lock() else { return };
         let mut work = Work::default();
-        let id = inner.parked.iter().find(|(_, parked)| parked.call_id == call_id).map(|(id, _)| *id);
-        if let Some(id) = id
-            && !inner.link.cancel(id, &mut work.out)
-            && let Some(parked) = inner.parked.remove(&id)
-        {
-            work.finished.push(Finished::new(parked.ticket, Err(Errno::EINTR)));
-        }
+        let request = Request::Unlock { ino, owner, first: 0, last: u64::MAX };
+        inner.link.ask(Caller::SERVER, request, &mut work.out);
         self.settle(inner, work);
     }
 

@@ -37,6 +37,7 @@ fn on_mount(test: impl FnOnce(&Path)) {
         kernel: espalier_fuse::MountOptions::default(),
         threads: 8,
         transport: None,
+        local_locks: false,
         drain: Duration::from_secs(60),
         metrics: None,
         slow: None,

@@ -17,7 +17,14 @@ fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
 
 fn entry(ino: u64, size: u64) -> Answer {
     let attr = attr(ino, FileType::Regular, size);
-    Answer::Entry(Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: Home::Table })
+    Answer::Entry(Entry {
+        attr,
+        cacheable: true,
+        name_leased: true,
+        attr_leased: true,
+        home: Home::Table,
+        proof: 0,
+    })
 }
 
 fn name(text: &str) -> Name {

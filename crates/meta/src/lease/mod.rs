@@ -16,6 +16,7 @@ use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
 use crate::record::Slot;
+use crate::session::Proven;
 use crate::state::{Cached, Home, State};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
@@ -88,7 +89,8 @@ impl Meta {
             home = cached.home;
         }
         let name_leased = name.is_some_and(|(dir, hash)| self.tell(cx, dir, Some(hash)));
-        Entry { attr, cacheable, name_leased, attr_leased: self.tell(cx, attr.ino, None), home }
+        let proof = self.proof(cx.client, attr.ino, Proven::Told);
+        Entry { attr, cacheable, name_leased, attr_leased: self.tell(cx, attr.ino, None), home, proof }
     }
 
     /// The reply tells of an inode, or of a name with this hash: whether it may be cached.

@@ -5,6 +5,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opene
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Directory, Inode};
+use crate::session::Proven;
 use crate::step::Step;
 
 impl Meta {
@@ -44,7 +45,8 @@ impl Meta {
             return Ok(Reply::Entry(entry));
         }
         self.opened(attr.ino);
-        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false }))
+        let proof = self.proof(cx.client, attr.ino, Proven::Opened);
+        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false, proof }))
     }
 
     /// An inode that the caller may make in a directory, with what it inherits from there.

@@ -2,6 +2,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Opened, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::session::Proven;
 use crate::step::{Step, Stop, StreamCall};
 
 impl Meta {
@@ -43,7 +44,8 @@ impl Meta {
         }
         self.opened(ino);
         self.tell_inode(cx, ino);
-        Ok(Reply::Opened(Opened { streamed, keep_cache, limited }))
+        let proof = self.proof(cx.client, ino, Proven::Opened);
+        Ok(Reply::Opened(Opened { streamed, keep_cache, limited, proof }))
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {

@@ -2,6 +2,7 @@ use espalier_proto::{Ino, NewNode, Opened, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::session::Proven;
 use crate::step::Step;
 
 impl Meta {
@@ -16,6 +17,7 @@ impl Meta {
             cached.nameless = true;
         }
         self.opened(attr.ino);
-        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false }))
+        let proof = self.proof(cx.client, attr.ino, Proven::Opened);
+        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false, proof }))
     }
 }

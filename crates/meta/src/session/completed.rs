@@ -7,6 +7,7 @@ use espalier_proto::{Copied, Entry, Errno, Home, Ino, Name, Opened, Reply, Reque
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Cx, Meta};
+use crate::session::Proven;
 use crate::step::Step;
 
 /// What a request has come to. Of an inode only the number is kept: an answer that comes late tells what is so then.
@@ -84,11 +85,13 @@ impl Meta {
                 let (home, inode) = (self.state.cached(*ino)?.home, self.state.inode(*ino)?);
                 let streamed = inode.is_streamed();
                 let limited = streamed && self.state.is_limited(*ino)?;
-                let how = Opened { streamed, keep_cache: false, limited };
+                let proof = self.proof(cx.client, *ino, Proven::Opened);
+                let how = Opened { streamed, keep_cache: false, limited, proof };
                 let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
                 // No lease is given on what is told late.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
-                let entry = Entry { attr, cacheable, name_leased, attr_leased, home };
+                let proof = self.proof(cx.client, *ino, Proven::Told);
+                let entry = Entry { attr, cacheable, name_leased, attr_leased, home, proof };
                 if *opened { Reply::Created(entry, how) } else { Reply::Entry(entry) }
             }
             Outcome::Streamed => Reply::Streamed,

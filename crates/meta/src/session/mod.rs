@@ -5,12 +5,14 @@
 
 mod completed;
 mod kept;
+mod proof;
 mod reclaim;
 mod restart;
 
 pub use completed::Outcome;
 pub use kept::is_kept;
 pub(crate) use kept::{Kept, KeptKey};
+pub(crate) use proof::Proven;
 pub(crate) use reclaim::Reclaimed;
 
 use alloc::boxed::Box;
@@ -139,7 +141,7 @@ impl Meta {
     /// A request of a client comes: it is run, unless it has been before. What it releases the client must have.
     pub(crate) fn admit(&mut self, now: Now, mut task: Task, below: RequestId, out: &mut Outbox) {
         let (from, id) = (task.from, task.id);
-        let reclaims = matches!(task.request, Request::Reclaim { .. });
+        let reclaims = matches!(task.request, Request::Reclaim { .. } | Request::ReclaimLocks { .. });
         if !self.begin(now, (from, id), below, reclaims, out) {
             return;
         }
@@ -244,9 +246,18 @@ impl Meta {
             }
             Request::Release { ino } => {
                 let taken = session.let_go(*ino, Hold { lookups: 0, opens: 1 });
+                if session.opens(*ino) == 0 {
+                    self.locks.close(from, *ino);
+                }
                 if taken.opens > 0 { return true } else { Ok(Reply::Done) }
             }
             Request::Reclaim { held, last } => self.reclaim(now, from, held, *last, out),
+            Request::ReclaimLocks { locks } => {
+                if session.awaited {
+                    self.reclaim_locks(from, locks);
+                }
+                Ok(Reply::Done)
+            }
             // Who may was checked when it was opened.
             Request::Read { ino, .. }
             | Request::Write { ino, .. }
@@ -300,7 +311,8 @@ impl Meta {
         let Some(session) = self.sessions.clients.get_mut(&to) else { return false };
         let Some(progress) = session.requests.get_mut(&id) else { return false };
         *progress = match result {
-            Ok(Reply::Bytes(_)) => Progress::Told(Vec::new()),
+            // What was waited for may have come since.
+            Ok(Reply::Bytes(_) | Reply::Waits) => Progress::Told(Vec::new()),
             Ok(Reply::Listing { entries, .. }) => {
                 let told = entries.iter().filter(|entry| entry.entry.is_some());
                 Progress::Told(told.map(|entry| entry.ino).collect())
@@ -378,6 +390,7 @@ impl Meta {
         self.sessions.abandoned.extend(session.held);
         self.journal_session(client, false);
         self.drop_leases(now, client, out);
+        self.locks.end(client);
         if session.awaited {
             self.await_no_more(now, out);
         }
@@ -419,6 +432,12 @@ impl Meta {
         session
             .and_then(|session| session.requests.get(&id))
             .is_some_and(|it| matches!(it, Progress::Running))
+    }
+
+    /// Whether a client has been told of an inode and has not forgotten it.
+    pub fn knows(&self, client: ClientId, ino: Ino) -> bool {
+        let session = self.sessions.clients.get(&client);
+        session.is_some_and(|session| ino == Ino::ROOT || session.held.contains_key(&ino))
     }
 
     /// How often a client has an inode open, as far as answers have been given.

@@ -84,7 +84,7 @@ impl Reclaimed {
 impl State {
     /// A client has this.
     pub(crate) fn reclaim(&mut self, held: Held) {
-        let Held { ino, home, lookups, opens } = held;
+        let Held { ino, home, lookups, opens, .. } = held;
         if let Some(cached) = self.inodes.get_mut(&ino) {
             cached.lookups = cached.lookups.saturating_add(lookups);
             cached.opens = cached.opens.saturating_add(opens);

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Errno, Held, Home, Ino, Reply};
 
 use super::completed::Outcome;
+use super::proof::{Proven, prove};
 use super::{Hold, Session, Sessions};
 use crate::lease::Leases;
 use crate::machine::Meta;
@@ -47,7 +48,7 @@ impl Meta {
         self.sessions.in_grace()
     }
 
-    /// A client says what it has. One whose session has ended may find that some of it is still there.
+    /// A client says what it has, and is believed as far as it can prove that. One whose session has ended may find that some of it is still there.
     pub(super) fn reclaim(
         &mut self,
         now: Now,
@@ -59,11 +60,15 @@ impl Meta {
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         // What there has never been nobody can have.
         let next_ino = self.state.next_ino;
+        let hash_key = self.state.hash_key;
         for held in held.iter().filter(|held| held.ino.0 < next_ino) {
+            let proves = |proof, what| proof == prove(&hash_key, client, held.ino, what);
+            let lookups = if proves(held.told, Proven::Told) { held.lookups } else { 0 };
+            let opens = if proves(held.opened, Proven::Opened) { held.opens } else { 0 };
             let has = session.held.get(&held.ino).copied().unwrap_or_default();
             let hold = Hold {
-                lookups: held.lookups.min(MAX_LOOKUPS.saturating_sub(has.lookups)),
-                opens: held.opens.min(MAX_OPENS.saturating_sub(has.opens)),
+                lookups: lookups.min(MAX_LOOKUPS.saturating_sub(has.lookups)),
+                opens: opens.min(MAX_OPENS.saturating_sub(has.opens)),
             };
             if hold.lookups > 0 || hold.opens > 0 {
                 session.hold(held.ino, hold);
@@ -143,6 +148,6 @@ impl Sessions {
 
 impl Hold {
     fn of(self, ino: Ino, home: Home) -> Held {
-        Held { ino, home, lookups: self.lookups, opens: self.opens }
+        Held { ino, home, lookups: self.lookups, opens: self.opens, told: 0, opened: 0 }
     }
 }

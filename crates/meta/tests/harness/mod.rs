@@ -45,6 +45,8 @@ pub struct Harness {
     pub revocations: Vec<Revocation>,
     /// What it has told clients that it has other attributes now.
     pub changed: Vec<Ino>,
+    /// Waiting requests for locks that have got them.
+    pub locked: Vec<(ClientId, u64)>,
     /// What it has said of sessions.
     pub connected: Vec<Connected>,
     pub refused: Vec<(ClientId, Errno)>,
@@ -109,6 +111,7 @@ impl Harness {
             leases: HashMap::new(),
             revocations: Vec::new(),
             changed: Vec::new(),
+            locked: Vec::new(),
             connected: Vec::new(),
             refused: Vec::new(),
             expired: Vec::new(),
@@ -194,6 +197,7 @@ impl Harness {
     fn take(&mut self, out: Outbox) {
         self.recalled.extend(out.recalls);
         self.changed.extend(out.changed);
+        self.locked.extend(out.locked);
         self.connected.extend(out.connected);
         self.refused.extend(out.refused);
         self.expired.extend(out.expired);

@@ -14,6 +14,7 @@ use espalier_proto::{
     Time,
 };
 
+use super::locks::answer_test;
 use super::{Backing, DIRECT, Form, FuseDoor, Notifiers, Ticket};
 use crate::calls::{Calls, Door, Outcome};
 
@@ -36,7 +37,14 @@ impl Door for FuseDoor {
     ) {
         let Ticket { reply, form } = ticket;
         let answer = match outcome {
-            Err(errno) => return reply.error(errno.raw()),
+            Err(errno) => {
+                return match form {
+                    Form::TryLock(unique, ino, lock) if errno == Errno::EAGAIN => {
+                        self.failed_try(calls, reply, (unique, ino, lock));
+                    }
+                    _ => reply.error(errno.raw()),
+                };
+            }
             Ok(Outcome::Data(data)) => return answer_data(reply, form, data),
             Ok(Outcome::Answer(answer)) => answer,
         };
@@ -96,6 +104,7 @@ impl Door for FuseDoor {
                 reply.ok();
             }
             (Answer::StatFs(capacity), _) => answer_statfs(reply, &capacity),
+            (Answer::InTheWay(lock), _) => answer_test(reply, lock),
             (Answer::Bytes(_) | Answer::Listing { .. } | Answer::Removed { .. } | Answer::Copied(_), _) => {
                 reply.error(Errno::EIO.raw())
             }
@@ -198,10 +207,11 @@ impl FuseDoor {
         after(self.notifiers.get().map(|notifiers| &notifiers.names), then);
     }
 
-    /// Comes many times a second: looks after revocations of names. The kernel takes a name away only with its directory's lock, which
+    /// Comes many times a second: looks after locks, and after revocations of names. The kernel takes a name away only with its directory's lock, which
     /// somebody may hold who waits for a server that waits for just this. So it is given a while, and then told to distrust
     /// all names, which takes no lock.
     pub(crate) fn tick(&self) {
+        self.give_up_tries();
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
         revoking.retain(|(_, done)| !done.is_called());
         if !self.has_epochs {
@@ -240,13 +250,15 @@ impl FuseDoor {
         form: Form,
     ) -> fuse::Opened {
         let backing = if opening.passthrough { self.open_backing(calls, reply, opening.ino) } else { None };
-        let mut flags = OpenedFlags::NOFLUSH;
+        // Closing a file ends its process's locks.
+        let mut flags = if self.shares_locks { OpenedFlags::empty() } else { OpenedFlags::NOFLUSH };
         flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none());
         // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
         let spared = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
         let direct = spared || matches!(form, Form::Append);
         flags.set(OpenedFlags::DIRECT_IO, direct);
-        fuse::Opened { handle: if direct { DIRECT } else { 0 }, flags, backing }
+        let number = if self.shares_locks { self.next_handle.fetch_add(1, Ordering::Relaxed) } else { 0 };
+        fuse::Opened { handle: number << 1 | if direct { DIRECT } else { 0 }, flags, backing }
     }
 
     fn open_backing(&self, calls: &impl Calls<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {

@@ -324,17 +324,24 @@ impl Server {
             work.send.push((to, FromServer::Reply { id, lease_ms, touched, result }));
         }
         let out = &mut work.out;
+        let locked = out.locked.drain(..).map(|(client, wait)| (client, FromServer::Locked { wait }));
+        work.send.extend(locked);
         for revocation in out.revocations.drain(..) {
             let message = FromServer::Revoke { number: revocation.number, lease: revocation.lease };
             work.send.push((revocation.client, message));
         }
-        if !out.recalls.is_empty() {
-            work.send.extend(inner.peers.keys().map(|to| (*to, FromServer::Recall(out.recalls.clone()))));
-            out.recalls.clear();
-        }
-        if !out.changed.is_empty() {
-            work.send.extend(inner.peers.keys().map(|to| (*to, FromServer::Changed(out.changed.clone()))));
-            out.changed.clear();
+        let (recalls, changed) = (std::mem::take(&mut out.recalls), std::mem::take(&mut out.changed));
+        let is_told = !recalls.is_empty() || !changed.is_empty();
+        for client in inner.peers.keys().copied().filter(|_| is_told) {
+            let knows = |ino| inner.meta.knows(client, ino);
+            let recalled: Vec<_> = recalls.iter().filter(|recall| knows(recall.ino)).cloned().collect();
+            if !recalled.is_empty() {
+                work.send.push((client, FromServer::Recall(recalled)));
+            }
+            let seen: Vec<_> = changed.iter().filter(|ino| knows(**ino)).copied().collect();
+            if !seen.is_empty() {
+                work.send.push((client, FromServer::Changed(seen)));
+            }
         }
         for Connected { client, resumed } in out.connected.drain(..) {
             if let Some(tell) = inner.connecting.remove(&client) {

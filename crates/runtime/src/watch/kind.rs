@@ -24,7 +24,7 @@ kinds! {
     Write = "write", Allocate = "fallocate", Seek = "lseek", Copy = "copy_file_range", Fsync = "fsync",
     ReadDir = "readdir", ReadDirPlus = "readdirplus", Access = "access", SetXattr = "setxattr",
     GetXattr = "getxattr", ListXattr = "listxattr", RemoveXattr = "removexattr", StatFs = "statfs",
-    RemoveTree = "remove_tree", CopyTree = "copy_tree",
+    RemoveTree = "remove_tree", CopyTree = "copy_tree", Lock = "lock",
 }
 
 impl Kind {
@@ -91,7 +91,11 @@ impl Kind {
             Request::CopyTree(copy) => {
                 (Self::CopyTree, copy.levels.first().map_or(Ino::ROOT, |level| level.to))
             }
-            Request::Reclaim { .. } => (Self::Open, Ino::ROOT),
+            Request::Lock { ino, .. }
+            | Request::Unlock { ino, .. }
+            | Request::TestLock { ino, .. }
+            | Request::StopWaiting { ino, .. } => (Self::Lock, *ino),
+            Request::Reclaim { .. } | Request::ReclaimLocks { .. } => (Self::Open, Ino::ROOT),
             Request::Sweep => (Self::RemoveTree, Ino::ROOT),
         }
     }

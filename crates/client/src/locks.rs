@@ -1,0 +1,150 @@
+//! Which locks a client has, and which it waits for: as the server knows it, so that it can be told so after a restart.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, Ino, Lock, LockKind, LockOwner, LockRanges, Reply, Request};
+
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    held: BTreeMap<(Ino, LockOwner), Held>,
+    /// By the numbers under which they wait.
+    waits: BTreeMap<u64, (Ino, Lock)>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    ranges: LockRanges,
+    pid: u32,
+}
+
+/// Who has asked for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// Somebody who waits for the answer.
+    Caller,
+    /// The link, once more.
+    Again,
+    /// Somebody who has not waited for the answer.
+    Nobody,
+}
+
+/// What follows from an answer.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Noted {
+    /// The request that waits under this number has waited for it.
+    pub over: Option<u64>,
+    /// Nobody waits for what it waits for: the server must be told so.
+    pub unwanted: Option<Request>,
+}
+
+impl Locks {
+    pub(crate) fn has(&self, ino: Ino, owner: LockOwner) -> bool {
+        self.held.contains_key(&(ino, owner))
+    }
+
+    /// A request has been answered.
+    pub(crate) fn answered(
+        &mut self,
+        request: &Request,
+        result: &Result<Reply, Errno>,
+        asker: Asker,
+    ) -> Noted {
+        let mut noted = Noted::default();
+        match (request, result) {
+            (Request::Lock { ino, lock, wait: Some(wait) }, Ok(Reply::Waits)) => {
+                self.give_up_other(*ino, lock);
+                match asker {
+                    Asker::Caller => drop(self.waits.insert(*wait, (*ino, *lock))),
+                    Asker::Again => {}
+                    Asker::Nobody => {
+                        noted.unwanted = Some(Request::StopWaiting { ino: *ino, lock: *lock, wait: *wait });
+                    }
+                }
+            }
+            (Request::Lock { ino, lock, wait }, Ok(_)) => {
+                noted.over = wait.filter(|wait| self.waits.remove(wait).is_some());
+                self.set(*ino, lock, Some(lock.kind));
+            }
+            (Request::Lock { ino, lock, wait }, Err(_)) => {
+                noted.over = wait.filter(|wait| self.waits.remove(wait).is_some());
+                self.give_up_other(*ino, lock);
+            }
+            (Request::Unlock { ino, owner, first, last }, Ok(_)) => {
+                let (owner, first, last) = (*owner, *first, *last);
+                self.set(*ino, &Lock { owner, kind: LockKind::Shared, first, last, pid: 0 }, None);
+            }
+            (Request::StopWaiting { ino, lock, wait }, result) => {
+                noted.over = self.waits.remove(wait).map(|_| *wait);
+                if result.is_ok() {
+                    self.set(*ino, lock, Some(lock.kind));
+                }
+            }
+            _ => {}
+        }
+        noted
+    }
+
+    /// What is waited for under this number has been given.
+    pub(crate) fn granted(&mut self, wait: u64) {
+        if let Some((ino, lock)) = self.waits.remove(&wait) {
+            self.set(ino, &lock, Some(lock.kind));
+        }
+    }
+
+    pub(crate) fn stop_waiting(&self, wait: u64) -> Option<Request> {
+        let (ino, lock) = *self.waits.get(&wait)?;
+        Some(Request::StopWaiting { ino, lock, wait })
+    }
+
+    /// Nobody waits under this number any longer.
+    pub(crate) fn abandon(&mut self, wait: u64) {
+        self.waits.remove(&wait);
+    }
+
+    /// All that is held.
+    pub(crate) fn all(&self) -> Vec<(Ino, Lock)> {
+        let locks = self.held.iter().flat_map(|((ino, owner), held)| {
+            held.ranges.iter().map(|range| {
+                let (kind, first, last) = (range.kind, range.first, range.last);
+                (*ino, Lock { owner: *owner, kind, first, last, pid: held.pid })
+            })
+        });
+        locks.collect()
+    }
+
+    /// What is held is so no longer. On which files that was.
+    pub(crate) fn lose(&mut self) -> Vec<Ino> {
+        let mut files: Vec<Ino> = core::mem::take(&mut self.held).into_keys().map(|(ino, _)| ino).collect();
+        files.dedup();
+        files
+    }
+
+    /// Asks for all that is waited for once more.
+    pub(crate) fn ask_again(&self) -> Vec<Request> {
+        let ask = |(wait, (ino, lock)): (&u64, &(Ino, Lock))| Request::Lock {
+            ino: *ino,
+            lock: *lock,
+            wait: Some(*wait),
+        };
+        self.waits.iter().map(ask).collect()
+    }
+
+    /// With `flock(2)`, one kind is given up before the other is taken.
+    fn give_up_other(&mut self, ino: Ino, lock: &Lock) {
+        if lock.owner.flock {
+            self.set(ino, lock, None);
+        }
+    }
+
+    fn set(&mut self, ino: Ino, lock: &Lock, kind: Option<LockKind>) {
+        let held = self.held.entry((ino, lock.owner)).or_default();
+        held.ranges.set(kind, lock.first, lock.last);
+        if kind.is_some() {
+            held.pid = lock.pid;
+        }
+        if held.ranges.is_empty() {
+            self.held.remove(&(ino, lock.owner));
+        }
+    }
+}

@@ -1,0 +1,301 @@
+//! Who has locked what, and who waits for whom. It knows nothing of sessions but their numbers.
+
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Errno, Ino, Lock, LockKind, LockOwner, LockRanges};
+
+use crate::state::Map;
+
+/// What a client can have locked, and wait for, in all: parts of files.
+const MAX_LOCKS: usize = 16_384;
+/// So many owners are looked at for whether one waits for the other.
+const MAX_SEARCH: usize = 256;
+
+/// The locks of all clients.
+#[derive(Debug, Default)]
+pub(crate) struct LockTable {
+    files: Map<Ino, File>,
+    waits: BTreeMap<WaitId, Wait>,
+    clients: Map<ClientId, Share>,
+    /// What clients have waited for and now have, to be told.
+    pub granted: Vec<(ClientId, u64)>,
+}
+
+/// An owner on any client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Holder {
+    client: ClientId,
+    owner: LockOwner,
+}
+
+/// A waiting request: its client's number of it comes last, so that those of an owner lie together.
+type WaitId = (Holder, u64);
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    ino: Ino,
+    lock: Lock,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    held: BTreeMap<Holder, Held>,
+    /// In the order in which they came.
+    waiting: VecDeque<WaitId>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    ranges: LockRanges,
+    pid: u32,
+}
+
+/// What a client has.
+#[derive(Debug, Default)]
+struct Share {
+    ranges: usize,
+    waits: usize,
+    /// On which it has something, or waits.
+    files: BTreeSet<Ino>,
+}
+
+/// What has come of asking for a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    Locked,
+    Waits,
+}
+
+impl File {
+    /// What keeps a holder from having a lock, and whose it is.
+    fn in_the_way(&self, of: Holder, lock: &Lock) -> impl Iterator<Item = (Holder, Lock)> + '_ {
+        let Lock { kind, first, last, .. } = *lock;
+        let others = self
+            .held
+            .iter()
+            .filter(move |(holder, _)| **holder != of && holder.owner.flock == of.owner.flock);
+        others.filter_map(move |(holder, held)| {
+            let range = held.ranges.conflict(kind, first, last)?;
+            let (kind, first, last) = (range.kind, range.first, range.last);
+            Some((*holder, Lock { owner: holder.owner, kind, first, last, pid: held.pid }))
+        })
+    }
+}
+
+impl LockTable {
+    /// A client asks for a lock. `wait`: the number under which it waits if another is in the way; the same request may come
+    /// again.
+    ///
+    /// # Errors
+    /// `EAGAIN`: another lock is in the way, and the request does not wait. `EDEADLK`: whoever has that waits for this
+    /// owner. `ENOLCK`: the client has too many.
+    pub(crate) fn lock(
+        &mut self,
+        client: ClientId,
+        ino: Ino,
+        lock: Lock,
+        wait: Option<u64>,
+    ) -> Result<Asked, Errno> {
+        let holder = Holder { client, owner: lock.owner };
+        if lock.owner.flock && !self.covers(holder, ino, &lock) {
+            // One kind is given up before the other is taken, as on one machine.
+            self.set(holder, ino, None, &lock);
+            self.grant(ino);
+        }
+        if wait.is_some_and(|wait| self.waits.contains_key(&(holder, wait))) {
+            return Ok(Asked::Waits);
+        }
+        let share = self.clients.entry(client).or_default();
+        if share.ranges + share.waits + 2 > MAX_LOCKS {
+            return Err(Errno::ENOLCK);
+        }
+        if self.files.entry(ino).or_default().in_the_way(holder, &lock).next().is_none() {
+            self.set(holder, ino, Some(lock.kind), &lock);
+            // It may be less than it was.
+            self.grant(ino);
+            return Ok(Asked::Locked);
+        }
+        let result = match wait {
+            None => Err(Errno::EAGAIN),
+            Some(_) if !lock.owner.flock && self.is_waited_for(holder, ino, &lock) => Err(Errno::EDEADLK),
+            Some(wait) => {
+                self.wait(holder, ino, lock, wait);
+                Ok(Asked::Waits)
+            }
+        };
+        self.tidy(client, ino);
+        result
+    }
+
+    fn wait(&mut self, holder: Holder, ino: Ino, lock: Lock, wait: u64) {
+        self.files.entry(ino).or_default().waiting.push_back((holder, wait));
+        self.waits.insert((holder, wait), Wait { ino, lock });
+        let share = self.clients.entry(holder.client).or_default();
+        share.waits += 1;
+        share.files.insert(ino);
+    }
+
+    /// # Errors
+    /// `ENOLCK`: what is left would be too many.
+    pub(crate) fn unlock(
+        &mut self,
+        client: ClientId,
+        ino: Ino,
+        owner: LockOwner,
+        (first, last): (u64, u64),
+    ) -> Result<(), Errno> {
+        let is_all = (first, last) == (0, u64::MAX);
+        if !is_all && self.clients.get(&client).is_some_and(|share| share.ranges + share.waits >= MAX_LOCKS) {
+            return Err(Errno::ENOLCK);
+        }
+        let lock = Lock { owner, kind: LockKind::Shared, first, last, pid: 0 };
+        self.set(Holder { client, owner }, ino, None, &lock);
+        self.grant(ino);
+        Ok(())
+    }
+
+    /// What would be in the way of a lock.
+    pub(crate) fn test(&self, client: ClientId, ino: Ino, lock: &Lock) -> Option<Lock> {
+        let holder = Holder { client, owner: lock.owner };
+        let (other, lock) = self.files.get(&ino)?.in_the_way(holder, lock).next()?;
+        let pid = if other.client == client { lock.pid } else { 0 };
+        Some(Lock { pid, ..lock })
+    }
+
+    /// A request waits no longer. Whether the client has what it has waited for.
+    pub(crate) fn stop_waiting(&mut self, client: ClientId, ino: Ino, lock: &Lock, wait: u64) -> bool {
+        let holder = Holder { client, owner: lock.owner };
+        if self.forget_wait((holder, wait)) {
+            self.tidy(client, ino);
+            return false;
+        }
+        self.covers(holder, ino, lock)
+    }
+
+    fn forget_wait(&mut self, id: WaitId) -> bool {
+        let Some(Wait { ino, .. }) = self.waits.remove(&id) else { return false };
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.waiting.retain(|waiting| *waiting != id);
+        }
+        if let Some(share) = self.clients.get_mut(&id.0.client) {
+            share.waits -= 1;
+        }
+        true
+    }
+
+    /// A client has closed a file for the last time.
+    pub(crate) fn close(&mut self, client: ClientId, ino: Ino) {
+        let Some(file) = self.files.get_mut(&ino) else { return };
+        let waits: Vec<_> =
+            file.waiting.iter().copied().filter(|(holder, _)| holder.client == client).collect();
+        let mut ranges = 0;
+        file.held.retain(|holder, held| {
+            let stays = holder.client != client;
+            ranges += if stays { 0 } else { held.ranges.len() };
+            stays
+        });
+        if let Some(share) = self.clients.get_mut(&client) {
+            share.ranges -= ranges;
+        }
+        for wait in waits {
+            self.forget_wait(wait);
+        }
+        self.grant(ino);
+        self.tidy(client, ino);
+    }
+
+    /// A client's session has ended.
+    pub(crate) fn end(&mut self, client: ClientId) {
+        let files = self.clients.get_mut(&client).map(|share| core::mem::take(&mut share.files));
+        for ino in files.unwrap_or_default() {
+            self.close(client, ino);
+        }
+        self.clients.remove(&client);
+    }
+
+    /// Gives those that wait what they can have now, in the order in which they came.
+    fn grant(&mut self, ino: Ino) {
+        let mut at = 0;
+        while let Some(id) = self.files.get(&ino).and_then(|file| file.waiting.get(at)).copied() {
+            let Some(Wait { lock, .. }) = self.waits.get(&id).copied() else { return };
+            let (holder, wait) = id;
+            if self.files.get(&ino).is_some_and(|file| file.in_the_way(holder, &lock).next().is_some()) {
+                at += 1;
+                continue;
+            }
+            self.forget_wait(id);
+            self.set(holder, ino, Some(lock.kind), &lock);
+            self.granted.push((holder.client, wait));
+            // Others of the same owner may do with less now.
+            at = 0;
+        }
+    }
+
+    /// Makes a holder's part of a file locked so, or not at all.
+    fn set(&mut self, holder: Holder, ino: Ino, kind: Option<LockKind>, lock: &Lock) {
+        let file = self.files.entry(ino).or_default();
+        let held = file.held.entry(holder).or_default();
+        let before = held.ranges.len();
+        held.ranges.set(kind, lock.first, lock.last);
+        if kind.is_some() {
+            held.pid = lock.pid;
+        }
+        let after = held.ranges.len();
+        if after == 0 {
+            file.held.remove(&holder);
+        }
+        let share = self.clients.entry(holder.client).or_default();
+        share.ranges = share.ranges + after - before;
+        share.files.insert(ino);
+        self.tidy(holder.client, ino);
+    }
+
+    /// Forgets what nothing is left of.
+    fn tidy(&mut self, client: ClientId, ino: Ino) {
+        let Some(file) = self.files.get(&ino) else { return };
+        let is_of = |holder: &Holder| holder.client == client;
+        let is_known = file.held.keys().any(is_of) || file.waiting.iter().any(|(holder, _)| is_of(holder));
+        if file.held.is_empty() && file.waiting.is_empty() {
+            self.files.remove(&ino);
+        }
+        if !is_known && let Some(share) = self.clients.get_mut(&client) {
+            share.files.remove(&ino);
+            if share.files.is_empty() {
+                self.clients.remove(&client);
+            }
+        }
+    }
+
+    fn covers(&self, holder: Holder, ino: Ino, lock: &Lock) -> bool {
+        let held = self.files.get(&ino).and_then(|file| file.held.get(&holder));
+        held.is_some_and(|held| held.ranges.covers(lock.kind, lock.first, lock.last))
+    }
+
+    /// Whether whoever is in the way of a lock waits for its owner, by however many others.
+    fn is_waited_for(&self, holder: Holder, ino: Ino, lock: &Lock) -> bool {
+        let blockers = |of: Holder, ino: Ino, lock: &Lock| -> Vec<Holder> {
+            let file = self.files.get(&ino);
+            file.map(|file| file.in_the_way(of, lock).map(|(other, _)| other).collect()).unwrap_or_default()
+        };
+        let mut left = blockers(holder, ino, lock);
+        let mut seen = BTreeSet::new();
+        while let Some(other) = left.pop() {
+            if other == holder {
+                return true;
+            }
+            if seen.len() < MAX_SEARCH && seen.insert(other) {
+                for (_, wait) in self.waits.range((other, 0)..=(other, u64::MAX)) {
+                    left.extend(blockers(other, wait.ino, &wait.lock));
+                }
+            }
+        }
+        false
+    }
+
+    /// Parts of files that are locked.
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.clients.values().map(|share| share.ranges).sum()
+    }
+}

@@ -1,0 +1,154 @@
+//! Locks between mounts: the kernel's requests about them, and what it only hints at, that a file is closed.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use espalier_client::Call;
+use espalier_fuse as fuse;
+use espalier_proto::{Caller, Errno, Ino, Lock, LockKind, LockOwner, Request};
+
+use super::{Form, FuseDoor, Ticket};
+use crate::calls::Calls;
+
+const F_RDLCK: u32 = 0;
+const F_WRLCK: u32 = 1;
+const F_UNLCK: u32 = 2;
+/// The end of a lock without an end, as the kernel has it.
+const OFFSET_MAX: u64 = i64::MAX as u64;
+
+/// After a process has closed an opening it may take the kernel so long to tell whether it was the last one that had it.
+const CLOSING: Duration = Duration::from_millis(50);
+
+/// Who has locked something through which opening.
+#[derive(Default)]
+pub(super) struct Lockers(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    owners: HashMap<u64, Vec<LockOwner>>,
+    /// Openings with locks of `flock`'s that a process has just closed: the locks end with the last process that has them.
+    closing: HashMap<u64, Instant>,
+    /// When one of them was last closed for good.
+    closed: Option<Instant>,
+    /// Attempts that have failed since, and may have come before that end.
+    tries: Vec<Try>,
+}
+
+/// An attempt to lock a file as `flock` does.
+struct Try {
+    since: Instant,
+    reply: fuse::Reply,
+    unique: u64,
+    ino: Ino,
+    lock: Lock,
+}
+
+impl Lockers {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, handle: u64, owner: LockOwner) {
+        let mut inner = self.lock();
+        let owners = inner.owners.entry(handle).or_default();
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+    }
+}
+
+impl FuseDoor {
+    /// What is asked of the server for a request of the kernel's. `wait`: the request's number, if it is to wait.
+    pub(super) fn lock_request(
+        &self,
+        ino: Ino,
+        asked: &fuse::Lock,
+        wait: Option<u64>,
+    ) -> Result<Request, Errno> {
+        let owner = LockOwner { flock: asked.flock, number: asked.owner };
+        let first = if asked.flock { 0 } else { asked.start };
+        let last = if asked.flock || asked.end >= OFFSET_MAX { u64::MAX } else { asked.end };
+        let kind = match asked.kind {
+            F_UNLCK => return Ok(Request::Unlock { ino, owner, first, last }),
+            F_RDLCK => LockKind::Shared,
+            F_WRLCK => LockKind::Exclusive,
+            _ => return Err(Errno::EINVAL),
+        };
+        self.lockers.note(asked.handle, owner);
+        Ok(Request::Lock { ino, lock: Lock { owner, kind, first, last, pid: asked.pid }, wait })
+    }
+
+    /// A process has closed an opening.
+    pub(super) fn closing(&self, handle: u64) {
+        let mut inner = self.lockers.lock();
+        if inner.owners.get(&handle).is_some_and(|owners| owners.iter().any(|owner| owner.flock)) {
+            inner.closing.insert(handle, Instant::now());
+        }
+    }
+
+    /// An opening is closed for good. The kernel has told of each process that has closed it; what is left is `flock`'s, and that
+    /// of open file descriptions.
+    pub(super) fn closed(&self, calls: &impl Calls<Self>, ino: Ino, handle: u64) {
+        let (owners, tries) = {
+            let mut inner = self.lockers.lock();
+            let Some(owners) = inner.owners.remove(&handle) else { return };
+            if inner.closing.remove(&handle).is_some() {
+                inner.closed = Some(Instant::now());
+            }
+            (owners, std::mem::take(&mut inner.tries))
+        };
+        for owner in owners {
+            if calls.has_locks(ino, owner) {
+                calls.unlock(ino, owner);
+            }
+        }
+        for Try { reply, unique, ino, lock, .. } in tries {
+            try_lock(calls, reply, Form::TryLock(unique, ino, lock), unique, ino, lock);
+        }
+    }
+
+    /// An attempt to lock a file has failed. The kernel tells only after `close` has returned that an opening is closed: what
+    /// was closed before the attempt is not to be in its way.
+    pub(super) fn failed_try(
+        &self,
+        calls: &impl Calls<Self>,
+        reply: fuse::Reply,
+        (unique, ino, lock): (u64, Ino, Lock),
+    ) {
+        let mut inner = self.lockers.lock();
+        inner.closing.retain(|_, since| since.elapsed() < CLOSING);
+        if !inner.closing.is_empty() {
+            inner.tries.push(Try { since: Instant::now(), reply, unique, ino, lock });
+        } else if inner.closed.is_some_and(|at| at.elapsed() < CLOSING) {
+            drop(inner);
+            try_lock(calls, reply, Form::Plain, unique, ino, lock);
+        } else {
+            reply.error(Errno::EAGAIN.raw());
+        }
+    }
+
+    /// Attempts that have waited long enough have failed.
+    pub(super) fn give_up_tries(&self) {
+        let mut inner = self.lockers.lock();
+        for late in inner.tries.extract_if(.., |it| it.since.elapsed() > CLOSING) {
+            late.reply.error(Errno::EAGAIN.raw());
+        }
+    }
+}
+
+fn try_lock(calls: &impl Calls<FuseDoor>, reply: fuse::Reply, form: Form, unique: u64, ino: Ino, lock: Lock) {
+    let call = Call::Request(Request::Lock { ino, lock, wait: None });
+    calls.call(unique, Caller::SERVER, call, Ticket { reply, form });
+}
+
+/// What the kernel is told is in the way of a lock.
+pub(super) fn answer_test(reply: fuse::Reply, in_the_way: Option<Lock>) {
+    match in_the_way {
+        None => reply.lock(0, 0, F_UNLCK, 0),
+        Some(Lock { kind, first, last, pid, .. }) => {
+            let kind = if kind == LockKind::Exclusive { F_WRLCK } else { F_RDLCK };
+            reply.lock(first, last.min(OFFSET_MAX), kind, pid);
+        }
+    }
+}
