@@ -248,6 +248,36 @@ refused 'Read-only file system' sh -c "echo more >> '$b/text'"
 refused 'Read-only file system' rm "$b/text"
 is "$(cat "$a/text")" text
 
+echo '== a client that is restricted to a subtree'
+"$bin" cluster client "$work/cluster" guest > /dev/null
+printf '\n[clients.guest]\nsubtree = "/projects/a"\n' >> "$work/cluster/server-0/server.toml"
+mkdir -p "$a/projects/a/dir" "$a/secret"
+echo theirs > "$a/projects/a/dir/file"
+echo ours > "$a/secret/file"
+umount "$b"
+"$bin" cluster down "$work/cluster"
+up
+"$bin" mount "$url" "$b" -o "credentials=$work/cluster/clients/guest" --log-file "$work/b.log"
+is "$(ls "$b")" dir
+is "$(cat "$b/dir/file")" theirs
+echo new > "$b/new"
+is "$(cat "$a/projects/a/new")" new
+echo more >> "$a/projects/a/new"
+is "$(tail -n 1 "$b/new")" more
+mv "$b/new" "$b/dir/"
+is "$(ls "$a/projects/a/dir" | tr '\n' ' ')" 'file new '
+mv "$a/secret/file" "$a/projects/a/was-secret"
+is "$(cat "$b/was-secret")" ours
+kill_server
+up
+is "$(cat "$b/dir/new" | head -n 1)" new
+rm -r "$b/dir" "$b/was-secret"
+is "$(ls -A "$a/projects/a")" ''
+umount "$b"
+mv "$a/projects/a" "$a/projects/b"
+refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$work/cluster/clients/guest"
+"$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
+
 echo '== the end'
 has_sessions() { "$bin" status "$work/cluster/server-0/store" --json | grep -q "\"sessions\":$1,"; }
 until_true has_sessions 2

@@ -73,6 +73,25 @@ async fn files_are_made_read_written_and_removed() {
     fs.close().await;
 }
 
+/// A client is asked to forget what it knows, and nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_does_not_know_a_file_hears_nothing_of_it() {
+    let url = server();
+    let (one, other, third) = (connect(&url).await, connect(&url).await, connect(&url).await);
+    one.write("/file", b"1").await.unwrap();
+    other.metadata("/file").await.unwrap();
+    third.metadata("/").await.unwrap();
+    one.remove_file("/file").await.unwrap();
+    let deadline = std::time::Instant::now() + Duration::from_secs(60);
+    while other.messages().notices == 0 {
+        assert!(std::time::Instant::now() < deadline, "{:?}", other.messages());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // What was sent before this is answered has come by then.
+    assert_eq!(errno(third.metadata("/file").await), ENOENT);
+    assert_eq!(third.messages().notices, 0);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn big_files_are_streams() {
     let fs = connect(&server()).await;

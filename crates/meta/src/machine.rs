@@ -108,6 +108,7 @@ impl Meta {
                 }
             }
             Input::Connect { client } => self.connect(now, client, out),
+            Input::Enter { client, path } => self.restrict(now, client, path, out),
             Input::Leave { client } => self.leave(now, client, out),
             Input::Heard { client } => self.heard(now, client),
             Input::Revoked { client, number } => self.revoked(now, client, number, out),
@@ -209,6 +210,7 @@ impl Meta {
         match task.request {
             // If it has failed, the next tick tries again.
             Request::Sweep => return self.sweeping = false,
+            Request::Enter { client, .. } => return out.entered.push((client, result.map(drop))),
             Request::Forget { .. } if self.config.session_ms.is_none() => return,
             _ => {}
         }
@@ -299,6 +301,7 @@ impl Meta {
             | Request::StopWaiting { .. } => self.on_lock(cx.client, request),
             // It is of a session, and dealt with there.
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
+            Request::Enter { client, path } => self.enter(*client, path),
             Request::Sweep => self.sweep(cx),
         }
     }

@@ -1,10 +1,11 @@
 //! What goes into the machine and what comes out of it.
 
+use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Errno, Ino, Lease, Position, Recall, Reply, Request, RequestId, TableWrite, Time,
+    Caller, ClientId, Errno, Ino, Lease, Name, Position, Recall, Reply, Request, RequestId, TableWrite, Time,
 };
 
 use crate::step::{Load, StreamCall, StreamDone};
@@ -37,6 +38,11 @@ pub enum Input {
     /// A client begins or goes on with its session: answered in [`Outbox::connected`].
     Connect {
         client: ClientId,
+    },
+    /// A client is to use what is below this directory only, until its session ends: answered in [`Outbox::entered`].
+    Enter {
+        client: ClientId,
+        path: Box<[Name]>,
     },
     /// A client ends its session.
     Leave {
@@ -137,6 +143,8 @@ pub struct Outbox {
     /// Sessions that cannot begin, and why: `ENFILE`, there are too many; `EIO`, the journal cannot be written;
     /// `EINVAL`, no client has the number 0.
     pub refused: Vec<(ClientId, Errno)>,
+    /// What has come of [`Input::Enter`].
+    pub entered: Vec<(ClientId, Result<(), Errno>)>,
     /// Sessions that have ended, because nothing was heard of their clients.
     pub expired: Vec<ClientId>,
     /// What clients have waited for, under these numbers, and have now. To be sent after `replies`.
@@ -194,6 +202,7 @@ impl Outbox {
             recalls,
             connected,
             refused,
+            entered,
             expired,
             locked,
             revocations,
@@ -204,6 +213,7 @@ impl Outbox {
             && recalls.is_empty()
             && connected.is_empty()
             && refused.is_empty()
+            && entered.is_empty()
             && expired.is_empty()
             && locked.is_empty()
             && revocations.is_empty()

@@ -31,7 +31,7 @@ impl Request {
         let range = |first: u64, last: u64| require(first <= last, Errno::EINVAL);
         match self {
             // The server's own.
-            Self::Sweep | Self::Forget { .. } => Err(Errno::EINVAL),
+            Self::Sweep | Self::Enter { .. } | Self::Forget { .. } => Err(Errno::EINVAL),
             Self::Create { node, perm: bits, .. } => {
                 perm(*bits)?;
                 let NewNode::Symlink(target) = node else { return Ok(()) };

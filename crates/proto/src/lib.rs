@@ -10,6 +10,7 @@ mod attr;
 mod check;
 mod errno;
 mod ids;
+mod inodes;
 mod lock;
 mod message;
 mod object;

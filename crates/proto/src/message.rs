@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
-use crate::{Attr, FileType, Ino, Lock, LockOwner, Name, SetAttr, Time};
+use crate::{Attr, ClientId, FileType, Ino, Lock, LockOwner, Name, SetAttr, Time};
 
 bitflags! {
     /// `renameat2`'s flags, with Linux's numbers.
@@ -256,6 +256,11 @@ pub enum Request {
         ino: Ino,
         lock: Lock,
         wait: u64,
+    },
+    /// A client is restricted to this directory. The machine asks it of itself.
+    Enter {
+        client: ClientId,
+        path: Box<[Name]>,
     },
     /// Goes on freeing what trees that were removed held. The machine asks it of itself; never answered.
     Sweep,

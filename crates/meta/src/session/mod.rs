@@ -8,6 +8,7 @@ mod kept;
 mod proof;
 mod reclaim;
 mod restart;
+mod subtree;
 
 pub use completed::Outcome;
 pub use kept::is_kept;
@@ -72,6 +73,8 @@ struct Session {
     /// What the answers that are kept take.
     bytes: usize,
     held: Map<Ino, Hold>,
+    /// It may use what is below this directory only.
+    root: Option<Ino>,
     /// The client has gone.
     left: bool,
     /// It has not said all that it has since the machine began.
@@ -233,6 +236,10 @@ impl Meta {
         out: &mut Outbox,
     ) -> bool {
         let Some(session) = self.sessions.clients.get_mut(&from) else { return false };
+        if let Err(errno) = session.permits(request) {
+            self.answer(now, (from, id), Err(errno), &Promise::default(), out);
+            return false;
+        }
         let result = match request {
             Request::Forget { ino, lookups } => {
                 *lookups = session.let_go(*ino, Hold { lookups: *lookups, opens: 0 }).lookups;
@@ -270,7 +277,7 @@ impl Meta {
                 Err(Errno::EBADF)
             }
             // The machine asks this of itself alone.
-            Request::Sweep => Err(Errno::EINVAL),
+            Request::Sweep | Request::Enter { .. } => Err(Errno::EINVAL),
             _ => return true,
         };
         self.answer(now, (from, id), result, &Promise::default(), out);

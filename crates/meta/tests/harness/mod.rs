@@ -50,6 +50,7 @@ pub struct Harness {
     /// What it has said of sessions.
     pub connected: Vec<Connected>,
     pub refused: Vec<(ClientId, Errno)>,
+    pub entered: Vec<(ClientId, Result<(), Errno>)>,
     pub expired: Vec<ClientId>,
     /// To whom answers have gone, and to which requests.
     pub answered: Vec<(ClientId, u64)>,
@@ -114,6 +115,7 @@ impl Harness {
             locked: Vec::new(),
             connected: Vec::new(),
             refused: Vec::new(),
+            entered: Vec::new(),
             expired: Vec::new(),
             answered: Vec::new(),
             queued: 0,
@@ -200,6 +202,7 @@ impl Harness {
         self.locked.extend(out.locked);
         self.connected.extend(out.connected);
         self.refused.extend(out.refused);
+        self.entered.extend(out.entered);
         self.expired.extend(out.expired);
         self.revocations.extend(out.revocations);
         for reply in out.replies {

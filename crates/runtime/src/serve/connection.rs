@@ -126,6 +126,14 @@ impl Gate {
                 return Ok(());
             }
         };
+        if let Some(subtree) = &rights.subtree
+            && let Err(errno) = self.server.restrict(client, subtree).await?
+        {
+            let text = format!("the directory that this client is restricted to cannot be entered: {errno}");
+            tracing::warn!(peer, "a client was refused: {text}");
+            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+            return Ok(());
+        }
         let welcome =
             Welcome { incarnation: self.incarnation, resumed, window: WINDOW, session_ms: self.session_ms };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;

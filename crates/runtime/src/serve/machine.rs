@@ -15,6 +15,7 @@ use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
 use super::rights::Rights;
+use super::subtree::{self, Subtree};
 use crate::clock;
 use crate::disk::Disk;
 use crate::errands::{Background, Errands};
@@ -35,6 +36,8 @@ struct Inner {
     groups: HashMap<(ClientId, RequestId), (IoId, u32)>,
     /// Clients whose sessions are about to begin.
     connecting: HashMap<ClientId, oneshot::Sender<Result<bool, Errno>>>,
+    /// Clients that are about to be restricted.
+    entering: HashMap<ClientId, oneshot::Sender<Result<(), Errno>>>,
     next_connection: u64,
 }
 
@@ -80,6 +83,7 @@ impl Server {
             spans: HashMap::new(),
             groups: HashMap::new(),
             connecting: HashMap::new(),
+            entering: HashMap::new(),
             next_connection: 0,
         };
         (Self { inner: Mutex::new(inner), errands }, background)
@@ -92,6 +96,18 @@ impl Server {
             let mut work = Work::new(turn);
             inner.connecting.insert(client, tell);
             self.input(&mut inner, &mut work, 0, Input::Connect { client });
+            self.settle(inner, work);
+        }
+        told
+    }
+
+    /// Restricts a client to a subtree. It is looked for at each connection.
+    pub fn restrict(&self, client: ClientId, subtree: &Subtree) -> oneshot::Receiver<Result<(), Errno>> {
+        let (tell, told) = oneshot::channel();
+        if let Ok((mut inner, turn)) = self.turn() {
+            let mut work = Work::new(turn);
+            inner.entering.insert(client, tell);
+            self.input(&mut inner, &mut work, 0, Input::Enter { client, path: subtree.path().into() });
             self.settle(inner, work);
         }
         told
@@ -147,7 +163,12 @@ impl Server {
         for message in batch.drain(..) {
             left -= 1;
             match message {
-                FromClient::Request { id, below, caller, request } => {
+                FromClient::Request { id, below, caller, mut request } => {
+                    if let Some(root) = inner.meta.root_of(client) {
+                        subtree::take(root, &mut request);
+                    } else if origin.rights.subtree.is_some() {
+                        return Err("the session of a client that is restricted to a subtree has ended");
+                    }
                     if let Err(refusal) = origin.rights.check(&request) {
                         work.send.push((client, plain(id, Err(refusal))));
                         continue;
@@ -341,6 +362,16 @@ impl Server {
             let seen: Vec<_> = changed.iter().filter(|ino| knows(**ino)).copied().collect();
             if !seen.is_empty() {
                 work.send.push((client, FromServer::Changed(seen)));
+            }
+        }
+        for (client, message) in &mut work.send {
+            if let Some(root) = inner.meta.root_of(*client) {
+                subtree::give(&inner.meta, *client, root, message);
+            }
+        }
+        for (client, entered) in out.entered.drain(..) {
+            if let Some(tell) = inner.entering.remove(&client) {
+                let _ = tell.send(entered);
             }
         }
         for Connected { client, resumed } in out.connected.drain(..) {

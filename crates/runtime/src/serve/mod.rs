@@ -3,6 +3,7 @@
 mod connection;
 mod machine;
 mod rights;
+mod subtree;
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -7,6 +7,8 @@ use espalier_net::Identity;
 use espalier_proto::{Caller, Errno, Request, StreamIo};
 use serde::{Deserialize, Serialize};
 
+use super::subtree::Subtree;
+
 /// Who may connect, and what they may do then.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
@@ -45,6 +47,8 @@ pub struct Rights {
     pub read_only: bool,
     /// Its superusers are nobody.
     pub root_squash: bool,
+    /// It may use what is in this directory and below, which is the root to it.
+    pub subtree: Option<Subtree>,
 }
 
 impl Rights {

@@ -96,7 +96,7 @@ impl Kind {
             | Request::TestLock { ino, .. }
             | Request::StopWaiting { ino, .. } => (Self::Lock, *ino),
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => (Self::Open, Ino::ROOT),
-            Request::Sweep => (Self::RemoveTree, Ino::ROOT),
+            Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
         }
     }
 }

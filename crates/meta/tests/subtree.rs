@@ -1,0 +1,177 @@
+//! A client that is restricted to a subtree reaches nothing else, whatever it asks for.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_meta::{Acknowledge, Config, Input};
+use espalier_proto::*;
+use harness::{Engine, Harness, ROOT_CALLER, name, open_how};
+
+const ADMIN: ClientId = ClientId(100);
+const GUEST: ClientId = ClientId(101);
+
+struct World {
+    fs: Harness,
+    next: u64,
+}
+
+impl World {
+    fn ask(&mut self, from: ClientId, request: Request) -> Result<Reply, Errno> {
+        self.next += 1;
+        let id = RequestId(self.next);
+        self.fs.input(Input::Request { from, id, below: id, caller: ROOT_CALLER, request });
+        self.fs.settle();
+        self.fs.answers.remove(&self.next).unwrap()
+    }
+
+    fn find(&mut self, from: ClientId, dir: Ino, file: &str) -> Entry {
+        match self.ask(from, Request::Lookup { dir, name: name(file) }) {
+            Ok(Reply::Entry(entry)) => entry,
+            other => panic!("{file}: {other:?}"),
+        }
+    }
+
+    fn make(&mut self, dir: Ino, file: &str, node: NewNode) -> Entry {
+        let (perm, umask, open, exclusive) = (0o777, 0, None, true);
+        match self.ask(ADMIN, Request::Create { dir, name: name(file), node, perm, umask, open, exclusive }) {
+            Ok(Reply::Entry(entry)) => entry,
+            other => panic!("{file}: {other:?}"),
+        }
+    }
+
+    fn connect(&mut self, client: ClientId) {
+        self.fs.input(Input::Connect { client });
+        self.fs.settle();
+    }
+
+    fn enter(&mut self, path: &[&str]) -> Result<(), Errno> {
+        self.connect(GUEST);
+        self.fs.entered.clear();
+        self.fs.input(Input::Enter { client: GUEST, path: path.iter().map(|text| name(text)).collect() });
+        self.fs.settle();
+        assert_eq!((self.fs.entered.len(), self.fs.entered[0].0), (1, GUEST));
+        self.fs.entered[0].1
+    }
+}
+
+fn config() -> Config {
+    Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..harness::config() }
+}
+
+/// All that can be asked of a file or directory, or of two.
+fn requests(ino: Ino, within: Ino) -> Vec<Request> {
+    let file = || name("x");
+    let how = open_how(Access::READ, false);
+    let (node, exclusive) = (NewNode::Regular, true);
+    let lock = Lock {
+        owner: LockOwner { flock: true, number: 1 },
+        kind: LockKind::Shared,
+        first: 0,
+        last: u64::MAX,
+        pid: 1,
+    };
+    let flags = RenameFlags::empty();
+    let value: Box<[u8]> = [1].into();
+    let xattr: Box<[u8]> = b"user.x".as_slice().into();
+    let (mode, level) = (XattrMode::Any, CopyLevel { from: ino, to: within, after: 0 });
+    vec![
+        Request::Lookup { dir: ino, name: file() },
+        Request::GetAttr { ino },
+        Request::SetAttr { ino, set: SetAttr { perm: Some(0), ..SetAttr::default() } },
+        Request::ReadLink { ino },
+        Request::Create { dir: ino, name: file(), node, perm: 0, umask: 0, open: Some(how), exclusive },
+        Request::TmpFile { dir: ino, perm: 0, umask: 0 },
+        Request::Link { ino, dir: within, name: file() },
+        Request::Link { ino: within, dir: ino, name: file() },
+        Request::Unlink { dir: ino, name: file() },
+        Request::RmDir { dir: ino, name: file() },
+        Request::Rename { from_dir: ino, from: file(), to_dir: within, to: file(), flags },
+        Request::Rename { from_dir: within, from: name("dir"), to_dir: ino, to: file(), flags },
+        Request::Open { ino, how },
+        Request::Read { ino, offset: 0, size: 1, noatime: false },
+        Request::Write { ino, offset: 0, data: vec![1], kill_suid_gid: false },
+        Request::Allocate { ino, offset: 0, length: 1, mode: AllocateMode::empty() },
+        Request::Seek { ino, offset: 0, what: SeekWhat::Data },
+        Request::Fsync { ino },
+        Request::ReadDir { dir: ino, after: 0, limit: 10, plus: true },
+        Request::Access { ino, want: Access::READ },
+        Request::SetXattr { ino, name: xattr.clone(), value, mode, kill_sgid: false },
+        Request::GetXattr { ino, name: xattr.clone() },
+        Request::ListXattr { ino },
+        Request::RemoveXattr { ino, name: xattr },
+        Request::StatFs { ino },
+        Request::Extend { ino, offset: 0, length: 1, from: None },
+        Request::Extend { ino: within, offset: 0, length: 1, from: Some((ino, 0)) },
+        Request::RemoveTree { dir: ino },
+        Request::CopyTree(CopyTree { levels: vec![level], preserve: false, umask: 0 }),
+        Request::Lock { ino, lock, wait: None },
+        Request::TestLock { ino, lock },
+    ]
+}
+
+#[test]
+fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else() {
+    let mut world = World { fs: Harness::on(Engine::Local, config()), next: 0 };
+    world.connect(ADMIN);
+    let projects = world.make(Ino::ROOT, "projects", NewNode::Directory).attr.ino;
+    let root = world.make(projects, "a", NewNode::Directory).attr.ino;
+    let dir = world.make(root, "dir", NewNode::Directory).attr.ino;
+    let secret = world.make(Ino::ROOT, "secret", NewNode::Directory);
+    let file = world.make(secret.attr.ino, "x", NewNode::Regular);
+    assert_eq!(world.enter(&["projects", "none"]), Err(Errno::ENOENT));
+    assert_eq!(world.enter(&["secret", "x"]), Err(Errno::ENOTDIR));
+    assert_eq!(world.enter(&["projects", "a"]), Ok(()));
+    assert_eq!(world.fs.meta.root_of(GUEST), Some(root));
+    let outside = [Ino::ROOT, projects, secret.attr.ino, file.attr.ino, Ino(1 << 40)];
+    let refused = |world: &mut World, inos: &[Ino]| {
+        for request in inos.iter().flat_map(|ino| requests(*ino, root)) {
+            assert_eq!(world.ask(GUEST, request.clone()), Err(Errno::ESTALE), "{request:?}");
+        }
+    };
+    refused(&mut world, &outside);
+    // A directory inside is as far away until it has been found.
+    refused(&mut world, &[dir]);
+    assert_eq!(world.find(GUEST, root, "dir").attr.ino, dir);
+    world.ask(GUEST, Request::ReadDir { dir, after: 0, limit: 10, plus: true }).unwrap();
+    let (flags, to) = (RenameFlags::empty(), name("moved"));
+    let rename = Request::Rename { from_dir: root, from: name("dir"), to_dir: root, to, flags };
+    world.ask(GUEST, rename).unwrap();
+    assert_eq!(world.ask(GUEST, Request::RemoveTree { dir: root }), Err(Errno::EBUSY));
+    let level = CopyLevel { from: dir, to: root, after: 0 };
+    let copy = CopyTree { levels: vec![level], preserve: false, umask: 0 };
+    assert_eq!(world.ask(GUEST, Request::CopyTree(copy)), Err(Errno::EOPNOTSUPP));
+    // A name that somebody makes inside is one that it may use.
+    let link = Request::Link { ino: file.attr.ino, dir: root, name: name("linked") };
+    world.ask(ADMIN, link).unwrap();
+    let found = world.find(GUEST, root, "linked");
+    assert_eq!(found.attr.ino, file.attr.ino);
+    world.ask(GUEST, Request::GetAttr { ino: found.attr.ino }).unwrap();
+    world.ask(GUEST, Request::ForgetAll { inodes: vec![(found.attr.ino, 1)] }).unwrap();
+    refused(&mut world, &outside);
+
+    // After a restart it has what it can prove that it had.
+    let own = world.find(GUEST, root, "moved");
+    let has = |entry: &Entry, told| Held {
+        ino: entry.attr.ino,
+        home: entry.home,
+        lookups: 1,
+        opens: 1,
+        told,
+        opened: told,
+    };
+    world.fs = world.fs.crash();
+    world.connect(ADMIN);
+    world.ask(ADMIN, Request::Reclaim { held: vec![], last: true }).unwrap();
+    world.connect(GUEST);
+    assert_eq!(world.enter(&["projects", "a"]), Ok(()));
+    let held = vec![has(&own, own.proof), has(&secret, secret.proof), has(&file, own.proof)];
+    world.ask(GUEST, Request::Reclaim { held, last: true }).unwrap();
+    refused(&mut world, &outside);
+    world.ask(GUEST, Request::GetAttr { ino: own.attr.ino }).unwrap();
+    world.ask(GUEST, Request::GetAttr { ino: root }).unwrap();
+    // Others are not restricted, nor is what the machine asks of itself for others.
+    let enter = Request::Enter { client: ADMIN, path: [name("secret")].into() };
+    assert_eq!(world.ask(GUEST, enter), Err(Errno::EINVAL));
+    world.ask(ADMIN, Request::GetAttr { ino: Ino::ROOT }).unwrap();
+    assert_eq!(world.fs.fsck(), []);
+}

@@ -1,0 +1,82 @@
+//! What a client that is restricted to a subtree sends and gets: to it, the root of that is the root of all.
+
+use espalier_meta::Meta;
+use espalier_proto::{ClientId, FromServer, Ino, Name, Reply, Request};
+use serde::{Deserialize, Serialize};
+
+/// The directory to which a client is restricted: an absolute path in the file system.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Subtree(Box<[Name]>);
+
+impl Subtree {
+    /// The names on the way to it, of which there is at least one.
+    pub fn path(&self) -> &[Name] {
+        &self.0
+    }
+}
+
+impl TryFrom<String> for Subtree {
+    type Error = &'static str;
+
+    fn try_from(path: String) -> Result<Self, Self::Error> {
+        const WANTED: &str = "subtree = an absolute path of a directory below the root of the file system, without . and .., as /projects/a";
+        let below = path.strip_prefix('/').ok_or(WANTED)?;
+        let names = below.split('/').filter(|name| !name.is_empty());
+        let names: Result<Box<[Name]>, _> = names.map(|name| Name::new(name.as_bytes())).collect();
+        names.ok().filter(|names| !names.is_empty()).map(Self).ok_or(WANTED)
+    }
+}
+
+impl From<Subtree> for String {
+    fn from(subtree: Subtree) -> Self {
+        subtree.0.iter().map(|name| format!("/{}", String::from_utf8_lossy(name))).collect()
+    }
+}
+
+/// A request means by the root the client's.
+pub fn take(root: Ino, request: &mut Request) {
+    request.each_inode(&mut |ino| {
+        if *ino == Ino::ROOT {
+            *ino = root;
+        }
+    });
+}
+
+/// A message to a client tells nothing of what is outside, as far as anything would.
+pub fn give(meta: &Meta, client: ClientId, root: Ino, message: &mut FromServer) {
+    match message {
+        FromServer::Reply { result: Ok(Reply::Listing { parent, .. }), .. }
+            if !meta.knows(client, *parent) =>
+        {
+            *parent = root;
+        }
+        FromServer::Recall(recalls) => {
+            for recall in recalls {
+                if recall.dir.is_some_and(|dir| !meta.knows(client, dir)) {
+                    (recall.dir, recall.name) = (None, None);
+                }
+            }
+        }
+        _ => {}
+    }
+    message.each_inode(&mut |ino| {
+        if *ino == root {
+            *ino = Ino::ROOT;
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_subtree_is_an_absolute_path() {
+        let subtree = |path: &str| Subtree::try_from(path.to_string());
+        assert_eq!(String::from(subtree("//projects/a/").expect("a path")), "/projects/a");
+        for bad in ["", "/", "projects", "/a/../b", "/."] {
+            assert!(subtree(bad).is_err(), "{bad}");
+        }
+    }
+}
