@@ -12,7 +12,7 @@ mkdir "$a" "$b"
 cleanup() {
     exec 8>&- 9<&-
     umount "$work/second" 2> /dev/null || true
-    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    for mount in "$a" "$b" "$work/c"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     for cluster in "$work"/cluster "$work"/other; do "$bin" cluster down "$cluster" > /dev/null 2>&1 || true; done
     rm -rf --one-file-system "$work"
 }
@@ -278,12 +278,57 @@ mv "$a/projects/a" "$a/projects/b"
 refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$work/cluster/clients/guest"
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
-echo '== the end'
+echo '== a client that goes'
 has_sessions() { "$bin" status "$work/cluster/server-0/store" --json | grep -q "\"sessions\":$1,"; }
 until_true has_sessions 2
-"$bin" umount "$b"
-# It says that it goes: nobody waits until its session has ended by itself.
+umount "$b"
+# It says so: nobody waits until its session has ended by itself.
 until_true has_sessions 1
+
+echo '== messages'
+# A lease that lasts longer than this takes on any machine.
+sed -i 's/^\(lease\|session\)_seconds = .*/\1_seconds = 600/' "$work/other/server-0/server.toml"
+"$bin" cluster up "$work/other" > /dev/null < /dev/null
+c=$work/c
+mkdir "$c"
+for mount in "$b" "$c"; do
+    "$bin" mount espalier://127.0.0.1:17441/ "$mount" -o "credentials=$work/other/clients/admin" --log-file "$mount.log"
+done
+sent() {
+    "$bin" status "$c" --counters | awk '$1 == "sent.requests" { print $2 }'
+}
+# costs FEW COMMAND...: it sends at most so many requests.
+costs() {
+    local few=$1 before spent
+    shift
+    before=$(sent)
+    "$@"
+    spent=$(($(sent) - before))
+    [ "$spent" -le "$few" ] || fail "$* costs $spent requests instead of $few: $("$bin" status "$c" --counters)"
+}
+create_1000() { for n in $(seq 1000); do : > "$c/counted/$n"; done; }
+stat_1000() {
+    # So that the kernel has to ask.
+    sync && echo 2 > /proc/sys/vm/drop_caches
+    (cd "$c/counted" && printf '%s\n' $(seq 1000) | xargs stat > /dev/null)
+}
+remove_1000() { (cd "$c/counted" && printf '%s\n' $(seq 1000) | xargs rm); }
+mkdir "$c/counted"
+costs 1010 create_1000
+costs 10 stat_1000
+# What another does takes the leases away, and is seen.
+ls "$b/counted" | grep -c . | grep -qx 1000
+chmod 600 "$c/counted/7"
+is "$(stat -c %a "$b/counted/7")" 600
+costs 10 stat_1000
+costs 1010 remove_1000
+is "$(ls "$b/counted")" ''
+"$bin" status "$c" | grep -q 'connected; '
+"$bin" umount "$c"
+"$bin" umount "$b"
+"$bin" cluster down "$work/other"
+
+echo '== the end'
 kill_server
 timeout 60 umount -f "$a" || timeout 60 umount -l "$a"
 up

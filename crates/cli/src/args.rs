@@ -42,7 +42,7 @@ pub enum Command {
     /// if anything is wrong, 8 if it could not be checked.
     Fsck(FsckArgs),
     /// Tell how a file system is.
-    Status(SourceArgs),
+    Status(StatusArgs),
     /// Show what a mounted file system does: by operation, by process, by directory. `q` ends it.
     Top(TopArgs),
     /// Tell how many files, directories and bytes are below a directory of a mounted file system, at once.
@@ -323,10 +323,13 @@ pub struct FsckArgs {
 }
 
 #[derive(Debug, Args)]
-pub struct SourceArgs {
-    /// The file system: the directory that it lies in; for `status` also where it is mounted.
+pub struct StatusArgs {
+    /// The file system: the directory that it lies in, or where it is mounted.
     #[arg(value_hint = ValueHint::DirPath)]
     pub source: PathBuf,
+    /// Of a mount of a server: only how many messages of each kind there were, a line each.
+    #[arg(long, conflicts_with = "json")]
+    pub counters: bool,
     #[arg(long)]
     pub json: bool,
 }

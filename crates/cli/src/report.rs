@@ -5,12 +5,17 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 
-use crate::args::SourceArgs;
+use crate::args::StatusArgs;
 use crate::{cluster, table};
 
-pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
+pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
     let store = store_of(&args.source)?.unwrap_or_else(|| args.source.clone());
-    not_served_elsewhere(&store)?;
+    if store.to_str().is_some_and(cluster::is_url) {
+        return status_of_mount(args);
+    }
+    if args.counters {
+        bail!("--counters is for mounts of a server: no messages are sent for others");
+    }
     let status = espalier_runtime::status_of(&store)?;
     if args.json {
         println!("{}", serde_json::to_string(&status)?);
@@ -52,6 +57,37 @@ pub(crate) fn status(args: &SourceArgs) -> Result<ExitCode> {
     if let Some(failure) = &status.failure {
         println!("FAILED      nothing can be changed any more: {failure}; unmount, and run `espalier fsck`");
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Of a mount of servers.
+fn status_of_mount(args: &StatusArgs) -> Result<ExitCode> {
+    let status = espalier_runtime::status_of_mount(&args.source)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&status)?);
+        return Ok(ExitCode::SUCCESS);
+    }
+    if args.counters {
+        print!("{}", table::counters(&status));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let connected = if status.connected { "connected" } else { "NOT CONNECTED: calls wait for the server" };
+    println!("mounted     {} on {} by process {}", status.url, status.mountpoint.display(), status.pid);
+    println!("server      {connected}; {} calls wait", status.waiting);
+    println!("kernel      FUSE {}, transport {}", status.fuse, status.transport);
+    println!(
+        "cache       {} inodes, {} names; answered {} calls",
+        status.cache_inodes, status.cache_names, status.cache_hits
+    );
+    let sent = status.messages;
+    println!(
+        "sent        {} requests, {} batches of what is no longer used, {} reads and writes of streams, {} others",
+        sent.requests, sent.forgets, sent.streams, sent.others
+    );
+    println!(
+        "received    {} replies, {} revocations, {} notices",
+        sent.replies, sent.revocations, sent.notices
+    );
     Ok(ExitCode::SUCCESS)
 }
 

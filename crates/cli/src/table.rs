@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use espalier_runtime::{Figures, Top};
+use espalier_runtime::{Figures, MountStatus, Top};
 
 /// A table of operations by kind. The times after the quantiles are means.
 pub(crate) fn operations(figures: &Figures) -> String {
@@ -32,6 +32,24 @@ pub(crate) fn operations(figures: &Figures) -> String {
         );
     }
     out
+}
+
+/// How many messages there were between a mount and its server.
+pub(crate) fn counters(status: &MountStatus) -> String {
+    let messages = status.messages;
+    let asked = status.asked.iter().map(|(name, count)| (format!("asked.{name}"), *count));
+    let sums = [
+        ("sent.requests", messages.requests),
+        ("sent.forgets", messages.forgets),
+        ("sent.streams", messages.streams),
+        ("sent.others", messages.others),
+        ("received.replies", messages.replies),
+        ("received.revocations", messages.revocations),
+        ("received.notices", messages.notices),
+        ("cache.hits", status.cache_hits),
+    ];
+    let sums = sums.into_iter().map(|(name, count)| (name.to_string(), count));
+    asked.chain(sums).map(|(name, count)| format!("{name} {count}\n")).collect()
 }
 
 /// The cache, the journal and the checkpoint, a line each.

@@ -1,17 +1,24 @@
-//! What a client without a kernel above it has cached of names and attributes, under leases, on behalf of one caller.
+//! What a client has cached of names and attributes, under leases, on behalf of those who call: a kernel, or a program.
 //!
 //! A name lies with its directory, and is trusted no longer than the lease on the directory lasts without a break: whoever
-//! may search it is one of the directory's attributes. The machine has no clock: `now` is milliseconds of one that
-//! does not go back.
+//! may search it is one of the directory's attributes, and its listing is covered by that lease. So of a directory that was
+//! listed to its end, or made by this client, it is known which names are not there. The machine has no clock: `now` is
+//! milliseconds of one that does not go back.
 
+mod record;
+mod subject;
+
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Entry, FileType, Ino, Lease, Name, Request};
+use espalier_proto::{Attr, Dirent, Entry, FileType, Home, Ino, Lease, Name, Touched};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::Answer;
+use crate::{Answer, Call};
+use record::{Known, Record};
+use subject::Subject;
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,109 +28,74 @@ pub enum Binding {
     Inode(Ino, FileType),
 }
 
-/// What a request is about, for what its answer tells.
-#[derive(Debug, Default)]
-pub struct Subject {
-    /// The last one is what an answer with an inode names.
-    names: Vec<(Ino, Name)>,
-    inos: Vec<Ino>,
-    is_change: bool,
-    /// Who may search the inodes may change.
-    changes_rights: bool,
-}
-
-impl Subject {
-    pub fn of(request: &Request) -> Self {
-        let change = |names: Vec<(Ino, Name)>, inos: Vec<Ino>| Self {
-            names,
-            inos,
-            is_change: true,
-            changes_rights: false,
-        };
-        match request {
-            Request::Lookup { dir, name } => Self { names: [(*dir, name.clone())].into(), ..Self::default() },
-            Request::GetAttr { ino } => Self { inos: [*ino].into(), ..Self::default() },
-            Request::ReadDir { dir, .. } => Self { inos: [*dir].into(), ..Self::default() },
-            Request::SetAttr { ino, .. }
-            | Request::SetXattr { ino, .. }
-            | Request::RemoveXattr { ino, .. } => {
-                Self { changes_rights: true, ..change(Vec::new(), [*ino].into()) }
-            }
-            Request::Create { dir, name, .. }
-            | Request::Unlink { dir, name }
-            | Request::RmDir { dir, name } => change([(*dir, name.clone())].into(), [*dir].into()),
-            Request::Link { ino, dir, name } => change([(*dir, name.clone())].into(), [*dir, *ino].into()),
-            Request::Rename { from_dir, from, to_dir, to, .. } => {
-                change([(*from_dir, from.clone()), (*to_dir, to.clone())].into(), [*from_dir, *to_dir].into())
-            }
-            Request::Open { ino, how } if how.truncate => Self::written(*ino),
-            _ => Self::default(),
-        }
-    }
-
-    /// A write to a file, whichever way it takes.
-    pub fn written(ino: Ino) -> Self {
-        Self { inos: [ino].into(), is_change: true, ..Self::default() }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Record {
-    /// How often the server has named it to this client and has not been told that it is forgotten.
-    lookups: u64,
-    /// When the lease on it is over; 0: there is none.
-    lease: u64,
-    attr: Option<Attr>,
-    /// Until then it stays known, so that what has just been found can be used.
-    keep: u64,
-    names: HashMap<Name, (Binding, u64), FxBuildHasher>,
-}
-
-impl Record {
-    fn drop_lease(&mut self) -> usize {
-        (self.lease, self.attr) = (0, None);
-        let dropped = self.names.len();
-        self.names = HashMap::default();
-        dropped
-    }
+/// How those who call use what they are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Users {
+    /// They say what they forget.
+    Tell,
+    /// At once, or never.
+    AtOnce,
 }
 
 /// The cache. See the module's description.
 #[derive(Debug)]
 pub struct Cache {
     capacity: usize,
+    users: Users,
     records: HashMap<Ino, Record, FxBuildHasher>,
-    /// Each record once, with a time before which it need not be looked at.
+    /// Those with leases, with a time before which they need not be looked at; see [`Record::due`].
     order: VecDeque<(u64, Ino)>,
     /// Names in all records.
     names: usize,
     forgotten: Vec<(Ino, u64)>,
+    counts: CacheCounts,
+}
+
+/// What a cache has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounts {
+    /// Questions that were answered without a message.
+    pub hits: u64,
+    /// Inodes and names that are held now.
+    pub inodes: u64,
+    pub names: u64,
 }
 
 impl Cache {
-    /// An inode that is not leased stays known for so long, in ms.
+    /// An inode that is not leased stays known for so long, in ms, if users do not say when they have done with it.
     const KEEP: u64 = 1000;
 
-    /// Room for so many inodes, and as many names.
-    pub fn new(capacity: usize) -> Self {
+    /// Room for so many inodes with leases, and as many names.
+    pub fn new(capacity: usize, users: Users) -> Self {
         Self {
             capacity,
+            users,
             records: HashMap::default(),
             order: VecDeque::new(),
             names: 0,
             forgotten: Vec::new(),
+            counts: CacheCounts::default(),
         }
     }
+
+    pub fn counts(&self) -> CacheCounts {
+        CacheCounts { inodes: self.records.len() as u64, names: self.names as u64, ..self.counts }
+    }
+
+    // ---- Asking
 
     /// What a name stands for, if that is known.
     pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
         let record = self.records.get(&dir).filter(|record| record.lease > now)?;
-        record.names.get(name).filter(|(_, until)| *until > now).map(|(binding, _)| *binding)
+        match record.names.get(name) {
+            Some(known) => known.at(now),
+            None => record.is_whole().then_some(Binding::Absent),
+        }
     }
 
     /// An inode's attributes, if they are known.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
-        self.records.get(&ino).filter(|record| record.lease > now)?.attr
+        self.records.get(&ino).filter(|record| record.lease > now)?.attr.as_deref().copied()
     }
 
     /// Whether there is a lease on an inode.
@@ -131,54 +103,162 @@ impl Cache {
         self.records.get(&ino).is_some_and(|record| record.lease > now)
     }
 
-    /// A request is about to be sent: what it may change is not trusted meanwhile.
-    pub fn sent(&mut self, subject: &Subject) {
+    /// The answer to a lookup, for users who cache it themselves, and for how many milliseconds they may.
+    pub fn look_up(&mut self, dir: Ino, name: &Name, now: u64) -> Option<(Answer, u64)> {
+        let record = self.records.get_mut(&dir).filter(|record| record.lease > now)?;
+        let Some(known) = record.names.get(name) else {
+            if !record.is_whole() {
+                return None;
+            }
+            // That is known by the lease on the directory, and users would not be told when it ends: they must ask again.
+            // If they do, they had better have a lease on the name.
+            record.names.insert(name.clone(), Known::LAPSED);
+            self.names += 1;
+            self.counts.hits += 1;
+            self.bound_names(dir);
+            return Some((Answer::Absent { cacheable: true }, 0));
+        };
+        let until = record.lease.min(known.until);
+        let answer = match known.at(now)? {
+            Binding::Absent => Answer::Absent { cacheable: true },
+            Binding::Inode(ino, _) => {
+                let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0)?;
+                let attr = *record.attr.as_deref().filter(|_| record.lease > now)?;
+                if self.users == Users::Tell {
+                    record.users += 1;
+                }
+                self.counts.hits += 1;
+                let (cacheable, home) = (true, Home::Table);
+                let entry = Entry { attr, cacheable, name_leased: true, attr_leased: true, home, proof: 0 };
+                return Some((Answer::Entry(entry), until.min(record.lease) - now));
+            }
+        };
+        self.counts.hits += 1;
+        Some((answer, until - now))
+    }
+
+    /// The answer to a question for attributes, and for how many milliseconds it may be cached.
+    pub fn get_attr(&mut self, ino: Ino, now: u64) -> Option<(Answer, u64)> {
+        let record = self.records.get(&ino).filter(|record| record.lease > now)?;
+        let attr = *record.attr.as_deref()?;
+        self.counts.hits += 1;
+        Some((Answer::Attr(attr), record.lease - now))
+    }
+
+    /// Whether it is known that an inode has no extended attributes and no access control lists.
+    pub fn is_bare(&mut self, ino: Ino, now: u64) -> bool {
+        let is_bare = self.attr(ino, now).is_some_and(|attr| attr.bare);
+        self.counts.hits += u64::from(is_bare);
+        is_bare
+    }
+
+    // ---- Being told
+
+    /// A call is about to be made: what it may change is not trusted meanwhile.
+    pub fn sent(&mut self, call: &Call<'_>) {
+        self.distrust_subject(&Subject::of(call));
+    }
+
+    fn distrust_subject(&mut self, subject: &Subject<'_>) {
         if !subject.is_change {
             return;
         }
-        for (dir, name) in &subject.names {
-            self.forget_name(*dir, name);
-        }
-        for ino in &subject.inos {
-            self.touched(*ino);
+        subject.names().for_each(|(dir, name)| self.doubt(dir, name));
+        for ino in subject.inos() {
+            self.touched(ino);
             if subject.changes_rights {
-                self.drop_lease(*ino);
+                self.drop_lease(ino);
             }
         }
     }
 
-    /// A request has been answered, in the order in which the server's answers came. `lease`: what is left of it, in ms.
-    pub fn answered(&mut self, subject: &Subject, answer: Option<&Answer>, lease: u64, now: u64) {
-        self.sent(subject);
+    /// A call has been answered, in the order in which the server's answers came. `lease`: what is left of it, in ms.
+    pub fn answered(&mut self, call: &Call<'_>, answer: Option<&Answer>, lease: u64, now: u64) {
+        let subject = Subject::of(call);
+        self.distrust_subject(&subject);
         let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
+        let name = subject.name();
         match answer {
-            Some(Answer::Entry(entry)) => self.entry(subject.names.last(), entry, until, now),
-            Some(Answer::Created(entry, _)) => self.entry(subject.names.last(), entry, until, now),
+            Some(Answer::Entry(entry)) => {
+                self.entry(name, entry, until, now);
+                // A lease that another reply has given says nothing of what was in it when it was made.
+                if subject.makes_directory
+                    && entry.attr_leased
+                    && until > now
+                    && let Some(made) = self.records.get_mut(&entry.attr.ino)
+                {
+                    made.listed(0, u64::MAX);
+                }
+            }
+            Some(Answer::Created(entry, _)) => self.entry(name, entry, until, now),
             Some(Answer::Absent { .. }) => {
-                if let Some((dir, name)) = subject.names.last() {
-                    self.bind(*dir, name, Binding::Absent, until, now);
+                if let Some((dir, name)) = name {
+                    self.bind(dir, name, Binding::Absent, until, now);
                 }
             }
             Some(Answer::Attr(attr)) => self.tell(attr, until, 0, now),
-            Some(Answer::Listing { entries, .. }) => {
-                let dir = subject.inos.first();
-                for dirent in entries {
-                    if let Some(entry) = &dirent.entry {
-                        let name = dir.map(|dir| (*dir, dirent.name.clone()));
-                        self.entry(name.as_ref(), entry, until, now);
-                    }
+            Some(Answer::Listing { entries, end, .. }) => {
+                if let Some((dir, after)) = subject.lists {
+                    let last = if *end { u64::MAX } else { entries.last().map_or(after, |last| last.cursor) };
+                    self.listing(dir, (after, last), entries, until, now);
                 }
             }
+            Some(Answer::Done) => {
+                if let Some((dir, name)) = subject.removes {
+                    self.unbind(dir, name);
+                }
+            }
+            Some(Answer::Removed { dir, name }) => self.doubt(*dir, name),
+            // It may have made names in any directory.
+            Some(Answer::Copied(_)) => self.distrust(),
             _ => {}
         }
     }
 
-    fn entry(&mut self, name: Option<&(Ino, Name)>, entry: &Entry, until: u64, now: u64) {
+    /// A request has changed inodes, besides those that its reply tells of. `lease`: what is left of it, in ms.
+    pub fn changed(&mut self, touched: &Touched, lease: u64, now: u64) {
+        for ino in &touched.others {
+            self.touched(*ino);
+        }
+        for attr in &touched.attrs {
+            if lease == 0 {
+                self.touched(attr.ino);
+            } else if attr.nlink == 0 {
+                // Nobody needs it any more but those who use it, and it is there for as long as it is known.
+                self.drop_lease(attr.ino);
+            } else if self.records.contains_key(&attr.ino) {
+                self.tell(attr, now.saturating_add(lease), 0, now);
+            }
+        }
+    }
+
+    fn entry(&mut self, name: Option<(Ino, &Name)>, entry: &Entry, until: u64, now: u64) {
         let attr = &entry.attr;
         if let Some((dir, name)) = name.filter(|_| entry.name_leased) {
-            self.bind(*dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
+            self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         }
         self.tell(attr, if entry.attr_leased { until } else { 0 }, 1, now);
+    }
+
+    /// `part`: of the listing, from one cursor up to another.
+    fn listing(&mut self, dir: Ino, part: (u64, u64), entries: &[Dirent], until: u64, now: u64) {
+        if until > now {
+            self.renew(dir, until, now).listed(part.0, part.1);
+        }
+        for dirent in entries {
+            if let Some(entry) = &dirent.entry {
+                self.entry(Some((dir, &dirent.name)), entry, until, now);
+            }
+        }
+        let Some(record) = self.records.get_mut(&dir).filter(|record| record.is_listed()) else { return };
+        // What has no lease of its own is there all the same.
+        for dirent in entries {
+            if !record.names.contains_key(&dirent.name) {
+                record.names.insert(dirent.name.clone(), Known::LAPSED);
+                self.names += 1;
+            }
+        }
+        self.bound_names(dir);
     }
 
     fn bind(&mut self, dir: Ino, name: &Name, binding: Binding, until: u64, now: u64) {
@@ -186,58 +266,102 @@ impl Cache {
         if until <= now {
             return;
         }
-        if self.names >= self.capacity {
-            self.names -= record.names.len();
-            record.names.clear();
-        }
-        if self.names < self.capacity && record.names.insert(name.clone(), (binding, until)).is_none() {
+        if record.names.insert(name.clone(), Known { binding: Some(binding), until }).is_none() {
             self.names += 1;
+        }
+        self.bound_names(dir);
+    }
+
+    /// The directory that names were added to last pays for those that are too many.
+    fn bound_names(&mut self, dir: Ino) {
+        if self.names > self.capacity
+            && let Some(record) = self.records.get_mut(&dir)
+        {
+            self.names -= record.drop_names();
         }
     }
 
     fn tell(&mut self, attr: &Attr, until: u64, lookups: u64, now: u64) {
-        let is_new = !self.records.contains_key(&attr.ino);
-        let record = self.records.entry(attr.ino).or_default();
+        let counts = self.users == Users::Tell;
+        let record = self.renew(attr.ino, until, now);
         record.lookups += lookups;
+        if counts {
+            record.users += lookups;
+        }
+        if until > now {
+            // A stream may change without the server's doing.
+            record.attr = (!attr.streamed).then(|| Box::new(*attr));
+        }
+        if self.order.len() > self.capacity {
+            self.make_room();
+        }
+    }
+
+    /// There is a lease on an inode until then, if that is not over.
+    fn renew(&mut self, ino: Ino, until: u64, now: u64) -> &mut Record {
+        let record = self.records.entry(ino).or_default();
         if record.lease <= now {
             self.names -= record.drop_lease();
         }
         if until > now {
             record.lease = record.lease.max(until);
-            // A stream may change without the server's doing.
-            record.attr = (!attr.streamed).then_some(*attr);
         }
-        record.keep = record.lease.max(now.saturating_add(Self::KEEP));
-        if is_new {
-            self.order.push_back((record.keep, attr.ino));
-            self.make_room();
+        record.keep = record.lease;
+        if self.users == Users::AtOnce {
+            record.keep = record.keep.max(now.saturating_add(Self::KEEP));
+        }
+        if record.due == 0 && record.keep > now {
+            record.due = record.keep;
+            self.order.push_back((record.due, ino));
+        }
+        record
+    }
+
+    // ---- Forgetting
+
+    /// Users have forgotten an inode that they had been named so often.
+    pub fn forget(&mut self, ino: Ino, lookups: u64) {
+        let Some(record) = self.records.get_mut(&ino) else { return };
+        record.users = record.users.saturating_sub(lookups);
+        // The server may wait for that to free a file that has no name any more.
+        if record.users == 0 && record.attr.is_none() && record.names.is_empty() {
+            self.remove(ino);
         }
     }
 
     fn make_room(&mut self) {
         // Those that were renewed since they were looked at get another turn, but no more than once.
         for _ in 0..self.order.len() {
-            if self.records.len() <= self.capacity {
+            if self.order.len() <= self.capacity {
                 return;
             }
-            let Some((keep, ino)) = self.order.pop_front() else { return };
-            match self.records.get(&ino) {
-                Some(record) if record.keep > keep => self.order.push_back((record.keep, ino)),
-                _ => self.remove(ino),
-            }
+            let Some((due, ino)) = self.order.pop_front() else { return };
+            self.look_at(due, ino, due);
         }
     }
 
     /// Takes out what need not be known any longer. What the server is to be told as forgotten is [`Self::forgotten`].
     pub fn expire(&mut self, now: u64) {
-        while let Some(&(keep, ino)) = self.order.front()
-            && keep <= now
+        while let Some(&(due, ino)) = self.order.front()
+            && due <= now
         {
             self.order.pop_front();
-            match self.records.get(&ino) {
-                Some(record) if record.keep > now => self.order.push_back((record.keep, ino)),
-                _ => self.remove(ino),
-            }
+            self.look_at(due, ino, now);
+        }
+    }
+
+    /// Takes out what was due at a time, unless it has been renewed beyond `until`.
+    fn look_at(&mut self, due: u64, ino: Ino, until: u64) {
+        let Some(record) = self.records.get_mut(&ino).filter(|record| record.due == due) else { return };
+        if record.keep > until {
+            record.due = record.keep;
+            self.order.push_back((record.due, ino));
+            return;
+        }
+        record.due = 0;
+        self.names -= record.drop_lease();
+        if record.users == 0 {
+            self.remove(ino);
         }
     }
 
@@ -258,7 +382,7 @@ impl Cache {
     /// The server takes a lease back.
     pub fn revoke(&mut self, lease: &Lease) {
         match lease {
-            Lease::Name { dir, name } => self.forget_name(*dir, name),
+            Lease::Name { dir, name } => self.doubt(*dir, name),
             Lease::Inode { ino } => self.drop_lease(*ino),
         }
     }
@@ -272,23 +396,36 @@ impl Cache {
 
     /// Nothing that was told until now is trusted any longer.
     pub fn distrust(&mut self) {
-        for record in self.records.values_mut() {
-            record.drop_lease();
-        }
-        self.names = 0;
+        let inos: Vec<Ino> = self.records.keys().copied().collect();
+        inos.into_iter().for_each(|ino| self.drop_lease(ino));
     }
 
     /// The server asks that an inode be forgotten.
     pub fn recall(&mut self, ino: Ino) {
         self.drop_lease(ino);
-        if let Some(record) = self.records.get_mut(&ino)
+        if self.users == Users::AtOnce
+            && let Some(record) = self.records.get_mut(&ino)
             && record.lookups > 0
         {
             self.forgotten.push((ino, core::mem::take(&mut record.lookups)));
         }
     }
 
-    fn forget_name(&mut self, dir: Ino, name: &Name) {
+    /// Whether a name is there, or what it stands for, is not known any more.
+    fn doubt(&mut self, dir: Ino, name: &Name) {
+        let Some(record) = self.records.get_mut(&dir) else { return };
+        if record.is_listed() {
+            if record.names.insert(name.clone(), Known::LAPSED).is_none() {
+                self.names += 1;
+                self.bound_names(dir);
+            }
+        } else if record.names.remove(name).is_some() {
+            self.names -= 1;
+        }
+    }
+
+    /// A name is not there any more.
+    fn unbind(&mut self, dir: Ino, name: &Name) {
         if let Some(record) = self.records.get_mut(&dir)
             && record.names.remove(name).is_some()
         {
@@ -297,8 +434,10 @@ impl Cache {
     }
 
     fn drop_lease(&mut self, ino: Ino) {
-        if let Some(record) = self.records.get_mut(&ino) {
-            self.names -= record.drop_lease();
+        let Some(record) = self.records.get_mut(&ino) else { return };
+        self.names -= record.drop_lease();
+        if self.users == Users::Tell && record.users == 0 {
+            self.remove(ino);
         }
     }
 }

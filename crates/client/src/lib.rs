@@ -22,7 +22,7 @@ use espalier_proto::{
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-pub use cache::{Binding, Cache, Subject};
+pub use cache::{Binding, Cache, CacheCounts, Users};
 pub use link::{Begun, Link};
 
 /// What a program wants, as a door understands it.
@@ -91,6 +91,8 @@ pub enum Next {
     Ask(Request),
     /// The metadata server must know, but nobody waits for its reply.
     Tell(Request, Answer),
+    /// As [`Self::Tell`] of a release, and that may take a while.
+    Release(Ino),
     /// Do this with streams; its result is the answer.
     Stream(StreamIo),
     Answer(Result<Answer, Errno>),
@@ -250,13 +252,16 @@ impl Client {
     }
 
     fn release(&mut self, ino: Ino) -> Next {
+        let mut streamed = true;
         if let Some(file) = self.files.get_mut(&ino) {
+            streamed = file.streamed;
             file.opens = file.opens.saturating_sub(1);
             if file.opens == 0 {
                 self.files.remove(&ino);
             }
         }
-        Next::Tell(Request::Release { ino }, Answer::Done)
+        // Nobody else may cache anything of a stream while it may be written to.
+        if streamed { Next::Tell(Request::Release { ino }, Answer::Done) } else { Next::Release(ino) }
     }
 }
 

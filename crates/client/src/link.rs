@@ -37,6 +37,7 @@ pub struct Link {
     locks: Locks,
     /// Not told yet.
     forgotten: Vec<(Ino, u64)>,
+    released: Vec<Ino>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,6 +82,7 @@ impl Default for Link {
             held: HashMap::default(),
             locks: Locks::default(),
             forgotten: Vec::new(),
+            released: Vec::new(),
         }
     }
 }
@@ -133,11 +135,20 @@ impl Link {
         }
     }
 
-    /// Tells what has been forgotten and not told yet.
+    /// Something is open once less, and nobody waits for the server to know.
+    pub fn release(&mut self, ino: Ino, out: &mut Vec<FromClient>) {
+        self.released.push(ino);
+        if self.released.len() >= Self::FORGOTTEN {
+            self.tell_forgotten(out);
+        }
+    }
+
+    /// Tells what has been forgotten and released and not told yet.
     pub fn tell_forgotten(&mut self, out: &mut Vec<FromClient>) {
-        if !self.forgotten.is_empty() {
+        if !(self.forgotten.is_empty() && self.released.is_empty()) {
             let inodes = core::mem::take(&mut self.forgotten);
-            self.ask(Caller::SERVER, Request::ForgetAll { inodes }, out);
+            let released = core::mem::take(&mut self.released);
+            self.ask(Caller::SERVER, Request::ForgetAll { inodes, released }, out);
         }
     }
 
@@ -230,7 +241,10 @@ impl Link {
     /// Keeps account of what is held, as the server does.
     fn account(&mut self, message: &Message, result: &Result<Reply, Errno>) {
         match message {
-            Message::Request(_, Request::ForgetAll { inodes }) => {
+            Message::Request(_, Request::ForgetAll { inodes, released }) => {
+                for ino in released {
+                    self.change(*ino, |hold| hold.opens = hold.opens.saturating_sub(1));
+                }
                 for (ino, lookups) in inodes {
                     self.change(*ino, |hold| hold.lookups = hold.lookups.saturating_sub(*lookups));
                 }

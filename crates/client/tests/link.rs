@@ -53,6 +53,7 @@ fn entry(ino: u64) -> Entry {
         ctime: time,
         btime: time,
         streamed: false,
+        bare: true,
     };
     Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: HOME, proof: 5 }
 }
@@ -188,7 +189,10 @@ fn what_nobody_waits_for_is_given_back() {
     out.clear();
     link.answered(id, &created(5), false, &mut out);
     link.tell_forgotten(&mut out);
-    let expected = [Request::Release { ino: Ino(5) }, Request::ForgetAll { inodes: vec![(Ino(5), 1)] }];
+    let expected = [
+        Request::Release { ino: Ino(5) },
+        Request::ForgetAll { inodes: vec![(Ino(5), 1)], released: vec![] },
+    ];
     assert_eq!(requests(&mut out), expected);
 }
 
@@ -201,7 +205,7 @@ fn what_is_forgotten_is_told_together() {
     assert_eq!(out, []);
     link.forget(Ino(511), 2, &mut out);
     let sent = requests(&mut out);
-    let [Request::ForgetAll { inodes }] = &sent[..] else { panic!("{sent:?}") };
+    let [Request::ForgetAll { inodes, .. }] = &sent[..] else { panic!("{sent:?}") };
     assert_eq!((inodes.len(), inodes[511]), (512, (Ino(511), 2)));
     link.tell_forgotten(&mut out);
     assert_eq!(out, []);

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_client::{Answer, Call, Subject};
+use espalier_client::{Answer, Call};
 use espalier_proto::{Access, END, Errno, FileType, Ino, NewNode, OpenHow, Request, SetAttr};
 
 use crate::file_system::{FileSystem, error};
@@ -164,7 +164,7 @@ impl File {
                 size: size as u32,
                 noatime: false,
             };
-            let told = self.session.call(call, Subject::default()).await.map_err(error)?;
+            let told = self.session.call(call).await.map_err(error)?;
             let Answer::Bytes(bytes) = told.answer else { return Err(error(Errno::EIO)) };
             let read = bytes.len().min(size);
             buffer[done..done + read].copy_from_slice(&bytes[..read]);
@@ -207,7 +207,7 @@ impl File {
         let ino = self.handle.ino;
         let kill_suid_gid = !self.session.caller().is_superuser();
         let call = Call::Write { ino, offset, data: Cow::Borrowed(data), kill_suid_gid };
-        let told = self.session.call(call, Subject::written(ino)).await.map_err(error)?;
+        let told = self.session.call(call).await.map_err(error)?;
         match told.answer {
             Answer::Written(written) if written > 0 => Ok((written as usize).min(data.len())),
             Answer::Written(_) => Err(io::ErrorKind::WriteZero.into()),

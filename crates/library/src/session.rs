@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use espalier_client::{Answer, Call, Subject};
+use espalier_client::{Answer, Cache, Call, Users};
 use espalier_net::{ConnectError as NetConnectError, Limits, Security, SecurityError};
 use espalier_proto::{Caller, ClientId, Errno, FromServer, Ino, Request};
 use espalier_runtime::{Calls, Messages, Remote, Servers, keep_connected};
@@ -95,7 +95,7 @@ impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(session) = self.session.upgrade() {
             // Nobody waits for the answer.
-            drop(session.begin(Call::Release { ino: self.ino }, Subject::default()));
+            drop(session.begin(Call::Release { ino: self.ino }));
         }
     }
 }
@@ -123,7 +123,7 @@ impl Session {
         let client = ClientId(u64::from_ne_bytes(number));
         let servers = Servers { addresses, security, limits: Limits::default(), client };
         let (welcome, connection) = servers.reach(None).await?;
-        let remote = Arc::new(Remote::new(LibraryDoor::new(CACHED)));
+        let remote = Arc::new(Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce)));
         remote.connected(&welcome, connection.sender);
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(Arc::clone(&remote), servers, connection.receiver, stopped));
@@ -141,8 +141,8 @@ impl Session {
         Ok(session)
     }
 
-    pub(crate) fn door(&self) -> &LibraryDoor {
-        self.remote.door()
+    pub(crate) fn cached<R>(&self, look: impl FnOnce(&mut Cache, u64) -> R) -> Option<R> {
+        self.remote.cached(look)
     }
 
     pub(crate) fn caller(&self) -> &Caller {
@@ -158,24 +158,22 @@ impl Session {
     }
 
     /// Sends what begins a call. It goes on even if nobody waits for it.
-    fn begin(self: &Arc<Self>, call: Call<'_>, subject: Subject) -> oneshot::Receiver<Result<Told, Errno>> {
-        self.door().cache().sent(&subject);
+    fn begin(self: &Arc<Self>, call: Call<'_>) -> oneshot::Receiver<Result<Told, Errno>> {
         let (told, answer) = oneshot::channel();
         if !self.is_closed.load(Ordering::Relaxed) {
-            let ticket = Ticket { subject, session: Arc::downgrade(self), told };
+            let ticket = Ticket { session: Arc::downgrade(self), told };
             let id = self.next.fetch_add(1, Ordering::Relaxed);
             self.remote.call(id, self.caller.clone(), call, ticket);
         }
         answer
     }
 
-    pub(crate) async fn call(self: &Arc<Self>, call: Call<'_>, subject: Subject) -> Result<Told, Errno> {
-        self.begin(call, subject).await.unwrap_or(Err(Errno::EIO))
+    pub(crate) async fn call(self: &Arc<Self>, call: Call<'_>) -> Result<Told, Errno> {
+        self.begin(call).await.unwrap_or(Err(Errno::EIO))
     }
 
     pub(crate) async fn request(self: &Arc<Self>, request: Request) -> Result<Told, Errno> {
-        let subject = Subject::of(&request);
-        self.call(Call::Request(request), subject).await
+        self.call(Call::Request(request)).await
     }
 
     /// As [`Self::request`], for what opens nothing.
@@ -186,9 +184,9 @@ impl Session {
     /// The root has no name by which its lease could be renewed, so that is done now and then.
     pub(crate) async fn renew_root(self: &Arc<Self>) {
         const PAUSE: u64 = 1000;
-        let (door, now) = (self.door(), self.door().now());
+        let leased = self.cached(|cache, now| (cache.is_leased(Ino::ROOT, now), now));
         let asked = self.root_asked.load(Ordering::Relaxed);
-        if !door.cache().is_leased(Ino::ROOT, now)
+        if let Some((false, now)) = leased
             && now >= asked + PAUSE
             && self.root_asked.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
         {
@@ -219,7 +217,6 @@ async fn serve(
         let mut interval = tokio::time::interval(TICK);
         loop {
             interval.tick().await;
-            remote.forget(remote.door().forgotten());
             remote.tick();
         }
     };

@@ -106,20 +106,18 @@ impl Session {
             }
         }
         let ino = dirs.last().copied().unwrap_or(Ino::ROOT);
-        let attr = self.door().cache().attr(ino, self.door().now());
+        let attr = self.cached(|cache, now| cache.attr(ino, now)).flatten();
         Ok(End::Found(Found { ino, kind: FileType::Directory, attr }))
     }
 
     async fn look_up(self: &Arc<Self>, dir: Ino, name: Name) -> Result<Found, Errno> {
-        let (door, now) = (self.door(), self.door().now());
-        let known = {
-            let cache = door.cache();
+        let known = self.cached(|cache, now| {
             cache.name(dir, &name, now).map(|binding| match binding {
                 Binding::Absent => Err(Errno::ENOENT),
                 Binding::Inode(ino, kind) => Ok(Found { ino, kind, attr: cache.attr(ino, now) }),
             })
-        };
-        if let Some(known) = known {
+        });
+        if let Some(known) = known.flatten() {
             return known;
         }
         match self.ask(Request::Lookup { dir, name }).await? {
@@ -141,8 +139,8 @@ impl Session {
 
     /// An inode's attributes.
     pub(crate) async fn attr(self: &Arc<Self>, ino: Ino) -> Result<Attr, Errno> {
-        let cached = self.door().cache().attr(ino, self.door().now());
-        match cached {
+        let cached = self.cached(|cache, now| cache.attr(ino, now));
+        match cached.flatten() {
             Some(attr) => Ok(attr),
             None => match self.ask(Request::GetAttr { ino }).await? {
                 Answer::Attr(attr) => Ok(attr),

@@ -225,7 +225,7 @@ impl Meta {
             return self.answer(now, (task.from, task.id), result, &Promise::default(), out);
         }
         let changed = task.changed && result.is_ok();
-        let promise = self.promise(task.from, told, now.uptime_ms);
+        let promise = self.promise(task.from, told, &result, now.uptime_ms);
         let answer = Held::Reply(task.from, task.id, result, promise);
         match self.journal.hold_answer(durable, changed, answer) {
             Some(Held::Reply(to, id, result, promise)) => self.answer(now, (to, id), result, &promise, out),
@@ -252,12 +252,7 @@ impl Meta {
         match request {
             Request::Lookup { dir, name } => self.lookup(cx, *dir, name),
             Request::Forget { ino, lookups } => self.forget(cx, *ino, *lookups),
-            Request::ForgetAll { inodes } => {
-                for (ino, lookups) in inodes {
-                    self.forget(cx, *ino, *lookups)?;
-                }
-                Ok(Reply::Done)
-            }
+            Request::ForgetAll { inodes, released } => self.forget_all(cx, inodes, released),
             Request::GetAttr { ino } => self.getattr(cx, *ino),
             Request::SetAttr { ino, set } => self.setattr(cx, *ino, set),
             Request::ReadLink { ino } => self.readlink(cx, *ino),

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     Caller, ClientId, Errno, Ino, Lease, Name, Position, Recall, Reply, Request, RequestId, TableWrite, Time,
+    Touched,
 };
 
 use crate::step::{Load, StreamCall, StreamDone};
@@ -174,8 +175,7 @@ pub struct Answered {
     pub result: Result<Reply, Errno>,
     /// What the result tells may be cached for so many milliseconds. Says nothing to a client that is the only one.
     pub lease_ms: u32,
-    /// Inodes that the request has changed and that its client cannot know: they were found by their names.
-    pub touched: Vec<Ino>,
+    pub touched: Touched,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

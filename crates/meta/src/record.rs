@@ -126,6 +126,7 @@ impl Inode {
             ctime,
             btime: self.btime,
             streamed: self.is_streamed(),
+            bare: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
         }
     }
 

@@ -10,8 +10,9 @@ mod harness;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use coherence::client::{Client, Message, Thing};
+use coherence::client::{Client, Message, Thing, call_of};
 use coherence::requests::random_request;
+use espalier_client::Users;
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
 use fastrand::Rng;
@@ -36,6 +37,8 @@ struct World {
     pumped: usize,
     /// How often something cached was compared with what is so.
     compared: u64,
+    /// Requests that a cache answered.
+    from_cache: u64,
 }
 
 impl World {
@@ -53,11 +56,13 @@ impl World {
         let mut fs = Harness::with(config);
         fs.lazy = random.bool();
         fs.shuffle = random.bool().then(|| random.fork());
-        let clients: Vec<_> = (0..4).map(|number| Client::new(ClientId(10 + number))).collect();
+        let users = |number: u64| if number.is_multiple_of(2) { Users::Tell } else { Users::AtOnce };
+        let clients: Vec<_> =
+            (0..4).map(|number| Client::new(ClientId(10 + number), users(number))).collect();
         for client in clients.iter().map(|client| client.id).chain([OBSERVER]) {
             fs.input(Input::Connect { client });
         }
-        Self { fs, clients, random, sent: HashMap::new(), pumped: 0, compared: 0 }
+        Self { fs, clients, random, sent: HashMap::new(), pumped: 0, compared: 0, from_cache: 0 }
     }
 
     /// Looks at something, at once.
@@ -134,6 +139,7 @@ impl World {
 
     fn send(&mut self, client: usize, request: Request) {
         let is_answered = !matches!(request, Request::Forget { .. });
+        self.clients[client].cache.sent(&call_of(&request));
         let id = self.fs.send_from(self.clients[client].id, &ROOT_CALLER, request.clone());
         if is_answered {
             self.sent.insert(id, self.fs.uptime_ms);
@@ -148,6 +154,7 @@ impl World {
             None => {}
             Some(Message::Revoke { number, lease }) => {
                 self.clients[client].forget(&lease);
+                self.clients[client].cache.revoke(&lease);
                 let client = self.clients[client].id;
                 self.fs.input(Input::Revoked { client, number });
                 self.pump();
@@ -156,7 +163,8 @@ impl World {
                 let (request, sent) = self.clients[client].asked.remove(&id).unwrap();
                 let is_outdated = self.clients[client].outdated.remove(&id);
                 let until = if is_outdated { 0 } else { sent + u64::from(lease_ms) };
-                self.clients[client].replied(&request, &result, until, &touched);
+                let now = self.fs.uptime_ms;
+                self.clients[client].replied(&request, &result, (now, until), &touched);
                 if let (Request::Extend { ino, offset, .. }, Ok(Reply::Granted)) = (&request, &result) {
                     let bytes = vec![self.random.u8(..); self.random.usize(1..300)];
                     self.fs.disk.store().stream_write(*ino, *offset, &bytes).unwrap();
@@ -175,7 +183,11 @@ impl World {
             0..40 if self.clients[client].asked.len() < 2 && self.is_awake(client) => {
                 let tree = self.tree();
                 let request = random_request(&mut self.random, &tree);
-                self.send(client, request);
+                if self.clients[client].answers(&request, self.fs.uptime_ms) {
+                    self.from_cache += 1;
+                } else {
+                    self.send(client, request);
+                }
             }
             40..75 if self.is_awake(client) => self.deliver(client),
             75..90 => {
@@ -223,8 +235,8 @@ impl World {
         let mut inodes: HashMap<(Ino, usize), Option<Thing>> = HashMap::new();
         for client in 0..self.clients.len() {
             self.clients[client].expire(now);
-            let names: Vec<_> =
-                self.clients[client].usable_names().map(|(key, ino)| (key.clone(), ino)).collect();
+            let (mut names, attrs) = self.clients[client].known(&tree, now);
+            names.extend(self.clients[client].usable_names().map(|(key, ino)| (key.clone(), ino)));
             for ((dir, name), ino) in names {
                 // In a tree that was removed, names may be used on.
                 if tree.dirs.contains(&dir) {
@@ -233,8 +245,8 @@ impl World {
                     self.compared += 1;
                 }
             }
-            let things: Vec<_> =
-                self.clients[client].usable_things().map(|(ino, thing)| (ino, thing.clone())).collect();
+            let mut things: Vec<_> = attrs.into_iter().map(|attr| (attr.ino, Thing::Attr(attr))).collect();
+            things.extend(self.clients[client].usable_things().map(|(ino, thing)| (ino, thing.clone())));
             for (ino, thing) in things {
                 let is_there = tree.dirs.contains(&ino) || tree.files.contains(&ino);
                 if !is_there && thing.is_of_directory() {
@@ -285,7 +297,7 @@ impl World {
     }
 }
 
-fn run(seed: u64) -> (u64, u64) {
+fn run(seed: u64) -> (u64, u64, u64) {
     let mut world = World::new(seed);
     for _ in 0..3_000 {
         world.step();
@@ -312,20 +324,20 @@ fn run(seed: u64) -> (u64, u64) {
     world.fs.drain();
     // Streams that nothing came of go with the next mount.
     assert_eq!(world.fs.crash().fsck(), []);
-    (world.compared, waits)
+    (world.compared, waits, world.from_cache)
 }
 
 #[test]
 fn nobody_has_cached_what_another_has_changed() {
-    let (mut compared, mut waits) = (0, 0);
+    let (mut compared, mut waits, mut from_cache) = (0, 0, 0);
     for seed in 0..100 {
         println!("seed {seed}");
         let of_seed = run(seed);
-        (compared, waits) = (compared + of_seed.0, waits + of_seed.1);
+        (compared, waits, from_cache) = (compared + of_seed.0, waits + of_seed.1, from_cache + of_seed.2);
     }
-    println!("{compared} comparisons, {waits} waits");
+    println!("{compared} comparisons, {waits} waits, {from_cache} answers from caches");
     assert!(
-        compared > 1_000_000 && waits > 3_000,
-        "too little happened: {compared} comparisons, {waits} waits"
+        compared > 1_000_000 && waits > 3_000 && from_cache > 500,
+        "too little happened: {compared} comparisons, {waits} waits, {from_cache} answers from caches"
     );
 }

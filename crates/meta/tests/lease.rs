@@ -190,14 +190,36 @@ fn what_others_have_cached_is_revoked_before_it_changes() {
 }
 
 #[test]
-fn whoever_changes_something_keeps_its_leases_and_is_told_what_it_cannot_know() {
+fn whoever_changes_something_keeps_its_leases_and_is_told_what_has_become_of_it() {
     let mut fs = leased();
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     assert_eq!(ask(&mut fs, A, lookup(Ino::ROOT, "file")).1, TERM);
     assert!(ask(&mut fs, A, chmod(file, 0o600)).0.is_ok());
     let id = fs.send_from(A, &ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file") });
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
-    assert_eq!((fs.revocations.len(), &fs.leases[&id].1[..]), (0, &[file][..]));
+    assert_eq!((fs.revocations.len(), fs.leases[&id].0), (0, TERM));
+    let root = ask(&mut fs, A, getattr(Ino::ROOT)).0.unwrap();
+    let touched = &fs.leases[&id].1;
+    assert_eq!((touched.attrs.len(), &touched.others[..]), (2, &[][..]));
+    assert_eq!(Reply::Attr(touched.attrs[0]), root);
+    assert_eq!((touched.attrs[1].ino, touched.attrs[1].nlink), (file, 0));
+}
+
+#[test]
+fn what_a_change_tells_is_leased_only_while_it_is_so() {
+    let acknowledge = Acknowledge::Written;
+    let mut fs = Harness::with(Config { lease_ms: Some(TERM), acknowledge, ..config() });
+    fs.lazy = true;
+    // The answer to the first waits for the journal, and the second comes before it leaves.
+    let first = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "first", NewNode::Regular));
+    let second = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "second", NewNode::Regular));
+    while fs.settle_one() {}
+    let told = |id| {
+        let (lease, touched): &(u32, Touched) = &fs.leases[&id];
+        (*lease, touched.attrs.iter().map(|attr| attr.ino).collect::<Vec<_>>(), touched.others.clone())
+    };
+    assert_eq!(told(first), (TERM, vec![], vec![Ino::ROOT]));
+    assert_eq!(told(second), (TERM, vec![Ino::ROOT], vec![]));
 }
 
 #[test]

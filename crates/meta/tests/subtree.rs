@@ -146,7 +146,7 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     let found = world.find(GUEST, root, "linked");
     assert_eq!(found.attr.ino, file.attr.ino);
     world.ask(GUEST, Request::GetAttr { ino: found.attr.ino }).unwrap();
-    world.ask(GUEST, Request::ForgetAll { inodes: vec![(found.attr.ino, 1)] }).unwrap();
+    world.ask(GUEST, Request::ForgetAll { inodes: vec![(found.attr.ino, 1)], released: vec![] }).unwrap();
     refused(&mut world, &outside);
 
     // After a restart it has what it can prove that it had.

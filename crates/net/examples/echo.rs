@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use espalier_net::pki::{Authority, Validity};
 use espalier_net::{Acceptor, Connection, Identity, Limits, Security, connect};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Welcome,
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Touched,
+    Welcome,
 };
 use tokio::net::TcpListener;
 
@@ -56,7 +57,12 @@ fn idle(server: Security, client: Security) -> usize {
             let result = Ok(Reply::Done);
             served
                 .sender
-                .send(FromServer::Reply { id: RequestId(1), lease_ms: 0, touched: Vec::new(), result })
+                .send(FromServer::Reply {
+                    id: RequestId(1),
+                    lease_ms: 0,
+                    touched: Touched::default(),
+                    result,
+                })
                 .unwrap();
             asked.receiver.next(&mut Vec::new()).await.unwrap();
             kept.push((served, asked));
@@ -111,7 +117,7 @@ async fn serve(listener: std::net::TcpListener, security: Security, size: usize)
             let result = Ok(Reply::Bytes(vec![7; size]));
             connection
                 .sender
-                .queue(FromServer::Reply { id, lease_ms: 0, touched: Vec::new(), result })
+                .queue(FromServer::Reply { id, lease_ms: 0, touched: Touched::default(), result })
                 .unwrap();
         }
         let _ = connection.sender.flush();

@@ -75,6 +75,8 @@ pub struct Attr {
     pub btime: Time,
     /// Its bytes lie in a stream, which may change without the metadata server's doing.
     pub streamed: bool,
+    /// It has neither extended attributes nor access control lists.
+    pub bare: bool,
 }
 
 /// A new value for one of the two times that `utimensat` sets.

@@ -53,7 +53,6 @@ impl Request {
             }
             Self::GetXattr { name, .. } | Self::RemoveXattr { name, .. } => named(name),
             Self::CopyTree(copy) => require(copy.levels.len() <= CopyTree::MAX_LEVELS, Errno::EINVAL),
-            Self::ForgetAll { inodes } => require(inodes.len() <= MAX_INODES, Errno::EINVAL),
             Self::ReclaimLocks { locks } => {
                 require(locks.len() <= MAX_INODES, Errno::EINVAL)?;
                 locks.iter().try_for_each(|(_, lock)| range(lock.first, lock.last))
@@ -62,6 +61,9 @@ impl Request {
                 range(lock.first, lock.last)
             }
             Self::Unlock { first, last, .. } => range(*first, *last),
+            Self::ForgetAll { inodes, released } => {
+                require(inodes.len() <= MAX_INODES && released.len() <= MAX_INODES, Errno::EINVAL)
+            }
             Self::Reclaim { held, .. } => require(held.len() <= MAX_INODES, Errno::EINVAL),
             _ => Ok(()),
         }
@@ -128,6 +130,8 @@ fn known(mode: AllocateMode) -> Result<(), Errno> {
 mod tests {
     use alloc::vec;
 
+    use alloc::vec::Vec;
+
     use super::*;
     use crate::{Ino, LockOwner, Name, OpenHow, SetAttr, XattrMode};
 
@@ -159,7 +163,11 @@ mod tests {
             (Request::Read { ino: INO, offset: 0, size: u32::MAX, noatime: false }, Errno::EINVAL),
             (Request::Allocate { ino: INO, offset: 0, length: 1, mode }, Errno::EOPNOTSUPP),
             (Request::ReadDir { dir: INO, after: 0, limit: u32::MAX, plus: true }, Errno::EINVAL),
-            (Request::ForgetAll { inodes: vec![(INO, 1); MAX_INODES + 1] }, Errno::EINVAL),
+            (
+                Request::ForgetAll { inodes: vec![(INO, 1); MAX_INODES + 1], released: Vec::new() },
+                Errno::EINVAL,
+            ),
+            (Request::ForgetAll { inodes: Vec::new(), released: vec![INO; MAX_INODES + 1] }, Errno::EINVAL),
             (symlink(b""), Errno::EINVAL),
             (symlink(b"a\0b"), Errno::EINVAL),
             (symlink(&[b'x'; 4096]), Errno::ENAMETOOLONG),

@@ -62,7 +62,8 @@ impl FromServer {
     pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {
         match self {
             Self::Reply { touched, result, .. } => {
-                touched.iter_mut().for_each(&mut *see);
+                touched.attrs.iter_mut().for_each(|attr| see(&mut attr.ino));
+                touched.others.iter_mut().for_each(&mut *see);
                 if let Ok(reply) = result {
                     reply.each_inode(see);
                 }

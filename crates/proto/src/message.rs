@@ -79,9 +79,10 @@ pub enum Request {
         ino: Ino,
         lookups: u64,
     },
-    /// As `Forget`, of several, and answered.
+    /// As `Forget` of several inodes and `Release` of others, and answered.
     ForgetAll {
         inodes: Vec<(Ino, u64)>,
+        released: Vec<Ino>,
     },
     GetAttr {
         ino: Ino,

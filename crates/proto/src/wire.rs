@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId, StreamIo};
+use crate::{Attr, Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId, StreamIo};
 
 /// Names a cluster, for good: peers of another one are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -74,8 +74,7 @@ pub enum FromServer {
         id: RequestId,
         /// What the reply tells may be cached for so many milliseconds, counted from when the request was sent.
         lease_ms: u32,
-        /// Inodes that the request has changed, but for those that it or the result names by number.
-        touched: Vec<Ino>,
+        touched: Touched,
         result: Result<Reply, Errno>,
     },
     /// A lease ends: answered by [`FromClient::Revoked`].
@@ -88,6 +87,15 @@ pub enum FromServer {
     Changed(Vec<Ino>),
     /// What a [`Request::Lock`] has waited for under this number the client now has.
     Locked { wait: u64 },
+}
+
+/// Inodes that a request has changed, but for what the result tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Touched {
+    /// As they are now; the reply's lease is on each.
+    pub attrs: Vec<Attr>,
+    /// Of these the client is told no more.
+    pub others: Vec<Ino>,
 }
 
 /// What a client may cache until the lease's time is over or it is revoked.

@@ -1,21 +1,26 @@
 //! A mount of a cluster's file system: the kernel's requests become a server's.
 
-use std::path::Path;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use espalier_client::{Cache, Users};
 use espalier_fuse::Transport;
 use espalier_meta::Atime;
 
 use crate::calls::Calls;
+use crate::control::{self, MountStatus};
 use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
-use crate::mount::{MountOptions, set_notifiers, start_session};
+use crate::mount::{MountOptions, name_of, set_notifiers, start_session};
 use crate::remote::Remote;
 use crate::servers::{Servers, keep_connected};
 
 /// So often the server is told what it need not know at once, and revocations are looked after.
 const TICK: Duration = Duration::from_millis(50);
+/// So many inodes and as many names are cached: up to some 100 MiB.
+const CACHED: usize = 1 << 18;
 /// For what is still to be told when it is unmounted.
 const FAREWELL: Duration = Duration::from_secs(5);
 
@@ -27,8 +32,9 @@ pub fn mount_servers(
     options: &MountOptions,
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
+    // One task receives, and another thread would only be woken to find nothing to do.
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
+        .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|source| Error::Io { what: "cannot start threads".into(), source })?;
@@ -40,7 +46,7 @@ pub fn mount_servers(
     let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
     let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, session.granted());
     set_notifiers(&mut session, &door)?;
-    let remote = Arc::new(Remote::new(door));
+    let remote = Arc::new(Remote::new(door, Cache::new(CACHED, Users::Tell)));
     remote.connected(&welcome, connection.sender);
     runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), connection.receiver));
     runtime.spawn({
@@ -54,6 +60,13 @@ pub fn mount_servers(
             }
         }
     });
+    let told = Mount {
+        remote: Arc::clone(&remote),
+        url: source.into(),
+        mountpoint: session.mountpoint().into(),
+        fuse: format!("7.{}", session.granted().minor),
+    };
+    let listener = control::Listener::of_mount(session.mountpoint());
     ready();
     let mounted = Mounted {
         calls: Arc::clone(&remote),
@@ -61,11 +74,58 @@ pub fn mount_servers(
         is_shared: true,
         transport: options.transport,
     };
-    let outcome = session.run(options.threads, Arc::new(mounted));
+    // None of them waits for a server: more would only come and go.
+    let threads = options.threads.min(std::thread::available_parallelism().map_or(2, NonZero::get).max(2));
+    let outcome = std::thread::scope(|scope| {
+        let served =
+            listener.as_ref().map(|listener| scope.spawn(|| listener.serve(|words| told.answer(words))));
+        let outcome = session.run(threads, Arc::new(mounted));
+        if let (Some(listener), Some(served)) = (&listener, served) {
+            listener.stop();
+            let _ = served.join();
+        }
+        outcome
+    });
     let told = runtime.block_on(async { tokio::time::timeout(FAREWELL, remote.farewell()).await });
     if told.is_err() {
         tracing::warn!("the server could not be told that this client goes; it will notice");
     }
     runtime.shutdown_background();
     Ok(outcome?)
+}
+
+/// What tells how a mount is.
+struct Mount {
+    remote: Arc<Remote<FuseDoor>>,
+    url: String,
+    mountpoint: PathBuf,
+    fuse: String,
+}
+
+impl Mount {
+    fn answer(&self, words: &[&str]) -> serde_json::Result<String> {
+        match words {
+            ["status"] => serde_json::to_string(&self.status()),
+            _ => control::refused("what its server does is told by `espalier top` of the server's store"),
+        }
+    }
+
+    fn status(&self) -> MountStatus {
+        let (connected, waiting) = self.remote.state();
+        let cache = self.remote.cached(|cache, _| cache.counts()).unwrap_or_default();
+        MountStatus {
+            url: self.url.clone(),
+            mountpoint: self.mountpoint.clone(),
+            pid: std::process::id(),
+            transport: self.remote.door().transport().map(name_of).unwrap_or_default().into(),
+            fuse: self.fuse.clone(),
+            connected,
+            waiting,
+            messages: self.remote.messages(),
+            asked: self.remote.asked(),
+            cache_hits: cache.hits,
+            cache_inodes: cache.inodes,
+            cache_names: cache.names,
+        }
+    }
 }

@@ -13,6 +13,11 @@ pub trait Door: Sized + Send + Sync + 'static {
     /// What a door needs to answer a call.
     type Ticket: Send;
 
+    /// Whether callers may be told what names stand for from what others have been told.
+    fn shares_names(&self) -> bool {
+        false
+    }
+
     /// `lease`: how long callers may cache what they are told.
     fn answer(
         &self,
@@ -21,9 +26,6 @@ pub trait Door: Sized + Send + Sync + 'static {
         outcome: Result<Outcome<'_>, Errno>,
         lease: Duration,
     );
-
-    /// The call that is about to be answered has changed these inodes, besides those that it or its answer names.
-    fn touched(&self, _inos: &[Ino]) {}
 
     /// Calls `done` when what the lease is for is cached no longer.
     fn revoke(&self, lease: &Lease, done: impl FnOnce() + Send + 'static);

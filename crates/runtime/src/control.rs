@@ -1,6 +1,9 @@
-//! A socket in the store by which a mounted file system tells how it is.
+//! A socket by which a mounted or served file system tells how it is: in its store, or if that is on another machine, where the
+//! system keeps such things.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,6 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
+use crate::remote::Messages;
 use crate::watch::{Figures, MachineFigures, Top, Watch};
 
 /// What is told instead of an answer.
@@ -65,6 +69,33 @@ pub struct Status {
     pub figures: Option<Figures>,
 }
 
+/// How a mount of servers is.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MountStatus {
+    /// What is mounted.
+    pub url: String,
+    pub mountpoint: PathBuf,
+    /// The process that serves it.
+    pub pid: u32,
+    /// How requests come from the kernel: `uring` or `queues`.
+    pub transport: String,
+    /// The version of the kernel's protocol.
+    pub fuse: String,
+    /// Whether there is a connection now.
+    pub connected: bool,
+    /// Calls that wait for a server.
+    pub waiting: usize,
+    /// What has been sent and received since it was mounted.
+    pub messages: Messages,
+    /// Of these what was asked of servers, by operation.
+    pub asked: BTreeMap<String, u64>,
+    /// Calls that were answered without a message.
+    pub cache_hits: u64,
+    /// Inodes that are known, and names that are cached.
+    pub cache_inodes: u64,
+    pub cache_names: u64,
+}
+
 impl Status {
     fn of(superblock: &Superblock) -> Self {
         Self {
@@ -96,6 +127,27 @@ fn socket_path(store: &Path) -> PathBuf {
     store.join("control")
 }
 
+/// Where mounts of servers tell how they are: by the number of the device that is mounted, which no two have at a time.
+fn mount_socket_path(device: u32) -> Option<PathBuf> {
+    let is_root = rustix::process::geteuid().is_root();
+    let base = if is_root { "/run".into() } else { PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?) };
+    Some(base.join("espalier").join(format!("mount-{device}")))
+}
+
+/// The status of a mount of servers.
+pub fn status_of_mount(mountpoint: &Path) -> Result<MountStatus, Error> {
+    let device = espalier_fuse::mounted_device(mountpoint)
+        .map_err(|source| Error::Io { what: format!("cannot look at {}", mountpoint.display()), source })?;
+    let asked = match device.and_then(mount_socket_path) {
+        Some(path) => ask_at(&path, "status"),
+        None => Err(std::io::ErrorKind::NotFound.into()),
+    };
+    asked.map_err(|source| Error::Io {
+        what: format!("cannot ask the mount on {}: was it mounted by the same user?", mountpoint.display()),
+        source,
+    })
+}
+
 /// The status of a store, mounted or not.
 pub fn status_of(store: &Path) -> Result<Status, Error> {
     // Who serves it knows, even if its disk fails.
@@ -115,7 +167,11 @@ pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Resu
 }
 
 fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> {
-    let mut stream = UnixStream::connect(socket_path(store))?;
+    ask_at(&socket_path(store), question)
+}
+
+fn ask_at<T: DeserializeOwned>(socket: &Path, question: &str) -> std::io::Result<T> {
+    let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     writeln!(stream, "{question}")?;
     let mut text = String::new();
@@ -127,33 +183,44 @@ fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> 
     )
 }
 
-/// The listening end of the socket.
+/// The listening end of a socket.
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    still: Status,
     stopped: AtomicBool,
 }
 
 impl Listener {
+    /// Of a store's machine.
+    pub(crate) fn of_store(store: &Path) -> Option<Self> {
+        Self::bind(socket_path(store))
+    }
+
+    /// Of a mount of servers.
+    pub(crate) fn of_mount(mountpoint: &Path) -> Option<Self> {
+        let device = espalier_fuse::mounted_device(mountpoint).ok().flatten()?;
+        let path = mount_socket_path(device)?;
+        path.parent().map(|dir| std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir));
+        Self::bind(path)
+    }
+
     /// `None`, with a warning, where there can be no socket: a file system is no worse to use without.
-    pub(crate) fn bind(store: &Path, superblock: &Superblock) -> Option<Self> {
-        let path = socket_path(store);
-        // The store is locked, so that a socket there is left over.
+    fn bind(path: PathBuf) -> Option<Self> {
+        // Whoever was there has ended: the store is locked, or the device another.
         let _ = std::fs::remove_file(&path);
         let socket = UnixListener::bind(&path)
             .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "no status will be told"))
             .ok()?;
-        let still = Status { pid: Some(std::process::id()), ..Status::of(superblock) };
-        Some(Self { socket, path, still, stopped: AtomicBool::new(false) })
+        Some(Self { socket, path, stopped: AtomicBool::new(false) })
     }
 
-    pub(crate) fn serve(&self, told: &impl Told) {
+    /// `answer`: what is said to the words of a question.
+    pub(crate) fn serve(&self, answer: impl Fn(&[&str]) -> serde_json::Result<String>) {
         for stream in self.socket.incoming() {
             if self.stopped.load(Ordering::Acquire) {
                 break;
             }
-            let outcome = stream.and_then(|stream| self.answer(told, &stream));
+            let outcome = stream.and_then(|stream| converse(&stream, &answer));
             if let Err(error) = outcome {
                 tracing::debug!(%error, "a question about the status was not answered");
             }
@@ -161,47 +228,62 @@ impl Listener {
         let _ = std::fs::remove_file(&self.path);
     }
 
-    fn answer(&self, told: &impl Told, mut stream: &UnixStream) -> std::io::Result<()> {
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
-        let mut line = String::new();
-        BufReader::new(stream.take(64)).read_line(&mut line)?;
-        stream.set_write_timeout(Some(Duration::from_secs(1)))?;
-        let words: Vec<_> = line.split_ascii_whitespace().collect();
-        let refused = |error: &str| serde_json::to_string(&Refused { error: error.into() });
-        let answer = match words[..] {
-            ["status"] => serde_json::to_string(&self.status(told)),
-            ["top", viewer, millis, rows] => match top_request(viewer, millis, rows) {
-                Some(request) => match told.watch().top(request, told.figures(), |ino| told.path_of(ino)) {
-                    Some(top) => serde_json::to_string(&top),
-                    None => refused("too many are watching already"),
-                },
-                None => refused("malformed question"),
-            },
-            _ => refused("unknown question"),
-        };
-        stream.write_all(answer?.as_bytes())
-    }
-
-    fn status(&self, told: &impl Told) -> Status {
-        let (files, broken) = told.state();
-        let figures = told.watch().figures(&told.watch().totals(), told.figures());
-        let mut status = Status {
-            files: Some(files),
-            journal_used_bytes: Some(figures.journal.used_bytes),
-            cache_bytes: Some(figures.cache.bytes),
-            failure: broken.map(|errno| errno.to_string()),
-            figures: Some(figures),
-            ..self.still.clone()
-        };
-        told.complete(&mut status);
-        status
-    }
-
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         // Wakes the thread that accepts; nobody need find the way to the socket for that.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
+}
+
+fn converse(
+    mut stream: &UnixStream,
+    answer: impl Fn(&[&str]) -> serde_json::Result<String>,
+) -> std::io::Result<()> {
+    stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+    let mut line = String::new();
+    BufReader::new(stream.take(64)).read_line(&mut line)?;
+    stream.set_write_timeout(Some(Duration::from_secs(1)))?;
+    let words: Vec<_> = line.split_ascii_whitespace().collect();
+    stream.write_all(answer(&words)?.as_bytes())
+}
+
+pub(crate) fn refused(error: &str) -> serde_json::Result<String> {
+    serde_json::to_string(&Refused { error: error.into() })
+}
+
+/// What a store's machine says to a question.
+pub(crate) fn answer(
+    superblock: &Superblock,
+    told: &impl Told,
+    words: &[&str],
+) -> serde_json::Result<String> {
+    match *words {
+        ["status"] => serde_json::to_string(&status(superblock, told)),
+        ["top", viewer, millis, rows] => match top_request(viewer, millis, rows) {
+            Some(request) => match told.watch().top(request, told.figures(), |ino| told.path_of(ino)) {
+                Some(top) => serde_json::to_string(&top),
+                None => refused("too many are watching already"),
+            },
+            None => refused("malformed question"),
+        },
+        _ => refused("unknown question"),
+    }
+}
+
+fn status(superblock: &Superblock, told: &impl Told) -> Status {
+    let (files, broken) = told.state();
+    let figures = told.watch().figures(&told.watch().totals(), told.figures());
+    let mut status = Status {
+        pid: Some(std::process::id()),
+        files: Some(files),
+        journal_used_bytes: Some(figures.journal.used_bytes),
+        cache_bytes: Some(figures.cache.bytes),
+        failure: broken.map(|errno| errno.to_string()),
+        figures: Some(figures),
+        ..Status::of(superblock)
+    };
+    told.complete(&mut status);
+    status
 }
 
 fn top_request(viewer: &str, millis: &str, rows: &str) -> Option<(u64, Duration, usize)> {

@@ -25,7 +25,7 @@ mod watch;
 pub use attach::mount_servers;
 pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
 pub use calls::{Calls, Door, Outcome};
-pub use control::{Status, status_of, top_of};
+pub use control::{MountStatus, Status, status_of, status_of_mount, top_of};
 pub use door::FOREVER;
 pub use dump::{Dumped, LoadOptions, dump, load, resume_dump, verify_dump};
 pub use error::Error;

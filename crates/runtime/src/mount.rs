@@ -56,7 +56,7 @@ pub fn mount(
     let watch = Watch::new(options.threads, options.slow);
     let (node, background) = Node::new(meta, disk, door, watch);
     let node = Arc::new(node);
-    let listener = control::Listener::bind(source, &superblock);
+    let listener = control::Listener::of_store(source);
     let told = Mount {
         node: Arc::clone(&node),
         mountpoint: session.mountpoint().into(),
@@ -80,7 +80,9 @@ pub fn mount(
         if let Some(metrics) = &metrics {
             scope.spawn(|| metrics.serve(|| node.exposition()));
         }
-        let served = listener.as_ref().map(|listener| scope.spawn(|| listener.serve(&told)));
+        let served = listener.as_ref().map(|listener| {
+            scope.spawn(|| listener.serve(|words| control::answer(&superblock, &told, words)))
+        });
         ready();
         let outcome = session.run(
             options.threads,
@@ -181,10 +183,15 @@ impl Told for Mount {
         status.mountpoint = is_mounted.then(|| self.mountpoint.clone());
         status.passthrough = Some(self.passthrough && !self.node.errands.disk.sync);
         status.fuse = Some(self.fuse.clone());
-        status.transport = self.node.door().transport().map(|transport| match transport {
-            Transport::Uring => "uring".into(),
-            Transport::Queues => "queues".into(),
-        });
+        status.transport = self.node.door().transport().map(|transport| name_of(transport).into());
+    }
+}
+
+/// As it is told to people.
+pub(crate) fn name_of(transport: Transport) -> &'static str {
+    match transport {
+        Transport::Uring => "uring",
+        Transport::Queues => "queues",
     }
 }
 

@@ -182,6 +182,11 @@ impl<D: Door> Node<D> {
                     self.input(inner, work, told(request));
                     return work.finished.push(Finished { ticket, span, last: Last::Answer(Ok(answer)) });
                 }
+                Next::Release(ino) => {
+                    self.input(inner, work, told(Request::Release { ino }));
+                    let last = Last::Answer(Ok(Answer::Done));
+                    return work.finished.push(Finished { ticket, span, last });
+                }
                 Next::Ask(request) => {
                     let input =
                         Input::Request { from: CLIENT, id, below: id, caller: caller.clone(), request };

@@ -3,20 +3,27 @@
 //! The thread that brings a call sends what it asks of the server; the task that receives the answer leads the call on and
 //! answers it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use espalier_client::{Answer, Begun, Call, Client, Link, Next};
+use espalier_client::{Answer, Begun, Cache, Call, Client, Link, Next};
 use espalier_net::Sender;
 use espalier_proto::{
-    Caller, Errno, FromClient, FromServer, Ino, LockOwner, Reply, Request, RequestId, StreamIo, Welcome,
+    Caller, Errno, FromClient, FromServer, Ino, LockOwner, Reply, Request, RequestId, StreamIo, Touched,
+    Welcome,
 };
+
+use serde::{Deserialize, Serialize};
 
 use crate::calls::{Calls, Door, Outcome};
 use crate::door::FOREVER;
 use crate::groups::groups;
+use crate::watch::Kind;
+
+/// Extended attributes that kernels ask for by themselves, whoever may read them.
+const ASKED_OFTEN: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
 
 /// A door's end of a session with a server.
 pub struct Remote<D: Door> {
@@ -25,7 +32,7 @@ pub struct Remote<D: Door> {
 }
 
 /// Messages of a session, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Messages {
     /// Sent: what programs asked for, `forgets` excepted.
     pub requests: u64,
@@ -63,12 +70,19 @@ impl Messages {
 struct Inner<T> {
     client: Client,
     link: Link,
+    cache: Cache,
+    /// Since when the cache's clock runs.
+    started: Instant,
     /// Calls that wait for the server, by the request's number.
     parked: HashMap<RequestId, Parked<T>>,
     /// Calls that wait for a lock, by the number under which they do.
     waits: HashMap<u64, Parked<T>>,
+    /// Requests that nobody waits for any more, and that may be done all the same.
+    given_up: HashSet<RequestId>,
     sender: Option<Sender<FromClient>>,
     messages: Messages,
+    /// Of these the requests and what is done with streams, by [`Kind`].
+    kinds: [u64; Kind::ALL.len()],
 }
 
 struct Parked<T> {
@@ -92,13 +106,11 @@ struct Finished<T> {
     ticket: T,
     result: Result<Answer, Errno>,
     lease: Duration,
-    /// Inodes that it has changed, besides those that it names.
-    touched: Vec<Ino>,
 }
 
 impl<T> Finished<T> {
     fn new(ticket: T, result: Result<Answer, Errno>) -> Self {
-        Self { ticket, result, lease: Duration::ZERO, touched: Vec::new() }
+        Self { ticket, result, lease: Duration::ZERO }
     }
 }
 
@@ -109,14 +121,18 @@ impl<T> Default for Work<T> {
 }
 
 impl<D: Door> Remote<D> {
-    pub fn new(door: D) -> Self {
+    pub fn new(door: D, cache: Cache) -> Self {
         let inner = Inner {
             client: Client::default(),
             link: Link::default(),
+            cache,
+            started: Instant::now(),
             parked: HashMap::new(),
             waits: HashMap::new(),
+            given_up: HashSet::new(),
             sender: None,
             messages: Messages::default(),
+            kinds: [0; Kind::ALL.len()],
         };
         Self { inner: Mutex::new(inner), door }
     }
@@ -129,6 +145,25 @@ impl<D: Door> Remote<D> {
     /// What has been sent and received until now.
     pub fn messages(&self) -> Messages {
         self.lock().map(|inner| inner.messages).unwrap_or_default()
+    }
+
+    /// What has been asked of the server until now, by operation.
+    pub fn asked(&self) -> BTreeMap<String, u64> {
+        let kinds = self.lock().map_or([0; Kind::ALL.len()], |inner| inner.kinds);
+        let counts = Kind::ALL.iter().map(|kind| (kind.name().into(), kinds[*kind as usize]));
+        counts.filter(|(_, count)| *count > 0).collect()
+    }
+
+    /// Whether there is a connection, and how many calls wait.
+    pub fn state(&self) -> (bool, usize) {
+        self.lock().map_or((false, 0), |inner| (inner.sender.is_some(), inner.parked.len()))
+    }
+
+    /// Looks at what is cached, at its time. `None` after a panic: what is cached cannot be trusted any more.
+    pub fn cached<R>(&self, look: impl FnOnce(&mut Cache, u64) -> R) -> Option<R> {
+        let mut inner = self.lock().ok()?;
+        let now = inner.now();
+        Some(look(&mut inner.cache, now))
     }
 
     /// A connection has begun.
@@ -148,10 +183,13 @@ impl<D: Door> Remote<D> {
         tell(&sender, work.out.drain(..));
         inner.sender = Some(sender);
         for id in lost {
+            inner.given_up.remove(&id);
             if let Some(parked) = inner.parked.remove(&id) {
                 work.finished.push(Finished::new(parked.ticket, Err(Errno::EIO)));
             }
         }
+        // What is told again does not say what it has changed.
+        inner.cache.distrust();
         if let Some(inos) = distrust {
             self.door.distrust(&inos);
         }
@@ -168,6 +206,9 @@ impl<D: Door> Remote<D> {
     pub fn tick(&self) {
         let Ok(mut inner) = self.lock() else { return };
         let mut work = Work::default();
+        let now = inner.now();
+        inner.cache.expire(now);
+        inner.give_up_forgotten(&mut work.out);
         inner.link.tell_forgotten(&mut work.out);
         self.settle(inner, work);
     }
@@ -188,6 +229,7 @@ impl<D: Door> Remote<D> {
                 }
                 // What was answered before must have been told before it is revoked.
                 FromServer::Revoke { number, lease } => {
+                    inner.cache.revoke(&lease);
                     self.settle(inner, std::mem::take(&mut work));
                     let remote = Arc::clone(self);
                     self.door.revoke(&lease, move || remote.send(FromClient::Revoked { number }));
@@ -200,10 +242,17 @@ impl<D: Door> Remote<D> {
                         work.finished.push(Finished::new(parked.ticket, Ok(Answer::Done)));
                     }
                 }
-                FromServer::Recall(recalls) => self.door.recall(&recalls),
-                FromServer::Changed(inos) => self.door.changed(&inos),
+                FromServer::Recall(recalls) => {
+                    recalls.iter().for_each(|recall| inner.cache.recall(recall.ino));
+                    self.door.recall(&recalls);
+                }
+                FromServer::Changed(inos) => {
+                    inos.iter().for_each(|ino| inner.cache.touched(*ino));
+                    self.door.changed(&inos);
+                }
             }
         }
+        inner.give_up_forgotten(&mut work.out);
         self.settle(inner, work);
     }
 
@@ -231,26 +280,44 @@ impl<D: Door> Remote<D> {
         inner: &mut Inner<D::Ticket>,
         work: &mut Work<D::Ticket>,
         id: RequestId,
-        (lease, touched): (Duration, Vec<Ino>),
+        (lease, touched): (Duration, Touched),
         result: Result<Reply, Errno>,
     ) {
         let parked = inner.parked.remove(&id);
         let over = inner.link.answered(id, &result, parked.is_some(), &mut work.out);
-        let parked = parked.or_else(|| inner.waits.remove(&over?));
-        if let Some(parked) = parked {
-            if matches!(result, Ok(Reply::Waits))
-                && let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call
-            {
-                if parked.interrupted {
-                    inner.link.stop_waiting(wait, &mut work.out);
+        if let Some(waited) = over.and_then(|wait| inner.waits.remove(&wait)) {
+            work.finished.push(Finished::new(waited.ticket, result.map(|_| Answer::Done)));
+            return;
+        }
+        let parked = match parked {
+            Some(parked) if result == Ok(Reply::Waits) => {
+                if let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call {
+                    if parked.interrupted {
+                        inner.link.stop_waiting(wait, &mut work.out);
+                    }
+                    inner.waits.insert(wait, parked);
                 }
-                inner.waits.insert(wait, parked);
                 return;
             }
-            let Parked { call_id, caller, call, ticket, sent, .. } = parked;
-            let lease = lease.saturating_sub(sent.elapsed());
+            parked => parked,
+        };
+        let now = inner.now();
+        // Of what nobody waits for it is not known when it was asked.
+        let sent = parked.as_ref().map(|parked| parked.sent.elapsed());
+        let lease = sent.map_or(Duration::ZERO, |sent| lease.saturating_sub(sent));
+        if let Some(Parked { call_id, caller, call, ticket, .. }) = parked {
             let next = inner.client.reply(&call, result);
-            advance(inner, work, (call_id, caller, call, ticket), next, (lease, touched));
+            if let Next::Answer(result) = &next {
+                inner.cache.answered(&call, result.as_ref().ok(), lease.as_millis() as u64, now);
+            }
+            advance(inner, work, (call_id, caller, call, ticket), next, lease);
+        }
+        inner.cache.changed(&touched, lease.as_millis() as u64, now);
+        if inner.given_up.remove(&id) {
+            // What it has changed was told to nobody.
+            inner.cache.distrust();
+            let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
+            self.door.distrust(&changed.collect::<Vec<_>>());
         }
     }
 
@@ -261,10 +328,7 @@ impl<D: Door> Remote<D> {
         if let Some(sender) = sender {
             tell(&sender, work.out);
         }
-        for Finished { ticket, result, lease, touched } in work.finished {
-            if !touched.is_empty() {
-                self.door.touched(&touched);
-            }
+        for Finished { ticket, result, lease } in work.finished {
             match result {
                 Ok(Answer::Bytes(bytes)) => self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease),
                 result => self.door.answer(self, ticket, result.map(Outcome::Answer), lease),
@@ -279,8 +343,51 @@ impl<D: Door> Remote<D> {
 }
 
 impl<T> Inner<T> {
+    /// In milliseconds, for the cache.
+    fn now(&self) -> u64 {
+        self.started.elapsed().as_millis() as u64
+    }
+
+    /// What the cache knows no longer the server need not know to be known.
+    fn give_up_forgotten(&mut self, out: &mut Vec<FromClient>) {
+        for (ino, lookups) in self.cache.forgotten() {
+            self.link.forget(ino, lookups, out);
+        }
+    }
+
+    /// The answer to a call that needs no message, and how long it may be cached.
+    fn answer_from_cache(
+        &mut self,
+        call: &Call<'_>,
+        shares_names: bool,
+    ) -> Option<(Result<Answer, Errno>, Duration)> {
+        let now = self.now();
+        let (answer, left) = match call {
+            Call::Request(Request::Lookup { dir, name }) if shares_names => {
+                self.cache.look_up(*dir, name, now)?
+            }
+            Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(*ino, now)?,
+            Call::Request(Request::GetXattr { ino, name })
+                if ASKED_OFTEN.iter().any(|often| name.starts_with(often))
+                    && self.cache.is_bare(*ino, now) =>
+            {
+                return Some((Err(Errno::ENODATA), Duration::ZERO));
+            }
+            _ => return None,
+        };
+        Some((Ok(answer), Duration::from_millis(left)))
+    }
+
     fn count(&mut self, out: &[FromClient]) {
-        out.iter().for_each(|message| self.messages.count(message));
+        for message in out {
+            self.messages.count(message);
+            let kind = match message {
+                FromClient::Request { request, .. } => Kind::of_request(request),
+                FromClient::Stream { io, .. } => Kind::of_stream(io),
+                _ => continue,
+            };
+            self.kinds[kind.0 as usize] += 1;
+        }
     }
 }
 
@@ -298,14 +405,18 @@ fn advance<T>(
     work: &mut Work<T>,
     (call_id, caller, call, ticket): (u64, Caller, Call<'_>, T),
     next: Next,
-    (lease, touched): (Duration, Vec<Ino>),
+    lease: Duration,
 ) {
     let sent = Instant::now();
     let id = match next {
-        Next::Answer(result) => return work.finished.push(Finished { ticket, result, lease, touched }),
+        Next::Answer(result) => return work.finished.push(Finished { ticket, result, lease }),
         Next::Tell(request, answer) => {
             inner.link.ask(caller, request, &mut work.out);
             return work.finished.push(Finished::new(ticket, Ok(answer)));
+        }
+        Next::Release(ino) => {
+            inner.link.release(ino, &mut work.out);
+            return work.finished.push(Finished::new(ticket, Ok(Answer::Done)));
         }
         Next::Ask(request) => inner.link.ask(caller.clone(), request, &mut work.out),
         Next::Stream(io) => {
@@ -327,9 +438,14 @@ impl<D: Door> Calls<D> for Remote<D> {
             Ok(inner) => inner,
             Err(errno) => return self.door.answer(self, ticket, Err(errno), Duration::ZERO),
         };
+        if let Some((answer, lease)) = inner.answer_from_cache(&call, self.door.shares_names()) {
+            // Under the lock: nothing of it can be revoked before it is told.
+            return self.door.answer(self, ticket, answer.map(Outcome::Answer), lease);
+        }
         let mut work = Work::default();
+        inner.cache.sent(&call);
         let next = inner.client.start(&call);
-        advance(&mut inner, &mut work, (id, caller, call, ticket), next, (FOREVER, Vec::new()));
+        advance(&mut inner, &mut work, (id, caller, call, ticket), next, FOREVER);
         self.settle(inner, work);
     }
 
@@ -338,9 +454,10 @@ impl<D: Door> Calls<D> for Remote<D> {
         let mut work = Work::default();
         for request in requests {
             if let Request::Forget { ino, lookups } = request {
-                inner.link.forget(ino, lookups, &mut work.out);
+                inner.cache.forget(ino, lookups);
             }
         }
+        inner.give_up_forgotten(&mut work.out);
         self.settle(inner, work);
     }
 
@@ -351,7 +468,9 @@ impl<D: Door> Calls<D> for Remote<D> {
         let found = inner.parked.iter_mut().find(|(_, parked)| parked.call_id == call_id);
         let (is_known, gone) = if let Some((&id, parked)) = found {
             parked.interrupted = true;
-            (true, if inner.link.cancel(id, &mut work.out) { None } else { inner.parked.remove(&id) })
+            let gone = if inner.link.cancel(id, &mut work.out) { None } else { inner.parked.remove(&id) };
+            inner.given_up.extend(gone.as_ref().map(|_| id));
+            (true, gone)
         } else {
             let goes_on = inner.link.stop_waiting(call_id, &mut work.out);
             let is_known = inner.waits.contains_key(&call_id);

@@ -1,7 +1,9 @@
 use alloc::collections::BTreeMap;
 use alloc::format;
+use alloc::string::String;
+use alloc::vec;
 
-use espalier_proto::{Home, SetAttr, Time};
+use espalier_proto::{Home, NewNode, Request, SetAttr, Time};
 
 use super::*;
 
@@ -12,7 +14,8 @@ fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
     let ino = Ino(ino);
     let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
     let (atime, mtime, ctime, btime) = (time, time, time, time);
-    Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed: false }
+    let (streamed, bare) = (false, true);
+    Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare }
 }
 
 fn entry(ino: u64, size: u64) -> Answer {
@@ -31,8 +34,8 @@ fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).expect("a name")
 }
 
-fn lookup(text: &str) -> Subject {
-    Subject::of(&Request::Lookup { dir: DIR, name: name(text) })
+fn lookup(text: &str) -> Call<'static> {
+    Call::Request(Request::Lookup { dir: DIR, name: name(text) })
 }
 
 fn file(ino: u64) -> Option<Binding> {
@@ -41,9 +44,9 @@ fn file(ino: u64) -> Option<Binding> {
 
 /// With a lease on the directory.
 fn cache(capacity: usize, lease: u64) -> Cache {
-    let mut cache = Cache::new(capacity);
+    let mut cache = Cache::new(capacity, Users::AtOnce);
     let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
-    cache.answered(&Subject::of(&Request::GetAttr { ino: DIR }), Some(&dir), lease, 0);
+    cache.answered(&Call::Request(Request::GetAttr { ino: DIR }), Some(&dir), lease, 0);
     cache
 }
 
@@ -68,7 +71,7 @@ fn a_name_is_trusted_while_its_directory_is_leased_without_a_break() {
     cache.answered(&lookup("a"), Some(&entry(7, 1)), 1000, 10);
     assert_eq!(cache.name(DIR, &name("a"), 100), None);
     let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
-    let ask = Subject::of(&Request::GetAttr { ino: DIR });
+    let ask = Call::Request(Request::GetAttr { ino: DIR });
     cache.answered(&ask, Some(&dir), 100, 200);
     assert_eq!(cache.name(DIR, &name("a"), 200), None);
     cache.answered(&lookup("a"), Some(&entry(7, 1)), 1000, 210);
@@ -93,14 +96,15 @@ fn revocations_and_own_changes_empty_it() {
     cache.revoke(&Lease::Inode { ino: Ino(7) });
     assert_eq!(cache.attr(Ino(7), 10), None);
     fill(&mut cache);
-    cache.answered(&Subject::of(&Request::Unlink { dir: DIR, name: name("a") }), Some(&Answer::Done), 0, 10);
+    cache.answered(&Call::Request(Request::Unlink { dir: DIR, name: name("a") }), Some(&Answer::Done), 0, 10);
     assert_eq!((cache.name(DIR, &name("a"), 10), cache.attr(DIR, 10)), (None, None));
     assert!(cache.is_leased(DIR, 10), "its own changes do not end a client's leases");
     fill(&mut cache);
-    cache.answered(&Subject::written(Ino(7)), Some(&Answer::Written(1)), 0, 10);
+    let write = Call::Write { ino: Ino(7), offset: 0, data: Default::default(), kill_suid_gid: false };
+    cache.answered(&write, Some(&Answer::Written(1)), 0, 10);
     assert_eq!(cache.attr(Ino(7), 10), None);
     fill(&mut cache);
-    cache.sent(&Subject::of(&Request::SetAttr { ino: DIR, set: SetAttr::default() }));
+    cache.sent(&Call::Request(Request::SetAttr { ino: DIR, set: SetAttr::default() }));
     assert_eq!(cache.name(DIR, &name("a"), 10), None);
 }
 
@@ -121,7 +125,7 @@ fn a_session_that_is_lost_takes_everything_with_it_but_what_is_to_be_forgotten()
 fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
     let mut random = fastrand::Rng::with_seed(4);
     let capacity = 12;
-    let mut cache = Cache::new(capacity);
+    let mut cache = Cache::new(capacity, Users::AtOnce);
     let mut names: BTreeMap<Name, (Binding, u64)> = BTreeMap::new();
     let mut attrs: BTreeMap<Ino, u64> = BTreeMap::new();
     let mut leases: BTreeMap<Ino, u64> = BTreeMap::new();
@@ -134,7 +138,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
         let lease = random.u64(0..4) * 200;
         match random.u32(0..12) {
             0..5 => {
-                let subject = Subject::of(&Request::Lookup { dir: DIR, name: text.clone() });
+                let subject = Call::Request(Request::Lookup { dir: DIR, name: text.clone() });
                 cache.answered(&subject, Some(&entry(ino, step)), lease, now);
                 told += 1;
                 if lease > 0 {
@@ -145,7 +149,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
                 }
             }
             5 => {
-                let subject = Subject::of(&Request::Lookup { dir: DIR, name: text.clone() });
+                let subject = Call::Request(Request::Lookup { dir: DIR, name: text.clone() });
                 cache.answered(&subject, Some(&Answer::Absent { cacheable: true }), lease, now);
                 if lease > 0 {
                     names.insert(text, (Binding::Absent, now + lease));
@@ -153,7 +157,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
             }
             6 => {
                 let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
-                cache.answered(&Subject::of(&Request::GetAttr { ino: DIR }), Some(&dir), lease, now);
+                cache.answered(&Call::Request(Request::GetAttr { ino: DIR }), Some(&dir), lease, now);
                 if dir_until <= now {
                     names.clear();
                 }
@@ -171,7 +175,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
                 leases.remove(&Ino(ino));
             }
             9 => {
-                let subject = Subject::of(&Request::Unlink { dir: DIR, name: text.clone() });
+                let subject = Call::Request(Request::Unlink { dir: DIR, name: text.clone() });
                 cache.answered(&subject, Some(&Answer::Done), 0, now);
                 names.remove(&text);
                 cache.touched(Ino(ino));
@@ -210,4 +214,151 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
         assert!(cache.names <= capacity);
     }
     assert!(hits > 50_000, "only {hits}");
+}
+
+fn made(ino: u64, kind: FileType) -> Answer {
+    let attr = attr(ino, kind, 0);
+    Answer::Entry(Entry {
+        attr,
+        cacheable: true,
+        name_leased: true,
+        attr_leased: true,
+        home: Home::Table,
+        proof: 0,
+    })
+}
+
+fn create(dir: Ino, text: &str, node: NewNode) -> Call<'static> {
+    let (name, open) = (name(text), None);
+    Call::Request(Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true })
+}
+
+/// With a directory 7 that was just made.
+fn with_new_directory(capacity: usize) -> Cache {
+    let mut cache = Cache::new(capacity, Users::Tell);
+    let make = create(Ino::ROOT, "dir", NewNode::Directory);
+    cache.answered(&make, Some(&made(7, FileType::Directory)), 100, 0);
+    cache
+}
+
+const NEW: Ino = Ino(7);
+
+#[test]
+fn who_has_made_a_directory_knows_what_is_not_in_it() {
+    let mut cache = with_new_directory(10);
+    assert_eq!(cache.name(NEW, &name("a"), 0), Some(Binding::Absent));
+    // Users may not cache that, for they would not be told when it ends; if they ask again, a lease on the name is due.
+    assert!(matches!(cache.look_up(NEW, &name("a"), 0), Some((Answer::Absent { .. }, 0))));
+    assert!(cache.look_up(NEW, &name("a"), 0).is_none());
+
+    let make = create(NEW, "a", NewNode::Regular);
+    cache.sent(&make);
+    assert_eq!(cache.name(NEW, &name("a"), 0), None, "nobody knows yet");
+    cache.answered(&make, Some(&made(8, FileType::Regular)), 50, 0);
+    assert_eq!(cache.name(NEW, &name("a"), 0), file(8));
+    let Some((Answer::Entry(found), 50)) = cache.look_up(NEW, &name("a"), 0) else { panic!() };
+    assert_eq!(found.attr.ino, Ino(8));
+    // Its own lease is over, and it is still no name that is not there.
+    assert_eq!(cache.name(NEW, &name("a"), 60), None);
+    let remove = Call::Request(Request::Unlink { dir: NEW, name: name("a") });
+    cache.answered(&remove, None, 0, 60);
+    assert_eq!(cache.name(NEW, &name("a"), 60), None, "it has failed");
+    cache.answered(&remove, Some(&Answer::Done), 0, 60);
+    assert_eq!(cache.name(NEW, &name("a"), 60), Some(Binding::Absent));
+
+    cache.revoke(&Lease::Inode { ino: NEW });
+    assert_eq!(cache.name(NEW, &name("b"), 60), None);
+}
+
+/// Its answer was held back, and another has found the directory and made something in it meanwhile.
+#[test]
+fn a_new_directory_is_not_known_by_another_answers_lease() {
+    let mut cache = Cache::new(10, Users::Tell);
+    let find = Call::Request(Request::Lookup { dir: Ino::ROOT, name: name("dir") });
+    cache.answered(&find, Some(&made(7, FileType::Directory)), 100, 0);
+    let make = create(Ino::ROOT, "dir", NewNode::Directory);
+    cache.answered(&make, Some(&made(7, FileType::Directory)), 0, 0);
+    assert_eq!(cache.name(NEW, &name("a"), 0), None);
+}
+
+#[test]
+fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
+    let page = |names: &[(&str, u64)], end| {
+        let dirent = |(text, cursor): &(&str, u64)| {
+            let (name, ino, kind) = (name(text), Ino(*cursor), FileType::Regular);
+            Dirent { name, ino, kind, cursor: *cursor, entry: None }
+        };
+        Answer::Listing { entries: names.iter().map(dirent).collect(), parent: Ino::ROOT, end }
+    };
+    let list = |after| Call::Request(Request::ReadDir { dir: DIR, after, limit: 2, plus: false });
+    let is_known = |cache: &Cache| cache.name(DIR, &name("none"), 0) == Some(Binding::Absent);
+
+    let mut cache = cache(10, 100);
+    cache.answered(&list(0), Some(&page(&[("a", 10), ("b", 20)], false)), 100, 0);
+    assert!(!is_known(&cache));
+    cache.answered(&list(20), Some(&page(&[("c", 30)], true)), 100, 0);
+    assert!(is_known(&cache));
+    assert_eq!(["a", "b", "c"].map(|text| cache.name(DIR, &name(text), 0)), [None; 3]);
+
+    // From the middle on, without a lease, or with a revocation in between it says nothing.
+    for break_it in [
+        |cache: &mut Cache, _: &Call<'_>, _: &Answer| cache.revoke(&Lease::Inode { ino: DIR }),
+        |cache: &mut Cache, first: &Call<'_>, page: &Answer| {
+            cache.revoke(&Lease::Inode { ino: DIR });
+            cache.answered(first, Some(page), 0, 0);
+        },
+    ] {
+        let first = page(&[("a", 10), ("b", 20)], false);
+        cache.answered(&list(0), Some(&first), 100, 0);
+        break_it(&mut cache, &list(0), &first);
+        cache.answered(&list(20), Some(&page(&[("c", 30)], true)), 100, 0);
+        assert!(!is_known(&cache));
+    }
+    // More than can be kept is not known to be all.
+    let many: Vec<(String, u64)> = (0..20).map(|number| (format!("{number}"), 3 + number)).collect();
+    let many: Vec<(&str, u64)> = many.iter().map(|(text, cursor)| (text.as_str(), *cursor)).collect();
+    cache.answered(&list(0), Some(&page(&many, true)), 100, 0);
+    assert!(!is_known(&cache) && cache.names == 0);
+}
+
+#[test]
+fn what_a_change_tells_takes_the_place_of_what_was_known() {
+    let mut cache = with_new_directory(10);
+    let attrs = |size, nlink| {
+        let attr = Attr { nlink, ..attr(NEW.0, FileType::Directory, size) };
+        Touched { attrs: vec![attr], others: vec![] }
+    };
+    cache.changed(&attrs(5, 2), 100, 0);
+    assert_eq!(cache.attr(NEW, 0).map(|attr| attr.size), Some(5));
+    cache.changed(&attrs(6, 2), 0, 0);
+    assert_eq!(cache.attr(NEW, 0), None, "without a lease it is not cached");
+    cache.changed(&attrs(6, 2), 100, 0);
+    cache.changed(&Touched { attrs: vec![], others: vec![NEW] }, 100, 0);
+    assert_eq!(cache.attr(NEW, 0), None);
+    assert!(cache.name(NEW, &name("a"), 0).is_some(), "it goes on to know the names");
+    cache.changed(&attrs(0, 0), 100, 0);
+    assert_eq!(cache.name(NEW, &name("a"), 0), None, "it has been removed");
+    cache.forget(NEW, 1);
+    assert_eq!(cache.forgotten(), [(NEW, 1)], "at once, for it may be waited for");
+}
+
+#[test]
+fn what_users_know_is_not_forgotten_and_what_they_forget_is_kept_for_its_lease() {
+    let mut cache = cache(10, 100);
+    cache.users = Users::Tell;
+    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 0);
+    assert!(cache.look_up(DIR, &name("a"), 10).is_some());
+    cache.forget(Ino(7), 2);
+    assert_eq!(cache.forgotten(), []);
+    assert!(matches!(cache.look_up(DIR, &name("a"), 20), Some((Answer::Entry(_), 30))));
+    cache.expire(1_000);
+    assert_eq!(cache.forgotten(), [], "it is used");
+    cache.forget(Ino(7), 1);
+    assert_eq!(cache.forgotten(), [(Ino(7), 1)], "as often as the server has told it");
+    // If it is asked for, what nobody uses goes at once.
+    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 1_000);
+    cache.forget(Ino(7), 1);
+    cache.recall(Ino(7));
+    assert_eq!(cache.forgotten(), [(Ino(7), 1)]);
+    assert_eq!(cache.names, cache.records.values().map(|record| record.names.len()).sum::<usize>());
 }

@@ -10,7 +10,7 @@ mod table;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, ClientId, Entry, Ino, Name};
+use espalier_proto::{Attr, ClientId, Entry, Errno, Ino, Name, Reply, Touched};
 
 use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
@@ -30,7 +30,7 @@ pub(crate) struct Told {
     keys: Vec<Key>,
     /// Some of it must not be cached.
     refused: bool,
-    /// [`Answered::touched`](crate::Answered).
+    /// What the operation has changed.
     touched: Vec<Ino>,
 }
 
@@ -42,7 +42,9 @@ pub(crate) struct Promise(Option<Box<Promised>>);
 struct Promised {
     keys: Vec<Key>,
     turn: u64,
-    touched: Vec<Ino>,
+    refused: bool,
+    /// With attributes of which each has a lease of its own.
+    touched: Touched,
 }
 
 impl Meta {
@@ -115,22 +117,71 @@ impl Meta {
     }
 
     /// The reply is to leave later.
-    pub(crate) fn promise(&mut self, client: ClientId, told: Told, now: u64) -> Promise {
-        let Some(leases) = &mut self.leases else { return Promise::default() };
+    pub(crate) fn promise(
+        &mut self,
+        client: ClientId,
+        mut told: Told,
+        result: &Result<Reply, Errno>,
+        now: u64,
+    ) -> Promise {
+        if self.leases.is_none() {
+            return Promise::default();
+        }
+        told.touched.sort_unstable();
+        told.touched.dedup();
+        let touched = self.attributes(&told.touched, result, now);
         let keys = if told.refused { Vec::new() } else { told.keys };
-        let turn = if keys.is_empty() { 0 } else { leases.promise(client, &keys, now) };
-        Promise(Some(Box::new(Promised { keys, turn, touched: told.touched })))
+        let mut turn = 0;
+        if let Some(leases) = &mut self.leases
+            && !(keys.is_empty() && touched.attrs.is_empty())
+        {
+            turn = leases.promise(client, &keys, now);
+            for attr in &touched.attrs {
+                leases.promise(client, &[Key::inode(attr.ino)], now);
+            }
+        }
+        Promise(Some(Box::new(Promised { keys, turn, refused: told.refused, touched })))
+    }
+
+    /// What is told of inodes that have been changed, besides the reply.
+    fn attributes(&self, inos: &[Ino], result: &Result<Reply, Errno>, now: u64) -> Touched {
+        let mut touched = Touched::default();
+        let by_reply = match result {
+            Ok(Reply::Attr(attr)) => Some(attr.ino),
+            Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => Some(entry.attr.ino),
+            _ => None,
+        };
+        let may_give =
+            |ino| self.leases.as_ref().is_some_and(|leases| leases.may_give(Key::inode(ino), &[], now));
+        for ino in inos.iter().copied().filter(|ino| Some(*ino) != by_reply) {
+            match self.state.inodes.get(&ino).map(|cached| &cached.inode) {
+                Some(inode) if !inode.is_streamed() && may_give(ino) => touched.attrs.push(inode.attr(None)),
+                _ => touched.others.push(ino),
+            }
+        }
+        touched
     }
 
     /// The reply leaves. Returns for how many milliseconds its client may cache what it tells, and what it has touched.
-    pub(crate) fn keep(&mut self, client: ClientId, promise: &Promise, now: u64) -> (u32, Vec<Ino>) {
+    pub(crate) fn keep(&mut self, client: ClientId, promise: &Promise, now: u64) -> (u32, Touched) {
         let (Some(leases), Promise(Some(promised))) = (&mut self.leases, promise) else {
-            return (0, Vec::new());
+            return Default::default();
         };
-        let Promised { keys, turn, touched } = &**promised;
-        let is_kept = !keys.is_empty() && leases.keep(client, keys, *turn, now);
-        let lease_ms = self.config.lease_ms.filter(|_| is_kept).unwrap_or(0);
-        (lease_ms, touched.clone())
+        let Promised { keys, turn, refused, touched } = &**promised;
+        let tells = *refused || !keys.is_empty();
+        let mut is_kept = !keys.is_empty() && leases.keep(client, keys, *turn, now);
+        // One lease is for all that a reply tells.
+        let may_tell = is_kept || !tells;
+        let mut left = Touched { attrs: Vec::new(), others: touched.others.clone() };
+        for attr in &touched.attrs {
+            if may_tell && leases.keep(client, &[Key::inode(attr.ino)], *turn, now) {
+                is_kept = true;
+                left.attrs.push(*attr);
+            } else {
+                left.others.push(attr.ino);
+            }
+        }
+        (self.config.lease_ms.filter(|_| is_kept).unwrap_or(0), left)
     }
 
     // ---- Changing
@@ -141,7 +192,13 @@ impl Meta {
             return Ok(());
         }
         self.revoke_all(cx, &|state, see| state.touched(event, see))?;
-        self.state.found_by_name(event, &mut cx.told.touched)
+        let touched = &mut cx.told.touched;
+        self.state.touched(event, &mut |key, _| touched.extend(key.as_inode()))?;
+        // That is not revoked, but whoever has asked for it sees it.
+        if let Event::SetAttr { ino, .. } = event {
+            touched.push(*ino);
+        }
+        Ok(())
     }
 
     /// Before a name is made.
@@ -169,7 +226,7 @@ impl Meta {
         self.revoke_inode(cx, ino)
     }
 
-    fn revoke_all(&mut self, cx: &mut Cx<'_>, touched: Touched<'_>) -> Step<()> {
+    fn revoke_all(&mut self, cx: &mut Cx<'_>, touched: Sight<'_>) -> Step<()> {
         let Some(leases) = &mut self.leases else { return Ok(()) };
         let mut held = None;
         touched(&self.state, &mut |key, name| {
@@ -220,7 +277,7 @@ impl Meta {
 }
 
 type See<'a> = &'a mut dyn FnMut(Key, Option<&Name>);
-type Touched<'a> = &'a dyn Fn(&State, See<'_>) -> Step<()>;
+type Sight<'a> = &'a dyn Fn(&State, See<'_>) -> Step<()>;
 
 impl State {
     /// What clients may have cached and an event makes untrue.
@@ -261,23 +318,6 @@ impl State {
             | Event::Moved { .. } => {}
         }
         Ok(())
-    }
-
-    /// The inodes that an event changes and whoever asks for it names by their names alone.
-    fn found_by_name(&self, event: &Event, inos: &mut Vec<Ino>) -> Step<()> {
-        let mut find = |dir: Ino, name: &Name| {
-            inos.extend(self.target(dir, &self.slot(name))?.ino());
-            Ok(())
-        };
-        match event {
-            Event::Unlink { dir, name, .. } => find(*dir, name),
-            Event::Rename { from_dir, from, to_dir, to, .. }
-            | Event::Exchange { from_dir, from, to_dir, to, .. } => {
-                find(*from_dir, from)?;
-                find(*to_dir, to)
-            }
-            _ => Ok(()),
-        }
     }
 
     fn touched_name(&self, dir: Ino, name: &Name, see: See<'_>) {

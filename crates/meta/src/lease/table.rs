@@ -26,6 +26,10 @@ impl Key {
     pub(crate) fn name(dir: Ino, hash: u64) -> Self {
         Self { ino: dir, hash }
     }
+
+    pub(crate) fn as_inode(self) -> Option<Ino> {
+        (self.hash == 0).then_some(self.ino)
+    }
 }
 
 /// A client that has, or had, or is about to have a lease.

@@ -1,9 +1,30 @@
+use alloc::vec::Vec;
+
 use espalier_proto::{Ino, Reply};
 
 use crate::machine::{Cx, Meta};
-use crate::step::Step;
+use crate::step::{Step, Stop};
 
 impl Meta {
+    /// What is done is taken out, for it may start over. What fails holds up nothing else.
+    pub(crate) fn forget_all(
+        &mut self,
+        cx: &mut Cx<'_>,
+        inodes: &mut Vec<(Ino, u64)>,
+        released: &mut Vec<Ino>,
+    ) -> Step<Reply> {
+        let goes_on = |done| if let Err(Stop::Wait(wait)) = done { Err(Stop::Wait(wait)) } else { Ok(()) };
+        while let Some(ino) = released.last() {
+            goes_on(self.release(cx, *ino))?;
+            released.pop();
+        }
+        while let Some((ino, lookups)) = inodes.last() {
+            goes_on(self.forget(cx, *ino, *lookups))?;
+            inodes.pop();
+        }
+        Ok(Reply::Done)
+    }
+
     /// The client does not know the inode any more. If it has no name either, it ceases to be.
     pub(crate) fn forget(&mut self, cx: &mut Cx<'_>, ino: Ino, lookups: u64) -> Step<Reply> {
         if let Some(cached) = self.state.inodes.get_mut(&ino) {

@@ -20,7 +20,9 @@ use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo};
+use espalier_proto::{
+    Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo, Touched,
+};
 
 use crate::event::Event;
 use crate::io::Purpose;
@@ -183,7 +185,7 @@ impl Meta {
         out: &mut Outbox,
     ) -> bool {
         let mut tell = |result| {
-            out.replies.push(Answered { to: from, id, result, lease_ms: 0, touched: Vec::new() });
+            out.replies.push(Answered { to: from, id, result, lease_ms: 0, touched: Touched::default() });
             false
         };
         let Some(session) = self.sessions.clients.get_mut(&from) else { return tell(Err(Errno::ESTALE)) };
@@ -245,7 +247,14 @@ impl Meta {
                 *lookups = session.let_go(*ino, Hold { lookups: *lookups, opens: 0 }).lookups;
                 if *lookups > 0 { return true } else { Ok(Reply::Done) }
             }
-            Request::ForgetAll { inodes } => {
+            Request::ForgetAll { inodes, released } => {
+                released.retain(|ino| {
+                    let taken = session.let_go(*ino, Hold { lookups: 0, opens: 1 });
+                    if session.opens(*ino) == 0 {
+                        self.locks.close(from, *ino);
+                    }
+                    taken.opens > 0
+                });
                 for (ino, lookups) in inodes.iter_mut() {
                     *lookups = session.let_go(*ino, Hold { lookups: *lookups, opens: 0 }).lookups;
                 }

@@ -2,10 +2,11 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use espalier_client::{Answer, Binding, Cache, Call, Opening, Users};
 use espalier_proto::*;
 
 pub enum Message {
-    Reply { id: u64, lease_ms: u32, touched: Vec<Ino>, result: Result<Reply, Errno> },
+    Reply { id: u64, lease_ms: u32, touched: Touched, result: Result<Reply, Errno> },
     Revoke { number: u64, lease: Lease },
 }
 
@@ -52,6 +53,8 @@ impl Thing {
 
 pub struct Client {
     pub id: ClientId,
+    /// What clients have; the rest is a kernel above it, and the plainest model.
+    pub cache: Cache,
     pub inbox: VecDeque<Message>,
     /// What is not answered, and when it was sent.
     pub asked: HashMap<u64, (Request, u64)>,
@@ -65,10 +68,11 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(id: ClientId) -> Self {
+    pub fn new(id: ClientId, users: Users) -> Self {
         let (names, things) = (HashMap::new(), HashMap::new());
         Self {
             id,
+            cache: Cache::new(1000, users),
             inbox: VecDeque::new(),
             asked: HashMap::new(),
             outdated: HashSet::new(),
@@ -97,30 +101,94 @@ impl Client {
 
     /// But for those that are being changed by the client itself.
     pub fn usable_names(&self) -> impl Iterator<Item = (&(Ino, Name), Option<Ino>)> {
-        let is_changing = |key: &(Ino, Name)| {
-            let changed = |request: &Request| changed_names(request).contains(key) || is_of_trees(request);
-            self.asked.values().any(|(request, _)| changed(request))
-        };
-        self.names.iter().filter(move |(key, _)| !is_changing(key)).map(|(key, (_, ino))| (key, *ino))
+        let usable = self.names.iter().filter(|(key, _)| !self.is_changing_name(key));
+        usable.map(|(key, (_, ino))| (key, *ino))
     }
 
     pub fn usable_things(&self) -> impl Iterator<Item = (Ino, &Thing)> {
-        let is_changing = |ino: Ino| {
-            let changed = |request: &Request| {
-                changed_inodes(request).contains(&ino) || finds_by_name(request) || is_of_trees(request)
-            };
-            self.asked.values().any(|(request, _)| changed(request))
-        };
-        let usable = self.things.iter().filter(move |((ino, _), _)| !is_changing(*ino));
+        let usable = self.things.iter().filter(|((ino, _), _)| !self.is_changing(*ino));
         usable.map(|((ino, _), (_, thing))| (*ino, thing))
     }
 
-    /// `until`: what the reply tells may be used until then.
-    pub fn replied(&mut self, request: &Request, result: &Result<Reply, Errno>, until: u64, touched: &[Ino]) {
+    fn is_changing_name(&self, key: &(Ino, Name)) -> bool {
+        let changes = |request: &Request| changed_names(request).contains(key) || is_of_trees(request);
+        self.asked.values().any(|(request, _)| changes(request))
+    }
+
+    fn is_changing(&self, ino: Ino) -> bool {
+        let changes = |request: &Request| {
+            changed_inodes(request).contains(&ino) || finds_by_name(request) || is_of_trees(request)
+        };
+        self.asked.values().any(|(request, _)| changes(request))
+    }
+
+    /// A request that the cache answers; then whoever asked may cache that, too.
+    pub fn answers(&mut self, request: &Request, now: u64) -> bool {
+        let answered = match request {
+            Request::Lookup { dir, name } => self.cache.look_up(*dir, name, now),
+            Request::GetAttr { ino } => self.cache.get_attr(*ino, now),
+            _ => None,
+        };
+        let Some((answer, left)) = answered else { return false };
+        match (request, answer) {
+            (Request::Lookup { dir, name }, Answer::Absent { .. }) => {
+                self.names.insert((*dir, name.clone()), (now + left, None));
+            }
+            (Request::Lookup { dir, name }, Answer::Entry(entry)) => {
+                self.entry(*dir, name, &entry, now + left);
+            }
+            (_, Answer::Attr(attr)) => self.thing(attr.ino, now + left, Some(Thing::Attr(attr))),
+            (_, answer) => panic!("{answer:?}"),
+        }
+        true
+    }
+
+    /// What the cache knows of a tree, but for what is being changed by the client itself.
+    pub fn known(&self, tree: &crate::Tree, now: u64) -> (Vec<((Ino, Name), Option<Ino>)>, Vec<Attr>) {
+        let (mut names, mut attrs) = (Vec::new(), Vec::new());
+        for dir in &tree.dirs {
+            for text in ["a", "b", "c", "d"] {
+                let key = (*dir, Name::new(text.as_bytes()).unwrap());
+                match self.cache.name(key.0, &key.1, now).filter(|_| !self.is_changing_name(&key)) {
+                    Some(Binding::Inode(ino, _)) => names.push((key, Some(ino))),
+                    Some(Binding::Absent) => names.push((key, None)),
+                    None => {}
+                }
+            }
+        }
+        for ino in tree.dirs.iter().chain(&tree.files) {
+            attrs.extend(self.cache.attr(*ino, now).filter(|_| !self.is_changing(*ino)));
+        }
+        (names, attrs)
+    }
+
+    /// `now`, and until when what the reply tells may be used.
+    pub fn replied(
+        &mut self,
+        request: &Request,
+        result: &Result<Reply, Errno>,
+        (now, until): (u64, u64),
+        touched: &Touched,
+    ) {
+        let lease = until.saturating_sub(now);
+        let answer = result.as_ref().ok().and_then(answer_of);
+        self.cache.answered(&call_of(request), answer.as_ref(), lease, now);
+        self.cache.changed(touched, lease, now);
+        self.kernel_replied(request, result, until, touched);
+    }
+
+    fn kernel_replied(
+        &mut self,
+        request: &Request,
+        result: &Result<Reply, Errno>,
+        until: u64,
+        touched: &Touched,
+    ) {
         for key in changed_names(request) {
             self.names.remove(&key);
         }
-        for ino in changed_inodes(request).iter().chain(touched) {
+        let told = touched.attrs.iter().map(|attr| &attr.ino).chain(&touched.others);
+        for ino in changed_inodes(request).iter().chain(told) {
             self.forget(&Lease::Inode { ino: *ino });
         }
         match (request, result) {
@@ -178,6 +246,38 @@ impl Client {
             self.things.insert((ino, thing.sort()), (until, thing));
         }
     }
+}
+
+/// The call that a request comes from.
+pub fn call_of(request: &Request) -> Call<'static> {
+    match *request {
+        Request::Write { ino, offset, ref data, kill_suid_gid } => {
+            Call::Write { ino, offset, data: data.clone().into(), kill_suid_gid }
+        }
+        Request::Extend { ino, offset, length, .. } => {
+            Call::Allocate { ino, offset, length, mode: AllocateMode::empty() }
+        }
+        Request::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
+        ref request => Call::Request(request.clone()),
+    }
+}
+
+/// What it comes to, as far as a cache learns from it.
+fn answer_of(reply: &Reply) -> Option<Answer> {
+    Some(match reply.clone() {
+        Reply::Done => Answer::Done,
+        Reply::Entry(entry) => Answer::Entry(entry),
+        Reply::Absent { cacheable } => Answer::Absent { cacheable },
+        Reply::Attr(attr) => Answer::Attr(attr),
+        Reply::Created(entry, opened) => {
+            let (ino, keep_cache, passthrough) = (entry.attr.ino, opened.keep_cache, false);
+            Answer::Created(entry, Opening { ino, keep_cache, passthrough })
+        }
+        Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
+        Reply::Removed { dir, name } => Answer::Removed { dir, name },
+        Reply::Copied(copied) => Answer::Copied(copied),
+        _ => return None,
+    })
 }
 
 fn ino_of(request: &Request) -> Option<Ino> {

@@ -22,7 +22,12 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
         0..20 => Request::Lookup { dir: at, name: named },
         20..32 => Request::GetAttr { ino },
         32..36 => Request::Read { ino: file, offset: 0, size: 1 << 20, noatime: false },
-        36..44 => Request::ReadDir { dir, after: 0, limit: 1000, plus: random.bool() },
+        36..44 => Request::ReadDir {
+            dir,
+            after: 0,
+            limit: if random.bool() { 1000 } else { 2 },
+            plus: random.bool(),
+        },
         44..46 => Request::ListXattr { ino },
         46..54 => Request::Create {
             dir: at,
@@ -112,6 +117,13 @@ pub fn following(random: &mut Rng, request: &Request, result: &Result<Reply, Err
         }
         (Request::Write { ino, .. }, Ok(Reply::Streamed)) => vec![extend(random, *ino)],
         (Request::Write { ino, .. } | Request::Extend { ino, .. }, _) => vec![Request::Release { ino: *ino }],
+        (
+            Request::ReadDir { dir, limit: limit @ 2, plus, .. },
+            Ok(Reply::Listing { entries, end: false, .. }),
+        ) => {
+            let after = entries.last().map_or(0, |last| last.cursor);
+            vec![Request::ReadDir { dir: *dir, after, limit: *limit, plus: *plus }]
+        }
         (_, Ok(Reply::Entry(entry))) if random.bool() => {
             vec![Request::Forget { ino: entry.attr.ino, lookups: 1 }]
         }

@@ -40,7 +40,7 @@ pub struct Harness {
     /// What the machine has asked clients to forget.
     pub recalled: Vec<Recall>,
     /// For how long what answers tell may be cached, and which inodes were touched, by request.
-    pub leases: HashMap<u64, (u32, Vec<Ino>)>,
+    pub leases: HashMap<u64, (u32, Touched)>,
     /// What it wants clients to cache no longer.
     pub revocations: Vec<Revocation>,
     /// What it has told clients that it has other attributes now.

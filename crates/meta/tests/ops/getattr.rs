@@ -23,6 +23,7 @@ fn a_new_file_is_as_it_was_made() {
             ctime: time,
             btime: time,
             streamed: false,
+            bare: true,
         };
         assert_eq!(attr, expected);
     });

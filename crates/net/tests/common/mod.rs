@@ -9,7 +9,8 @@ use espalier_net::{
     Acceptor, ConnectError, Connection, Identity, Limits, Message, NetError, Receiver, Security, connect,
 };
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Welcome,
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Touched,
+    Welcome,
 };
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -113,7 +114,12 @@ fn request_of(id: u64, request: Request) -> FromClient {
 }
 
 pub fn bytes(id: u64, data: Vec<u8>) -> FromServer {
-    FromServer::Reply { id: RequestId(id), lease_ms: 0, touched: Vec::new(), result: Ok(Reply::Bytes(data)) }
+    FromServer::Reply {
+        id: RequestId(id),
+        lease_ms: 0,
+        touched: Touched::default(),
+        result: Ok(Reply::Bytes(data)),
+    }
 }
 
 /// A side that receives all the time, as connections must.

@@ -28,6 +28,10 @@ const BLOCK_BYTES: u32 = 4096;
 impl Door for FuseDoor {
     type Ticket = Ticket;
 
+    fn shares_names(&self) -> bool {
+        self.kernel_checks
+    }
+
     fn answer(
         &self,
         calls: &impl Calls<Self>,

@@ -9,6 +9,7 @@ use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
 use espalier_proto::{ClientId, ClusterId, Hello, Welcome};
 use siphasher::sip::SipHasher24;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::machine::{Origin, Server};
@@ -38,6 +39,8 @@ pub struct Gate {
     pub max_connections: usize,
     /// Hashes a client's identity and the number it gives itself: nobody can find another's session.
     pub secret: [u8; 16],
+    /// Connections are dealt out to these.
+    pub workers: Vec<Handle>,
     pub open: AtomicUsize,
     pub handshakes: Semaphore,
 }
@@ -51,14 +54,17 @@ impl Gate {
 
 /// Accepts connections for ever.
 pub async fn accept(gate: Arc<Gate>, listener: TcpListener) {
-    loop {
-        match listener.accept().await {
-            Ok((socket, _)) => {
+    for worker in gate.workers.iter().cycle() {
+        match listener.accept().await.and_then(|(socket, _)| socket.into_std()) {
+            Ok(socket) => {
                 let gate = Arc::clone(&gate);
-                tokio::spawn(async move {
+                worker.spawn(async move {
                     let open = gate.open.fetch_add(1, Ordering::Relaxed);
                     let is_full = open >= gate.max_connections;
-                    gate.serve(socket, is_full).await;
+                    match TcpStream::from_std(socket) {
+                        Ok(socket) => gate.serve(socket, is_full).await,
+                        Err(error) => tracing::warn!(%error, "a connection cannot be served"),
+                    }
                     gate.open.fetch_sub(1, Ordering::Relaxed);
                 });
             }

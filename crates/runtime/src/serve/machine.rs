@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use espalier_client::Answer;
 use espalier_meta::{Answered, Connected, Input, Io, IoDone, IoId, Meta, Now, Outbox};
 use espalier_net::{NetError, Sender};
-use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Reply, RequestId, StreamIo};
+use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Reply, RequestId, StreamIo, Touched};
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
@@ -471,7 +471,7 @@ fn now(queued: usize) -> Now {
 
 /// An answer that the machine has no part in.
 fn plain(id: RequestId, result: Result<Reply, Errno>) -> FromServer {
-    FromServer::Reply { id, lease_ms: 0, touched: Vec::new(), result }
+    FromServer::Reply { id, lease_ms: 0, touched: Touched::default(), result }
 }
 
 /// What a connection does not take any more the client asks for again when it has another.

@@ -54,11 +54,12 @@ pub fn serve(
         let what = what.to_string();
         move |source| Error::Io { what, source }
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(threads)
-        .enable_all()
-        .build()
+    // One for each thread: whenever one of several threads of a runtime finds work, it wakes another to look for more.
+    let runtimes = (0..threads.max(1))
+        .map(|_| tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build())
+        .collect::<Result<Vec<_>, _>>()
         .map_err(io("cannot start threads"))?;
+    let runtime = runtimes[0].handle().clone();
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let listener = runtime
         .block_on(tokio::net::TcpListener::bind(listen))
@@ -77,10 +78,11 @@ pub fn serve(
         access,
         max_connections,
         secret: superblock.hash_key,
+        workers: runtimes.iter().map(|runtime| runtime.handle().clone()).collect(),
         open: AtomicUsize::new(0),
         handshakes: Gate::turnstile(),
     });
-    let control = control::Listener::bind(store, &superblock);
+    let control = control::Listener::of_store(store);
     let served = Served { server: Arc::clone(&server), url: format!("espalier://{address}/") };
     std::thread::scope(|scope| {
         let (stop_clock, stopped) = channel::<()>();
@@ -97,14 +99,18 @@ pub fn serve(
         if let Some(metrics) = &metrics {
             scope.spawn(|| metrics.serve(|| server.exposition()));
         }
-        let told = control.as_ref().map(|control| scope.spawn(|| control.serve(&served)));
+        let told = control.as_ref().map(|control| {
+            scope.spawn(|| control.serve(|words| control::answer(&superblock, &served, words)))
+        });
         let accepting = runtime.spawn(accept(gate, listener));
         ready(address);
         runtime.block_on(told_to_end());
         accepting.abort();
         // Requests that are under way are answered; those that come later are sent again to whoever serves next.
         let drained = server.drain(options.drain);
-        runtime.shutdown_timeout(Duration::from_secs(1));
+        for runtime in runtimes {
+            runtime.shutdown_timeout(Duration::from_secs(1));
+        }
         drop(stop_clock);
         server.errands.stop();
         if let (Some(control), Some(told)) = (&control, told) {

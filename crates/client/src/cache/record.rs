@@ -1,0 +1,75 @@
+use alloc::boxed::Box;
+
+use espalier_proto::{Attr, Name};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use super::Binding;
+
+/// What is known of an inode, and of the names in it.
+#[derive(Debug, Default)]
+pub(super) struct Record {
+    /// How often the server has named it to this client and has not been told that it is forgotten.
+    pub lookups: u64,
+    /// How often users have been named it who have not said that they have forgotten it.
+    pub users: u64,
+    /// When the lease on it is over; 0: there is none.
+    pub lease: u64,
+    /// There are many of which nothing but the counts is known.
+    pub attr: Option<Box<Attr>>,
+    /// Until then it stays known, whoever uses it.
+    pub keep: u64,
+    /// The time of its place in the order; 0: it has none.
+    pub due: u64,
+    pub names: HashMap<Name, Known, FxBuildHasher>,
+    /// Names whose cursors are not beyond this one, and that are not among `names`, are not there. [`u64::MAX`]: none are.
+    listed: Option<u64>,
+}
+
+/// What is known of a name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    /// `None`: it may be there or not.
+    pub binding: Option<Binding>,
+    pub until: u64,
+}
+
+impl Known {
+    pub const LAPSED: Self = Self { binding: None, until: 0 };
+
+    pub fn at(&self, now: u64) -> Option<Binding> {
+        self.binding.filter(|_| self.until > now)
+    }
+}
+
+impl Record {
+    /// Which names are not in the directory is known.
+    pub fn is_whole(&self) -> bool {
+        self.listed == Some(u64::MAX)
+    }
+
+    /// It is at least on the way to be.
+    pub fn is_listed(&self) -> bool {
+        self.listed.is_some()
+    }
+
+    /// All names from one cursor up to another are among `names`.
+    pub fn listed(&mut self, after: u64, cursor: u64) {
+        self.listed = match self.listed {
+            Some(listed) if after <= listed => Some(listed.max(cursor)),
+            _ if after == 0 => Some(cursor),
+            listed => listed,
+        };
+    }
+
+    /// Returns how many names are known no longer.
+    pub fn drop_lease(&mut self) -> usize {
+        (self.lease, self.attr) = (0, None);
+        self.drop_names()
+    }
+
+    pub fn drop_names(&mut self) -> usize {
+        self.listed = None;
+        core::mem::take(&mut self.names).len()
+    }
+}
