@@ -63,7 +63,6 @@ kill_server() {
 }
 
 echo '== a cluster'
-refused '--servers 1' "$bin" cluster init "$work/cluster" --servers 3
 "$bin" cluster init "$work/cluster" --listen 127.0.0.1:17440 --label tested
 refused 'is not empty' "$bin" cluster init "$work/cluster"
 refused 'no cluster' "$bin" cluster up "$work/a"

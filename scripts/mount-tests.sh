@@ -119,6 +119,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
     if part full; then TARGET=$target scripts/full-test.sh; fi
     if part usage; then TARGET=$target scripts/usage-test.sh; fi
     if part cluster; then TARGET=$target scripts/cluster-test.sh; fi
+    if part data; then TARGET=$target scripts/cluster-data-test.sh; fi
     if part bulk; then TARGET=$target scripts/bulk-test.sh; fi
     if part memory; then TARGET=$target scripts/memory-test.sh; fi
     if part failing; then TARGET=$target scripts/failing-test.sh; fi

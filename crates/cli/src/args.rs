@@ -1,6 +1,6 @@
 //! The command line. Help, completions and the manual page all come from here.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 
@@ -126,9 +126,17 @@ pub enum ClusterCommand {
     Up {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
+        /// Make a cluster of so many servers first, if there is none.
+        #[arg(long, value_name = "N")]
+        servers: Option<u16>,
     },
     /// Stop them, when they have written everything out.
     Down {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
+    /// Check the files of a cluster that does not run, and what its data servers hold of them. Exits as `espalier fsck`.
+    Fsck {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
@@ -146,10 +154,11 @@ pub struct InitArgs {
     /// The cluster's directory. It is made, and must not hold anything yet.
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    #[arg(long, default_value_t = 1)]
-    pub servers: u32,
-    /// Where the first server listens, as HOST:PORT.
-    #[arg(long, default_value = "127.0.0.1:7440", value_name = "ADDRESS")]
+    /// The first has the tree of files; with several, all hold the bytes of big files.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub servers: u16,
+    /// Where the first server listens, as HOST:PORT; the others at the ports that follow.
+    #[arg(long, default_value = InitArgs::LISTEN, value_name = "ADDRESS")]
     pub listen: String,
     /// Other names and addresses by which clients reach the servers.
     #[arg(long = "host", value_name = "HOST")]
@@ -160,6 +169,16 @@ pub struct InitArgs {
     /// No certificates: whoever reaches a server is believed. For trials on one machine.
     #[arg(long)]
     pub insecure: bool,
+}
+
+impl InitArgs {
+    const LISTEN: &str = "127.0.0.1:7440";
+
+    /// With defaults for all else.
+    pub fn of(dir: &Path, servers: u16) -> Self {
+        let listen = Self::LISTEN.into();
+        Self { dir: dir.into(), servers, listen, hosts: Vec::new(), label: String::new(), insecure: false }
+    }
 }
 
 #[derive(Clone, Debug, Args)]

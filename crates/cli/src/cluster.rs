@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use espalier_net::Identity;
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
+use espalier_proto::ServerId;
 use espalier_runtime::{MkfsOptions, Servers, Status};
 
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
-use crate::serve::Config;
+use crate::serve::{Config, DataEntry, Role};
 
 /// A server's configuration, in its directory.
 const CONFIG: &str = "server.toml";
@@ -27,42 +28,89 @@ pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
     match command {
         ClusterCommand::Init(args) => init(args),
         ClusterCommand::Client { dir, name } => client(dir, name),
-        ClusterCommand::Up { dir } => up(dir),
+        ClusterCommand::Up { dir, servers } => up(dir, *servers),
         ClusterCommand::Down { dir } => down(dir),
+        ClusterCommand::Fsck { dir } => Ok(fsck(dir)),
         ClusterCommand::Status { dir, json } => status(dir, *json),
     }
 }
 
 fn init(args: &InitArgs) -> Result<ExitCode> {
     let dir = &args.dir;
-    if args.servers != 1 {
-        bail!("a cluster has one server for now: give --servers 1");
-    }
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{} is not empty: a new cluster needs a directory of its own", dir.display());
     }
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
-    let config = Config::new(args.listen.clone(), args.insecure);
-    let address = config.address()?;
-    let server = dir.join("server-0");
-    fs::create_dir(&server)?;
-    let mut text = String::from("# A server of Espalier; docs/cluster.md says what can be set.\n");
-    text.push_str(&toml::to_string(&config)?);
-    fs::write(server.join(CONFIG), text)?;
-    if !args.insecure {
-        let authority = Authority::create(dir, Validity::years(YEARS))?;
-        let mut hosts = args.hosts.clone();
-        hosts.push(address.ip().to_string());
-        if let Some((host, _)) = args.listen.rsplit_once(':') {
-            hosts.push(host.to_string());
+    let configs = configs(args)?;
+    let authority = if args.insecure { None } else { Some(Authority::create(dir, Validity::years(YEARS))?) };
+    for config in &configs {
+        let server = dir.join(format!("server-{}", config.number));
+        fs::create_dir(&server)?;
+        let mut text = String::from("# A server of Espalier; docs/cluster.md says what can be set.\n");
+        text.push_str(&toml::to_string(config)?);
+        fs::write(server.join(CONFIG), text)?;
+        if let Some(authority) = &authority {
+            issue_server(authority, args, config, &server)?;
         }
-        hosts.sort();
-        hosts.dedup();
-        let identity = Identity::server("server-0")?;
-        write(&authority.issue_server(&identity, &hosts, Validity::years(YEARS))?, dir, &server)?;
-        issue_client(&authority, dir, ADMIN)?;
+        if config.has(Role::Meta) {
+            espalier_runtime::mkfs(&server.join(&config.store), &mkfs_options(args))?;
+        }
+        if config.has(Role::Data) {
+            espalier_runtime::mkfs_data(&server.join(&config.data_store), ServerId(config.number))?;
+        }
     }
-    let options = MkfsOptions {
+    if let Some(authority) = &authority {
+        issue_client(authority, dir, ADMIN)?;
+    }
+    let servers = if args.servers == 1 { "server" } else { "servers" };
+    println!(
+        "made a cluster of {} {servers} in {}; `espalier cluster up {1}` starts it",
+        args.servers,
+        dir.display()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The configurations of a new cluster's servers: the first has the tree of files, and if there are several all hold data.
+fn configs(args: &InitArgs) -> Result<Vec<Config>> {
+    let first = Config::new(args.listen.clone(), args.insecure);
+    let (host, port) = args.listen.rsplit_once(':').unwrap_or((&args.listen, ""));
+    let port = first.address().map(|_| port.parse::<u16>().ok())?.context("listen takes HOST:PORT")?;
+    let address = |number: u16| -> Result<String> {
+        let port =
+            port.checked_add(number).context("there are not so many ports: give --listen a smaller one")?;
+        Ok(format!("{host}:{port}"))
+    };
+    if args.servers == 1 {
+        return Ok(vec![first]);
+    }
+    let entry = |number| Ok(DataEntry { number, address: address(number)? });
+    let data: Vec<_> = (0..args.servers).map(entry).collect::<Result<_>>()?;
+    let config = |number: u16| {
+        let (roles, data) = if number == 0 {
+            (vec![Role::Meta, Role::Data], data.clone())
+        } else {
+            (vec![Role::Data], Vec::new())
+        };
+        Ok(Config { number, roles, data, ..Config::new(address(number)?, args.insecure) })
+    };
+    (0..args.servers).map(config).collect()
+}
+
+fn issue_server(authority: &Authority, args: &InitArgs, config: &Config, server: &Path) -> Result<()> {
+    let mut hosts = args.hosts.clone();
+    hosts.push(config.address()?.ip().to_string());
+    if let Some((host, _)) = args.listen.rsplit_once(':') {
+        hosts.push(host.to_string());
+    }
+    hosts.sort();
+    hosts.dedup();
+    let identity = Identity::server(&format!("server-{}", config.number))?;
+    write(&authority.issue_server(&identity, &hosts, Validity::years(YEARS))?, &args.dir, server)
+}
+
+fn mkfs_options(args: &InitArgs) -> MkfsOptions {
+    MkfsOptions {
         label: args.label.clone(),
         strip_bytes: MkfsOptions::STRIP_BYTES,
         journal_bytes: None,
@@ -70,10 +118,7 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),
         perm: 0o755,
-    };
-    espalier_runtime::mkfs(&server.join(&config.store), &options)?;
-    println!("made a cluster of 1 server in {}; `espalier cluster up {0}` starts it", dir.display());
-    Ok(ExitCode::SUCCESS)
+    }
 }
 
 /// Writes the credentials of one side: the authority's certificate, its own, and its key.
@@ -99,45 +144,72 @@ fn client(dir: &Path, name: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The directories of a cluster's servers.
-fn servers(dir: &Path) -> Result<Vec<PathBuf>> {
+/// One of a cluster's servers.
+struct Server {
+    dir: PathBuf,
+    config: Config,
+}
+
+/// A cluster's servers, by number.
+fn servers(dir: &Path) -> Result<Vec<Server>> {
     let entries = fs::read_dir(dir).with_context(|| format!("no cluster in {}", dir.display()))?;
-    let mut found: Vec<_> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.join(CONFIG).is_file())
-        .collect();
-    found.sort();
+    let paths =
+        entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.join(CONFIG).is_file());
+    let read = |dir: PathBuf| Ok(Server { config: Config::read(&dir.join(CONFIG))?, dir });
+    let mut found = paths.map(read).collect::<Result<Vec<_>>>()?;
+    found.sort_by_key(|server| server.config.number);
     if found.is_empty() {
         bail!("no cluster in {}: `espalier cluster init` makes one", dir.display());
     }
     Ok(found)
 }
 
-fn store_of(server: &Path) -> Result<PathBuf> {
-    Ok(server.join(Config::read(&server.join(CONFIG))?.store))
+impl Server {
+    fn stores(&self) -> Vec<PathBuf> {
+        self.config.stores(&self.dir)
+    }
+
+    /// How it is, if it runs. Of one that has the tree of files, that is told.
+    fn running(&self) -> Result<Option<Status>> {
+        let Some(store) = self.stores().into_iter().next() else { return Ok(None) };
+        Ok(Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some()))
+    }
+
+    fn roles(&self) -> String {
+        let named = [(Role::Meta, "meta"), (Role::Data, "data")];
+        let roles: Vec<_> =
+            named.into_iter().filter(|(role, _)| self.config.has(*role)).map(|(_, name)| name).collect();
+        roles.join("+")
+    }
 }
 
-/// How a server is, if it runs.
-fn running(server: &Path) -> Result<Option<Status>> {
-    Ok(Some(espalier_runtime::status_of(&store_of(server)?)?).filter(|status| status.url.is_some()))
-}
-
-fn up(dir: &Path) -> Result<ExitCode> {
+fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
+    if let Some(count) = count {
+        match servers(dir) {
+            Err(_) => drop(init(&InitArgs::of(dir, count))?),
+            Ok(found) if found.len() == usize::from(count) => {}
+            Ok(found) => bail!(
+                "the cluster in {} has {} servers, not {count}: leave --servers out",
+                dir.display(),
+                found.len()
+            ),
+        }
+    }
     let mut url = None;
-    for server in servers(dir)? {
-        let config = server.join(CONFIG);
-        if running(&server)?.is_none() {
+    // Who has the tree of files asks the others: it comes last.
+    for server in servers(dir)?.iter().rev() {
+        if server.running()?.is_none() {
             let mut command = Command::new(std::env::current_exe().context("cannot find this program")?);
             command
                 .args(["--log", "info", "serve", "--announce", "--config"])
-                .arg(&config)
+                .arg(server.dir.join(CONFIG))
                 .stdin(Stdio::null());
             let code = background::start(command)?;
             if code != ExitCode::SUCCESS {
                 return Ok(code);
             }
         }
-        url = running(&server)?.and_then(|status| status.url);
+        url = server.running()?.and_then(|status| status.url);
     }
     let Some(url) = url else { bail!("the server has ended again: see its log in {}", dir.display()) };
     let how = if dir.join(AUTHORITY).is_file() {
@@ -151,16 +223,16 @@ fn up(dir: &Path) -> Result<ExitCode> {
 
 fn down(dir: &Path) -> Result<ExitCode> {
     for server in servers(dir)? {
-        let store = store_of(&server)?;
-        let Some(pid) = running(&server)?.and_then(|status| status.pid) else { continue };
+        let Some(pid) = server.running()?.and_then(|status| status.pid) else { continue };
         let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
         let pid = pid.context("the server has no process")?;
+        let name = server.dir.display();
         rustix::process::kill_process(pid, rustix::process::Signal::TERM)
-            .with_context(|| format!("cannot stop the server of {}", server.display()))?;
+            .with_context(|| format!("cannot stop the server of {name}"))?;
         let began = Instant::now();
-        while espalier_store::is_open(&store) {
+        while server.stores().iter().any(|store| espalier_store::is_open(store)) {
             if began.elapsed() > PATIENCE {
-                bail!("the server of {} still runs after {PATIENCE:?}: see its log", server.display());
+                bail!("the server of {name} still runs after {PATIENCE:?}: see its log");
             }
             std::thread::sleep(Duration::from_millis(20));
         }
@@ -168,27 +240,40 @@ fn down(dir: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn fsck(dir: &Path) -> ExitCode {
+    crate::fsck::exit_code(servers(dir).and_then(|servers| {
+        let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
+        let meta = of(Role::Meta).next().context("no server has the tree of files")?;
+        let data = of(Role::Data)
+            .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)))
+            .collect::<Vec<_>>();
+        crate::fsck::check_cluster(&meta.dir.join(&meta.config.store), &data)
+    }))
+}
+
 fn status(dir: &Path, json: bool) -> Result<ExitCode> {
     let servers = servers(dir)?;
     let mut all = Vec::new();
     for server in &servers {
-        all.push((server, running(server)?));
+        all.push((server, server.running()?));
     }
     let is_up = all.iter().all(|(_, status)| status.is_some());
     if json {
-        let url = all.iter().find_map(|(_, status)| status.as_ref()?.url.clone());
+        let mut trees = all.iter().filter(|(server, _)| server.config.has(Role::Meta));
+        let url = trees.find_map(|(_, status)| status.as_ref()?.url.clone());
         let list: Vec<_> = all
             .iter()
-            .map(|(server, status)| serde_json::json!({ "dir": server, "running": status.is_some(), "status": status }))
+            .map(|(server, status)| serde_json::json!({ "dir": server.dir, "number": server.config.number, "roles": server.roles(), "running": status.is_some(), "status": status }))
             .collect();
         println!("{}", serde_json::json!({ "url": url, "servers": list }));
     } else {
         for (server, status) in &all {
-            let name = server.file_name().unwrap_or_default().to_string_lossy();
+            let name = server.dir.file_name().unwrap_or_default().to_string_lossy();
+            let roles = server.roles();
             match status {
-                None => println!("{name}  not running"),
+                None => println!("{name}  {roles}  not running"),
                 Some(status) => println!(
-                    "{name}  {}  process {}  {} clients  {} inodes in use{}",
+                    "{name}  {roles}  {}  process {}  {} clients  {} inodes in use{}",
                     status.url.as_deref().unwrap_or_default(),
                     status.pid.unwrap_or_default(),
                     status.clients.unwrap_or_default(),

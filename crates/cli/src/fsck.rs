@@ -1,9 +1,11 @@
 //! `espalier fsck`, with the exit codes of fsck(8).
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::Result;
 use espalier_meta::Finding;
+use espalier_proto::ServerId;
 use espalier_runtime::FsckReport;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -15,7 +17,10 @@ const PROBLEMS_LEFT: u8 = 4;
 const FAILED: u8 = 8;
 
 pub(crate) fn fsck(args: &FsckArgs) -> ExitCode {
-    let outcome = if args.repair { repair(args) } else { check(args) };
+    exit_code(if args.repair { repair(args) } else { check(args) })
+}
+
+pub(crate) fn exit_code(outcome: Result<u8>) -> ExitCode {
     ExitCode::from(outcome.unwrap_or_else(|error| {
         eprintln!("espalier: {error:#}");
         FAILED
@@ -34,6 +39,16 @@ fn check(args: &FsckArgs) -> Result<u8> {
         summary(&report, "clean");
     }
     Ok(if clean { CLEAN } else { PROBLEMS_LEFT })
+}
+
+/// Checks a store and the datafiles of its files.
+pub(crate) fn check_cluster(store: &Path, data: &[(ServerId, PathBuf)]) -> Result<u8> {
+    let bar = progress()?;
+    let report = espalier_runtime::fsck_cluster(store, data, |records| bar.set_position(records))?;
+    bar.finish_and_clear();
+    show(&report.findings);
+    summary(&report, "clean");
+    Ok(if report.findings.is_empty() { CLEAN } else { PROBLEMS_LEFT })
 }
 
 fn repair(args: &FsckArgs) -> Result<u8> {

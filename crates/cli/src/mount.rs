@@ -96,10 +96,9 @@ fn mount_servers(
             "-o {option} is not for mounts of a server: what there is of it is set in the server's configuration"
         );
     }
-    if mount.transport == Some(Transport::Uring) && !mount.local_locks {
-        // Over io_uring there are few places for requests, and whoever waits for a lock would keep one.
+    if mount.transport == Some(Transport::Uring) {
         bail!(
-            "with -o transport=uring say -o locks=local, too: locks of other mounts cannot be waited for over io_uring"
+            "-o transport=uring is not for mounts of a server: requests that wait would keep others from being taken"
         );
     }
     let security = match reach.credentials(url)? {
@@ -124,9 +123,14 @@ fn mount_servers(
 }
 
 pub(crate) fn open_patiently(source: &Path, options: espalier_runtime::OpenOptions) -> Result<Volume> {
+    patiently(source, || Volume::open(source, options.clone()))
+}
+
+/// Opens a store; one that is about to be closed is waited for.
+pub(crate) fn patiently<T>(source: &Path, open: impl Fn() -> Result<T, Error>) -> Result<T> {
     let started = Instant::now();
     loop {
-        match Volume::open(source, options) {
+        match open() {
             Err(Error::Store(StoreError::InUse { .. }))
                 if started.elapsed() < PATIENCE
                     && espalier_runtime::status_of(source)?.mountpoint.is_none() =>

@@ -9,28 +9,59 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use espalier_net::{Limits, Security};
-use espalier_runtime::{Access, OpenOptions, Rights, ServeOptions};
+use espalier_proto::{Distribution, ServerId};
+use espalier_runtime::{Access, DataRole, DataStore, MetaRole, OpenOptions, Rights, ServeOptions, Striping};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{LogArgs, ServeArgs, parse_size};
 use crate::background::{announce, log_file};
-use crate::mount::open_patiently;
+use crate::mount::{open_patiently, patiently};
 use crate::options::{metrics_address, threads_for_servers};
 use crate::start_log;
 
 /// How long stopping may take to write everything out.
 const DRAIN: Duration = Duration::from_secs(30);
+/// Bytes in a row on a data server, unless the configuration says otherwise.
+const STRIP: u64 = 64 << 10;
+
+/// What a server does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Role {
+    /// It has the tree of files.
+    Meta,
+    /// It holds bytes of big files.
+    Data,
+}
+
+/// A data server, as metadata servers reach it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct DataEntry {
+    /// For good: files say by it where their bytes are.
+    pub number: u16,
+    /// As `HOST:PORT`. It may change.
+    pub address: String,
+}
 
 /// A server's configuration, as it is in its file. Paths are relative to the directory of that file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
+    /// Which of the cluster's servers it is.
+    #[serde(default)]
+    pub number: u16,
+    #[serde(default = "Config::default_roles")]
+    pub roles: Vec<Role>,
     /// Where to listen, as `HOST:PORT`.
     pub listen: String,
     /// The store, made by `espalier mkfs`.
     #[serde(default = "Config::default_store")]
     pub store: PathBuf,
+    /// The store of its datafiles.
+    #[serde(default = "Config::default_data_store")]
+    pub data_store: PathBuf,
     /// The directory with `ca.pem`, `certificate.pem` and `key.pem`.
     #[serde(default = "Config::default_credentials")]
     pub credentials: PathBuf,
@@ -57,6 +88,14 @@ pub(crate) struct Config {
     pub threads: Option<usize>,
     /// Where figures are served for Prometheus.
     pub metrics: Option<String>,
+    /// Bytes of a file in a row on a data server, as `64K`. Of files that are there already it stays as it is.
+    pub stripe_strip: Option<String>,
+    /// A big file lies on so many data servers, if there are as many.
+    #[serde(default = "Config::default_width")]
+    pub stripe_width: usize,
+    /// The cluster's data servers. Without any, the store holds all bytes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub data: Vec<DataEntry>,
     /// What clients may do, by the names in their certificates; others everything.
     #[serde(default)]
     pub clients: HashMap<String, Rights>,
@@ -65,6 +104,12 @@ pub(crate) struct Config {
 impl Config {
     pub(crate) fn new(listen: String, insecure: bool) -> Self {
         Self {
+            number: 0,
+            roles: Self::default_roles(),
+            data_store: Self::default_data_store(),
+            stripe_strip: None,
+            stripe_width: Self::default_width(),
+            data: Vec::new(),
             listen,
             insecure,
             store: Self::default_store(),
@@ -79,6 +124,18 @@ impl Config {
             metrics: None,
             clients: HashMap::new(),
         }
+    }
+
+    fn default_roles() -> Vec<Role> {
+        vec![Role::Meta]
+    }
+
+    fn default_data_store() -> PathBuf {
+        "data".into()
+    }
+
+    fn default_width() -> usize {
+        8
     }
 
     fn default_store() -> PathBuf {
@@ -117,7 +174,37 @@ impl Config {
         if !(1..=config.session_seconds).contains(&config.lease_seconds) {
             bail!("lease_seconds in {} is 1 to session_seconds", file.display());
         }
+        if config.roles.is_empty() {
+            bail!("roles in {} are \"meta\", \"data\", or both", file.display());
+        }
+        if !config.data.is_empty() && !config.has(Role::Meta) {
+            bail!("[[data]] in {} is for a server with the role \"meta\"", file.display());
+        }
         Ok(config)
+    }
+
+    /// How new big files are distributed; `None`: they are not.
+    fn striping(&self) -> Result<Option<Striping>> {
+        if self.data.is_empty() {
+            return Ok(None);
+        }
+        let strip = match &self.stripe_strip {
+            Some(text) => parse_size(text).ok().context("stripe_strip is a size such as 64K or 1M")?,
+            None => STRIP,
+        };
+        let servers = self.data.iter().map(|entry| ServerId(entry.number)).collect();
+        let striping = Striping::new(Distribution::SimpleStripe { strip }, servers, self.stripe_width);
+        Ok(Some(striping.context("stripe_strip, or [[data]], makes no sense")?))
+    }
+
+    pub(crate) fn has(&self, role: Role) -> bool {
+        self.roles.contains(&role)
+    }
+
+    /// The stores that it has, beside its configuration in `dir`.
+    pub(crate) fn stores(&self, dir: &Path) -> Vec<PathBuf> {
+        let store = |(role, path): (Role, &PathBuf)| self.has(role).then(|| dir.join(path));
+        [(Role::Meta, &self.store), (Role::Data, &self.data_store)].into_iter().filter_map(store).collect()
     }
 
     pub(crate) fn address(&self) -> Result<SocketAddr> {
@@ -132,9 +219,9 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let file = std::path::absolute(&args.config)?;
     let base = file.parent().unwrap_or(Path::new("/"));
     let config = Config::read(&file)?;
-    let store = base.join(&config.store);
     let listen = config.address()?;
-    let mut open = OpenOptions { sync: config.sync, ..OpenOptions::default() };
+    let striping = config.striping()?;
+    let mut open = OpenOptions { sync: config.sync, striping, ..OpenOptions::default() };
     if let Some(memory) = &config.memory {
         open.memory = parse_size(memory).ok().context("memory is a size such as 512M or 4G")?;
     }
@@ -154,12 +241,12 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     } else {
         start_log(log, std::io::stderr)?;
     }
+    let number = ServerId(config.number);
     let options = ServeOptions {
+        number,
         listen,
         security,
         limits: Limits { eager_bytes: config.eager_bytes, ..Limits::default() },
-        access: Access { clients: config.clients },
-        session_ms: config.session_seconds * 1000,
         max_connections: config.max_connections,
         threads: config.threads.unwrap_or_else(threads_for_servers),
         metrics: config.metrics.as_deref().map(metrics_address).transpose()?,
@@ -167,15 +254,33 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         drain: DRAIN,
     };
     raise_limit(config.max_connections);
-    let volume = open_patiently(&store, open)?;
-    if volume.replayed > 0 {
-        tracing::info!(events = volume.replayed, "replayed the journal");
-    }
-    espalier_runtime::serve(volume, &store, options, |address| {
+    let data = match config.has(Role::Data) {
+        true => {
+            let store = base.join(&config.data_store);
+            let store = patiently(&store, || DataStore::open(&store, number, config.sync))?;
+            Some(DataRole { store })
+        }
+        false => None,
+    };
+    let meta = match config.has(Role::Meta) {
+        true => {
+            let store = base.join(&config.store);
+            let volume = open_patiently(&store, open)?;
+            if volume.replayed > 0 {
+                tracing::info!(events = volume.replayed, "replayed the journal");
+            }
+            let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
+            let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
+            let data_servers = config.data.into_iter().map(address).collect();
+            Some(MetaRole { volume, store, access, session_ms, data_servers })
+        }
+        false => None,
+    };
+    espalier_runtime::serve(meta, data, options, |address| {
         if args.announce {
             announce();
         } else {
-            let _ = writeln!(std::io::stdout(), "serving {} at espalier://{address}/", store.display());
+            let _ = writeln!(std::io::stdout(), "serving {} at espalier://{address}/", base.display());
         }
     })?;
     Ok(ExitCode::SUCCESS)

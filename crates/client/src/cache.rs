@@ -12,7 +12,7 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Dirent, Entry, FileType, Home, Ino, Lease, Name, Touched};
+use espalier_proto::{Attr, Dirent, Entry, FileType, Home, Ino, Lease, Name, Request, Touched};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -176,12 +176,16 @@ impl Cache {
     pub fn answered(&mut self, call: &Call<'_>, answer: Option<&Answer>, lease: u64, now: u64) {
         let subject = Subject::of(call);
         self.distrust_subject(&subject);
+        if let Call::Request(Request::CopyTree(_) | Request::RemoveTree { .. }) = call {
+            // It may have changed any directory, also if it has failed.
+            self.distrust();
+        }
         let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
         let name = subject.name();
         match answer {
             Some(Answer::Entry(entry)) => {
                 self.entry(name, entry, until, now);
-                // A lease that another reply has given says nothing of what was in it when it was made.
+                // An answer without a lease of its own may be late: others may have been there since.
                 if subject.makes_directory
                     && entry.attr_leased
                     && until > now
@@ -209,8 +213,6 @@ impl Cache {
                 }
             }
             Some(Answer::Removed { dir, name }) => self.doubt(*dir, name),
-            // It may have made names in any directory.
-            Some(Answer::Copied(_)) => self.distrust(),
             _ => {}
         }
     }

@@ -10,6 +10,7 @@ extern crate alloc;
 mod cache;
 mod link;
 mod locks;
+mod striped;
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
@@ -24,6 +25,7 @@ use rustc_hash::FxBuildHasher;
 
 pub use cache::{Binding, Cache, CacheCounts, Users};
 pub use link::{Begun, Link};
+pub use striped::{Striped, Turn};
 
 /// What a program wants, as a door understands it.
 #[derive(Clone, Debug)]

@@ -4,6 +4,7 @@
 //! decided; in replay, the first part is what says what to load.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, Name, Time};
@@ -88,17 +89,27 @@ impl State {
                 self.drop_strip(*ino);
                 self.unsettled.insert(*ino);
                 // If this is lost, so is the stream: nothing is written to it that would have to be counted.
-                self.watched.insert(*ino, Watched { since: 0, used: 0, written: true });
+                self.watched.insert(*ino, Watched::new(0));
                 self.change(*ino, |inode| inode.body = Body::Streamed { counted: inode.counted_bytes() });
+            }
+            Event::Stripe { ino, layout } => {
+                self.strip(*ino)?;
+                self.drop_strip(*ino);
+                self.striped.get_or_insert_default().insert(*ino);
+                self.watched.insert(*ino, Watched::new(0));
+                self.change(*ino, |inode| {
+                    let (counted, layout) = (inode.counted_bytes(), Arc::clone(layout));
+                    inode.body = Body::Striped { counted, layout };
+                });
             }
             Event::Watch { ino } => {
                 self.inode(*ino)?;
-                self.watched.insert(*ino, Watched { since: self.sequence, used: 0, written: true });
+                self.watched.insert(*ino, Watched::new(self.sequence));
             }
             Event::Count { ino, size } => {
                 self.resize(*ino, *size)?;
                 self.change(*ino, |inode| {
-                    if let Body::Streamed { counted } = &mut inode.body {
+                    if let Body::Streamed { counted } | Body::Striped { counted, .. } = &mut inode.body {
                         *counted = *size;
                     }
                 });

@@ -1,10 +1,13 @@
 //! What `fsck` checks: that the tables of a checkpoint fit together.
 
+use alloc::collections::BTreeSet;
 use alloc::format;
 use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec;
 use alloc::vec::Vec;
 
-use espalier_proto::{Ino, ObjectId, ObjectKind};
+use espalier_proto::{Ino, Layout, ObjectId, ObjectKind, ServerId};
 
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
@@ -27,9 +30,19 @@ pub struct Check {
     /// What is said of each inode number.
     seen: Map<Ino, Seen>,
     recount: Recount,
+    striped: Map<Ino, Datafiles>,
     pub records: u64,
     pub files: u64,
     pub directories: u64,
+}
+
+/// Of a striped file.
+#[derive(Debug)]
+struct Datafiles {
+    layout: Arc<Layout>,
+    counted: u64,
+    /// By place in the layout.
+    sizes: Vec<u64>,
 }
 
 /// Kept small: there is one for every inode.
@@ -67,6 +80,7 @@ impl Check {
             super_record: None,
             seen: Map::default(),
             recount: Recount::default(),
+            striped: Map::default(),
             records: 0,
             files: 0,
             directories: 0,
@@ -175,6 +189,12 @@ impl Check {
                 (seen.entries, seen.a, seen.b) = (directory.entries, dir.0, directory.parent.0);
             }
             Body::Stuffed { stored, .. } => seen.a = u64::from(*stored),
+            // Its datafiles are elsewhere.
+            Body::Striped { counted, layout } => {
+                let sizes = vec![0; layout.servers().len()];
+                let datafiles = Datafiles { layout: Arc::clone(layout), counted: *counted, sizes };
+                self.striped.insert(inode.ino, datafiles);
+            }
             Body::Streamed { counted } => {
                 seen.flags |= STREAMED;
                 seen.a = *counted;
@@ -191,6 +211,39 @@ impl Check {
                 seen.b = size;
             }
             None => self.find(Some(ino), "has a stream that no file refers to".into()),
+        }
+    }
+
+    /// A datafile that a data server has, and its size.
+    pub fn datafile(&mut self, server: ServerId, ino: Ino, size: u64) {
+        let of_file = self.striped.get_mut(&ino).and_then(|datafiles| {
+            let place = datafiles.layout.servers().iter().position(|one| *one == server)?;
+            datafiles.sizes.get_mut(place)
+        });
+        match of_file {
+            Some(known) => *known = size,
+            None => {
+                self.find(Some(ino), format!("has a datafile on data server {server} that no file refers to"))
+            }
+        }
+    }
+
+    /// After all datafiles of all data servers: compares sizes.
+    pub fn datafiles_end(&mut self) {
+        let watched = self.super_record.iter().flat_map(|record| &record.watched);
+        let watched: BTreeSet<Ino> = watched.map(|(ino, _)| *ino).collect();
+        let mut wrong = Vec::new();
+        for (ino, Datafiles { layout, counted, sizes }) in &self.striped {
+            let size = layout.size(sizes.iter().copied());
+            let is_orphan = self.seen.get(ino).is_some_and(|seen| seen.flags & ORPHAN != 0);
+            // What is watched is counted when it is served again.
+            if size != *counted && !is_orphan && !watched.contains(ino) {
+                wrong.push((*ino, format!("keeps {counted} bytes, has {size} on data servers")));
+            }
+        }
+        wrong.sort_unstable();
+        for (ino, what) in wrong {
+            self.find(Some(ino), what);
         }
     }
 

@@ -9,7 +9,7 @@ use espalier_proto::{Errno, ObjectId, Position, TableWrite};
 use crate::io::Purpose;
 use crate::machine::Meta;
 use crate::outbox::{Io, Now, Outbox};
-use crate::record::{Super, encode};
+use crate::record::Super;
 use crate::state::State;
 
 #[derive(Debug, Default)]
@@ -48,7 +48,8 @@ impl Checkpoint {
         let (next_ino, files, sequence) = (state.next_ino, state.files, state.sequence);
         let unsettled = state.unsettled.iter().copied().collect();
         let watched = state.watched_places();
-        let record = Super { next_ino, files, sequence, journal: end.0, unsettled, watched };
+        let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());
+        let record = Super { next_ino, files, sequence, journal: end.0, unsettled, watched, striped };
         self.goal = Some(Goal { sequence, trim: end, record, complete: false });
         self.next_piece(state)
     }
@@ -58,7 +59,7 @@ impl Checkpoint {
         let mut writes: Vec<TableWrite> = state.next_writes(Self::PIECE);
         if writes.is_empty() && !goal.complete {
             goal.complete = true;
-            let value = Some(encode(&goal.record));
+            let value = Some(goal.record.encode());
             writes.push(TableWrite { object: ObjectId::SUPER, key: Vec::new(), value });
         }
         self.piece = (!writes.is_empty()).then(|| writes.into());

@@ -1,6 +1,7 @@
 //! How a machine is to behave.
 
 use crate::journal::Acknowledge;
+use crate::striping::Striping;
 
 /// When reading a file changes its access time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,8 @@ pub struct Config {
     pub lease_ms: Option<u32>,
     /// So many leases are given at any time; each takes about 150 bytes.
     pub most_leases: usize,
+    /// How files are distributed over data servers, if there are any.
+    pub striping: Option<Striping>,
 }
 
 impl Config {
@@ -57,6 +60,7 @@ impl Config {
             session_ms: None,
             lease_ms: None,
             most_leases: 1 << 20,
+            striping: None,
         }
     }
 }

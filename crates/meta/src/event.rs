@@ -2,9 +2,10 @@
 //! checkpoint gives the present state, so an event holds outcomes and leaves nothing to decide.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Name, RequestId, Time};
+use espalier_proto::{ClientId, Ino, Layout, Name, RequestId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
@@ -153,6 +154,11 @@ pub enum Event {
     Moved {
         ino: Ino,
     },
+    /// As `Unstuff`, to data servers.
+    Stripe {
+        ino: Ino,
+        layout: Arc<Layout>,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -186,6 +192,7 @@ impl Event {
             | Self::Resize { ino, .. }
             | Self::Zero { ino, .. }
             | Self::Unstuff { ino }
+            | Self::Stripe { ino, .. }
             | Self::SetAcl { ino, .. }
             | Self::SetDefaultAcl { ino, .. }
             | Self::SetXattr { ino, .. }

@@ -26,6 +26,8 @@ pub(crate) enum Purpose {
     Publish,
     RemoveStream(Ino),
     SettleStream(Ino),
+    /// One that nobody knows of.
+    RemoveDatafile,
     /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
     SyncStream(Ino, u64),
     /// Between releasing what expired sessions held.
@@ -101,9 +103,10 @@ impl Meta {
             // It stays an orphan, whose stream the next mount removes.
             (Some(Purpose::RemoveStream(_)), Err(_)) => {}
             (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
-            (Some(Purpose::SettleStream(ino)), Ok(_)) => drop(self.state.unsettled.remove(&ino)),
+            (Some(Purpose::SettleStream(ino)), Ok(_)) => self.state.note_settled(ino),
             // It stays new, which does no harm, and the next mount tries again.
-            (Some(Purpose::SettleStream(_)), Err(_)) => {}
+            (Some(Purpose::SettleStream(_) | Purpose::RemoveDatafile), Err(_))
+            | (Some(Purpose::RemoveDatafile), Ok(_)) => {}
             (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
             (None, _) => {}
         }
@@ -116,10 +119,10 @@ impl Meta {
                 Held::Session(client, result) => self.connected(client, result, out),
                 Held::Task(number) => self.resume(now, number, out),
                 Held::RemoveStream(ino) => {
-                    self.ask(Purpose::RemoveStream(ino), Io::Stream(StreamCall::Remove { ino }), out);
+                    self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);
                 }
                 Held::SettleStream(ino) => {
-                    self.ask(Purpose::SettleStream(ino), Io::Stream(StreamCall::Settle { ino }), out);
+                    self.ask(Purpose::SettleStream(ino), self.stream_io(StreamCall::Settle { ino }), out);
                 }
             }
         }

@@ -114,6 +114,8 @@ impl Meta {
             Input::Revoked { client, number } => self.revoked(now, client, number, out),
             Input::Cancel { from, id } => self.cancel(now, from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
+            Input::Place { ino } => self.find_place(now, ino, out),
+            Input::NewDatafiles { server, inos } => self.new_datafiles(server, &inos, out),
             Input::Space { free } => {
                 (self.free_space, self.cloned) = (free, 0);
                 self.resume_roomless(now, out);
@@ -210,6 +212,7 @@ impl Meta {
         match task.request {
             // If it has failed, the next tick tries again.
             Request::Sweep => return self.sweeping = false,
+            Request::Place { ino } => return out.placed.push((ino, result.map(drop))),
             Request::Enter { client, .. } => return out.entered.push((client, result.map(drop))),
             Request::Forget { .. } if self.config.session_ms.is_none() => return,
             _ => {}
@@ -298,6 +301,8 @@ impl Meta {
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
             Request::Enter { client, path } => self.enter(*client, path),
             Request::Sweep => self.sweep(cx),
+            Request::Recount { ino } => self.recount_file(cx, *ino),
+            Request::Place { ino } => self.state.inode(*ino).map(|_| Reply::Done),
         }
     }
 
@@ -423,8 +428,9 @@ impl Meta {
         // Not when it ends: the next mount looks at what is still watched.
         if !self.draining && !self.config.read_only {
             for ino in self.idle_watched() {
-                self.ask(Purpose::SyncStream(ino, self.ticks), Io::Stream(StreamCall::Sync { ino }), out);
+                self.ask(Purpose::SyncStream(ino, self.ticks), self.stream_io(StreamCall::Sync { ino }), out);
             }
+            self.measure_unmeasured(now, out);
         }
         let is_waited_for = !self.roomless.is_empty();
         if self.draining || is_due || is_short || is_waited_for || self.journal.is_half_full() {

@@ -5,11 +5,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Errno, Ino, Lease, Name, Position, Recall, Reply, Request, RequestId, TableWrite, Time,
-    Touched,
+    Caller, ClientId, Errno, Ino, Lease, Name, Position, Recall, Reply, Request, RequestId, ServerId,
+    TableWrite, Time, Touched,
 };
 
 use crate::step::{Load, StreamCall, StreamDone};
+use crate::striping::Layouts;
 
 /// The circumstances of an input.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +68,16 @@ pub enum Input {
         id: IoId,
         result: Result<IoDone, Errno>,
     },
+    /// A data server has been reached for the first time, and tells which datafiles have never been settled: before it has been asked
+    /// anything else.
+    NewDatafiles {
+        server: ServerId,
+        inos: Vec<Ino>,
+    },
+    /// The driver wants to know where the bytes of a file are: answered in [`Outbox::placed`].
+    Place {
+        ino: Ino,
+    },
     /// Bytes that the store can still take.
     Space {
         free: u64,
@@ -86,7 +97,8 @@ pub enum Io {
         of: (ClientId, RequestId),
         pid: u32,
     },
-    Stream(StreamCall),
+    /// The files that have layouts are on data servers: [`StreamCall::requests`] says what these are asked.
+    Stream(StreamCall, Layouts),
     /// Append a frame to the journal (there is one at a time), and with `sync` make all of the journal durable.
     Journal {
         frame: Vec<u8>,
@@ -154,6 +166,8 @@ pub struct Outbox {
     pub revocations: Vec<Revocation>,
     /// Inodes that clients know, and whose attributes have changed without their doing.
     pub changed: Vec<Ino>,
+    /// Files whose places [`Meta::place_of`](crate::Meta::place_of) knows now, or that are not there any more.
+    pub placed: Vec<(Ino, Result<(), Errno>)>,
 }
 
 /// What a request waits for.
@@ -207,6 +221,7 @@ impl Outbox {
             locked,
             revocations,
             changed,
+            placed,
         } = self;
         replies.is_empty()
             && io.is_empty()
@@ -218,5 +233,6 @@ impl Outbox {
             && locked.is_empty()
             && revocations.is_empty()
             && changed.is_empty()
+            && placed.is_empty()
     }
 }

@@ -1,10 +1,11 @@
 //! The records of the tables: what they hold, under which keys, and how they are encoded.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 
-use espalier_proto::{Attr, FileType, Ino, Name, ObjectId, StreamStat, Time, mode};
+use espalier_proto::{Attr, FileType, Ino, Layout, Name, ObjectId, StreamStat, Time, mode};
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
 
@@ -56,6 +57,11 @@ pub enum Body {
     },
     Directory(Box<Directory>),
     Symlink(#[serde(with = "serde_bytes")] Box<[u8]>),
+    /// As `Streamed`, but that the bytes lie on data servers.
+    Striped {
+        counted: u64,
+        layout: Arc<Layout>,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,7 +92,9 @@ impl Inode {
     /// Whether the kind and the body belong together.
     pub(crate) fn fits(&self) -> bool {
         match self.body {
-            Body::Stuffed { .. } | Body::Streamed { .. } => self.kind == FileType::Regular,
+            Body::Stuffed { .. } | Body::Streamed { .. } | Body::Striped { .. } => {
+                self.kind == FileType::Regular
+            }
             Body::Directory(_) => self.kind == FileType::Directory,
             Body::Symlink(_) => self.kind == FileType::Symlink,
             Body::Node => !matches!(self.kind, FileType::Regular | FileType::Directory | FileType::Symlink),
@@ -94,7 +102,12 @@ impl Inode {
     }
 
     pub fn is_streamed(&self) -> bool {
-        matches!(self.body, Body::Streamed { .. })
+        matches!(self.body, Body::Streamed { .. } | Body::Striped { .. })
+    }
+
+    /// How its bytes are distributed over data servers, if they are.
+    pub fn layout(&self) -> Option<&Arc<Layout>> {
+        if let Body::Striped { layout, .. } = &self.body { Some(layout) } else { None }
     }
 
     /// `stream`: what the engine tells of its stream, if it has one.
@@ -103,12 +116,12 @@ impl Inode {
         let (size, blocks) = match &self.body {
             Body::Node => (0, 0),
             Body::Stuffed { size, stored } => (*size, u64::from(*stored).div_ceil(512)),
-            Body::Streamed { .. } => (stream.size, stream.blocks),
+            Body::Streamed { .. } | Body::Striped { .. } => (stream.size, stream.blocks),
             Body::Directory(directory) => (directory.entries, 0),
             Body::Symlink(target) => (target.len() as u64, 0),
         };
         let (mtime, ctime) = match self.body {
-            Body::Streamed { .. } => (stream.mtime, self.ctime.max(stream.ctime)),
+            Body::Streamed { .. } | Body::Striped { .. } => (stream.mtime, self.ctime.max(stream.ctime)),
             _ => (self.mtime, self.ctime),
         };
         Attr {
@@ -206,12 +219,28 @@ pub struct Super {
     pub unsettled: Vec<Ino>,
     /// Files whose streams may have other sizes than are counted, and where they lie if that is in a dentry.
     pub watched: Vec<(Ino, Option<(Ino, u64)>)>,
+    /// Files whose datafiles may still be held for new; `None`: no file was ever on data servers. It follows the rest of the
+    /// record then, and only then, so that all other stores are as they were.
+    #[serde(skip)]
+    pub striped: Option<Vec<Ino>>,
 }
 
 impl Super {
     /// Of a record; `None` if it is damaged. No journal ever gets as long as one that is.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
-        decode(bytes).ok().filter(|record: &Self| i64::try_from(record.journal).is_ok())
+        let (mut record, rest): (Self, _) = postcard::take_from_bytes(bytes).ok()?;
+        if !rest.is_empty() {
+            record.striped = Some(decode(rest).ok()?);
+        }
+        Some(record).filter(|record| i64::try_from(record.journal).is_ok())
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = encode(self);
+        if let Some(striped) = &self.striped {
+            bytes.extend(encode(striped));
+        }
+        bytes
     }
 }
 

@@ -51,8 +51,8 @@ impl Format {
 
     pub fn writes(&self) -> Vec<TableWrite> {
         let (next_ino, unsettled, watched) = (Ino::ROOT.0 + 1, Vec::new(), Vec::new());
-        let first = Super { next_ino, files: 1, sequence: 0, journal: 0, unsettled, watched };
-        let value = Some(encode(&first));
+        let first = Super { next_ino, files: 1, sequence: 0, journal: 0, unsettled, watched, striped: None };
+        let value = Some(first.encode());
         Vec::from([self.root(), TableWrite { object: ObjectId::SUPER, key: Vec::new(), value }])
     }
 }
@@ -105,6 +105,7 @@ impl Recovery {
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         state.unsettled = record.unsettled.into_iter().collect();
+        state.striped = record.striped.map(|inos| inos.into_iter().collect());
         for (key, value) in orphans {
             let loaded = state.loaded(ObjectId::ORPHANS, key, Some(value));
             loaded.map_err(|_| damaged("the record of an orphan is damaged"))?;
@@ -114,7 +115,7 @@ impl Recovery {
             loaded.map_err(|_| damaged("the record of a session is damaged"))?;
         }
         for (ino, _) in &record.watched {
-            state.watched.insert(*ino, Watched { since: 0, used: 0, written: true });
+            state.watched.insert(*ino, Watched::new(0));
         }
         let recovery = Self { config, state, watched: record.watched, events: 0, removed: Vec::new() };
         Ok((recovery, Position(record.journal)))
@@ -157,7 +158,9 @@ impl Recovery {
         let mut removed = None;
         self.loading(fetch, |state| {
             let purged = if let Event::Purge { ino } = event { state.inodes.get(ino) } else { None };
-            removed = purged.filter(|cached| cached.inode.is_streamed()).map(|cached| cached.inode.ino);
+            // Data servers say that it is done when it is durable.
+            let here = |inode: &Inode| inode.is_streamed() && inode.layout().is_none();
+            removed = purged.filter(|cached| here(&cached.inode)).map(|cached| cached.inode.ino);
             state.apply(event)
         })?;
         self.removed.extend(removed);
@@ -275,6 +278,7 @@ impl Recovery {
             self.load_watched(*ino, fetch)?;
         }
         let mut meta = Meta::with_state(self.config, self.state, end, used);
+        meta.recover_striped();
         for (ino, size) in sizes {
             meta.count_left_over(*ino, *size);
         }
@@ -290,8 +294,8 @@ impl Recovery {
 impl Meta {
     /// The size of a stream, of which nothing was heard after it might have changed.
     fn count_left_over(&mut self, ino: Ino, size: u64) {
-        let counted = self.state.inode(ino).map(Inode::counted_bytes);
-        if counted.is_ok_and(|counted| counted != size) {
+        let counted = self.state.inode(ino).ok().filter(|inode| inode.layout().is_none());
+        if counted.is_some_and(|inode| inode.counted_bytes() != size) {
             let event = Event::Count { ino, size };
             // All that it needs has been loaded.
             let _ = if self.config.read_only { self.state.apply(&event) } else { self.append(&event) };

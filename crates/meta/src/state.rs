@@ -51,6 +51,16 @@ pub(crate) struct Watched {
     pub used: u64,
     /// Since nobody had it open, it may have been opened for writing.
     pub written: bool,
+    /// Its size has not been asked for since the machine was recovered.
+    pub unmeasured: bool,
+    /// Its stream is being synced because it was idle: that may take long where a data server is down.
+    pub syncing: bool,
+}
+
+impl Watched {
+    pub(crate) fn new(since: u64) -> Self {
+        Self { since, used: 0, written: true, unmeasured: false, syncing: false }
+    }
 }
 
 impl Cached {
@@ -168,6 +178,8 @@ pub(crate) struct State {
     ///
     /// [`StreamCall::Settle`]: crate::StreamCall::Settle
     pub unsettled: BTreeSet<Ino>,
+    /// As `unsettled`, of files on data servers; `None`: there never were such.
+    pub striped: Option<BTreeSet<Ino>>,
     /// Streamed files that may have another size than is counted: their writers, the kernel among them, need not say. They
     /// stay in memory.
     pub watched: BTreeMap<Ino, Watched>,
@@ -208,6 +220,7 @@ impl State {
             files: 0,
             sequence: 0,
             unsettled: BTreeSet::new(),
+            striped: None,
             watched: BTreeMap::new(),
             trash: Vec::new(),
             sessions: BTreeMap::new(),

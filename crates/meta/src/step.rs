@@ -67,6 +67,8 @@ pub enum Load {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamCall {
     Stat(Vec<Ino>),
+    /// As `Stat`, for who can do without: fails with `EAGAIN` rather than wait for a data server that cannot be reached.
+    Glance(Vec<Ino>),
     /// As `Stat`, of files for which so many bytes are counted: that tells calls for one file apart.
     Measure(Vec<(Ino, u64)>),
     /// Makes the stream hold just these bytes, then zeros up to `size`. `version` tells calls for one file apart;

@@ -48,6 +48,16 @@ impl Cx<'_> {
         }
     }
 
+    /// As [`Self::stream_stats`]; `None` if that would have to wait for a data server that cannot be reached.
+    pub(crate) fn glance(&self, inos: Vec<Ino>) -> Step<Option<Vec<StreamStat>>> {
+        match self.stream(StreamCall::Glance(inos)) {
+            Ok(StreamDone::Stats(stats)) => Ok(Some(stats)),
+            Ok(StreamDone::Done) => Err(Errno::EIO.into()),
+            Err(Stop::Fail(Errno::EAGAIN)) => Ok(None),
+            Err(stop) => Err(stop),
+        }
+    }
+
     /// Files whose streams this operation has had measured last, with what was counted for them then, and their sizes.
     pub(crate) fn measured(&self) -> Option<Vec<(Ino, u64, u64)>> {
         self.streams.iter().rev().find_map(|made| match made {

@@ -86,7 +86,7 @@ impl Inode {
     pub(crate) fn counted_bytes(&self) -> u64 {
         match &self.body {
             Body::Stuffed { size, .. } => *size,
-            Body::Streamed { counted } => *counted,
+            Body::Streamed { counted } | Body::Striped { counted, .. } => *counted,
             Body::Symlink(target) => target.len() as u64,
             Body::Node | Body::Directory(_) => 0,
         }

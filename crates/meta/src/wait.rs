@@ -59,7 +59,7 @@ impl Meta {
                 if task.streams.is_empty() {
                     task.streams_since = self.streams_changed;
                 }
-                self.ask(Purpose::Stream(number, call.clone()), Io::Stream(call), out);
+                self.ask(Purpose::Stream(number, call.clone()), self.stream_io(call), out);
             }
             Wait::Durable => self.journal.hold(self.state.sequence, Held::Task(number)),
             Wait::Grace => self.roomless.push(number),

@@ -61,12 +61,14 @@ pub enum Reason {
     NoTls,
     /// The server runs without TLS.
     Tls,
+    /// The server does not serve what is asked for.
+    Service,
     /// One that a later version has.
     Other(u8),
 }
 
 impl Reason {
-    const ALL: [(Self, u8); 8] = [
+    const ALL: [(Self, u8); 9] = [
         (Self::Version, 1),
         (Self::Cluster, 2),
         (Self::Full, 3),
@@ -75,6 +77,7 @@ impl Reason {
         (Self::Malformed, 6),
         (Self::NoTls, 7),
         (Self::Tls, 8),
+        (Self::Service, 9),
     ];
 
     /// 0 is no reason: the client is taken.

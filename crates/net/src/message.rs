@@ -1,6 +1,6 @@
 //! What a message must tell so that it can be sent.
 
-use espalier_proto::{FromClient, FromServer, Reply, Request};
+use espalier_proto::{DataReply, DataRequest, FromClient, FromData, FromServer, Reply, Request, ToData};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -46,5 +46,28 @@ impl Message for FromServer {
             // A client must have seen a lease, which may ride in a large reply, before it is told of its end.
             Self::Revoke { .. } | Self::Recall(_) | Self::Changed(_) | Self::Locked { .. } => None,
         }
+    }
+}
+
+impl Message for ToData {
+    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+        match &mut self.request {
+            DataRequest::Write { data, .. } | DataRequest::Fill { data, .. } => Some(data),
+            _ => None,
+        }
+    }
+
+    fn request(&self) -> Option<u64> {
+        Some(self.id.0)
+    }
+}
+
+impl Message for FromData {
+    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+        if let Ok(DataReply::Bytes(bytes)) = &mut self.result { Some(bytes) } else { None }
+    }
+
+    fn request(&self) -> Option<u64> {
+        Some(self.id.0)
     }
 }

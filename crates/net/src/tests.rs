@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Request, RequestId, Welcome,
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Request, RequestId, Service, Welcome,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -321,7 +321,12 @@ fn payloads_that_break_the_rules() {
 
 #[tokio::test]
 async fn greetings_and_answers_may_be_anything() {
-    let hello = Hello { cluster: ClusterId([7; 16]), client: ClientId(3), incarnation: Some(300) };
+    let hello = Hello {
+        cluster: ClusterId([7; 16]),
+        service: Service::Metadata,
+        client: ClientId(3),
+        incarnation: Some(300),
+    };
     let welcome = Welcome { incarnation: 5, resumed: true, window: 32, session_ms: 60_000 };
     let terms = Terms::of(&limits());
     let mut written = [Vec::new(), Vec::new(), Vec::new()];
@@ -368,7 +373,12 @@ async fn bytes_after_the_end_of_tls() {
     });
     let name = "localhost".try_into().unwrap();
     let mut stream = TlsConnector::from(config).connect(name, socket).await.unwrap();
-    let hello = Hello { cluster: ClusterId([7; 16]), client: ClientId(3), incarnation: None };
+    let hello = Hello {
+        cluster: ClusterId([7; 16]),
+        service: Service::Metadata,
+        client: ClientId(3),
+        incarnation: None,
+    };
     Prelude::greet(&mut stream, &Greeting { terms, hello }).await.unwrap();
     Prelude::read(&mut stream).await.unwrap();
     let (mut socket, mut tls) = stream.into_inner();

@@ -31,7 +31,11 @@ impl Request {
         let range = |first: u64, last: u64| require(first <= last, Errno::EINVAL);
         match self {
             // The server's own.
-            Self::Sweep | Self::Enter { .. } | Self::Forget { .. } => Err(Errno::EINVAL),
+            Self::Sweep
+            | Self::Enter { .. }
+            | Self::Recount { .. }
+            | Self::Place { .. }
+            | Self::Forget { .. } => Err(Errno::EINVAL),
             Self::Create { node, perm: bits, .. } => {
                 perm(*bits)?;
                 let NewNode::Symlink(target) = node else { return Ok(()) };
@@ -163,11 +167,8 @@ mod tests {
             (Request::Read { ino: INO, offset: 0, size: u32::MAX, noatime: false }, Errno::EINVAL),
             (Request::Allocate { ino: INO, offset: 0, length: 1, mode }, Errno::EOPNOTSUPP),
             (Request::ReadDir { dir: INO, after: 0, limit: u32::MAX, plus: true }, Errno::EINVAL),
-            (
-                Request::ForgetAll { inodes: vec![(INO, 1); MAX_INODES + 1], released: Vec::new() },
-                Errno::EINVAL,
-            ),
-            (Request::ForgetAll { inodes: Vec::new(), released: vec![INO; MAX_INODES + 1] }, Errno::EINVAL),
+            (Request::ForgetAll { inodes: vec![(INO, 1); MAX_INODES + 1], released: vec![] }, Errno::EINVAL),
+            (Request::ForgetAll { inodes: vec![], released: vec![INO; MAX_INODES + 1] }, Errno::EINVAL),
             (symlink(b""), Errno::EINVAL),
             (symlink(b"a\0b"), Errno::EINVAL),
             (symlink(&[b'x'; 4096]), Errno::ENAMETOOLONG),

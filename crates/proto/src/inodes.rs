@@ -52,6 +52,8 @@ impl Request {
             | Self::Reclaim { .. }
             | Self::ReclaimLocks { .. }
             | Self::Enter { .. }
+            | Self::Recount { .. }
+            | Self::Place { .. }
             | Self::Sweep => {}
         }
     }

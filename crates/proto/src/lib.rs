@@ -8,9 +8,11 @@ extern crate alloc;
 
 mod attr;
 mod check;
+mod data;
 mod errno;
 mod ids;
 mod inodes;
+mod layout;
 mod lock;
 mod message;
 mod object;
@@ -18,10 +20,12 @@ mod time;
 mod wire;
 
 pub use attr::{Attr, FileType, SetAttr, SetTime, mode};
+pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
 pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, RequestId};
+pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId};
 pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};
 pub use time::Time;
-pub use wire::{ClusterId, FromClient, FromServer, Hello, Lease, Touched, Welcome};
+pub use wire::{ClusterId, FromClient, FromServer, Hello, Lease, Service, Touched, Welcome};

@@ -265,6 +265,14 @@ pub enum Request {
     },
     /// Goes on freeing what trees that were removed held. The machine asks it of itself; never answered.
     Sweep,
+    /// Asks how long a file is that was being written when the machine ended. As `Sweep`, the machine's own.
+    Recount {
+        ino: Ino,
+    },
+    /// Asks for nothing but that the inode is in memory then. As `Sweep`, the machine's own.
+    Place {
+        ino: Ino,
+    },
 }
 
 /// How a file is opened.

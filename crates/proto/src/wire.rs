@@ -6,7 +6,9 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Attr, Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId, StreamIo};
+use crate::{
+    Attr, Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId, ServerId, StreamIo,
+};
 
 /// Names a cluster, for good: peers of another one are refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,10 +19,20 @@ impl ClusterId {
     pub const ANY: Self = Self([0; 16]);
 }
 
+/// Which of its services a server is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Service {
+    /// The tree of files, for clients.
+    Metadata,
+    /// The datafiles of the data server of that number, for metadata servers.
+    Data(ServerId),
+}
+
 /// How a client begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub cluster: ClusterId,
+    pub service: Service,
     pub client: ClientId,
     /// The server's incarnation in which the client's session was last connected; `None`: a new session.
     pub incarnation: Option<u64>,

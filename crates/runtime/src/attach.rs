@@ -40,9 +40,9 @@ pub fn mount_servers(
         .map_err(|source| Error::Io { what: "cannot start threads".into(), source })?;
     // Before mounting, so that whoever may not connect is told so.
     let (welcome, connection) = runtime.block_on(servers.reach(None))?;
-    // The thread that has an answer writes it to the kernel, which io_uring would not allow.
-    let transport = options.transport.or(Some(Transport::Queues));
-    let options = MountOptions { transport, ..options.clone() };
+    // Over io_uring each request keeps a thread until it is answered, which then tells the kernel: others' requests would wait behind
+    // those that wait for another client, and a revocation could overtake what it is to take back.
+    let options = MountOptions { transport: Some(Transport::Queues), ..options.clone() };
     let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
     let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, session.granted());
     set_notifiers(&mut session, &door)?;

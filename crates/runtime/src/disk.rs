@@ -35,7 +35,13 @@ impl Disk {
         match io {
             Io::Load(wanted) => load(&self.store, &wanted),
             Io::Groups { pid, .. } => Ok(IoDone::Groups(groups(pid))),
-            Io::Stream(call) => self.stream_call(call).map(IoDone::Stream).map_err(logged),
+            Io::Stream(call, layouts) if layouts.is_empty() => {
+                self.stream_call(call).map(IoDone::Stream).map_err(logged)
+            }
+            Io::Stream(..) => {
+                tracing::error!("a file lies on data servers, and only a server knows where these are");
+                Err(Errno::ENODEV)
+            }
             Io::Journal { frame, sync } => {
                 // An event may speak of a stream that was made for it.
                 self.store.sync_new_streams().map_err(logged)?;
@@ -85,7 +91,7 @@ impl Disk {
     pub fn stream_call(&self, call: StreamCall) -> Result<StreamDone, StoreError> {
         let store = &self.store;
         match call {
-            StreamCall::Stat(inos) => {
+            StreamCall::Stat(inos) | StreamCall::Glance(inos) => {
                 let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
                 return Ok(StreamDone::Stats(stats));
             }
@@ -215,7 +221,7 @@ pub fn load(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
 }
 
 /// The errno of an error, which is logged unless it is the caller's own doing.
-fn logged(error: StoreError) -> Errno {
+pub fn logged(error: StoreError) -> Errno {
     let errno = error.errno();
     if matches!(errno, Errno::EIO | Errno::ENOSPC) && !matches!(error, StoreError::Failed { .. }) {
         tracing::error!(%error, "the store failed");

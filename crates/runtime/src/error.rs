@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use espalier_meta::RecoveryError;
-use espalier_proto::Errno;
+use espalier_proto::{Errno, ServerId};
 use espalier_store::{FormatError, JournalError, StoreError, SuperblockError};
 
 /// Why a file system cannot be made, opened, checked or mounted.
@@ -21,6 +21,12 @@ pub enum Error {
     Unfinished(PathBuf),
     #[error("{0}")]
     Option(&'static str),
+    #[error(
+        "big files of {} lie on data servers: only a server with [[data]] in its configuration can use it, see docs/cluster.md", .0.display()
+    )]
+    Striped(PathBuf),
+    #[error("{} is not the store of data server {number}: `espalier cluster init` makes those", path.display())]
+    NoDataStore { path: PathBuf, number: ServerId },
     #[error(
         "this is no dump of an Espalier file system, or of one of another format: load it with the version that made it"
     )]

@@ -1,15 +1,16 @@
 //! Checks a store that is not mounted.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::{Check, Finding};
-use espalier_proto::{Errno, Ino, Lease, Recall};
+use espalier_proto::{Errno, Ino, Lease, Recall, ServerId};
 use espalier_store::Store;
 
 use crate::calls::{Calls, Door, Outcome};
+use crate::data::DataStore;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::node::Node;
@@ -31,10 +32,22 @@ pub struct FsckReport {
 /// Replays the journal, as mounting would, and then checks that all records fit together. `progress` is told the
 /// number of records read, now and then.
 pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
+    fsck_cluster(dir, &[], progress)
+}
+
+/// As [`fsck`], and compares the files with the datafiles that are in these stores, if there are any: then in those of all data
+/// servers.
+pub fn fsck_cluster(
+    dir: &Path,
+    data: &[(ServerId, PathBuf)],
+    progress: impl Fn(u64),
+) -> Result<FsckReport, Error> {
+    let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
+    let data = data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let opened = Volume::open(dir, OpenOptions::read_once()).and_then(|volume| {
         let (hash_key, replayed) = (volume.superblock.hash_key, volume.replayed);
         let disk = checkpoint(volume)?;
-        check(&disk, hash_key, replayed, &progress)
+        check(&disk, &data, hash_key, replayed, &progress)
     });
     match opened {
         Err(error) if error.is_damage() => {
@@ -48,6 +61,7 @@ pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
 /// Checks that all records can be read and fit together.
 pub(crate) fn check(
     disk: &Disk,
+    data: &[DataStore],
     hash_key: [u8; 16],
     replayed: u64,
     progress: &impl Fn(u64),
@@ -63,6 +77,14 @@ pub(crate) fn check(
     }
     for ino in disk.store.streams()? {
         check.stream(ino, disk.store.stream_stat(ino)?.size);
+    }
+    for store in data {
+        for (ino, size) in store.datafiles()? {
+            check.datafile(store.number(), ino, size);
+        }
+    }
+    if !data.is_empty() {
+        check.datafiles_end();
     }
     progress(check.records);
     let (records, files, directories) = (check.records, check.files, check.directories);

@@ -46,6 +46,7 @@ pub fn mount(
     options: &MountOptions,
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
+    volume.require_whole(source)?;
     // Before mounting, so that nothing is left behind if the address is taken.
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let name = source.to_string_lossy();

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{
-    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, encode, is_kept,
+    Config, Finding, Format, Inode, Recovery, Repair, Repaired, StreamCall, Super, decode, is_kept,
 };
 use espalier_proto::{ObjectId, Position, TableWrite};
 use espalier_store::{
@@ -56,7 +56,7 @@ fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
     say_mended(&mend(dir, &quarantine)?, &mut done);
     let superblock = superblock::read(dir)?;
     let (disk, replayed) = open(dir, &quarantine, &mut done)?;
-    let mut after = check(&disk, superblock.hash_key, replayed, &progress)?;
+    let mut after = check(&disk, &[], superblock.hash_key, replayed, &progress)?;
     if !after.findings.is_empty() {
         let mut repair = Repair::new(superblock.hash_key, now);
         for record in disk.store.records() {
@@ -70,7 +70,7 @@ fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
         keep(&disk.store, &repaired.writes, dir, &quarantine)?;
         carry_out(&disk.store, &repaired)?;
         done.extend(repaired.done);
-        after = check(&disk, superblock.hash_key, replayed, &progress)?;
+        after = check(&disk, &[], superblock.hash_key, replayed, &progress)?;
     }
     let quarantine = quarantine.exists().then_some(quarantine);
     Ok(RepairReport { done, quarantine, after })
@@ -168,7 +168,7 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
 fn begin_at(store: &LocalStore, before: Position, good: Position) -> Result<(), Error> {
     let first = store.get(ObjectId::SUPER, b"")?.and_then(|first| Super::parse(&first));
     if let Some(first) = first.filter(|first| first.journal == before.0) {
-        let value = Some(encode(&Super { journal: good.0, ..first }));
+        let value = Some(Super { journal: good.0, ..first }.encode());
         store.stage(vec![TableWrite { object: ObjectId::SUPER, key: Vec::new(), value }])?;
         store.publish()?;
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_net::{ConnectError, Connection, Limits, Receiver, Security, connect};
-use espalier_proto::{ClientId, ClusterId, FromClient, FromServer, Hello, Welcome};
+use espalier_proto::{ClientId, ClusterId, FromClient, FromServer, Hello, Service, Welcome};
 
 use crate::calls::Door;
 use crate::remote::Remote;
@@ -59,7 +59,12 @@ impl Servers {
     pub async fn reach(&self, incarnation: Option<u64>) -> Result<Conversation, ConnectError> {
         let mut last = ConnectError::Address(String::new());
         for address in &self.addresses {
-            let hello = Hello { cluster: ClusterId::ANY, client: self.client, incarnation };
+            let hello = Hello {
+                cluster: ClusterId::ANY,
+                service: Service::Metadata,
+                client: self.client,
+                incarnation,
+            };
             match connect(address, &self.security, &self.limits, hello).await {
                 Ok(conversation) => return Ok(conversation),
                 Err(error) => last = error,

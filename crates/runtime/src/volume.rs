@@ -4,7 +4,7 @@ use std::ops::Bound;
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery};
+use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, Striping};
 use espalier_proto::{Errno, ObjectId};
 use espalier_store::{
     FormatOptions, Journal, LocalOptions, LocalStore, Store, StoreError, Superblock, superblock,
@@ -74,7 +74,7 @@ pub(crate) fn check_sizes(strip_bytes: u32, journal_bytes: u64) -> Result<(), Er
 }
 
 /// How a file system is opened.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
     /// Every change is durable before it is acknowledged.
@@ -86,6 +86,8 @@ pub struct OpenOptions {
     pub session_ms: Option<u32>,
     /// To be served: clients may cache what they are told for so many milliseconds.
     pub lease_ms: Option<u32>,
+    /// To be served: how big files are distributed over data servers, if there are any.
+    pub striping: Option<Striping>,
 }
 
 impl OpenOptions {
@@ -111,6 +113,7 @@ impl Default for OpenOptions {
             memory,
             session_ms: None,
             lease_ms: None,
+            striping: None,
         }
     }
 }
@@ -140,6 +143,7 @@ impl Volume {
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.atime) = (options.read_only, options.atime);
         (config.session_ms, config.lease_ms) = (options.session_ms, options.lease_ms);
+        config.striping = options.striping;
         config.acknowledge = match (options.sync, options.session_ms) {
             (true, _) => Acknowledge::Durable,
             (false, Some(_)) => Acknowledge::Written,
@@ -170,6 +174,11 @@ impl Volume {
             }
         }
         Ok(Self { disk, meta, superblock, replayed })
+    }
+
+    /// For who has no data servers: all bytes must be here.
+    pub(crate) fn require_whole(&self, dir: &Path) -> Result<(), Error> {
+        if self.meta.is_striped() { Err(Error::Striped(dir.into())) } else { Ok(()) }
     }
 }
 

@@ -3,7 +3,7 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec;
 
-use espalier_proto::{Home, NewNode, Request, SetAttr, Time};
+use espalier_proto::{Home, NewNode, SetAttr, Time};
 
 use super::*;
 

@@ -5,7 +5,8 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use espalier_net::{Limits, Security};
-use espalier_runtime::{Access, MkfsOptions, OpenOptions, ServeOptions, Volume, mkfs, serve};
+use espalier_proto::ServerId;
+use espalier_runtime::{Access, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Volume, mkfs, serve};
 
 /// Serves an empty file system, for as long as the test's process runs; its URL.
 pub fn server() -> String {
@@ -26,11 +27,10 @@ pub fn server() -> String {
         OpenOptions { session_ms: Some(session_ms), lease_ms: Some(lease_ms), ..OpenOptions::default() };
     let volume = Volume::open(&store, open).unwrap();
     let options = ServeOptions {
+        number: ServerId(0),
         listen: ([127, 0, 0, 1], 0).into(),
         security: Security::Insecure,
         limits: Limits::default(),
-        access: Access::default(),
-        session_ms,
         max_connections: 100,
         threads: 2,
         metrics: None,
@@ -40,7 +40,9 @@ pub fn server() -> String {
     let (ready, address) = channel();
     std::thread::spawn(move || {
         let _dir = dir;
-        serve(volume, &store, options, |address| ready.send(address).unwrap()).unwrap();
+        let (access, data_servers) = (Access::default(), Vec::new());
+        let meta = MetaRole { volume, store, access, session_ms, data_servers };
+        serve(Some(meta), None, options, |address| ready.send(address).unwrap()).unwrap();
     });
     format!("espalier://{}/", address.recv().unwrap())
 }

@@ -303,6 +303,7 @@ impl State {
             | Event::Resize { ino, .. }
             | Event::Zero { ino, .. }
             | Event::Unstuff { ino }
+            | Event::Stripe { ino, .. }
             | Event::SetAcl { ino, .. }
             | Event::SetDefaultAcl { ino, .. }
             | Event::SetXattr { ino, .. }

@@ -24,7 +24,7 @@ impl Meta {
         }
         let old = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
-            Body::Streamed { .. } => return Ok(Reply::Streamed),
+            Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::ENODEV.into()),
         };

@@ -114,7 +114,7 @@ impl Meta {
             Body::Directory(_) => {
                 copied.levels.len() == CopyTree::MAX_LEVELS || !cx.may(inode, Access::READ | Access::EXEC)?
             }
-            Body::Streamed { .. } => true,
+            Body::Streamed { .. } | Body::Striped { .. } => true,
             Body::Stuffed { .. } => !cx.may(inode, Access::READ)?,
             Body::Symlink(_) => false,
             // The kernel knows who may make devices.

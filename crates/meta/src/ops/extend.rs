@@ -4,7 +4,6 @@ use espalier_proto::{END, Errno, Ino, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
-use crate::record::Body;
 use crate::state::Watched;
 use crate::step::{Step, Stop, StreamCall, Wait};
 
@@ -21,8 +20,9 @@ impl Meta {
     ) -> Step<Reply> {
         self.drop_capability(cx, ino)?;
         self.revoke_inode(cx, ino)?;
-        let Body::Streamed { counted } = self.state.inode(ino)?.body else { return Ok(Reply::Granted) };
-        if !self.state.is_limited(ino)? {
+        let inode = self.state.inode(ino)?;
+        let counted = inode.counted_bytes();
+        if !inode.is_streamed() || !self.state.is_limited(ino)? {
             return Ok(Reply::Granted);
         }
         self.writable()?;
@@ -107,11 +107,11 @@ impl Meta {
         let (now, inodes) = (self.ticks, &self.state.inodes);
         let is_idle = |(ino, watched): &(&Ino, &mut Watched)| {
             let closed = inodes.get(*ino).is_none_or(|cached| cached.opens == 0 && cached.inode.nlink > 0);
-            closed && now.saturating_sub(watched.used) >= IDLE_TICKS
+            closed && !watched.syncing && now.saturating_sub(watched.used) >= IDLE_TICKS
         };
         let idle = self.state.watched.iter_mut().filter(is_idle).take(AT_ONCE);
         idle.map(|(ino, watched)| {
-            watched.used = now;
+            (watched.used, watched.syncing) = (now, true);
             *ino
         })
         .collect()
@@ -120,6 +120,9 @@ impl Meta {
     /// The stream of a watched file, idle at a tick, is durable, or is not.
     pub(crate) fn watched_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
         let is_closed = self.state.inodes.get(&ino).is_none_or(|cached| cached.opens == 0);
+        if let Some(watched) = self.state.watched.get_mut(&ino) {
+            watched.syncing = false;
+        }
         if durable && is_closed && self.state.watched.get(&ino).is_some_and(|watched| watched.used == tick) {
             self.state.watched.remove(&ino);
         }

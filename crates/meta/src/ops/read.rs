@@ -18,7 +18,7 @@ impl Meta {
     ) -> Step<Reply> {
         let total = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
-            Body::Streamed { .. } => {
+            Body::Streamed { .. } | Body::Striped { .. } => {
                 self.tell_inode(cx, ino);
                 return Ok(Reply::Streamed);
             }

@@ -98,7 +98,9 @@ impl Meta {
         let streamed: Vec<Ino> =
             inodes.iter().filter(|inode| inode.is_streamed()).map(|inode| inode.ino).collect();
         // One call for all of them (carns III.E's listattr).
-        let stats = if streamed.is_empty() { Vec::new() } else { cx.stream_stats(streamed)? };
+        let stats = if streamed.is_empty() { Some(Vec::new()) } else { cx.glance(streamed)? };
+        // Names can be told even when sizes cannot.
+        let Some(stats) = stats else { return self.without(found) };
         let mut stats = stats.iter();
         let attrs =
             inodes.iter().map(|inode| inode.attr(if inode.is_streamed() { stats.next() } else { None }));

@@ -9,7 +9,7 @@ impl Meta {
     pub(crate) fn seek(&mut self, _: &Cx<'_>, ino: Ino, offset: u64, what: SeekWhat) -> Step<Reply> {
         let (size, stored) = match self.state.inode(ino)?.body {
             Body::Stuffed { size, stored } => (size, u64::from(stored)),
-            Body::Streamed { .. } => return Ok(Reply::Streamed),
+            Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
             _ => return Err(Errno::EINVAL.into()),
         };
         match what {

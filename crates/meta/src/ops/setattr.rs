@@ -115,7 +115,7 @@ impl Meta {
         // What is durable, be it a size without bytes, must not be given up for what is not.
         let sync = size > 0 && first <= self.journal.promised();
         cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync })?;
-        self.commit(cx, &Event::Unstuff { ino })?;
+        self.commit(cx, &self.unstuffing(ino)?)?;
         self.journal.hold(self.state.sequence, Held::SettleStream(ino));
         Ok(())
     }
@@ -135,6 +135,13 @@ impl Meta {
         }
         match cx.stream(call) {
             Ok(_) => self.count_size(cx, ino, size),
+            // Who does not want to wait any longer does not wait for the size, either.
+            Err(Stop::Fail(Errno::EINTR)) => {
+                if let Some(watched) = self.state.watched.get_mut(&ino) {
+                    watched.unmeasured = true;
+                }
+                Err(Errno::EINTR.into())
+            }
             Err(Stop::Fail(errno)) => {
                 let size = self.measure(cx, ino)?;
                 self.count_size(cx, ino, size)?;

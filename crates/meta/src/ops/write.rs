@@ -22,7 +22,7 @@ impl Meta {
         self.growable()?;
         let size = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
-            Body::Streamed { .. } => return Ok(Reply::Streamed),
+            Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
             _ => return Err(Errno::EINVAL.into()),
         };
         let offset = if offset == END { size } else { offset };

@@ -214,6 +214,7 @@ impl Tree {
             journal: 0,
             unsettled: Vec::new(),
             watched: Vec::new(),
+            striped: None,
         };
         let mut record = old.unwrap_or(none);
         (record.next_ino, record.files) = (self.next_ino, self.nodes.len() as u64);
@@ -222,7 +223,14 @@ impl Tree {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);
             node.is_some() && places.get(ino) == place.as_ref()
         });
-        put(ObjectId::SUPER, Vec::new(), encode(&record));
+        // It does no harm to settle once more what is settled; what is not and should be would go.
+        let is_striped = |inode: &Inode| inode.layout().is_some();
+        let striped: Vec<_> =
+            self.nodes.iter().filter(|(_, node)| is_striped(&node.inode)).map(|(ino, _)| *ino).collect();
+        if !striped.is_empty() {
+            record.striped = Some(striped);
+        }
+        put(ObjectId::SUPER, Vec::new(), record.encode());
         let rest = stored.into_keys();
         repaired.writes.extend(rest.map(|(object, key)| TableWrite { object, key, value: None }));
         (repaired.copies, repaired.done) = (self.copies, self.done);
@@ -241,7 +249,9 @@ pub(super) fn make_sound(inode: &mut Inode) {
     }
     // What the kind alone says is a byte; the body is more.
     match (inode.kind, &inode.body) {
-        (_, Body::Stuffed { .. } | Body::Streamed { .. }) => inode.kind = FileType::Regular,
+        (_, Body::Stuffed { .. } | Body::Streamed { .. } | Body::Striped { .. }) => {
+            inode.kind = FileType::Regular
+        }
         (_, Body::Directory(_)) => inode.kind = FileType::Directory,
         (_, Body::Symlink(_)) => inode.kind = FileType::Symlink,
         (FileType::Directory, Body::Node) => inode.body = Body::Directory(Directory::empty(Ino::ROOT)),

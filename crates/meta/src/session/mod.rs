@@ -286,7 +286,9 @@ impl Meta {
                 Err(Errno::EBADF)
             }
             // The machine asks this of itself alone.
-            Request::Sweep | Request::Enter { .. } => Err(Errno::EINVAL),
+            Request::Sweep | Request::Enter { .. } | Request::Recount { .. } | Request::Place { .. } => {
+                Err(Errno::EINVAL)
+            }
             _ => return true,
         };
         self.answer(now, (from, id), result, &Promise::default(), out);

@@ -51,6 +51,9 @@ impl Thing {
     }
 }
 
+/// What a name stands for.
+pub type Named = ((Ino, Name), Option<Ino>);
+
 pub struct Client {
     pub id: ClientId,
     /// What clients have; the rest is a kernel above it, and the plainest model.
@@ -144,7 +147,7 @@ impl Client {
     }
 
     /// What the cache knows of a tree, but for what is being changed by the client itself.
-    pub fn known(&self, tree: &crate::Tree, now: u64) -> (Vec<((Ino, Name), Option<Ino>)>, Vec<Attr>) {
+    pub fn known(&self, tree: &crate::Tree, now: u64) -> (Vec<Named>, Vec<Attr>) {
         let (mut names, mut attrs) = (Vec::new(), Vec::new());
         for dir in &tree.dirs {
             for text in ["a", "b", "c", "d"] {

@@ -120,7 +120,7 @@ impl Disk {
         match io {
             Io::Load(wanted) => load(self.store(), &wanted),
             Io::Groups { pid, .. } => Ok(IoDone::Groups([pid + 1000].into())),
-            Io::Stream(call) => stream(self.store(), call).map(IoDone::Stream).map_err(|e| e.errno()),
+            Io::Stream(call, _) => stream(self.store(), call).map(IoDone::Stream).map_err(|e| e.errno()),
             Io::Stage { writes } => {
                 self.store().stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|e| e.errno())
             }
@@ -221,7 +221,7 @@ fn load(store: &dyn Store, wanted: &Load) -> Result<IoDone, Errno> {
 
 fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError> {
     match call {
-        StreamCall::Stat(inos) => {
+        StreamCall::Stat(inos) | StreamCall::Glance(inos) => {
             let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
             return Ok(StreamDone::Stats(stats));
         }

@@ -1,15 +1,19 @@
 //! A driver of the machine for tests: it does one I/O at a time, on any store, and lets any of them go wrong.
 #![allow(dead_code, unused_imports, clippy::unwrap_used)]
 
+mod datafiles;
 mod disk;
 mod faults;
 mod files;
 
 use std::collections::HashMap;
 
-use espalier_meta::{Atime, Config, Connected, Finding, Input, Io, IoId, Meta, Now, Outbox, Revocation};
+use espalier_meta::{
+    Atime, Config, Connected, Finding, Input, Io, IoDone, IoId, Meta, Now, Outbox, Revocation,
+};
 use espalier_proto::*;
 
+pub use datafiles::DataServers;
 pub use disk::{Disk, Engine};
 pub use faults::{everywhere, under_faults};
 pub use files::open_how;
@@ -28,6 +32,7 @@ pub enum Fault {
 pub struct Harness {
     pub meta: Meta,
     pub disk: Disk,
+    pub data: DataServers,
     pub now: Time,
     pub uptime_ms: u64,
     pub config: Config,
@@ -102,6 +107,7 @@ impl Harness {
         Self {
             meta,
             disk,
+            data: DataServers::default(),
             now: Time::new(1000, 0),
             uptime_ms: 0,
             config,
@@ -134,7 +140,7 @@ impl Harness {
 
     /// The process ends or the power goes, and the file system is mounted again.
     pub fn crash(self) -> Self {
-        Self::recover(self.disk.crash(), self.config)
+        Self { data: self.data, ..Self::recover(self.disk.crash(), self.config) }
     }
 
     /// Mounts what the tables alone hold.
@@ -232,10 +238,17 @@ impl Harness {
         }
         let result = match fault {
             Some(Fault::Fails(errno)) => Err(errno),
-            Some(Fault::SeemsToFail(errno)) => self.disk.execute(io).and(Err(errno)),
-            _ => self.disk.execute(io),
+            Some(Fault::SeemsToFail(errno)) => self.execute(io).and(Err(errno)),
+            _ => self.execute(io),
         };
         self.input(Input::Done { id, result });
+    }
+
+    fn execute(&mut self, io: Io) -> Result<IoDone, Errno> {
+        match io {
+            Io::Stream(call, layouts) if !layouts.is_empty() => self.data.call(&call, &layouts),
+            io => self.disk.execute(io),
+        }
     }
 
     /// Lets waiting I/O happen, also what follows from it.

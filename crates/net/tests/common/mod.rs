@@ -9,8 +9,8 @@ use espalier_net::{
     Acceptor, ConnectError, Connection, Identity, Limits, Message, NetError, Receiver, Security, connect,
 };
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Touched,
-    Welcome,
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Service,
+    Touched, Welcome,
 };
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -64,7 +64,7 @@ pub async fn within<T>(what: impl Future<Output = T>) -> T {
 }
 
 pub fn hello() -> Hello {
-    Hello { cluster: ClusterId([7; 16]), client: ClientId(3), incarnation: None }
+    Hello { cluster: ClusterId([7; 16]), service: Service::Metadata, client: ClientId(3), incarnation: None }
 }
 
 pub fn welcome() -> Welcome {

@@ -217,5 +217,5 @@ fn super_write(key: &[u8], value: Option<Vec<u8>>) -> TableWrite {
 
 /// The record about the whole file system, for a journal that is empty.
 fn with_new_journal(record: Super) -> Vec<u8> {
-    espalier_meta::encode(&Super { journal: 0, unsettled: Vec::new(), watched: Vec::new(), ..record })
+    Super { journal: 0, unsettled: Vec::new(), watched: Vec::new(), ..record }.encode()
 }

@@ -84,6 +84,7 @@ impl Partial<'_> {
 impl Sink<'_> {
     fn fill(mut self, dir: &Path) -> Result<Dumped, Error> {
         let volume = Volume::open(dir, OpenOptions::read_once())?;
+        volume.require_whole(dir)?;
         let superblock = volume.superblock.clone();
         let disk = checkpoint(volume)?;
         self.put(Item::Head(Head {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
-use espalier_proto::{ClientId, ClusterId, Hello, Welcome};
+use espalier_proto::{ClientId, ClusterId, Hello, Service, Welcome};
 use siphasher::sip::SipHasher24;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -14,6 +14,7 @@ use tokio::sync::Semaphore;
 
 use super::machine::{Origin, Server};
 use super::rights::Access;
+use crate::data::DataServer;
 
 /// A client may have so many requests unanswered.
 const WINDOW: u32 = 1024;
@@ -27,22 +28,33 @@ const HANDSHAKES: usize = 256;
 /// After the listening socket has failed, for want of descriptors usually.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Why a connection has ended.
+type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+
 /// What all connections of a server share.
 pub struct Gate {
-    pub server: Arc<Server>,
+    /// Serves metadata, if this server does.
+    pub meta: Option<Metadata>,
+    /// Serves data, if this server does.
+    pub data: Option<Arc<DataServer>>,
     pub acceptor: Acceptor,
-    pub cluster: ClusterId,
     pub incarnation: u64,
-    pub session_ms: u32,
-    pub access: Access,
     /// At most so many connections at a time.
     pub max_connections: usize,
-    /// Hashes a client's identity and the number it gives itself: nobody can find another's session.
-    pub secret: [u8; 16],
     /// Connections are dealt out to these.
     pub workers: Vec<Handle>,
     pub open: AtomicUsize,
     pub handshakes: Semaphore,
+}
+
+/// What the clients of a metadata server share.
+pub struct Metadata {
+    pub server: Arc<Server>,
+    pub cluster: ClusterId,
+    pub session_ms: u32,
+    pub access: Access,
+    /// Hashes a client's identity and the number it gives itself: nobody can find another's session.
+    pub secret: [u8; 16],
 }
 
 impl Gate {
@@ -97,22 +109,52 @@ impl Gate {
             incoming.refuse(refusal).await;
             return;
         }
-        if let Err(error) = self.converse(incoming, &peer).await {
+        let ended = match (incoming.hello().service, &self.meta, &self.data) {
+            (Service::Metadata, Some(meta), _) => self.converse(meta, incoming, &peer).await,
+            (Service::Data(number), _, Some(data)) if number == data.store.number() => {
+                self.serve_data(data, incoming, &peer).await
+            }
+            (service, ..) => {
+                let text = match service {
+                    Service::Metadata => "this server serves no metadata: name another in the URL".into(),
+                    Service::Data(number) => {
+                        format!("this is not data server {number}: mend [[data]] in server.toml")
+                    }
+                };
+                tracing::warn!(peer, "a peer was refused: {text}");
+                incoming.refuse(Refusal::new(Reason::Service, text)).await;
+                return;
+            }
+        };
+        if let Err(error) = ended {
             tracing::info!(peer, %error, "a connection has ended");
         }
     }
 
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
-        (hello.cluster != self.cluster && hello.cluster != ClusterId::ANY)
+        let own = self.meta.as_ref().map(|meta| meta.cluster);
+        (hello.cluster != ClusterId::ANY && own.is_some_and(|own| own != hello.cluster))
             .then(|| Refusal::new(Reason::Cluster, "this server is one of another cluster"))
     }
 
-    async fn converse(
-        &self,
-        incoming: Incoming,
-        peer: &str,
-    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let rights = match self.access.of(incoming.identity()) {
+    /// Only the cluster's servers may ask for data.
+    async fn serve_data(&self, data: &Arc<DataServer>, incoming: Incoming, peer: &str) -> Ended {
+        if let Some(Identity::Client(name)) = incoming.identity() {
+            tracing::warn!(peer, name, "a client was refused: it has asked for data");
+            let text = "data servers are for the cluster's servers: this certificate is a client's";
+            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+            return Ok(());
+        }
+        let hello = incoming.hello().clone();
+        let welcome =
+            Welcome { incarnation: self.incarnation, resumed: true, window: WINDOW, session_ms: u32::MAX };
+        let connection = incoming.welcome(welcome).await?;
+        tracing::info!(peer, server = hello.client.0, "a metadata server has connected");
+        Ok(data.converse(&hello, connection).await?)
+    }
+
+    async fn converse(&self, meta: &Metadata, incoming: Incoming, peer: &str) -> Ended {
+        let rights = match meta.access.of(incoming.identity()) {
             Ok(rights) => Arc::new(rights),
             Err(text) => {
                 tracing::warn!(peer, "a client was refused: {text}");
@@ -120,9 +162,9 @@ impl Gate {
                 return Ok(());
             }
         };
-        let client = self.client(incoming.identity(), incoming.hello().client);
+        let client = meta.client(incoming.identity(), incoming.hello().client);
         let known = incoming.hello().incarnation == Some(self.incarnation);
-        let resumed = match self.server.connect(client).await? {
+        let resumed = match meta.server.connect(client).await? {
             Ok(resumed) => resumed,
             Err(errno) => {
                 let text = format!(
@@ -133,17 +175,17 @@ impl Gate {
             }
         };
         if let Some(subtree) = &rights.subtree
-            && let Err(errno) = self.server.restrict(client, subtree).await?
+            && let Err(errno) = meta.server.restrict(client, subtree).await?
         {
             let text = format!("the directory that this client is restricted to cannot be entered: {errno}");
             tracing::warn!(peer, "a client was refused: {text}");
             incoming.refuse(Refusal::new(Reason::Identity, text)).await;
             return Ok(());
         }
-        let welcome =
-            Welcome { incarnation: self.incarnation, resumed, window: WINDOW, session_ms: self.session_ms };
+        let (incarnation, session_ms) = (self.incarnation, meta.session_ms);
+        let welcome = Welcome { incarnation, resumed, window: WINDOW, session_ms };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
-        let connection = self.server.attach(client, sender.clone());
+        let connection = meta.server.attach(client, sender.clone());
         let origin = Origin { client, rights, connection };
         tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
         let mut batch = Vec::new();
@@ -156,7 +198,7 @@ impl Gate {
             let mut rest = std::mem::take(&mut batch);
             let fault = loop {
                 let later = rest.split_off(rest.len().min(AT_ONCE));
-                if let Err(fault) = self.server.received(&origin, &mut rest) {
+                if let Err(fault) = meta.server.received(&origin, &mut rest) {
                     break Some(fault);
                 }
                 while sender.unsent() > UNSENT {
@@ -173,10 +215,12 @@ impl Gate {
             }
         };
         sender.end();
-        self.server.detach(&origin);
+        meta.server.detach(&origin);
         ended
     }
+}
 
+impl Metadata {
     fn client(&self, identity: Option<&Identity>, given: ClientId) -> ClientId {
         let mut hasher = SipHasher24::new_with_key(&self.secret);
         hasher.write(identity.map(ToString::to_string).unwrap_or_default().as_bytes());

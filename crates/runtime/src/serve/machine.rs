@@ -10,13 +10,18 @@ use std::time::{Duration, Instant};
 use espalier_client::Answer;
 use espalier_meta::{Answered, Connected, Input, Io, IoDone, IoId, Meta, Now, Outbox};
 use espalier_net::{NetError, Sender};
-use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Reply, RequestId, StreamIo, Touched};
+use espalier_proto::{
+    ClientId, Errno, FromClient, FromServer, Ino, Layout, Reply, RequestId, StreamIo, Touched,
+};
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
 use super::rights::Rights;
+use super::striped::{Striped, Striping};
 use super::subtree::{self, Subtree};
 use crate::clock;
+use crate::data::Striper;
 use crate::disk::Disk;
 use crate::errands::{Background, Errands};
 use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
@@ -25,26 +30,33 @@ use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 pub struct Server {
     inner: Mutex<Inner>,
     pub errands: Errands,
+    pub(super) striped: Option<Striped>,
 }
 
-struct Inner {
-    meta: Meta,
-    peers: HashMap<ClientId, Peer>,
+pub(super) struct Inner {
+    pub(super) meta: Meta,
+    pub(super) peers: HashMap<ClientId, Peer>,
     /// Of requests that have not been answered.
     spans: HashMap<(ClientId, RequestId), Span>,
     /// Of requests that wait to be told their callers' groups.
     groups: HashMap<(ClientId, RequestId), (IoId, u32)>,
     /// Clients whose sessions are about to begin.
     connecting: HashMap<ClientId, oneshot::Sender<Result<bool, Errno>>>,
+    /// What clients have asked to be done with striped files.
+    pub(super) striping: HashMap<(ClientId, RequestId), Striping>,
+    /// What the machine has asked to be done with striped files.
+    pub(super) asking: HashMap<IoId, Striping>,
+    /// Those of which it is not known yet where the bytes are.
+    pub(super) unplaced: Vec<(Ino, Stream)>,
     /// Clients that are about to be restricted.
     entering: HashMap<ClientId, oneshot::Sender<Result<(), Errno>>>,
     next_connection: u64,
 }
 
 /// A connected client.
-struct Peer {
+pub(super) struct Peer {
     connection: u64,
-    sender: Sender<FromServer>,
+    pub(super) sender: Sender<FromServer>,
 }
 
 /// What a connection knows of its client.
@@ -56,26 +68,34 @@ pub struct Origin {
     pub connection: u64,
 }
 
-type Locked<'a> = MutexGuard<'a, Inner>;
+pub(super) type Locked<'a> = MutexGuard<'a, Inner>;
 
 /// What follows from inputs.
-struct Work {
+pub(super) struct Work {
     out: Outbox,
-    send: Vec<(ClientId, FromServer)>,
-    streams: Vec<Stream>,
+    pub(super) send: Vec<(ClientId, FromServer)>,
+    pub(super) streams: Vec<Stream>,
     turn: Turn,
 }
 
 /// Something to be done with a stream, for a request.
-struct Stream {
-    of: (ClientId, RequestId),
-    io: StreamIo,
-    data: Vec<u8>,
-    span: Span,
+pub(super) struct Stream {
+    pub of: (ClientId, RequestId),
+    pub io: StreamIo,
+    /// Of the file, if it is a striped one.
+    pub layout: Option<Arc<Layout>>,
+    pub data: Vec<u8>,
+    pub span: Span,
 }
 
 impl Server {
-    pub fn new(meta: Meta, disk: Arc<Disk>, watch: Watch) -> (Self, Background) {
+    /// `striper`: of the data servers, if there are any, and where to run what is done with them.
+    pub fn new(
+        meta: Meta,
+        disk: Arc<Disk>,
+        watch: Watch,
+        striper: Option<(Striper, Handle)>,
+    ) -> (Arc<Self>, Background) {
         let (errands, background) = Errands::new(disk, watch);
         let inner = Inner {
             meta,
@@ -83,10 +103,17 @@ impl Server {
             spans: HashMap::new(),
             groups: HashMap::new(),
             connecting: HashMap::new(),
+            striping: HashMap::new(),
+            asking: HashMap::new(),
+            unplaced: Vec::new(),
             entering: HashMap::new(),
             next_connection: 0,
         };
-        (Self { inner: Mutex::new(inner), errands }, background)
+        let server = Arc::new_cyclic(|server| {
+            let striped = striper.map(|(striper, runtime)| Striped::new(striper, runtime, server));
+            Self { inner: Mutex::new(inner), errands, striped }
+        });
+        (server, background)
     }
 
     /// Begins a client's session, or goes on with it: then `true` comes. The machine may refuse it.
@@ -196,9 +223,11 @@ impl Server {
                     }
                     let (kind, ino) = Kind::of_stream(&io);
                     let span = Span::start(kind, 0, ino, turn);
-                    work.streams.push(Stream { of: (client, id), io, data, span });
+                    let stream = Stream { of: (client, id), io, layout: None, data, span };
+                    self.place(&mut inner, &mut work, stream);
                 }
                 FromClient::Cancel { id } => {
+                    self.give_up(&mut inner, &mut work, (client, id));
                     self.input(&mut inner, &mut work, left, Input::Cancel { from: client, id });
                 }
                 FromClient::Revoked { number } => {
@@ -222,6 +251,7 @@ impl Server {
 
     /// Comes once a second: tells the time and the space left.
     pub fn tick(&self) {
+        self.measure_space();
         match self.errands.disk.free_space() {
             Ok(free) => self.feed(Input::Space { free }),
             Err(error) => tracing::warn!(%error, "the store does not tell its free space"),
@@ -274,7 +304,7 @@ impl Server {
         Some(String::from_utf8_lossy(&path).into_owned())
     }
 
-    fn feed(&self, input: Input) {
+    pub(super) fn feed(&self, input: Input) {
         let Ok((mut inner, turn)) = self.turn() else { return };
         let mut work = Work::new(turn);
         self.input(&mut inner, &mut work, 0, input);
@@ -288,12 +318,12 @@ impl Server {
     }
 
     /// Fails after a thread has panicked while it held the machine: what it holds cannot be trusted any more.
-    fn lock(&self) -> Result<Locked<'_>, Errno> {
+    pub(super) fn lock(&self) -> Result<Locked<'_>, Errno> {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
 
     /// `queued`: inputs that will follow before any I/O is done.
-    fn input(&self, inner: &mut Inner, work: &mut Work, queued: usize, input: Input) {
+    pub(super) fn input(&self, inner: &mut Inner, work: &mut Work, queued: usize, input: Input) {
         inner.meta.on(now(queued), input, &mut work.out);
     }
 
@@ -341,8 +371,15 @@ impl Server {
                 span.turn_to(Stage::Work, Instant::now());
                 self.errands.watch.record(&span, result.is_err());
             }
+            if matches!(result, Ok(Reply::StatFs(_))) && self.measure_then(to, id, lease_ms, &result) {
+                continue;
+            }
             let result = result.and_then(|reply| self.complete(reply));
             work.send.push((to, FromServer::Reply { id, lease_ms, touched, result }));
+        }
+        let out = &mut work.out;
+        for (ino, found) in std::mem::take(&mut out.placed) {
+            self.placed(inner, work, ino, found);
         }
         let out = &mut work.out;
         let locked = out.locked.drain(..).map(|(client, wait)| (client, FromServer::Locked { wait }));
@@ -404,10 +441,11 @@ impl Server {
     }
 
     /// Adds what the machine does not know.
-    fn complete(&self, reply: Reply) -> Result<Reply, Errno> {
+    pub(super) fn complete(&self, reply: Reply) -> Result<Reply, Errno> {
         match reply {
             Reply::StatFs(mut capacity) => {
                 capacity.space = self.errands.disk.space()?;
+                self.add_space(&mut capacity.space);
                 Ok(Reply::StatFs(capacity))
             }
             reply => Ok(reply),
@@ -422,15 +460,19 @@ impl Server {
                 self.errands.put_off(id, io);
                 None
             }
+            Io::Stream(call, layouts) if !layouts.is_empty() => self.ask_data_servers(id, call, layouts),
             // It may take as long as the disk likes.
-            io @ Io::Stream(_) => block_in_place(|| self.errands.execute(id, io)),
+            io @ Io::Stream(..) => block_in_place(|| self.errands.execute(id, io)),
             io => self.errands.execute(id, io),
         }
     }
 
-    fn stream(&self, Stream { of: (client, id), io, data, mut span }: Stream) {
+    fn stream(&self, Stream { of, io, layout, data, mut span }: Stream) {
         let disk = &self.errands.disk;
         span.turn_to(Stage::Disk, Instant::now());
+        if let Some(layout) = layout {
+            return self.stripe(of, &layout, io, data, span);
+        }
         let result = match io {
             StreamIo::Read { ino, offset, size } => {
                 let mut buffer = Vec::new();
@@ -446,6 +488,15 @@ impl Server {
                 _ => Err(Errno::EIO),
             }),
         };
+        self.streamed(of, span, result);
+    }
+
+    pub(super) fn streamed(
+        &self,
+        (client, id): (ClientId, RequestId),
+        mut span: Span,
+        result: Result<Reply, Errno>,
+    ) {
         span.turn_to(Stage::Work, Instant::now());
         self.errands.watch.record(&span, result.is_err());
         let Ok(mut inner) = self.lock() else { return };
@@ -470,12 +521,12 @@ fn now(queued: usize) -> Now {
 }
 
 /// An answer that the machine has no part in.
-fn plain(id: RequestId, result: Result<Reply, Errno>) -> FromServer {
+pub(super) fn plain(id: RequestId, result: Result<Reply, Errno>) -> FromServer {
     FromServer::Reply { id, lease_ms: 0, touched: Touched::default(), result }
 }
 
 /// What a connection does not take any more the client asks for again when it has another.
-fn tell(sender: &Sender<FromServer>, message: FromServer) {
+pub(super) fn tell(sender: &Sender<FromServer>, message: FromServer) {
     if let Err(error) = sender.send(message) {
         tracing::debug!(%error, "a message to a client was not sent");
     }

@@ -1,37 +1,41 @@
-//! A server: a store's machine behind a socket, for the clients of a cluster.
+//! A server: a store's machine behind a socket, for the clients of a cluster; or datafiles, for its servers; or both.
 
 mod connection;
 mod machine;
 mod rights;
+mod striped;
 mod subtree;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Limits, Security};
-use espalier_proto::{ClusterId, Errno, Ino};
+use espalier_proto::{ClusterId, Errno, Ino, ServerId};
+use espalier_store::Superblock;
+use tokio::runtime::Handle;
 
 use crate::control::{self, Status, Told};
+use crate::data::{DataServer, DataServers, DataStore, Striper};
+use crate::errands::Background;
 use crate::error::Error;
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
-use connection::{Gate, accept};
+use connection::{Gate, Metadata, accept};
 use machine::Server;
 pub use rights::{Access, Rights};
 
-/// How a store is served.
+/// How a server serves.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
+    /// Which of the cluster's servers it is.
+    pub number: ServerId,
     pub listen: SocketAddr,
     pub security: Security,
     pub limits: Limits,
-    pub access: Access,
-    /// A client that is silent for so many milliseconds loses its session.
-    pub session_ms: u32,
     pub max_connections: usize,
     /// Threads that serve requests.
     pub threads: usize,
@@ -42,14 +46,34 @@ pub struct ServeOptions {
     pub drain: Duration,
 }
 
-/// Serves a store until the process is told to end. `ready` is called with the address once clients may connect.
+/// The tree of files that a server serves.
+pub struct MetaRole {
+    pub volume: Volume,
+    /// Where the store is.
+    pub store: PathBuf,
+    pub access: Access,
+    /// A client that is silent for so many milliseconds loses its session.
+    pub session_ms: u32,
+    /// Where the data servers are, as `HOST:PORT`.
+    pub data_servers: Vec<(ServerId, String)>,
+}
+
+/// The datafiles that a server serves.
+pub struct DataRole {
+    pub store: DataStore,
+}
+
+/// Serves until the process is told to end. `ready` is called with the address once clients may connect.
+///
+/// # Errors
+/// It cannot begin, or not everything could be written out.
 pub fn serve(
-    volume: Volume,
-    store: &Path,
+    meta: Option<MetaRole>,
+    data: Option<DataRole>,
     options: ServeOptions,
     ready: impl FnOnce(SocketAddr),
 ) -> Result<(), Error> {
-    let ServeOptions { listen, security, limits, access, session_ms, max_connections, threads, .. } = options;
+    let ServeOptions { listen, security, limits, max_connections, threads, .. } = options.clone();
     let io = |what: &str| {
         let what = what.to_string();
         move |source| Error::Io { what, source }
@@ -65,63 +89,108 @@ pub fn serve(
         .block_on(tokio::net::TcpListener::bind(listen))
         .map_err(io(&format!("cannot listen on {listen}: is another server running there?")))?;
     let address = listener.local_addr().map_err(io("the listening socket has no address"))?;
-    let Volume { disk, meta, superblock, .. } = volume;
-    let watch = Watch::new(threads, options.slow);
-    let (server, background) = Server::new(meta, disk, watch);
-    let server = Arc::new(server);
+    let url = format!("espalier://{address}/");
+    let incarnation = crate::clock::incarnation();
+    let tree = meta.map(|role| Tree::new(role, &options, &runtime, incarnation)).transpose()?;
+    let (metadata, mut tree) = tree.unzip();
+    let data = data.map(|DataRole { store }| Arc::new(DataServer::new(store)));
+    let data_control = data.as_ref().and_then(|data| control::Listener::of_store(data.store.path()));
     let gate = Arc::new(Gate {
-        server: Arc::clone(&server),
+        meta: metadata,
+        data: data.clone(),
         acceptor: Acceptor::new(security, limits),
-        cluster: ClusterId(superblock.uuid.into_bytes()),
-        incarnation: crate::clock::incarnation(),
-        session_ms,
-        access,
+        incarnation,
         max_connections,
-        secret: superblock.hash_key,
         workers: runtimes.iter().map(|runtime| runtime.handle().clone()).collect(),
         open: AtomicUsize::new(0),
         handshakes: Gate::turnstile(),
     });
-    let control = control::Listener::of_store(store);
-    let served = Served { server: Arc::clone(&server), url: format!("espalier://{address}/") };
+    let background = tree.as_mut().and_then(|tree| tree.background.take());
+    let tree_served = tree.as_ref().map(|tree| Served { server: Arc::clone(&tree.server), url: url.clone() });
+    let data_served = data.map(|data| DataServed::new(data, url));
     std::thread::scope(|scope| {
         let (stop_clock, stopped) = channel::<()>();
-        scope.spawn(|| server.run_background(background));
-        scope.spawn({
-            let server = &server;
-            move || {
+        if let (Some(Tree { server, .. }), Some(background)) = (&tree, background) {
+            scope.spawn(|| server.run_background(background));
+            scope.spawn(move || {
                 server.tick();
                 while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_secs(1)) {
                     server.tick();
                 }
+            });
+            server.reach_data_servers();
+            if let Some(metrics) = &metrics {
+                scope.spawn(|| metrics.serve(|| server.exposition()));
             }
-        });
-        if let Some(metrics) = &metrics {
-            scope.spawn(|| metrics.serve(|| server.exposition()));
         }
-        let told = control.as_ref().map(|control| {
-            scope.spawn(|| control.serve(|words| control::answer(&superblock, &served, words)))
-        });
+        let mut told = Vec::new();
+        if let (Some(Tree { control: Some(control), superblock, .. }), Some(served)) = (&tree, &tree_served) {
+            let answer = |words: &[&str]| control::answer(superblock, served, words);
+            told.push((control, scope.spawn(move || control.serve(answer))));
+        }
+        if let (Some(control), Some(served)) = (&data_control, &data_served) {
+            let superblock = served.server.store.superblock();
+            let answer = |words: &[&str]| control::answer(superblock, served, words);
+            told.push((control, scope.spawn(move || control.serve(answer))));
+        }
         let accepting = runtime.spawn(accept(gate, listener));
         ready(address);
         runtime.block_on(told_to_end());
         accepting.abort();
         // Requests that are under way are answered; those that come later are sent again to whoever serves next.
-        let drained = server.drain(options.drain);
+        let drained = tree.as_ref().is_none_or(|tree| tree.server.drain(options.drain));
         for runtime in runtimes {
             runtime.shutdown_timeout(Duration::from_secs(1));
         }
         drop(stop_clock);
-        server.errands.stop();
-        if let (Some(control), Some(told)) = (&control, told) {
+        if let Some(tree) = &tree {
+            tree.server.errands.stop();
+        }
+        for (control, told) in told {
             control.stop();
             let _ = told.join();
         }
-        if let Some(metrics) = &metrics {
+        if let (Some(metrics), Some(_)) = (&metrics, &tree) {
             metrics.stop();
         }
-        if drained { Ok(()) } else { Err(Error::Unwritten(server.state().1.unwrap_or(Errno::EIO))) }
+        let failure = tree.as_ref().and_then(|tree| tree.server.state().1);
+        if drained { Ok(()) } else { Err(Error::Unwritten(failure.unwrap_or(Errno::EIO))) }
     })
+}
+
+/// What there is of a server that has the tree of files, besides what its connections know.
+struct Tree {
+    server: Arc<Server>,
+    background: Option<Background>,
+    control: Option<control::Listener>,
+    superblock: Superblock,
+}
+
+impl Tree {
+    fn new(
+        role: MetaRole,
+        options: &ServeOptions,
+        runtime: &Handle,
+        incarnation: u64,
+    ) -> Result<(Metadata, Self), Error> {
+        let MetaRole { volume, store, access, session_ms, data_servers } = role;
+        let striper = if data_servers.is_empty() {
+            volume.require_whole(&store)?;
+            None
+        } else {
+            let (security, limits) = (options.security.clone(), options.limits.clone());
+            let servers = DataServers::new(data_servers, security, limits, options.number, incarnation);
+            Some((Striper::new(servers), runtime.clone()))
+        };
+        let Volume { disk, meta, superblock, .. } = volume;
+        let watch = Watch::new(options.threads, options.slow);
+        let (server, background) = Server::new(meta, disk, watch, striper);
+        let cluster = ClusterId(superblock.uuid.into_bytes());
+        let secret = superblock.hash_key;
+        let control = control::Listener::of_store(&store);
+        let metadata = Metadata { server: Arc::clone(&server), cluster, session_ms, access, secret };
+        Ok((metadata, Self { server, background: Some(background), control, superblock }))
+    }
 }
 
 /// Waits for a signal that asks the process to end.
@@ -159,6 +228,43 @@ impl Told for Served {
 
     fn path_of(&self, ino: Ino) -> Option<String> {
         self.server.path_of(ino)
+    }
+
+    fn complete(&self, status: &mut Status) {
+        status.url = Some(self.url.clone());
+        status.clients = Some(self.server.connections());
+    }
+}
+
+/// What tells how a data server is.
+struct DataServed {
+    server: Arc<DataServer>,
+    /// It has no machine whose operations would be counted.
+    watch: Watch,
+    url: String,
+}
+
+impl DataServed {
+    fn new(server: Arc<DataServer>, url: String) -> Self {
+        Self { server, watch: Watch::new(1, None), url }
+    }
+}
+
+impl Told for DataServed {
+    fn state(&self) -> (u64, Option<Errno>) {
+        (0, None)
+    }
+
+    fn figures(&self) -> MachineFigures {
+        MachineFigures::default()
+    }
+
+    fn watch(&self) -> &Watch {
+        &self.watch
+    }
+
+    fn path_of(&self, _: Ino) -> Option<String> {
+        None
     }
 
     fn complete(&self, status: &mut Status) {

@@ -97,6 +97,7 @@ impl Kind {
             | Request::StopWaiting { ino, .. } => (Self::Lock, *ino),
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => (Self::Open, Ino::ROOT),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
+            Request::Recount { ino } | Request::Place { ino } => (Self::GetAttr, *ino),
         }
     }
 }

@@ -104,7 +104,7 @@ impl IoKind {
         Some(match io {
             Io::Load(_) => Self::Load,
             Io::Groups { .. } => Self::Groups,
-            Io::Stream(_) => Self::Stream,
+            Io::Stream(..) => Self::Stream,
             Io::Journal { sync: false, .. } => Self::JournalAppend,
             Io::Journal { sync: true, .. } | Io::Sync => Self::JournalSync,
             Io::Stage { .. } => Self::CheckpointPiece,

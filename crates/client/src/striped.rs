@@ -1,0 +1,251 @@
+//! What is done with a file whose bytes are distributed over data servers: which parts each of them is asked for, and what their
+//! answers come to. It goes in rounds; the next begins when all answers of the last have come.
+
+use alloc::sync::Arc;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use espalier_proto::{
+    DataReply, DataRequest, END, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
+};
+
+/// Something that is being done with a striped file. See the module's description.
+#[derive(Debug)]
+pub struct Striped {
+    layout: Arc<Layout>,
+    round: Round,
+}
+
+/// What the servers have been asked for.
+#[derive(Debug)]
+enum Round {
+    Read(Read),
+    /// How long the datafiles are, to find out what of a short read is a hole.
+    Measure(Read),
+    /// What was missing, once more.
+    ReadAgain(Read),
+    /// How long the datafiles are, to append this.
+    MeasureToAppend {
+        ino: Ino,
+        data: Vec<u8>,
+    },
+    Write {
+        length: usize,
+    },
+    Allocate,
+    /// How long the datafiles are, and where in each.
+    Seek {
+        offset: u64,
+        what: SeekWhat,
+    },
+}
+
+/// A read under way.
+#[derive(Debug)]
+struct Read {
+    ino: Ino,
+    offset: u64,
+    length: u64,
+    /// What has been asked for, and what has come of the datafile of each place.
+    parts: Vec<Segment>,
+    bytes: Vec<Vec<u8>>,
+}
+
+/// What is to be done next.
+#[derive(Debug)]
+pub enum Turn {
+    /// Ask these servers, and come back with all answers, in this order.
+    Ask(Vec<(ServerId, DataRequest)>),
+    Done(Result<Reply, Errno>),
+}
+
+impl Striped {
+    /// Begins. `data`: what is written.
+    pub fn start(layout: Arc<Layout>, io: StreamIo, data: Vec<u8>) -> (Self, Turn) {
+        let (round, turn) = begin(&layout, io, data);
+        (Self { layout, round }, turn)
+    }
+
+    /// The answers have come.
+    pub fn go_on(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Turn {
+        match self.proceed(replies) {
+            Ok(turn) => turn,
+            Err(errno) => Turn::Done(Err(errno)),
+        }
+    }
+
+    fn proceed(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Result<Turn, Errno> {
+        let replies = replies.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let layout = Arc::clone(&self.layout);
+        let (round, turn) = match core::mem::replace(&mut self.round, Round::Allocate) {
+            Round::Read(read) => read.received(replies)?.judge(&layout),
+            Round::ReadAgain(read) => done(Ok(Reply::Bytes(read.received(replies)?.gather(&layout)))),
+            Round::Measure(read) => read.measured(&layout, layout.size(sizes(&replies)?)),
+            Round::MeasureToAppend { ino, data } => {
+                let offset = layout.size(sizes(&replies)?);
+                write(&layout, ino, offset, &data)
+            }
+            Round::Write { length } => done(Ok(Reply::Written(length as u32))),
+            Round::Allocate => done(Ok(Reply::Done)),
+            Round::Seek { offset, what } => done(found(&layout, offset, what, &replies)),
+        };
+        self.round = round;
+        Ok(turn)
+    }
+}
+
+fn done(result: Result<Reply, Errno>) -> (Round, Turn) {
+    (Round::Allocate, Turn::Done(result))
+}
+
+fn begin(layout: &Layout, io: StreamIo, data: Vec<u8>) -> (Round, Turn) {
+    match io {
+        StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
+        StreamIo::Write { ino, offset: END } => {
+            (Round::MeasureToAppend { ino, data }, Turn::Ask(measure(layout, ino)))
+        }
+        StreamIo::Write { ino, offset } => write(layout, ino, offset, &data),
+        StreamIo::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
+        StreamIo::Allocate { ino, offset, length, mode } => {
+            let ask = |Segment { place, local: offset, length }| {
+                (layout.servers()[place], DataRequest::Allocate { ino, offset, length, mode })
+            };
+            (Round::Allocate, Turn::Ask(layout.parts(offset, length).into_iter().map(ask).collect()))
+        }
+        StreamIo::Seek { ino, offset, what } => {
+            let mut asks = measure(layout, ino);
+            asks.extend(layout.servers().iter().enumerate().map(|(place, server)| {
+                let offset = layout.local_size(place, offset);
+                (*server, DataRequest::Seek { ino, offset, what })
+            }));
+            (Round::Seek { offset, what }, Turn::Ask(asks))
+        }
+        // The caller then copies by reading and writing.
+        StreamIo::Copy { .. } => done(Err(Errno::EXDEV)),
+    }
+}
+
+/// Offsets are signed in system calls.
+fn is_too_far(offset: u64, length: u64) -> bool {
+    offset.checked_add(length).is_none_or(|end| i64::try_from(end).is_err())
+}
+
+/// Asks all servers how long the datafiles are.
+fn measure(layout: &Layout, ino: Ino) -> Vec<(ServerId, DataRequest)> {
+    layout.servers().iter().map(|server| (*server, DataRequest::Stat { inos: vec![ino] })).collect()
+}
+
+fn sizes(replies: &[DataReply]) -> Result<Vec<u64>, Errno> {
+    let size = |reply: &DataReply| match reply {
+        DataReply::Stats(stats) => stats.first().map(|stat| stat.size).ok_or(Errno::EIO),
+        _ => Err(Errno::EIO),
+    };
+    replies.iter().map(size).collect()
+}
+
+fn write(layout: &Layout, ino: Ino, offset: u64, data: &[u8]) -> (Round, Turn) {
+    if is_too_far(offset, data.len() as u64) {
+        return done(Err(Errno::EFBIG));
+    }
+    if data.is_empty() {
+        return done(Ok(Reply::Written(0)));
+    }
+    let (length, mut scattered) = (data.len(), layout.scatter(offset, data));
+    let ask = |Segment { place, local: offset, .. }| {
+        let data = core::mem::take(&mut scattered[place]);
+        (layout.servers()[place], DataRequest::Write { ino, offset, data })
+    };
+    let asks = layout.parts(offset, length as u64).into_iter().map(ask).collect();
+    (Round::Write { length }, Turn::Ask(asks))
+}
+
+impl Read {
+    fn begin(layout: &Layout, ino: Ino, offset: u64, size: u32) -> (Round, Turn) {
+        let length = u64::from(size);
+        if length == 0 || is_too_far(offset, length) {
+            return done(Ok(Reply::Bytes(Vec::new())));
+        }
+        let bytes = vec![Vec::new(); layout.servers().len()];
+        let read = Self { ino, offset, length, parts: layout.parts(offset, length), bytes };
+        let asks = read.asks(layout);
+        (Round::Read(read), Turn::Ask(asks))
+    }
+
+    fn asks(&self, layout: &Layout) -> Vec<(ServerId, DataRequest)> {
+        let ask = |part: &Segment| {
+            let request = DataRequest::Read { ino: self.ino, offset: part.local, size: part.length as u32 };
+            (layout.servers()[part.place], request)
+        };
+        self.parts.iter().map(ask).collect()
+    }
+
+    fn received(mut self, replies: Vec<DataReply>) -> Result<Self, Errno> {
+        for (part, reply) in self.parts.iter().zip(replies) {
+            let DataReply::Bytes(bytes) = reply else { return Err(Errno::EIO) };
+            self.bytes[part.place] = bytes;
+        }
+        Ok(self)
+    }
+
+    fn judge(mut self, layout: &Layout) -> (Round, Turn) {
+        let is_short = |part: &Segment| (self.bytes[part.place].len() as u64) < part.length;
+        if let [only] = &self.bytes[..] {
+            self.length = only.len() as u64;
+        } else if self.parts.iter().any(is_short) {
+            let asks = measure(layout, self.ino);
+            return (Round::Measure(self), Turn::Ask(asks));
+        }
+        done(Ok(Reply::Bytes(self.gather(layout))))
+    }
+
+    /// What is missing before the end of the file is a hole; but only if it is still missing now, for it may have been written
+    /// between the first reading and the measuring, before what the end is due to.
+    fn measured(mut self, layout: &Layout, size: u64) -> (Round, Turn) {
+        self.length = self.length.min(size.saturating_sub(self.offset));
+        self.parts = layout.parts(self.offset, self.length);
+        self.parts.retain(|part| (self.bytes[part.place].len() as u64) < part.length);
+        if self.parts.is_empty() {
+            return done(Ok(Reply::Bytes(self.gather(layout))));
+        }
+        let asks = self.asks(layout);
+        (Round::ReadAgain(self), Turn::Ask(asks))
+    }
+
+    fn gather(&self, layout: &Layout) -> Vec<u8> {
+        let mut gathered = Vec::with_capacity(self.length as usize);
+        let mut taken = vec![0; self.bytes.len()];
+        for Segment { place, length, .. } in layout.segments(self.offset, self.length) {
+            let (from, length) = (taken[place], length as usize);
+            let there = self.bytes[place].get(from..).unwrap_or_default();
+            let there = &there[..there.len().min(length)];
+            gathered.extend_from_slice(there);
+            gathered.resize(gathered.len() + length - there.len(), 0);
+            taken[place] += length;
+        }
+        gathered
+    }
+}
+
+/// `replies`: the lengths of all datafiles, then what was found in each.
+fn found(layout: &Layout, offset: u64, what: SeekWhat, replies: &[DataReply]) -> Result<Reply, Errno> {
+    let (stats, places) = replies.split_at_checked(layout.servers().len()).ok_or(Errno::EIO)?;
+    let size = layout.size(sizes(stats)?);
+    if offset >= size {
+        return Err(Errno::ENXIO);
+    }
+    let mut nearest = match what {
+        SeekWhat::Data => None,
+        SeekWhat::Hole => Some(size),
+    };
+    for (place, reply) in places.iter().enumerate() {
+        let DataReply::Found(found) = reply else { return Err(Errno::EIO) };
+        let local = match what {
+            SeekWhat::Data => *found,
+            // Beyond its end a datafile is all hole.
+            SeekWhat::Hole => Some(found.unwrap_or(layout.local_size(place, offset))),
+        };
+        let candidate = local.map(|local| layout.logical(place, local));
+        nearest = [nearest, candidate].into_iter().flatten().min();
+    }
+    nearest.map(Reply::Offset).ok_or(Errno::ENXIO)
+}

@@ -1,0 +1,217 @@
+//! Striped files against a model: one line of bytes, some of them holes. The datafiles are such lines, too.
+
+use std::sync::Arc;
+
+use espalier_client::{Striped, Turn};
+use espalier_proto::{
+    AllocateMode, DataReply, DataRequest, Distribution, END, Errno, Ino, Layout, Reply, SeekWhat, ServerId,
+    StreamIo, StreamStat,
+};
+use fastrand::Rng;
+
+const INO: Ino = Ino(5);
+
+/// Bytes, of which `None` were never written.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Bytes(Vec<Option<u8>>);
+
+impl Bytes {
+    fn reach(&mut self, end: usize) {
+        self.0.resize(self.0.len().max(end), None);
+    }
+
+    fn write(&mut self, offset: usize, data: &[u8]) {
+        self.reach(offset + data.len());
+        for (at, byte) in data.iter().enumerate() {
+            self.0[offset + at] = Some(*byte);
+        }
+    }
+
+    fn read(&self, offset: usize, size: usize) -> Vec<u8> {
+        self.0.iter().skip(offset).take(size).map(|byte| byte.unwrap_or(0)).collect()
+    }
+
+    fn allocate(&mut self, offset: usize, length: usize, mode: AllocateMode) {
+        if !mode.contains(AllocateMode::KEEP_SIZE) {
+            self.reach(offset + length);
+        }
+        // Space without bytes counts as a hole.
+        if mode.contains(AllocateMode::PUNCH_HOLE) {
+            self.0.iter_mut().skip(offset).take(length).for_each(|byte| *byte = None);
+        }
+    }
+
+    fn seek(&self, offset: usize, what: SeekWhat) -> Option<usize> {
+        if offset >= self.0.len() {
+            return None;
+        }
+        let found = self.0[offset..].iter().position(|byte| byte.is_some() == (what == SeekWhat::Data));
+        match what {
+            SeekWhat::Data => found.map(|at| offset + at),
+            SeekWhat::Hole => Some(found.map_or(self.0.len(), |at| offset + at)),
+        }
+    }
+
+    fn answer(&mut self, request: DataRequest) -> Result<DataReply, Errno> {
+        request.check()?;
+        Ok(match request {
+            DataRequest::Read { offset, size, .. } => {
+                DataReply::Bytes(self.read(offset as usize, size as usize))
+            }
+            DataRequest::Write { offset, data, .. } => {
+                self.write(offset as usize, &data);
+                DataReply::Done
+            }
+            DataRequest::Allocate { offset, length, mode, .. } => {
+                self.allocate(offset as usize, length as usize, mode);
+                DataReply::Done
+            }
+            DataRequest::Seek { offset, what, .. } => {
+                DataReply::Found(self.seek(offset as usize, what).map(|found| found as u64))
+            }
+            DataRequest::Stat { inos } => {
+                let stat = StreamStat { size: self.0.len() as u64, ..StreamStat::default() };
+                DataReply::Stats(vec![stat; inos.len()])
+            }
+            other => panic!("{other:?} is nothing for clients"),
+        })
+    }
+}
+
+struct Cluster {
+    layout: Arc<Layout>,
+    servers: Vec<Bytes>,
+}
+
+impl Cluster {
+    fn new(random: &mut Rng, width: u16) -> Self {
+        // Numbers need not be places.
+        let servers = (0..width).map(|place| ServerId(100 - place)).collect();
+        let distribution = Distribution::SimpleStripe { strip: random.u64(1..=17) };
+        let layout = Layout::new(distribution, servers).expect("a layout");
+        Self { layout: Arc::new(layout), servers: vec![Bytes::default(); usize::from(width)] }
+    }
+
+    /// `between`: what others do between two rounds.
+    fn act(
+        &mut self,
+        random: &mut Rng,
+        io: StreamIo,
+        data: &[u8],
+        mut between: impl FnMut(&mut Self),
+    ) -> Result<Reply, Errno> {
+        let (mut striped, mut turn) = Striped::start(Arc::clone(&self.layout), io, data.to_vec());
+        for _ in 0..4 {
+            let asks = match turn {
+                Turn::Done(result) => return result,
+                Turn::Ask(asks) => asks,
+            };
+            let mut replies: Vec<_> = asks.iter().map(|_| Err(Errno::EIO)).collect();
+            let mut order: Vec<_> = asks.into_iter().enumerate().collect();
+            random.shuffle(&mut order);
+            for (at, (server, request)) in order {
+                let place = self.layout.servers().iter().position(|one| *one == server).expect("a server");
+                replies[at] = self.servers[place].answer(request);
+            }
+            between(self);
+            turn = striped.go_on(replies);
+        }
+        panic!("it does not come to an end");
+    }
+
+    fn truncate(&mut self, size: usize) {
+        for (place, server) in self.servers.iter_mut().enumerate() {
+            server.0.resize(self.layout.local_size(place, size as u64) as usize, None);
+        }
+    }
+}
+
+#[test]
+fn striped_files_are_as_whole_ones() {
+    for seed in 0..400 {
+        let random = &mut Rng::with_seed(seed);
+        let width = random.u16(1..=5);
+        let (mut cluster, mut model) = (Cluster::new(random, width), Bytes::default());
+        for step in 0..60 {
+            let (offset, length) = (random.usize(0..200), random.usize(1..120));
+            let (ino, at) = (INO, offset as u64);
+            let data: Vec<u8> = (0..length).map(|_| random.u8(1..)).collect();
+            let what = format!("seed {seed} step {step} at {offset} length {length}");
+            match random.u8(0..8) {
+                0 | 1 => {
+                    let end = random.u8(0..3) == 0;
+                    let io = StreamIo::Write { ino, offset: if end { END } else { at } };
+                    let written = cluster.act(random, io, &data, |_| ());
+                    assert_eq!(written, Ok(Reply::Written(length as u32)), "{what}");
+                    let offset = if end { model.0.len() } else { offset };
+                    model.write(offset, &data);
+                }
+                2 => {
+                    let mode = [
+                        AllocateMode::empty(),
+                        AllocateMode::KEEP_SIZE,
+                        AllocateMode::KEEP_SIZE | AllocateMode::PUNCH_HOLE,
+                    ][random.usize(0..3)];
+                    let io = StreamIo::Allocate { ino, offset: at, length: length as u64, mode };
+                    assert_eq!(cluster.act(random, io, b"", |_| ()), Ok(Reply::Done), "{what}");
+                    model.allocate(offset, length, mode);
+                }
+                3 => {
+                    cluster.truncate(offset);
+                    model.0.resize(offset, None);
+                }
+                4 | 5 => {
+                    for seek in [SeekWhat::Data, SeekWhat::Hole] {
+                        let io = StreamIo::Seek { ino, offset: at, what: seek };
+                        let wanted = model.seek(offset, seek);
+                        let wanted = wanted.map(|found| Reply::Offset(found as u64)).ok_or(Errno::ENXIO);
+                        assert_eq!(cluster.act(random, io, b"", |_| ()), wanted, "{what} {seek:?}");
+                    }
+                }
+                _ => {
+                    let io = StreamIo::Read { ino, offset: at, size: length as u32 };
+                    let wanted = Ok(Reply::Bytes(model.read(offset, length)));
+                    assert_eq!(cluster.act(random, io, b"", |_| ()), wanted, "{what}");
+                }
+            }
+            let sizes = cluster.servers.iter().map(|server| server.0.len() as u64);
+            assert_eq!(cluster.layout.size(sizes), model.0.len() as u64, "{what}");
+        }
+    }
+}
+
+/// A log grows while it is read: what is read of it is never zeros that nobody has written.
+#[test]
+fn what_is_appended_meanwhile_is_no_hole() {
+    for seed in 0..200 {
+        let random = &mut Rng::with_seed(seed);
+        let mut cluster = Cluster::new(random, 3);
+        let mut length = random.usize(0..60);
+        let grow = |cluster: &mut Cluster, length: &mut usize, by: usize| {
+            for _ in 0..by {
+                let at = cluster.layout.parts(*length as u64, 1)[0];
+                cluster.servers[at.place].write(at.local as usize, b"x");
+                *length += 1;
+            }
+        };
+        let initial = std::mem::take(&mut length);
+        grow(&mut cluster, &mut length, initial);
+        let (steps, io) = (random.usize(0..40), StreamIo::Read { ino: INO, offset: 0, size: 200 });
+        let read = cluster.act(random, io, b"", |cluster| grow(cluster, &mut length, steps));
+        let Ok(Reply::Bytes(bytes)) = read else { panic!("{read:?}") };
+        assert!(bytes.len() >= initial && bytes.iter().all(|byte| *byte == b'x'), "seed {seed}: {bytes:?}");
+    }
+}
+
+#[test]
+fn what_a_server_cannot_do_fails_the_whole() {
+    let layout = Layout::new(Distribution::SimpleStripe { strip: 4 }, vec![ServerId(1), ServerId(2)]);
+    let layout = Arc::new(layout.expect("a layout"));
+    let io = StreamIo::Write { ino: INO, offset: 0 };
+    let (mut striped, turn) = Striped::start(Arc::clone(&layout), io, vec![1; 8]);
+    assert!(matches!(turn, Turn::Ask(asks) if asks.len() == 2));
+    let turn = striped.go_on(vec![Ok(DataReply::Done), Err(Errno::ENOSPC)]);
+    assert!(matches!(turn, Turn::Done(Err(Errno::ENOSPC))));
+    let far = StreamIo::Write { ino: INO, offset: i64::MAX as u64 };
+    assert!(matches!(Striped::start(layout, far, vec![1]).1, Turn::Done(Err(Errno::EFBIG))));
+}

@@ -1,0 +1,272 @@
+//! The data server's state machine: takes requests on datafiles, says which of them are done now, and answers. It waits
+//! for nothing.
+//!
+//! It keeps three promises. What was asked earlier does not land on what is asked later: a request that comes again, over a new
+//! connection, while it is being done is not done twice at the same time; and a metadata server that was started anew is served
+//! when all is done that it asked before. What replaces a datafile as a whole runs alone on it, in the order in which it
+//! came. And a removal is answered when it is durable, many of them by one sync.
+//!
+//! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+#[cfg(test)]
+mod tests;
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ToData};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+type Map<K, V> = HashMap<K, V, FxBuildHasher>;
+
+/// Names an I/O that the machine has asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IoId(pub u64);
+
+#[derive(Debug)]
+pub enum Input {
+    /// Somebody has connected. What comes by earlier connections of the same is not listened to any more. `incarnation`: tells one
+    /// start of it from the next.
+    Connect {
+        from: ClientId,
+        incarnation: u64,
+        connection: u64,
+    },
+    /// `connection`: by which the sender is to be answered.
+    Request {
+        from: ClientId,
+        connection: u64,
+        message: ToData,
+    },
+    Done {
+        id: IoId,
+        result: Result<DataReply, Errno>,
+    },
+}
+
+/// Something to be done outside of the machine, which then expects a [`Input::Done`] for it.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Io {
+    Request(DataRequest),
+    /// Make it durable that what has been removed until now is gone.
+    SyncRemoved,
+}
+
+/// What the machine wants done.
+#[derive(Debug, Default)]
+pub struct Outbox {
+    pub io: Vec<(IoId, Io)>,
+    /// By the number of the connection. One that is gone needs no answer: its client asks again.
+    pub replies: Vec<(u64, FromData)>,
+}
+
+/// Who asked, in which incarnation, and by which number.
+type Asked = (ClientId, u64, RequestId);
+
+/// Somebody who has connected.
+#[derive(Debug)]
+struct Peer {
+    incarnation: u64,
+    connection: u64,
+    /// What waits for the end of what an earlier incarnation has asked.
+    early: VecDeque<ToData>,
+}
+
+/// The data server's machine. See the crate's description.
+#[derive(Debug, Default)]
+pub struct Data {
+    peers: Map<ClientId, Peer>,
+    /// Requests that have not been answered, and the connections that wait for them.
+    under_way: Map<Asked, u64>,
+    running: Map<IoId, Running>,
+    files: Map<Ino, File>,
+    next_io: u64,
+    /// Removed, but not durably.
+    removed: Vec<Asked>,
+}
+
+#[derive(Debug)]
+enum Running {
+    Request(Asked, Option<(Ino, Use)>),
+    /// A removal runs alone, as long as that takes; its answer waits for the sync.
+    Removal(Asked, Ino),
+    SyncRemoved(Vec<Asked>),
+}
+
+/// How a request uses a datafile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Shared,
+    Alone,
+}
+
+/// What is being done with a datafile, and what is to be done next.
+#[derive(Debug, Default)]
+struct File {
+    running: usize,
+    alone: bool,
+    waiting: VecDeque<(Asked, Use, DataRequest)>,
+}
+
+impl File {
+    fn takes(&self, how: Use) -> bool {
+        !self.alone && (how == Use::Shared || self.running == 0)
+    }
+}
+
+impl Data {
+    /// Takes one input. Whatever follows from it at once is in `out` on return.
+    pub fn on(&mut self, input: Input, out: &mut Outbox) {
+        match input {
+            Input::Connect { from, incarnation, connection } => {
+                self.peers.insert(from, Peer { incarnation, connection, early: VecDeque::new() });
+            }
+            Input::Request { from, connection, message } => {
+                let Some(peer) = self.peers.get_mut(&from).filter(|peer| peer.connection == connection)
+                else {
+                    return;
+                };
+                let old = |(of, when, _): &Asked| *of == from && *when != peer.incarnation;
+                if peer.early.is_empty() && !self.under_way.keys().any(old) {
+                    let asked = (from, peer.incarnation, message.id);
+                    self.begin(asked, connection, message.request, out);
+                } else {
+                    peer.early.push_back(message);
+                }
+            }
+            Input::Done { id, result } => match self.running.remove(&id) {
+                Some(Running::Request(asked, used)) => {
+                    self.answer(asked, result, out);
+                    if let Some((ino, how)) = used {
+                        self.leave(ino, how, out);
+                    }
+                }
+                Some(Running::Removal(asked, ino)) => {
+                    match result {
+                        Ok(_) => self.removed.push(asked),
+                        Err(_) => self.answer(asked, result, out),
+                    }
+                    self.leave(ino, Use::Alone, out);
+                    self.sync_removed(out);
+                }
+                Some(Running::SyncRemoved(removals)) => {
+                    for asked in removals {
+                        self.answer(asked, result.clone(), out);
+                    }
+                    self.sync_removed(out);
+                }
+                None => {}
+            },
+        }
+    }
+
+    fn begin(&mut self, asked: Asked, connection: u64, request: DataRequest, out: &mut Outbox) {
+        if self.under_way.insert(asked, connection).is_some() {
+            // Its answer goes to the new connection.
+            return;
+        }
+        match request.check() {
+            Err(errno) => self.answer(asked, Err(errno), out),
+            Ok(()) => self.take(asked, request, out),
+        }
+    }
+
+    /// Requests that have not been answered.
+    pub fn under_way(&self) -> usize {
+        self.under_way.len()
+    }
+
+    fn take(&mut self, asked: Asked, request: DataRequest, out: &mut Outbox) {
+        let Some((ino, how)) = used(&request) else {
+            return self.run(Running::Request(asked, None), Io::Request(request), out);
+        };
+        let file = self.files.entry(ino).or_default();
+        if file.waiting.is_empty() && file.takes(how) {
+            self.enter(asked, (ino, how), request, out);
+        } else {
+            file.waiting.push_back((asked, how, request));
+        }
+    }
+
+    fn enter(&mut self, asked: Asked, (ino, how): (Ino, Use), request: DataRequest, out: &mut Outbox) {
+        let file = self.files.entry(ino).or_default();
+        file.running += 1;
+        file.alone = how == Use::Alone;
+        let running = match request {
+            DataRequest::Remove { .. } => Running::Removal(asked, ino),
+            _ => Running::Request(asked, Some((ino, how))),
+        };
+        self.run(running, Io::Request(request), out);
+    }
+
+    /// A request is done with a datafile: those that have waited for it come next.
+    fn leave(&mut self, ino: Ino, how: Use, out: &mut Outbox) {
+        let Some(file) = self.files.get_mut(&ino) else { return };
+        file.running -= 1;
+        if how == Use::Alone {
+            file.alone = false;
+        }
+        while let Some(file) = self.files.get_mut(&ino)
+            && file.waiting.front().is_some_and(|(_, how, _)| file.takes(*how))
+            && let Some((asked, how, request)) = file.waiting.pop_front()
+        {
+            self.enter(asked, (ino, how), request, out);
+        }
+        if self.files.get(&ino).is_some_and(|file| file.running == 0) {
+            self.files.remove(&ino);
+        }
+    }
+
+    fn sync_removed(&mut self, out: &mut Outbox) {
+        let is_syncing = self.running.values().any(|running| matches!(running, Running::SyncRemoved(_)));
+        if !is_syncing && !self.removed.is_empty() {
+            let removals = core::mem::take(&mut self.removed);
+            self.run(Running::SyncRemoved(removals), Io::SyncRemoved, out);
+        }
+    }
+
+    fn run(&mut self, running: Running, io: Io, out: &mut Outbox) {
+        self.next_io += 1;
+        let id = IoId(self.next_io);
+        self.running.insert(id, running);
+        out.io.push((id, io));
+    }
+
+    fn answer(&mut self, asked: Asked, result: Result<DataReply, Errno>, out: &mut Outbox) {
+        if let Some(connection) = self.under_way.remove(&asked) {
+            out.replies.push((connection, FromData { id: asked.2, result }));
+        }
+        let (from, incarnation, _) = asked;
+        let Some(peer) = self.peers.get_mut(&from).filter(|peer| peer.incarnation != incarnation) else {
+            return;
+        };
+        if !self.under_way.keys().any(|(of, when, _)| *of == from && *when != peer.incarnation) {
+            let (now, connection) = (peer.incarnation, peer.connection);
+            for ToData { id, request } in core::mem::take(&mut peer.early) {
+                self.begin((from, now, id), connection, request, out);
+            }
+        }
+    }
+}
+
+/// The datafile that a request uses, and how; `None`: it does not matter what is done with others meanwhile.
+fn used(request: &DataRequest) -> Option<(Ino, Use)> {
+    match request {
+        DataRequest::Read { ino, .. }
+        | DataRequest::Write { ino, .. }
+        | DataRequest::Allocate { ino, .. }
+        | DataRequest::Seek { ino, .. }
+        | DataRequest::Sync { ino } => Some((*ino, Use::Shared)),
+        DataRequest::Fill { ino, .. }
+        | DataRequest::Settle { ino }
+        | DataRequest::Truncate { ino, .. }
+        | DataRequest::SetMtime { ino, .. }
+        | DataRequest::Remove { ino } => Some((*ino, Use::Alone)),
+        DataRequest::Stat { .. } | DataRequest::New | DataRequest::Space => None,
+    }
+}

@@ -1,0 +1,145 @@
+use alloc::vec;
+
+use espalier_proto::StreamStat;
+
+use super::*;
+
+const A: ClientId = ClientId(1);
+const FILE: Ino = Ino(9);
+
+struct Server {
+    data: Data,
+    out: Outbox,
+}
+
+impl Server {
+    fn new() -> Self {
+        let mut server = Self { data: Data::default(), out: Outbox::default() };
+        server.connect(1, 1);
+        server
+    }
+
+    fn connect(&mut self, incarnation: u64, connection: u64) {
+        self.data.on(Input::Connect { from: A, incarnation, connection }, &mut self.out);
+    }
+
+    fn ask(&mut self, connection: u64, id: u64, request: DataRequest) {
+        let message = ToData { id: RequestId(id), request };
+        self.data.on(Input::Request { from: A, connection, message }, &mut self.out);
+    }
+
+    /// Does what the machine has asked for first; what that was.
+    fn work(&mut self) -> Io {
+        let (id, io) = self.out.io.remove(0);
+        self.data.on(Input::Done { id, result: Ok(DataReply::Done) }, &mut self.out);
+        io
+    }
+
+    /// Requests that have been answered, with the connections.
+    fn answered(&mut self) -> Vec<(u64, u64)> {
+        self.out.replies.drain(..).map(|(connection, reply)| (connection, reply.id.0)).collect()
+    }
+}
+
+fn write(byte: u8) -> DataRequest {
+    DataRequest::Write { ino: FILE, offset: 0, data: vec![byte] }
+}
+
+#[test]
+fn a_request_that_comes_again_is_not_done_twice_at_a_time() {
+    let mut server = Server::new();
+    server.ask(1, 1, write(1));
+    server.connect(1, 2);
+    server.ask(1, 2, write(2));
+    server.ask(2, 1, write(1));
+    assert_eq!(server.out.io.len(), 1, "and what comes by the old connection is not listened to");
+    server.work();
+    assert_eq!(server.answered(), [(2, 1)], "by the connection that it has now");
+    server.ask(2, 1, write(1));
+    assert_eq!(server.out.io.len(), 1, "what was answered is done again");
+}
+
+#[test]
+fn what_replaces_a_datafile_runs_alone_and_in_order() {
+    let mut server = Server::new();
+    server.ask(1, 1, write(1));
+    server.ask(1, 2, write(2));
+    assert_eq!(server.out.io.len(), 2, "writes do not wait for each other");
+    server.ask(1, 3, DataRequest::Truncate { ino: FILE, size: 0 });
+    server.ask(1, 4, write(4));
+    server.ask(1, 5, DataRequest::Stat { inos: vec![FILE] });
+    server.ask(1, 6, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![] });
+    assert_eq!(server.out.io.len(), 4, "a stat, and another file, wait for nothing");
+    server.work();
+    assert_eq!(server.out.io.len(), 3);
+    server.work();
+    let last = &server.out.io.last().expect("what has waited").1;
+    assert_eq!(*last, Io::Request(DataRequest::Truncate { ino: FILE, size: 0 }));
+    while !server.out.io.is_empty() {
+        server.work();
+    }
+    assert_eq!(server.answered().last(), Some(&(1, 4)));
+    assert!(server.data.files.is_empty() && server.data.under_way() == 0);
+}
+
+#[test]
+fn removals_are_answered_when_they_are_durable() {
+    let mut server = Server::new();
+    for id in 1..=3 {
+        server.ask(1, id, DataRequest::Remove { ino: Ino(id) });
+    }
+    server.work();
+    assert!(server.answered().is_empty());
+    server.work();
+    server.work();
+    assert_eq!(server.work(), Io::SyncRemoved);
+    assert_eq!(server.answered(), [(1, 1)], "of the others that sync knew nothing");
+    assert_eq!(server.work(), Io::SyncRemoved);
+    assert_eq!(server.answered(), [(1, 2), (1, 3)]);
+    assert!(server.out.io.is_empty());
+}
+
+#[test]
+fn a_removal_that_fails_is_told_and_keeps_nobody() {
+    let mut server = Server::new();
+    server.ask(1, 1, DataRequest::Remove { ino: FILE });
+    server.ask(1, 2, write(2));
+    let (id, _) = server.out.io.remove(0);
+    server.data.on(Input::Done { id, result: Err(Errno::EIO) }, &mut server.out);
+    assert_eq!(server.out.replies.pop().map(|(_, reply)| reply.result), Some(Err(Errno::EIO)));
+    server.work();
+    assert_eq!(server.answered(), [(1, 2)]);
+}
+
+#[test]
+fn what_nobody_asks_that_means_well_is_refused() {
+    let mut server = Server::new();
+    server.ask(1, 1, DataRequest::Write { ino: FILE, offset: espalier_proto::END, data: vec![1] });
+    server.ask(1, 2, DataRequest::Stat { inos: vec![FILE; DataRequest::MAX_INODES + 1] });
+    assert!(server.out.io.is_empty());
+    assert!(server.out.replies.iter().all(|(_, reply)| reply.result == Err(Errno::EINVAL)));
+    server.ask(1, 3, DataRequest::Stat { inos: vec![FILE] });
+    let (id, _) = server.out.io.remove(0);
+    let stats = DataReply::Stats(vec![StreamStat::default()]);
+    server.data.on(Input::Done { id, result: Ok(stats.clone()) }, &mut server.out);
+    assert_eq!(server.out.replies.pop().map(|(_, reply)| reply.result), Some(Ok(stats)));
+}
+
+/// The write of an earlier incarnation would land on what the next has written.
+#[test]
+fn what_was_asked_before_a_restart_is_done_before_what_is_asked_after() {
+    let mut server = Server::new();
+    server.ask(1, 1, write(1));
+    server.ask(1, 2, DataRequest::Remove { ino: FILE });
+    server.connect(2, 2);
+    server.ask(2, 1, write(2));
+    server.ask(2, 2, DataRequest::New);
+    assert_eq!(server.out.io.len(), 1);
+    for expected in [write(1), DataRequest::Remove { ino: FILE }] {
+        assert_eq!(server.work(), Io::Request(expected));
+    }
+    assert_eq!(server.work(), Io::SyncRemoved);
+    assert_eq!(server.work(), Io::Request(write(2)));
+    assert_eq!(server.work(), Io::Request(DataRequest::New));
+    assert_eq!(server.answered().last(), Some(&(2, 2)));
+}

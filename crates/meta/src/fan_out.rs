@@ -1,0 +1,114 @@
+//! What a call on streams asks of data servers, and what their answers come to.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, ServerId, StreamStat};
+
+use crate::step::{StreamCall, StreamDone};
+use crate::striping::Layouts;
+
+impl StreamCall {
+    /// What each data server is asked. Files without layouts are none of theirs.
+    ///
+    /// # Errors
+    /// `EFBIG` for a size that no file can have.
+    pub fn requests(&self, layouts: &Layouts) -> Result<Vec<(ServerId, DataRequest)>, Errno> {
+        if let Self::Stat(_) | Self::Glance(_) | Self::Measure(_) = self {
+            return Ok(stats(layouts));
+        }
+        let Some((_, layout)) = layouts.first() else { return Ok(Vec::new()) };
+        if let Self::Fill { size, .. } | Self::Truncate { size, .. } = self
+            && i64::try_from(*size).is_err()
+        {
+            return Err(Errno::EFBIG);
+        }
+        let bytes = if let Self::Fill { bytes, .. } = self { &bytes[..] } else { &[] };
+        let mut contents = layout.scatter(0, bytes);
+        let request = |(place, server): (usize, &ServerId)| {
+            Some((*server, self.request(layout, place, &mut contents)?))
+        };
+        Ok(layout.servers().iter().enumerate().filter_map(request).collect())
+    }
+
+    fn request(&self, layout: &Layout, place: usize, contents: &mut [Vec<u8>]) -> Option<DataRequest> {
+        Some(match *self {
+            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) => return None,
+            Self::Fill { ino, size, mtime, sync, .. } => {
+                let data = core::mem::take(&mut contents[place]);
+                DataRequest::Fill { ino, data, size: layout.local_size(place, size), mtime, sync }
+            }
+            Self::Settle { ino } => DataRequest::Settle { ino },
+            Self::Truncate { ino, size } => {
+                DataRequest::Truncate { ino, size: layout.local_size(place, size) }
+            }
+            Self::SetMtime { ino, mtime } => DataRequest::SetMtime { ino, mtime },
+            Self::Sync { ino } => DataRequest::Sync { ino },
+            Self::Remove { ino } => DataRequest::Remove { ino },
+        })
+    }
+
+    /// What it comes to. `asked`: what [`Self::requests`] has given; `replies`: in that order. `local`: what the store tells of a file
+    /// without a layout.
+    ///
+    /// # Errors
+    /// The first of the servers', and those of `local`.
+    pub fn combine(
+        &self,
+        layouts: &Layouts,
+        asked: &[(ServerId, DataRequest)],
+        replies: Vec<Result<DataReply, Errno>>,
+        local: impl Fn(Ino) -> Result<StreamStat, Errno>,
+    ) -> Result<StreamDone, Errno> {
+        let replies = replies.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let inos: Vec<Ino> = match self {
+            Self::Stat(inos) | Self::Glance(inos) => inos.clone(),
+            Self::Measure(files) => files.iter().map(|(ino, _)| *ino).collect(),
+            _ => return Ok(StreamDone::Done),
+        };
+        let mut told: BTreeMap<(Ino, ServerId), StreamStat> = BTreeMap::new();
+        for ((server, request), reply) in asked.iter().zip(replies) {
+            let (DataRequest::Stat { inos }, DataReply::Stats(stats)) = (request, reply) else {
+                return Err(Errno::EIO);
+            };
+            if stats.len() != inos.len() {
+                return Err(Errno::EIO);
+            }
+            told.extend(inos.iter().zip(stats).map(|(ino, stat)| ((*ino, *server), stat)));
+        }
+        let layouts: BTreeMap<Ino, &Layout> = layouts.iter().map(|(ino, layout)| (*ino, &**layout)).collect();
+        let stat = |ino: Ino| match layouts.get(&ino) {
+            None => local(ino),
+            Some(layout) => {
+                let of = |server: &ServerId| told.get(&(ino, *server)).copied().ok_or(Errno::EIO);
+                Ok(whole(layout, &layout.servers().iter().map(of).collect::<Result<Vec<_>, _>>()?))
+            }
+        };
+        Ok(StreamDone::Stats(inos.into_iter().map(stat).collect::<Result<_, _>>()?))
+    }
+}
+
+/// One request to each server for many files.
+fn stats(layouts: &Layouts) -> Vec<(ServerId, DataRequest)> {
+    let mut asked: BTreeMap<ServerId, Vec<Ino>> = BTreeMap::new();
+    for (ino, layout) in layouts {
+        for server in layout.servers() {
+            asked.entry(*server).or_default().push(*ino);
+        }
+    }
+    let chunks = |(server, inos): (ServerId, Vec<Ino>)| {
+        let chunks = inos.chunks(DataRequest::MAX_INODES).map(<[Ino]>::to_vec).collect::<Vec<_>>();
+        chunks.into_iter().map(move |inos| (server, DataRequest::Stat { inos }))
+    };
+    asked.into_iter().flat_map(chunks).collect()
+}
+
+/// What the datafiles tell of a file.
+fn whole(layout: &Layout, datafiles: &[StreamStat]) -> StreamStat {
+    StreamStat {
+        size: layout.size(datafiles.iter().map(|stat| stat.size)),
+        blocks: datafiles.iter().map(|stat| stat.blocks).sum(),
+        mtime: datafiles.iter().map(|stat| stat.mtime).max().unwrap_or_default(),
+        ctime: datafiles.iter().map(|stat| stat.ctime).max().unwrap_or_default(),
+    }
+}

@@ -1,0 +1,227 @@
+//! Files whose bytes lie on data servers.
+
+use alloc::collections::BTreeSet;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use espalier_proto::{
+    Caller, ClientId, Distribution, Errno, Ino, Layout, LayoutError, Reply, Request, RequestId, ServerId,
+    StreamIo,
+};
+
+use crate::event::Event;
+use crate::io::Purpose;
+use crate::journal::Held;
+use crate::machine::{Cx, Meta};
+use crate::outbox::{Io, IoId, Now, Outbox};
+use crate::state::State;
+use crate::step::{Step, StreamCall};
+use crate::task::Task;
+use crate::trash::ITSELF;
+
+/// Which of a call's files lie on data servers, and how.
+pub type Layouts = Vec<(Ino, Arc<Layout>)>;
+
+/// How files are distributed that outgrow what is kept with their inodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Striping {
+    distribution: Distribution,
+    /// All data servers.
+    servers: Vec<ServerId>,
+    /// A file gets so many of them.
+    width: usize,
+}
+
+impl Striping {
+    /// # Errors
+    /// No file could be distributed so.
+    pub fn new(
+        distribution: Distribution,
+        servers: Vec<ServerId>,
+        width: usize,
+    ) -> Result<Self, LayoutError> {
+        Layout::new(distribution, servers.clone())?;
+        let width = width.clamp(1, servers.len());
+        Ok(Self { distribution, servers, width })
+    }
+
+    /// The layout of a new file. Numbers follow on each other, so that the servers begin files in turn.
+    fn layout(&self, ino: Ino) -> Result<Arc<Layout>, Errno> {
+        let count = self.servers.len();
+        let first = (ino.0 % count as u64) as usize;
+        let servers = (0..self.width).map(|at| self.servers[(first + at) % count]).collect();
+        self.of(servers)
+    }
+
+    /// A layout that names servers, whatever they have of the file.
+    fn of(&self, servers: Vec<ServerId>) -> Result<Arc<Layout>, Errno> {
+        Layout::new(self.distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
+    }
+}
+
+/// Where the bytes of a file are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Place {
+    Store,
+    Servers(Arc<Layout>),
+    /// [`Input::Place`](crate::Input::Place) finds out.
+    Unknown(Ino),
+}
+
+impl State {
+    /// No server holds the file's stream for new any more.
+    pub(crate) fn note_settled(&mut self, ino: Ino) {
+        self.unsettled.remove(&ino);
+        if let Some(striped) = &mut self.striped {
+            striped.remove(&ino);
+        }
+    }
+}
+
+impl Meta {
+    /// Whether there are, or have been, files on data servers.
+    pub fn is_striped(&self) -> bool {
+        self.state.striped.is_some()
+    }
+
+    /// Where the bytes of a file are to lie that is about to be unstuffed; `None`: in the store.
+    pub(crate) fn new_layout(&self, ino: Ino) -> Step<Option<Arc<Layout>>> {
+        Ok(self.config.striping.as_ref().map(|striping| striping.layout(ino)).transpose()?)
+    }
+
+    /// The I/O of a call, with what it must be told of layouts.
+    pub(crate) fn stream_io(&self, call: StreamCall) -> Io {
+        if self.config.striping.is_none() && self.state.striped.is_none() {
+            return Io::Stream(call, Layouts::new());
+        }
+        let layout = |ino: Ino| self.layout_for(&call, ino).map(|layout| (ino, layout));
+        let layouts = match &call {
+            StreamCall::Stat(inos) | StreamCall::Glance(inos) => {
+                inos.iter().copied().filter_map(layout).collect()
+            }
+            StreamCall::Measure(files) => files.iter().filter_map(|(ino, _)| layout(*ino)).collect(),
+            StreamCall::Fill { ino, .. }
+            | StreamCall::Settle { ino }
+            | StreamCall::Truncate { ino, .. }
+            | StreamCall::SetMtime { ino, .. }
+            | StreamCall::Sync { ino }
+            | StreamCall::Remove { ino } => layout(*ino).into_iter().collect(),
+        };
+        Io::Stream(call, layouts)
+    }
+
+    fn layout_for(&self, call: &StreamCall, ino: Ino) -> Option<Arc<Layout>> {
+        let inode = self.state.inodes.get(&ino).map(|cached| &cached.inode);
+        match call {
+            StreamCall::Fill { .. } => self.new_layout(ino).ok().flatten(),
+            // It may not be in memory any more, and was settled perhaps: then nothing is to be done.
+            StreamCall::Settle { .. } if inode.is_none() && self.is_unsettled(ino) => {
+                let striping = self.config.striping.as_ref()?;
+                striping.of(striping.servers.clone()).ok()
+            }
+            _ => inode?.layout().cloned(),
+        }
+    }
+
+    fn is_unsettled(&self, ino: Ino) -> bool {
+        self.state.striped.as_ref().is_some_and(|unsettled| unsettled.contains(&ino))
+    }
+
+    /// Where the bytes of a file are that a client does something with.
+    pub fn place_of(&self, io: &StreamIo) -> Place {
+        if self.config.striping.is_none() {
+            return Place::Store;
+        }
+        let of = |ino: Ino| match self.state.inodes.get(&ino).map(|cached| cached.inode.layout()) {
+            Some(None) => Place::Store,
+            Some(Some(layout)) => Place::Servers(Arc::clone(layout)),
+            None => Place::Unknown(ino),
+        };
+        match *io {
+            StreamIo::Read { ino, .. }
+            | StreamIo::Write { ino, .. }
+            | StreamIo::Allocate { ino, .. }
+            | StreamIo::Seek { ino, .. } => of(ino),
+            StreamIo::Copy { from, to, .. } => match (of(from), of(to)) {
+                (Place::Store, other) | (other, _) => other,
+            },
+        }
+    }
+
+    /// Finds out where the bytes of a file are, so that [`Self::place_of`] can tell: after a restart it need not be in memory though
+    /// clients have it open.
+    pub(crate) fn find_place(&mut self, now: Now, ino: Ino, out: &mut Outbox) {
+        let task = Task::new(ITSELF, RequestId(0), Caller::SERVER, Request::Place { ino });
+        self.run(now, task, None, out);
+    }
+
+    /// A data server that has been reached for the first time tells what it has of files that were never settled. What
+    /// nobody knows of came before a crash, and goes.
+    pub(crate) fn new_datafiles(&mut self, server: ServerId, inos: &[Ino], out: &mut Outbox) {
+        let Some(Ok(layout)) = self.config.striping.as_ref().map(|striping| striping.of([server].into()))
+        else {
+            return;
+        };
+        for ino in inos {
+            if self.is_unsettled(*ino) {
+                continue;
+            }
+            let layouts = [(*ino, Arc::clone(&layout))].into();
+            let io = Io::Stream(StreamCall::Remove { ino: *ino }, layouts);
+            self.ask(Purpose::RemoveDatafile, io, out);
+        }
+    }
+
+    /// After a recovery: what data servers may still hold for new, and files that may have other sizes than are counted.
+    pub(crate) fn recover_striped(&mut self) {
+        let unsettled = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
+        if self.config.striping.is_some() {
+            unsettled.for_each(|ino| self.journal.hold(self.state.sequence, Held::SettleStream(ino)));
+        }
+        for (ino, watched) in &mut self.state.watched {
+            let inode = self.state.inodes.get(ino).map(|cached| &cached.inode);
+            watched.unmeasured = inode.is_some_and(|inode| inode.layout().is_some());
+        }
+    }
+
+    /// Counts files that were being written when an earlier machine ended.
+    pub(crate) fn measure_unmeasured(&mut self, now: Now, out: &mut Outbox) {
+        if self.config.striping.is_none() || self.writable().is_err() {
+            return;
+        }
+        let watched = self.state.watched.iter_mut().filter(|(_, watched)| watched.unmeasured);
+        let unmeasured: Vec<Ino> = watched
+            .map(|(ino, watched)| {
+                watched.unmeasured = false;
+                *ino
+            })
+            .collect();
+        for ino in unmeasured {
+            let task = Task::new(ITSELF, RequestId(0), Caller::SERVER, Request::Recount { ino });
+            self.run(now, task, None, out);
+        }
+    }
+
+    /// What a request waits for that is done with streams.
+    pub fn stream_io_of(&self, client: ClientId, request: RequestId) -> Option<IoId> {
+        let asked = |number: &u64| {
+            self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (client, request))
+        };
+        let waits = |purpose: &Purpose| matches!(purpose, Purpose::Stream(number, _) if asked(number));
+        self.io.iter().find(|(_, purpose)| waits(purpose)).map(|(id, _)| *id)
+    }
+
+    pub(crate) fn recount_file(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
+        let size = self.measure(cx, ino)?;
+        let cached = self.state.cached(ino)?;
+        // Who has it open again may have been granted more.
+        let least = if cached.opens > 0 { cached.inode.counted_bytes() } else { 0 };
+        self.count_size(cx, ino, size.max(least))?;
+        Ok(Reply::Done)
+    }
+
+    /// The event by which a file's bytes are where [`StreamCall::Fill`] has put them.
+    pub(crate) fn unstuffing(&self, ino: Ino) -> Step<Event> {
+        Ok(self.new_layout(ino)?.map_or(Event::Unstuff { ino }, |layout| Event::Stripe { ino, layout }))
+    }
+}

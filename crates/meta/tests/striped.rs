@@ -1,0 +1,193 @@
+//! Files on data servers: what the machine asks of them, and that nothing is left there or lost when it crashes.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::collections::BTreeMap;
+
+use espalier_meta::{Acknowledge, Config, Input, Striping};
+use espalier_proto::*;
+use harness::{DataServers, Fault, Harness, STRIP, config, name, open_how};
+
+const SERVERS: u16 = 4;
+const WIDTH: usize = 3;
+
+fn striped(acknowledge: Acknowledge) -> Config {
+    let servers = (0..SERVERS).map(ServerId).collect();
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, WIDTH).unwrap();
+    Config { striping: Some(striping), acknowledge, ..config() }
+}
+
+fn cluster(acknowledge: Acknowledge) -> Harness {
+    let mut fs = Harness::with(striped(acknowledge));
+    fs.data = DataServers::new(SERVERS);
+    fs
+}
+
+fn resize(ino: Ino, size: u64) -> Request {
+    Request::SetAttr { ino, set: SetAttr { size: Some(size), ..SetAttr::default() } }
+}
+
+/// A file with bytes and a hole behind them.
+fn make(fs: &mut Harness, text: &str, size: u64) -> Result<Ino, Errno> {
+    let (node, dir) = (NewNode::Regular, Ino::ROOT);
+    let create =
+        Request::Create { dir, name: name(text), node, perm: 0o644, umask: 0, open: None, exclusive: true };
+    let ino = match fs.ask(create)? {
+        Reply::Entry(entry) | Reply::Created(entry, _) => entry.attr.ino,
+        other => panic!("{other:?}"),
+    };
+    let data: Vec<u8> = (0..STRIP as u8).collect();
+    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false })?;
+    fs.ask(resize(ino, size))?;
+    Ok(ino)
+}
+
+/// After a restart, when all data servers have been reached.
+fn reach(fs: &mut Harness) {
+    for server in (0..SERVERS).map(ServerId) {
+        let Ok(DataReply::Inos(inos)) = fs.data.ask(server, &DataRequest::New) else { panic!("no list") };
+        fs.input(Input::NewDatafiles { server, inos });
+    }
+    fs.checkpoint();
+    fs.drain();
+}
+
+#[test]
+fn files_are_spread_over_their_servers() {
+    let mut fs = cluster(Acknowledge::Volatile);
+    let first = make(&mut fs, "first", 100).unwrap();
+    let second = make(&mut fs, "second", 200).unwrap();
+    assert_eq!((fs.attr_of(first).size, fs.attr_of(second).size), (100, 200));
+    assert_eq!(fs.data.files(), BTreeMap::from([(first, WIDTH), (second, WIDTH)]));
+    let has = |fs: &Harness, server, ino| {
+        let Ok(DataReply::Stats(stats)) = fs.data.ask(server, &DataRequest::Stat { inos: vec![ino] }) else {
+            panic!("no size")
+        };
+        stats[0].size
+    };
+    let sizes =
+        |fs: &Harness, ino| (0..SERVERS).map(|server| has(fs, ServerId(server), ino)).collect::<Vec<_>>();
+    // They begin at the servers in turn.
+    assert_eq!(sizes(&fs, first), [30, 0, 40, 30].map(|size| if first.0 % 4 == 2 { size } else { 99 }));
+    assert_eq!(sizes(&fs, second).iter().filter(|size| **size > 0).count(), WIDTH);
+    // A listing does without the sizes when it must.
+    let listing = |fs: &mut Harness| {
+        let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true };
+        let Ok(Reply::Listing { entries, .. }) = fs.ask(list) else { panic!("no listing") };
+        entries.iter().filter_map(|entry| Some(entry.entry?.attr.size)).sum::<u64>()
+    };
+    assert_eq!(listing(&mut fs), 300);
+    fs.data.down = true;
+    assert_eq!(listing(&mut fs), 0);
+    fs.data.down = false;
+    fs.ask(resize(first, 35)).unwrap();
+    assert_eq!(fs.attr_of(first).size, 35);
+    fs.ask(resize(first, 135)).unwrap();
+    assert_eq!(fs.attr_of(first).size, 135);
+    assert_eq!(fs.ask(resize(first, u64::MAX)), Err(Errno::EFBIG));
+    fs.drain();
+    for number in 0..SERVERS {
+        assert_eq!(fs.data.ask(ServerId(number), &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled");
+    }
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("first") }).unwrap();
+    fs.send(&harness::ROOT_CALLER, Request::Forget { ino: first, lookups: 2 });
+    fs.drain();
+    assert_eq!(fs.data.files(), BTreeMap::from([(second, WIDTH)]));
+    assert_eq!(fs.fsck(), []);
+}
+
+/// Does things to some files; the sizes that are known then.
+fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> {
+    let kept = make(fs, "kept", 150)?;
+    wanted.insert(kept, 150);
+    let removed = make(fs, "removed", 90)?;
+    wanted.insert(removed, 90);
+    fs.ask(Request::Open { ino: kept, how: open_how(Access::WRITE, false) })?;
+    // The client writes past the machine.
+    let layout = fs.meta.place_of(&StreamIo::Write { ino: kept, offset: 0 });
+    let espalier_meta::Place::Servers(layout) = layout else { panic!("{layout:?}") };
+    let end = layout.segments(299, 1).next().unwrap();
+    let write = DataRequest::Write { ino: kept, offset: end.local, data: vec![1] };
+    fs.data.ask(layout.servers()[end.place], &write)?;
+    wanted.insert(kept, 300);
+    fs.checkpoint();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("removed") })?;
+    fs.checkpoint();
+    make(fs, "last", 70)?;
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("last") })?;
+    Ok(())
+}
+
+#[test]
+fn a_crash_at_any_io_leaves_no_datafile_that_nobody_refers_to_and_loses_none() {
+    for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
+        let mut crashes = 0;
+        for at in 0.. {
+            let mut fs = cluster(acknowledge);
+            fs.fault = Some((at, Fault::Crash));
+            let mut wanted = BTreeMap::new();
+            let _ = work(&mut fs, &mut wanted);
+            let crashed = fs.is_dead();
+            fs = fs.crash();
+            reach(&mut fs);
+            let (mut there, mut bytes) = (BTreeMap::new(), 0);
+            for text in ["kept", "removed", "last"] {
+                let Ok(ino) = fs.walk(text) else { continue };
+                let size = fs.attr_of(ino).size;
+                bytes += size;
+                if fs.is_streamed(ino) {
+                    there.insert(ino, size);
+                }
+            }
+            let left: Vec<_> = fs.data.files().into_keys().collect();
+            assert_eq!(left, there.keys().copied().collect::<Vec<_>>(), "crash at {at} {acknowledge:?}");
+            for (&ino, &size) in &there {
+                let wanted = wanted.get(&ino).copied().unwrap_or(size);
+                assert!(
+                    size == wanted || crashed && size <= 300,
+                    "crash at {at}: {ino} has {size}, not {wanted}"
+                );
+            }
+            let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
+            assert_eq!(fs.ask(counted), Ok(Reply::Bytes(bytes.to_string().into_bytes())), "crash at {at}");
+            assert_eq!(fs.fsck(), [], "crash at {at} {acknowledge:?}");
+            if !crashed {
+                break;
+            }
+            crashes += 1;
+        }
+        assert!(crashes > 20, "{crashes}");
+    }
+}
+
+#[test]
+fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
+    let mut fs = cluster(Acknowledge::Volatile);
+    fs.lazy = true;
+    let ino = make(&mut fs, "file", 100).unwrap();
+    fs.data.down = true;
+    fs.settle();
+    fs.lazy = false;
+    fs.checkpoint();
+    fs.drain();
+    for _ in 0..2 {
+        fs = fs.crash();
+        fs.checkpoint();
+        fs.drain();
+    }
+    // They tell what they have, and are gone again.
+    fs.data.down = false;
+    for server in (0..SERVERS).map(ServerId) {
+        let Ok(DataReply::Inos(inos)) = fs.data.ask(server, &DataRequest::New) else { panic!("no list") };
+        fs.input(Input::NewDatafiles { server, inos });
+    }
+    assert_eq!(fs.data.files(), BTreeMap::from([(ino, WIDTH)]));
+    fs = fs.crash();
+    reach(&mut fs);
+    assert_eq!(fs.data.files(), BTreeMap::from([(ino, WIDTH)]));
+    assert_eq!(fs.attr_of(ino).size, 100);
+    for server in (0..SERVERS).map(ServerId) {
+        assert_eq!(fs.data.ask(server, &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled in the end");
+    }
+}

@@ -1,0 +1,134 @@
+//! What a data server is asked, and what it answers.
+
+use alloc::vec::Vec;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AllocateMode, Errno, Ino, RequestId, SeekWhat, Space, StreamStat, Time};
+
+/// Something to be done with datafiles, which are named by their files. One that was never written is empty. All of it may be done
+/// twice, as it is when a connection is lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataRequest {
+    /// Fewer bytes than `size`: the datafile ends there.
+    Read {
+        ino: Ino,
+        offset: u64,
+        size: u32,
+    },
+    Write {
+        ino: Ino,
+        offset: u64,
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+    },
+    Allocate {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        mode: AllocateMode,
+    },
+    /// The next data or hole in the datafile.
+    Seek {
+        ino: Ino,
+        offset: u64,
+        what: SeekWhat,
+    },
+    Stat {
+        inos: Vec<Ino>,
+    },
+    /// Makes the datafile hold just these bytes, then zeros up to `size`; it is a new one until it is settled. `sync`: durably.
+    Fill {
+        ino: Ino,
+        #[serde(with = "serde_bytes")]
+        data: Vec<u8>,
+        size: u64,
+        mtime: Time,
+        sync: bool,
+    },
+    /// The file is known, durably, to have this datafile.
+    Settle {
+        ino: Ino,
+    },
+    Truncate {
+        ino: Ino,
+        size: u64,
+    },
+    /// Of a datafile that is there.
+    SetMtime {
+        ino: Ino,
+        mtime: Time,
+    },
+    Sync {
+        ino: Ino,
+    },
+    /// Answered when that is durable.
+    Remove {
+        ino: Ino,
+    },
+    /// The datafiles that were filled and never settled.
+    New,
+    Space,
+}
+
+/// The answer to a [`DataRequest`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataReply {
+    Done,
+    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
+    /// `Seek`: where; `None`: nowhere before the datafile's end.
+    Found(Option<u64>),
+    Stats(Vec<StreamStat>),
+    Inos(Vec<Ino>),
+    Space(Space),
+}
+
+/// From a metadata server to a data server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ToData {
+    /// Unique among unanswered requests.
+    pub id: RequestId,
+    pub request: DataRequest,
+}
+
+/// From a data server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FromData {
+    pub id: RequestId,
+    pub result: Result<DataReply, Errno>,
+}
+
+impl DataRequest {
+    /// In one `Stat`.
+    pub const MAX_INODES: usize = 4096;
+    /// In one read or write: as much as a client can ask of a file at once.
+    const MAX_BYTES: usize = 1 << 20;
+
+    /// Whether anybody asks this that means well.
+    ///
+    /// # Errors
+    /// `EINVAL` for what is out of all bounds, `EOPNOTSUPP` for an unknown mode.
+    pub fn check(&self) -> Result<(), Errno> {
+        let fits = match self {
+            Self::Read { size, .. } => *size as usize <= Self::MAX_BYTES,
+            // Where a datafile ends is not where its file ends.
+            Self::Write { offset, data, .. } => data.len() <= Self::MAX_BYTES && *offset != crate::END,
+            Self::Fill { data, .. } => data.len() <= Self::MAX_BYTES,
+            Self::Stat { inos } => inos.len() <= Self::MAX_INODES,
+            Self::Allocate { mode, .. } if AllocateMode::from_bits(mode.bits()).is_none() => {
+                return Err(Errno::EOPNOTSUPP);
+            }
+            _ => true,
+        };
+        if fits { Ok(()) } else { Err(Errno::EINVAL) }
+    }
+
+    /// Bytes that go with it, to the server or back.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Read { size, .. } => *size as usize,
+            Self::Write { data, .. } | Self::Fill { data, .. } => data.len(),
+            _ => 0,
+        }
+    }
+}

@@ -1,0 +1,11 @@
+//! Data servers: what one does, and how it is asked.
+
+mod serve;
+mod servers;
+mod store;
+mod striper;
+
+pub use serve::DataServer;
+pub use servers::DataServers;
+pub use store::{DataStore, mkfs_data};
+pub use striper::Striper;

@@ -1,0 +1,84 @@
+//! Does what is to be done with striped files: asks the data servers, and goes on with their answers.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use espalier_client::{Striped, Turn};
+use espalier_meta::{Layouts, StreamCall, StreamDone};
+use espalier_proto::{
+    DataReply, DataRequest, END, Errno, Ino, Layout, Reply, ServerId, StreamIo, StreamStat,
+};
+
+use super::servers::{Answer, DataServers};
+
+/// See the module's description.
+pub struct Striper {
+    pub servers: DataServers,
+    /// Files that are being appended to: where one ends must not change until that is done.
+    appending: Mutex<HashMap<Ino, Weak<tokio::sync::Mutex<()>>>>,
+}
+
+impl Striper {
+    pub fn new(servers: DataServers) -> Self {
+        Self { servers, appending: Mutex::default() }
+    }
+
+    /// What a client wants to be done with a file. `data`: what is written.
+    ///
+    /// # Errors
+    /// Those of the data servers.
+    pub async fn stream(&self, layout: Arc<Layout>, io: StreamIo, data: Vec<u8>) -> Result<Reply, Errno> {
+        let appended =
+            if let StreamIo::Write { ino, offset: END } = io { Some(self.appended(ino)) } else { None };
+        let _turn = match &appended {
+            Some(file) => Some(file.lock().await),
+            None => None,
+        };
+        let (mut striped, mut turn) = Striped::start(layout, io, data);
+        loop {
+            match turn {
+                Turn::Done(result) => return result,
+                Turn::Ask(asks) => turn = striped.go_on(answers(self.ask(asks)).await),
+            }
+        }
+    }
+
+    /// What the metadata machine wants to be done. `local`: what the store tells of a file that lies there.
+    ///
+    /// # Errors
+    /// Those of the data servers and of `local`.
+    pub async fn call(
+        &self,
+        call: &StreamCall,
+        layouts: &Layouts,
+        local: impl Fn(Ino) -> Result<StreamStat, Errno>,
+    ) -> Result<StreamDone, Errno> {
+        let asked = call.requests(layouts)?;
+        let replies = answers(self.ask(asked.clone())).await;
+        call.combine(layouts, &asked, replies, local)
+    }
+
+    /// All are asked before this returns, so that they are asked in the order of the calls.
+    fn ask(&self, asks: Vec<(ServerId, DataRequest)>) -> Vec<Answer> {
+        asks.into_iter().map(|(server, request)| self.servers.ask(server, request)).collect()
+    }
+
+    fn appended(&self, ino: Ino) -> Arc<tokio::sync::Mutex<()>> {
+        let mut appending = self.appending.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(file) = appending.get(&ino).and_then(Weak::upgrade) {
+            return file;
+        }
+        appending.retain(|_, file| file.strong_count() > 0);
+        let file = Arc::default();
+        appending.insert(ino, Arc::downgrade(&file));
+        file
+    }
+}
+
+async fn answers(answers: Vec<Answer>) -> Vec<Result<DataReply, Errno>> {
+    let mut come = Vec::with_capacity(answers.len());
+    for answer in answers {
+        come.push(answer.await.unwrap_or(Err(Errno::EIO)));
+    }
+    come
+}

@@ -1,0 +1,220 @@
+//! What a metadata server does with data servers, while its machine and its clients go on.
+
+use std::sync::{Arc, Weak};
+
+use espalier_meta::{Input, IoDone, IoId, Layouts, Place, StreamCall};
+use espalier_proto::{
+    ClientId, Errno, FromServer, Ino, Layout, Reply, RequestId, ServerId, Space, StreamIo, Touched,
+};
+use espalier_store::Store;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+
+use super::machine::{Inner, Server, Stream, Work, plain, tell};
+use crate::data::Striper;
+use crate::disk::logged;
+use crate::watch::Span;
+
+/// The data servers, of a server that has some.
+pub struct Striped {
+    striper: Striper,
+    /// Where what waits for them runs.
+    runtime: Handle,
+    server: Weak<Server>,
+}
+
+/// Something that is being done with striped files.
+pub struct Striping {
+    servers: Vec<ServerId>,
+    task: AbortHandle,
+}
+
+impl Striping {
+    /// It waits for a server that cannot be reached.
+    fn is_stuck(&self, striper: &Striper) -> bool {
+        !striper.servers.are_reached(&self.servers)
+    }
+}
+
+impl Striped {
+    pub fn new(striper: Striper, runtime: Handle, server: &Weak<Server>) -> Self {
+        Self { striper, runtime, server: Weak::clone(server) }
+    }
+}
+
+impl Server {
+    /// Connects to the data servers, and stays connected.
+    pub fn reach_data_servers(&self) {
+        let Some(Striped { striper, runtime, server }) = &self.striped else { return };
+        for number in striper.servers.numbers() {
+            let Some(server) = server.upgrade() else { return };
+            runtime.spawn(async move {
+                let Some(Striped { striper, .. }) = &server.striped else { return };
+                let new = |number: ServerId, inos: Vec<Ino>| {
+                    if !inos.is_empty() {
+                        tracing::info!(server = %number, new = inos.len(), "a data server has datafiles that were never settled");
+                    }
+                    server.feed(Input::NewDatafiles { server: number, inos });
+                };
+                striper.servers.keep_connected(number, new).await;
+            });
+        }
+    }
+
+    /// Has data servers do what the machine wants; it is told when they have.
+    pub(super) fn ask_data_servers(
+        &self,
+        id: IoId,
+        call: StreamCall,
+        layouts: Layouts,
+    ) -> Option<(IoId, Result<IoDone, Errno>)> {
+        let Some(Striped { runtime, server, striper }) = &self.striped else {
+            // Volumes with such files are not served without data servers.
+            tracing::error!("a file lies on data servers, and none is configured");
+            return Some((id, Err(Errno::EIO)));
+        };
+        let servers: Vec<_> = layouts.iter().flat_map(|(_, layout)| layout.servers()).copied().collect();
+        if matches!(call, StreamCall::Glance(_)) && !striper.servers.are_reached(&servers) {
+            return Some((id, Err(Errno::EAGAIN)));
+        }
+        let (server, mut inner) = (server.upgrade()?, self.lock().ok()?);
+        // It cannot end before it is noted: its end needs the lock.
+        let task = runtime.spawn(async move {
+            let Some(Striped { striper, .. }) = &server.striped else { return };
+            let store = &server.errands.disk.store;
+            let local = |ino| store.stream_stat(ino).map_err(logged);
+            let result = striper.call(&call, &layouts, local).await.map(IoDone::Stream);
+            // It may have been given up just now.
+            if server.lock().is_ok_and(|mut inner| inner.asking.remove(&id).is_some()) {
+                server.feed(Input::Done { id, result });
+            }
+        });
+        inner.asking.insert(id, Striping { servers, task: task.abort_handle() });
+        None
+    }
+
+    /// Says where the bytes are with which a client wants to do something, or finds out first.
+    pub(super) fn place(&self, inner: &mut Inner, work: &mut Work, stream: Stream) {
+        match inner.meta.place_of(&stream.io) {
+            Place::Store => work.streams.push(stream),
+            Place::Servers(layout) => work.streams.push(Stream { layout: Some(layout), ..stream }),
+            Place::Unknown(ino) => {
+                inner.unplaced.push((ino, stream));
+                self.input(inner, work, 0, Input::Place { ino });
+            }
+        }
+    }
+
+    pub(super) fn placed(&self, inner: &mut Inner, work: &mut Work, ino: Ino, found: Result<(), Errno>) {
+        let (placed, others) =
+            std::mem::take(&mut inner.unplaced).into_iter().partition(|(of, _)| *of == ino);
+        inner.unplaced = others;
+        let placed: Vec<(Ino, Stream)> = placed;
+        for (_, stream) in placed {
+            let errno = match (found, inner.meta.place_of(&stream.io)) {
+                (Err(errno), _) => errno,
+                // It was closed meanwhile, and forgotten.
+                (Ok(()), Place::Unknown(other)) if other == ino => Errno::ESTALE,
+                (Ok(()), _) => {
+                    self.place(inner, work, stream);
+                    continue;
+                }
+            };
+            let (client, id) = stream.of;
+            if inner.meta.end_stream(stream.of, &Err(errno)) {
+                work.send.push((client, plain(id, Err(errno))));
+            }
+        }
+    }
+
+    /// Does what a client wants to be done with a striped file.
+    pub(super) fn stripe(
+        &self,
+        of: (ClientId, RequestId),
+        layout: &Arc<Layout>,
+        io: StreamIo,
+        data: Vec<u8>,
+        span: Span,
+    ) {
+        let Some(Striped { runtime, server, .. }) = &self.striped else {
+            return self.streamed(of, span, Err(Errno::EIO));
+        };
+        let (Some(server), Ok(mut inner)) = (server.upgrade(), self.lock()) else { return };
+        let file = Arc::clone(layout);
+        // It cannot end before it is noted: its end needs the lock.
+        let task = runtime.spawn(async move {
+            let Some(Striped { striper, .. }) = &server.striped else { return };
+            let result = striper.stream(file, io, data).await;
+            // It may have been given up just now.
+            let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
+            if is_noted {
+                server.streamed(of, span, result);
+            }
+        });
+        let servers = layout.servers().to_vec();
+        inner.striping.insert(of, Striping { servers, task: task.abort_handle() });
+    }
+
+    /// A caller does not want to wait any longer. Only what waits for a server that cannot be reached may take long.
+    pub(super) fn give_up(&self, inner: &mut Inner, work: &mut Work, of: (ClientId, RequestId)) {
+        let Some(Striped { striper, .. }) = &self.striped else { return };
+        if inner.striping.get(&of).is_some_and(|striping| striping.is_stuck(striper))
+            && let Some(Striping { task, .. }) = inner.striping.remove(&of)
+        {
+            task.abort();
+            let result: Result<Reply, Errno> = Err(Errno::EINTR);
+            if inner.meta.end_stream(of, &result) {
+                work.send.push((of.0, plain(of.1, result)));
+            }
+        }
+        if let Some(id) = inner.meta.stream_io_of(of.0, of.1)
+            && inner.asking.get(&id).is_some_and(|striping| striping.is_stuck(striper))
+            && let Some(Striping { task, .. }) = inner.asking.remove(&id)
+        {
+            task.abort();
+            self.input(inner, work, 0, Input::Done { id, result: Err(Errno::EINTR) });
+        }
+    }
+
+    /// Asks data servers for their room, in the background.
+    pub(super) fn measure_space(&self) {
+        let Some(Striped { runtime, server, .. }) = &self.striped else { return };
+        let Some(server) = server.upgrade() else { return };
+        runtime.spawn(async move {
+            let Some(Striped { striper, .. }) = &server.striped else { return };
+            striper.servers.measure_space().await;
+        });
+    }
+
+    /// Answers a client that asks for the room when the data servers have told theirs. Whether there are any.
+    pub(super) fn measure_then(
+        &self,
+        to: ClientId,
+        id: RequestId,
+        lease_ms: u32,
+        result: &Result<Reply, Errno>,
+    ) -> bool {
+        let Some(Striped { runtime, server, .. }) = &self.striped else { return false };
+        let (Some(server), result) = (server.upgrade(), result.clone()) else { return false };
+        runtime.spawn(async move {
+            let Some(Striped { striper, .. }) = &server.striped else { return };
+            striper.servers.measure_space().await;
+            let result = result.and_then(|reply| server.complete(reply));
+            let sender = server.lock().ok().and_then(|inner| Some(inner.peers.get(&to)?.sender.clone()));
+            if let Some(sender) = sender {
+                tell(&sender, FromServer::Reply { id, lease_ms, touched: Touched::default(), result });
+            }
+        });
+        true
+    }
+
+    /// Room on data servers is room for files.
+    pub(super) fn add_space(&self, space: &mut Space) {
+        let Some(Striped { striper, .. }) = &self.striped else { return };
+        for Space { total, free, available, .. } in striper.servers.space() {
+            space.total = space.total.saturating_add(total);
+            space.free = space.free.saturating_add(free);
+            space.available = space.available.saturating_add(available);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+#!/bin/bash
+# cluster-data-test.sh: big files are striped over the data servers of a cluster, are the same from all mounts, and outlast the
+# death of any server; what nobody refers to is freed.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${TARGET:-target}/release/espalier")
+conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
+work=$(mktemp -d)
+chmod 755 "$work" # others look into the mounts, too
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+fail() {
+    echo "cluster-data-test: $*" >&2
+    tail -n 5 "$cluster"/server-*/log "$work"/*.log >&2 || true
+    exit 1
+}
+
+# refused TEXT COMMAND...: it fails, and says so.
+refused() {
+    local text=$1
+    shift
+    if "$@" > "$work/said" 2>&1 < /dev/null; then fail "$* succeeds"; fi
+    grep -q -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
+}
+
+# until_true COMMAND...: waits for it, a minute at most.
+until_true() {
+    for _ in $(seq 600); do
+        if "$@" > /dev/null 2>&1; then return; fi
+        sleep 0.1
+    done
+    fail "in a minute it did not come true: $*"
+}
+
+is() {
+    [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
+}
+
+# pid NUMBER: of a server.
+pid() {
+    # It fails when one does not run.
+    { "$bin" cluster status "$cluster" || true; } | sed -n "s/^server-$1 .* process \([0-9]*\) .*/\1/p"
+}
+
+kill_server() {
+    local pid
+    pid=$(pid "$1")
+    kill -9 "$pid"
+    until_true test ! -e "/proc/$pid"
+}
+
+up() {
+    "$bin" cluster up "$cluster" > "$work/up" < /dev/null
+}
+
+# datafiles: as many as there are.
+datafiles() {
+    find "$cluster"/server-*/data/streams -type f | wc -l
+}
+
+no_datafiles() {
+    [ "$(datafiles)" = "$1" ]
+}
+
+echo '== a cluster of four'
+"$bin" cluster init "$cluster" --servers 4 --listen 127.0.0.1:17470 --label tested > /dev/null
+# Small strips, and servers that have nothing of a file.
+sed -i 's/^stripe_width = .*/stripe_width = 3\nstripe_strip = "12K"/' "$cluster/server-0/server.toml"
+up
+url=espalier://127.0.0.1:17470/
+credentials=$cluster/clients/admin
+refused 'serves no metadata' "$bin" mount espalier://127.0.0.1:17471/ "$a" -o "credentials=$credentials"
+"$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
+"$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
+
+echo '== big files are striped, and whole from everywhere'
+head -c 5000000 /dev/urandom > "$work/bytes"
+for n in 1 2 3 4; do cp "$work/bytes" "$a/big-$n"; done
+for n in 1 2 3 4; do cmp "$work/bytes" "$b/big-$n"; done
+is "$(datafiles)" 12
+is "$(stat -c %s "$b/big-1")" 5000000
+is "$(du -B1 --apparent-size "$b/big-1" | cut -f 1)" 5000000
+[ "$(stat -c %b "$b/big-1")" -ge 9700 ] || fail 'blocks are not counted'
+truncate -s 100 "$b/big-2"
+cmp <(head -c 100 "$work/bytes") "$a/big-2"
+truncate -s 2000000 "$b/big-2"
+is "$(tail -c +101 "$a/big-2" | tr -d '\0' | wc -c)" 0
+is "$(wc -c < "$a/big-2")" 2000000
+printf XYZ | dd of="$a/big-3" bs=1 seek=7000000 conv=notrunc status=none
+is "$(tail -c +5000001 "$b/big-3" | tr -d '\0')" XYZ
+printf END >> "$b/big-3"
+is "$(tail -c 6 "$a/big-3")" XYZEND
+touch -d '2001-02-03 04:05:06' "$a/big-4"
+is "$(date -r "$b/big-4" +%F)" 2001-02-03
+for n in $(seq 300); do echo "a $n" >> "$a/log"; done &
+for n in $(seq 300); do echo "b $n" >> "$b/log"; done
+wait $!
+is "$(wc -l < "$a/log")" 600
+is "$(getfattr --absolute-names --only-values -n user.espalier.rbytes "$a")" "$(find "$a" -type f -printf '%s\n' | awk '{s += $1} END {print s}')"
+rm "$a"/big-* "$a/log"
+until_true no_datafiles 0
+
+# All servers are on one disk here: together they have as much room as so many.
+size_of() {
+    df -B1 --output=size "$1" | tail -n 1
+}
+has_room() {
+    [ "$(size_of "$a")" -ge $((4 * $(size_of "$work"))) ]
+}
+until_true has_room
+
+echo '== POSIX'
+mkdir "$a/conformance"
+"$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
+tail -n 1 "$work/conformance"
+rm -rf "$b/conformance"
+until_true no_datafiles 0
+
+echo '== servers that are killed under load'
+writer() {
+    local mount=$1 n
+    for n in $(seq 25); do
+        cp "$work/bytes" "$mount/${mount##*/}-$n"
+        printf more >> "$mount/${mount##*/}-$n"
+        cmp -n 5000000 "$work/bytes" "$mount/${mount##*/}-$n" || return 1
+        [ $((n % 3)) = 0 ] || rm "$mount/${mount##*/}-$n"
+    done
+}
+writer "$a" & first=$!
+writer "$b" & second=$!
+for victim in 1 0 2 3 0 1; do
+    sleep 1
+    kill_server "$victim"
+    sleep 0.3
+    up
+done
+wait "$first" || fail 'what was written at one mount was not there'
+wait "$second" || fail 'what was written at the other mount was not there'
+for n in 3 24; do
+    for from in a b; do
+        cmp <(cat "$work/bytes"; printf more) "$b/$from-$n"
+        cmp "$a/$from-$n" "$b/$from-$n"
+    done
+done
+is "$(find "$a" -type f | wc -l)" 16
+until_true no_datafiles 48
+
+echo '== a data server that is down'
+cp "$work/bytes" "$a/kept"
+sync "$a/kept"
+# One that the server has a part of.
+on_server() {
+    local file
+    for file in "$b"/a-*; do
+        if ls "$cluster/server-$1"/data/streams/*/"$(printf %x "$(stat -c %i "$file")")" > /dev/null 2>&1; then
+            echo "$file"
+            return
+        fi
+    done
+    fail "server $1 has nothing"
+}
+file=$(on_server 2)
+# The kernel must not know it by heart.
+dd if="$file" iflag=nocache count=0 status=none
+exec 8< "$file"
+kill_server 2
+echo small > "$a/small"
+is "$(cat "$b/small")" small
+cat "$file" > "$work/read" & reader=$!
+truncate -s 5000004 "$file" & truncates=$!
+cat <&8 > "$work/interrupted" & reads=$!
+sleep 1
+[ -e "/proc/$reader" ] || fail 'it was read without one of its servers'
+for interrupted in "$reads" "$truncates"; do
+    kill "$interrupted"
+    until_true test ! -e "/proc/$interrupted"
+    if wait "$interrupted"; then fail 'who waits cannot be interrupted'; fi
+done
+exec 8<&-
+[ -e "/proc/$reader" ] || fail 'the other went, too'
+ls "$a" > "$work/listed"
+grep -q small "$work/listed"
+up
+wait "$reader" || fail 'who waits does not go on'
+cmp <(cat "$work/bytes"; printf more) "$work/read"
+cmp "$work/bytes" "$b/kept"
+rm "$a"/a-* "$b"/b-*
+until_true no_datafiles 3
+
+echo '== removed while its servers are down, by servers that are killed'
+exec 8< "$a/kept"
+rm "$b/kept"
+cmp "$work/bytes" <(cat <&8)
+kill_server 3
+kill_server 1
+exec 8<&-
+sleep 1
+no_datafiles 0 && fail 'they are gone from servers that do not run'
+kill_server 0
+up
+until_true no_datafiles 0
+
+echo '== the end'
+umount "$a" "$b"
+"$bin" cluster down "$cluster"
+"$bin" cluster fsck "$cluster"
+# What fsck would find.
+mkdir -p "$cluster/server-2/data/streams/02"
+printf lost > "$cluster/server-2/data/streams/02/99902"
+if "$bin" cluster fsck "$cluster" > "$work/found"; then fail 'fsck finds nothing'; fi
+grep -q 'inode 628994: has a datafile on data server 2' "$work/found"
+refused 'lie on data servers' "$bin" dump "$cluster/server-0/store" "$work/dump"
+refused 'lie on data servers' "$bin" mount "$cluster/server-0/store" "$a"
+echo 'cluster-data-test: passed'
