@@ -215,6 +215,10 @@ impl Client {
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },
             Reply::Copied(copied) => Answer::Copied(copied),
+            Reply::Elsewhere { ino, kind, .. } => {
+                let open = if let Call::Request(Request::Create { open, .. }) = call { *open } else { None };
+                return Next::Ask(Request::Find { ino, kind, open });
+            }
             Reply::InTheWay(lock) => Answer::InTheWay(lock),
             // Whoever takes calls keeps it until it has what it waits for.
             Reply::Waits => return Next::Answer(Err(Errno::EIO)),

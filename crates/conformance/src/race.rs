@@ -35,8 +35,9 @@ pub trait Way: Sync {
 pub enum Rules {
     Strict,
     /// Linux resolves the names of an operation one after the other, also if they change meanwhile by others' doing than its
-    /// own: a rename that finds one inode by both its names does nothing, and what finds a directory where it has not been
-    /// before may fail with `ESTALE`. And what is being written is seen at once by those who share a cache with the writer.
+    /// own: a rename that finds one inode by both its names does nothing, one may fail for what its two names have never stood for
+    /// at one time, and what finds a directory where it has not been before may fail with `ESTALE`. And what is being written
+    /// is seen at once by those who share a cache with the writer.
     SeveralMounts,
 }
 

@@ -19,7 +19,10 @@ impl State {
     pub(crate) fn apply(&mut self, event: &Event) -> Step<()> {
         let next = self.sequence + 1;
         let before = core::mem::replace(&mut self.sequence, next);
+        // Locks are for those who decide, and not for what has been decided.
+        let locks = self.locks.take();
         let outcome = self.apply_one(event);
+        self.locks = locks;
         if outcome.is_err() {
             self.sequence = before;
         }
@@ -168,6 +171,11 @@ impl State {
                 let home = self.cached(*ino)?.home;
                 self.apply_moved(*ino, home);
             }
+            Event::Began => {}
+            Event::Prepared { id, part } => self.apply_prepared(*id, part),
+            Event::Decided { id, commit } => self.apply_decided(*id, *commit)?,
+            Event::Committed { id, part, ranks } => self.apply_committed(*id, part, ranks)?,
+            Event::Forgotten { id } => self.forget_transaction(*id),
             Event::Purge { ino } => {
                 self.inode(*ino)?;
                 self.watched.remove(ino);
@@ -200,7 +208,7 @@ impl State {
         Ok((slot, ino))
     }
 
-    fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
+    pub(crate) fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Inode)) {
         if let Some(cached) = self.touch_inode(ino) {
             change(&mut cached.inode);
         }
@@ -237,7 +245,7 @@ impl State {
         });
     }
 
-    fn entry_added(&mut self, dir: Ino, is_dir: bool, time: Time) {
+    pub(crate) fn entry_added(&mut self, dir: Ino, is_dir: bool, time: Time) {
         self.change(dir, |inode| {
             if let Body::Directory(directory) = &mut inode.body {
                 directory.entries += 1;
@@ -248,7 +256,7 @@ impl State {
         });
     }
 
-    fn entry_removed(&mut self, dir: Ino, is_dir: bool, time: Time) {
+    pub(crate) fn entry_removed(&mut self, dir: Ino, is_dir: bool, time: Time) {
         self.change(dir, |inode| {
             if let Body::Directory(directory) = &mut inode.body {
                 directory.entries = directory.entries.saturating_sub(1);
@@ -259,8 +267,13 @@ impl State {
         });
     }
 
-    /// An inode loses a name, and with the last one becomes an orphan.
     fn take_name(&mut self, dir: Ino, slot: &Slot, ino: Ino, time: Time) {
+        self.lose_name(ino, dir, time);
+        self.erase_cell(dir, slot);
+    }
+
+    /// An inode loses a name, and with the last one becomes an orphan.
+    pub(crate) fn lose_name(&mut self, ino: Ino, dir: Ino, time: Time) {
         let Some(cached) = self.touch_inode(ino) else { return };
         let inode = &mut cached.inode;
         inode.nlink = if inode.is_dir() { 0 } else { inode.nlink.saturating_sub(1) };
@@ -273,7 +286,6 @@ impl State {
         if orphan {
             self.move_home(ino, Home::Orphan);
         }
-        self.erase_cell(dir, slot);
     }
 
     fn apply_link(&mut self, ino: Ino, dir: Ino, name: &Name, time: Time) -> Step<()> {

@@ -7,8 +7,9 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use espalier_proto::{Ino, Layout, ObjectId, ObjectKind, ServerId};
+use espalier_proto::{FileType, Ino, Layout, ObjectId, ObjectKind, ServerId};
 
+use crate::rank::Elsewhere;
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
 use crate::session::is_kept;
@@ -31,6 +32,7 @@ pub struct Check {
     seen: Map<Ino, Seen>,
     recount: Recount,
     striped: Map<Ino, Datafiles>,
+    elsewhere: Elsewhere,
     pub records: u64,
     pub files: u64,
     pub directories: u64,
@@ -81,6 +83,7 @@ impl Check {
             seen: Map::default(),
             recount: Recount::default(),
             striped: Map::default(),
+            elsewhere: Elsewhere::default(),
             records: 0,
             files: 0,
             directories: 0,
@@ -139,6 +142,10 @@ impl Check {
                 self.recount.primary(dir, slot.hash, &inode);
                 self.inode(&inode, 0, dir);
             }
+            Dentry::Remote { ino, kind } if ino.rank() != dir.rank() => {
+                self.seen.entry(dir).or_default().subdirs += u32::from(kind == FileType::Directory);
+                self.elsewhere.name(ino, dir);
+            }
             Dentry::Remote { ino, .. } => {
                 self.recount.remote(dir, ino);
                 self.seen.entry(ino).or_default().remotes += 1;
@@ -182,11 +189,22 @@ impl Check {
         let seen = self.seen.entry(inode.ino).or_default();
         seen.inodes = seen.inodes.saturating_add(1);
         seen.nlink = inode.nlink;
+        for (dir, names) in inode.names.iter().flat_map(|names| names.iter()) {
+            if dir.rank() != inode.ino.rank() {
+                // Others have these.
+                seen.nlink = seen.nlink.wrapping_sub(*names);
+                self.elsewhere.named(inode.ino, *dir, *names);
+            }
+        }
         seen.flags |= place | if inode.has_xattrs { HAS_XATTRS } else { 0 };
         match &inode.body {
             Body::Directory(directory) => {
                 seen.flags |= DIRECTORY;
                 (seen.entries, seen.a, seen.b) = (directory.entries, dir.0, directory.parent.0);
+                if place & IN_TABLE != 0 && directory.parent.rank() != inode.ino.rank() {
+                    seen.a = directory.parent.0;
+                    self.elsewhere.named(inode.ino, directory.parent, 1);
+                }
             }
             Body::Stuffed { stored, .. } => seen.a = u64::from(*stored),
             // Its datafiles are elsewhere.
@@ -248,7 +266,29 @@ impl Check {
     }
 
     /// Everything that was found; empty if the file system is clean.
-    pub fn finish(mut self) -> Vec<Finding> {
+    pub fn finish(self) -> Vec<Finding> {
+        Self::finish_all([self].into())
+    }
+
+    /// As [`Self::finish`], of all ranks that share a tree. A transaction between them that is not at its end is found, too.
+    pub fn finish_all(checks: Vec<Self>) -> Vec<Finding> {
+        let mut elsewhere = Elsewhere::default();
+        let mut findings = Vec::new();
+        let is_alone = checks.len() == 1;
+        for mut check in checks {
+            elsewhere.add(core::mem::take(&mut check.elsewhere));
+            let is_dir = |seen: &Seen| !is_alone && seen.flags & (DIRECTORY | ORPHAN) == DIRECTORY;
+            let dirs = check.seen.iter().filter(|(_, seen)| is_dir(seen));
+            elsewhere.parents.extend(dirs.map(|(ino, seen)| (*ino, Ino(seen.a))));
+            findings.append(&mut check.finish_one());
+        }
+        let found = elsewhere.finish().into_iter();
+        findings.extend(found.map(|(ino, what)| Finding { ino: Some(ino), what }));
+        findings
+    }
+
+    /// As [`Self::finish`], of one rank of several: what is said of others is not looked at.
+    pub fn finish_one(mut self) -> Vec<Finding> {
         let mut inos: Vec<Ino> = self.seen.keys().copied().collect();
         inos.sort_unstable();
         for ino in &inos {
@@ -259,9 +299,11 @@ impl Check {
         for (ino, what) in recounted {
             self.find(Some(ino), what);
         }
+        let mut has_root = true;
         match self.super_record.take() {
             None => self.find(None, "the record about the whole file system is missing".into()),
             Some(record) => {
+                has_root = Ino(record.next_ino).rank() == Ino::ROOT.rank();
                 if record.files != self.files {
                     self.find(None, format!("{} inodes are counted, {} found", record.files, self.files));
                 }
@@ -273,11 +315,8 @@ impl Check {
                 }
             }
         }
-        if self
-            .seen
-            .get(&Ino::ROOT)
-            .is_none_or(|seen| seen.flags & (IN_TABLE | DIRECTORY) != IN_TABLE | DIRECTORY)
-        {
+        let is_root = |seen: &Seen| seen.flags & (IN_TABLE | DIRECTORY) == IN_TABLE | DIRECTORY;
+        if has_root && !self.seen.get(&Ino::ROOT).is_some_and(is_root) {
             self.find(None, "the root directory is missing".into());
         }
         self.findings
@@ -339,6 +378,8 @@ impl Check {
         for _ in 0..=self.directories {
             match self.seen.get(&ino) {
                 Some(_) if ino == Ino::ROOT => return true,
+                // The check over all ranks goes on there.
+                Some(seen) if seen.inodes > 0 && Ino(seen.a).rank() != ino.rank() => return true,
                 Some(seen) if seen.flags & ORPHAN != 0 => return true,
                 Some(seen) if seen.inodes > 0 => ino = Ino(seen.a),
                 _ => return false,

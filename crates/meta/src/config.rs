@@ -1,5 +1,7 @@
 //! How a machine is to behave.
 
+use espalier_proto::Rank;
+
 use crate::journal::Acknowledge;
 use crate::striping::Striping;
 
@@ -39,6 +41,9 @@ pub struct Config {
     pub most_leases: usize,
     /// How files are distributed over data servers, if there are any.
     pub striping: Option<Striping>,
+    /// Which of the servers that share the tree this is, and how many there are.
+    pub rank: Rank,
+    pub ranks: u16,
 }
 
 impl Config {
@@ -61,6 +66,8 @@ impl Config {
             lease_ms: None,
             most_leases: 1 << 20,
             striping: None,
+            rank: Rank(0),
+            ranks: 1,
         }
     }
 }

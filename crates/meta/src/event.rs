@@ -5,10 +5,11 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Layout, Name, RequestId, Time};
+use espalier_proto::{ClientId, Ino, Layout, Name, Rank, RequestId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
+use crate::rank::{Part, TransactionId, Vote};
 use crate::record::{Corrupt, Inode};
 use crate::session::Outcome;
 use crate::usage::Quota;
@@ -159,6 +160,28 @@ pub enum Event {
         ino: Ino,
         layout: Arc<Layout>,
     },
+    /// Changes nothing: its sequence number begins the numbers of this incarnation's transactions.
+    Began,
+    /// This rank's part of another's transaction can be carried out, and will be when that is decided.
+    Prepared {
+        id: TransactionId,
+        part: Part,
+    },
+    /// What becomes of a part that was prepared.
+    Decided {
+        id: TransactionId,
+        commit: bool,
+    },
+    /// A transaction of this rank's is to happen, with its own part of it; those ranks have prepared theirs.
+    Committed {
+        id: TransactionId,
+        part: Part,
+        ranks: Vec<(Rank, Vote)>,
+    },
+    /// All of them have done it.
+    Forgotten {
+        id: TransactionId,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -187,6 +210,12 @@ impl Event {
             Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
             // The event before has changed it.
             Self::Session { .. } | Self::Completed { .. } | Self::Moved { .. } => [None, None],
+            // `Meta::append_part` sees to these.
+            Self::Began
+            | Self::Prepared { .. }
+            | Self::Decided { .. }
+            | Self::Committed { .. }
+            | Self::Forgotten { .. } => [None, None],
             Self::SetAttr { ino, .. }
             | Self::Write { ino, .. }
             | Self::Resize { ino, .. }

@@ -118,6 +118,8 @@ impl Meta {
                 Held::Reply(to, id, result, promise) => self.answer(now, (to, id), result, &promise, out),
                 Held::Session(client, result) => self.connected(client, result, out),
                 Held::Task(number) => self.resume(now, number, out),
+                Held::Peer(rank, message) => self.tell_rank(rank, message),
+                Held::Committed(id) => self.committed_durably(id),
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);
                 }

@@ -12,10 +12,11 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Errno, Ino, Position, Reply, RequestId};
+use espalier_proto::{ClientId, Errno, Ino, Position, Rank, Reply, RequestId};
 
 use crate::event::Event;
 use crate::lease::Promise;
+use crate::rank::{PeerMessage, TransactionId};
 
 /// When a change is acknowledged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,10 @@ pub(crate) enum Held {
     SettleStream(Ino),
     /// A session has begun, or goes on (`true`), or cannot.
     Session(ClientId, Result<bool, Errno>),
+    /// Another rank is told something.
+    Peer(Rank, PeerMessage),
+    /// A transaction is committed: the other ranks may be told.
+    Committed(TransactionId),
 }
 
 #[derive(Debug)]
@@ -308,7 +313,7 @@ fn fail(held: Held, errno: Errno) -> Option<Held> {
         Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
         // It finds the journal broken.
         Held::Task(_) => Some(held),
-        Held::RemoveStream(_) | Held::SettleStream(_) => None,
+        Held::RemoveStream(_) | Held::SettleStream(_) | Held::Peer(..) | Held::Committed(_) => None,
     }
 }
 

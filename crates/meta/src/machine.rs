@@ -17,6 +17,7 @@ use crate::lease::{Leases, Promise, Told};
 use crate::lock::LockTable;
 use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
+use crate::rank::Ranks;
 use crate::record::Inode;
 use crate::session::Sessions;
 use crate::state::State;
@@ -33,6 +34,7 @@ pub struct Meta {
     pub(crate) journal: Journal,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) sessions: Sessions,
+    pub(crate) ranks: Ranks,
     pub(crate) locks: LockTable,
     /// Operations that wait, by a number of their own.
     pub(crate) tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
@@ -77,6 +79,7 @@ impl Meta {
             journal,
             checkpoint: Checkpoint::default(),
             sessions: Sessions::default(),
+            ranks: Ranks::default(),
             locks: LockTable::default(),
             tasks: HashMap::default(),
             walking: BTreeSet::new(),
@@ -120,6 +123,8 @@ impl Meta {
                 (self.free_space, self.cloned) = (free, 0);
                 self.resume_roomless(now, out);
             }
+            Input::Peer { from, message } => self.peer(now, from, message, out),
+            Input::PeerConnected { rank } => self.peer_connected(rank),
             Input::Tick => {
                 self.expire(now, out);
                 self.tick(now, out);
@@ -132,6 +137,7 @@ impl Meta {
         if self.sweep_due {
             self.start_sweep(now, out);
         }
+        self.send_to_ranks(now, out);
         out.changed.append(&mut self.changed);
         out.recalls.append(&mut self.sessions.recalls);
         out.locked.append(&mut self.locks.granted);
@@ -177,15 +183,22 @@ impl Meta {
             claims: &mut task.claims,
             streams_have_changed: !task.streams.is_empty() && task.streams_since != self.streams_changed,
             progress: &mut task.progress,
+            dealings: &mut task.dealings,
         };
-        let outcome = match &task.again {
-            None => self.dispatch(&mut cx, &mut task.request),
-            Some(outcome) => self.tell_again(&cx, outcome),
+        let outcome = match (&task.errand, &task.again) {
+            (Some(errand), _) => self.run_errand(&mut cx, errand),
+            (None, Some(outcome)) => self.tell_again(&cx, outcome),
+            (None, None) => self.dispatch(&mut cx, &mut task.request),
         };
         let (durable, told) = (cx.durable, cx.told);
         task.changed = cx.changed;
+        let outcome = match outcome {
+            Err(Stop::Fail(Errno::EAGAIN)) if self.start_over(&mut task) => Err(Stop::Wait(Wait::While)),
+            outcome => outcome,
+        };
         if !matches!(outcome, Err(Stop::Wait(_))) {
             self.unclaim(&mut task);
+            self.withdraw_all(&mut task);
         }
         match outcome {
             Err(Stop::Wait(wait)) => self.wait(now, task, number, wait, out),
@@ -196,6 +209,7 @@ impl Meta {
 
     pub(crate) fn refuse(&mut self, now: Now, task: &mut Task, errno: Errno, out: &mut Outbox) {
         self.unclaim(task);
+        self.withdraw_all(task);
         self.finish(now, task, false, Told::default(), Err(errno), out);
     }
 
@@ -209,6 +223,9 @@ impl Meta {
         result: Result<Reply, Errno>,
         out: &mut Outbox,
     ) {
+        if let Some(errand) = &task.errand {
+            return self.end_errand(now, errand, result, out);
+        }
         match task.request {
             // If it has failed, the next tick tries again.
             Request::Sweep => return self.sweeping = false,
@@ -303,6 +320,7 @@ impl Meta {
             Request::Sweep => self.sweep(cx),
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { ino } => self.state.inode(*ino).map(|_| Reply::Done),
+            Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
         }
     }
 
@@ -374,7 +392,7 @@ impl Meta {
         Ok(())
     }
 
-    fn record(&mut self, event: &Event) -> Step<()> {
+    pub(crate) fn record(&mut self, event: &Event) -> Step<()> {
         for number in &self.walking {
             if let Some(Progress::Walk(walk)) = self.tasks.get_mut(number).map(|task| &mut task.progress) {
                 walk.see(&self.state, event);
@@ -436,6 +454,7 @@ impl Meta {
         if self.draining || is_due || is_short || is_waited_for || self.journal.is_half_full() {
             self.start_checkpoint(out);
         }
+        self.inquire(|_| true);
         self.flush(0, true, out);
         self.tick_leases(now, out);
     }

@@ -5,10 +5,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Errno, Ino, Lease, Name, Position, Recall, Reply, Request, RequestId, ServerId,
+    Caller, ClientId, Errno, Ino, Lease, Name, Position, Rank, Recall, Reply, Request, RequestId, ServerId,
     TableWrite, Time, Touched,
 };
 
+use crate::rank::PeerMessage;
 use crate::step::{Load, StreamCall, StreamDone};
 use crate::striping::Layouts;
 
@@ -81,6 +82,15 @@ pub enum Input {
     /// Bytes that the store can still take.
     Space {
         free: u64,
+    },
+    /// Another rank says something.
+    Peer {
+        from: Rank,
+        message: PeerMessage,
+    },
+    /// A connection to another rank has begun: what was sent over an earlier one may be lost.
+    PeerConnected {
+        rank: Rank,
     },
     /// Comes once a second.
     Tick,
@@ -168,6 +178,8 @@ pub struct Outbox {
     pub changed: Vec<Ino>,
     /// Files whose places [`Meta::place_of`](crate::Meta::place_of) knows now, or that are not there any more.
     pub placed: Vec<(Ino, Result<(), Errno>)>,
+    /// To other ranks. What is said to one that cannot be reached may be dropped.
+    pub peers: Vec<(Rank, PeerMessage)>,
 }
 
 /// What a request waits for.
@@ -179,6 +191,8 @@ pub enum Waiting {
     Journal,
     /// Other clients, to give up what they may cache.
     Clients,
+    /// Other ranks.
+    Peers,
 }
 
 /// The answer to a request.
@@ -222,6 +236,7 @@ impl Outbox {
             revocations,
             changed,
             placed,
+            peers,
         } = self;
         replies.is_empty()
             && io.is_empty()
@@ -234,5 +249,6 @@ impl Outbox {
             && revocations.is_empty()
             && changed.is_empty()
             && placed.is_empty()
+            && peers.is_empty()
     }
 }

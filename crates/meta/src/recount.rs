@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use espalier_proto::Ino;
 
 use crate::record::{Body, Inode};
-use crate::state::Map;
+use crate::state::{Map, NO_DIR};
 use crate::usage::Usage;
 
 #[derive(Debug, Default)]
@@ -58,9 +58,16 @@ impl Recount {
     /// An inode, wherever it lies.
     pub(crate) fn inode(&mut self, inode: &Inode, in_table: bool) {
         match &inode.body {
-            Body::Directory(directory) => self.dirs.entry(inode.ino).or_default().kept = directory.usage,
+            Body::Directory(directory) => {
+                let dir = self.dirs.entry(inode.ino).or_default();
+                dir.kept = directory.usage;
+                if in_table && inode.ino != Ino::ROOT {
+                    dir.lies = Some((NO_DIR, 0));
+                }
+            }
             _ if in_table => {
                 let mut names = inode.names.as_deref().cloned().unwrap_or_default();
+                names.retain(|(dir, _)| dir.rank() == inode.ino.rank());
                 names.sort_unstable();
                 self.files.insert(inode.ino, File { weight: inode.weight(), names });
             }

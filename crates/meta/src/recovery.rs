@@ -4,7 +4,7 @@ use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
 
-use espalier_proto::{Errno, FileType, Ino, ObjectId, Position, TableWrite, Time};
+use espalier_proto::{Errno, FileType, Ino, ObjectId, Position, Rank, TableWrite, Time};
 
 use crate::config::Config;
 use crate::event::Event;
@@ -54,6 +54,13 @@ impl Format {
         let first = Super { next_ino, files: 1, sequence: 0, journal: 0, unsettled, watched, striped: None };
         let value = Some(first.encode());
         Vec::from([self.root(), TableWrite { object: ObjectId::SUPER, key: Vec::new(), value }])
+    }
+
+    /// The first checkpoint of a rank but the first: nothing.
+    pub fn nothing(rank: Rank) -> Vec<TableWrite> {
+        let (next_ino, unsettled, watched) = (Ino::none_of(rank).0 + 1, Vec::new(), Vec::new());
+        let first = Super { next_ino, files: 0, sequence: 0, journal: 0, unsettled, watched, striped: None };
+        Vec::from([TableWrite { object: ObjectId::SUPER, key: Vec::new(), value: Some(first.encode()) }])
     }
 }
 
@@ -258,11 +265,12 @@ impl Recovery {
         };
         let removed = self.removed.iter().map(|ino| StreamCall::Remove { ino: *ino });
         let calls = new_streams.iter().map(settle).chain(removed).collect();
+        let has_root = self.config.rank == Ino::ROOT.rank();
         let (object, key) = InoRecord::Inode.place(Ino::ROOT);
-        if !self.state.inodes.contains_key(&Ino::ROOT) {
+        if has_root && !self.state.inodes.contains_key(&Ino::ROOT) {
             self.load(&Load::Record { object, key }, fetch)?;
         }
-        if !self.state.inodes.get(&Ino::ROOT).is_some_and(|cached| cached.inode.is_dir()) {
+        if has_root && !self.state.inodes.get(&Ino::ROOT).is_some_and(|cached| cached.inode.is_dir()) {
             return Err(RecoveryError::Corrupt("the tables have no root directory".into()));
         }
         let orphans = self.state.inodes.values().filter(|cached| cached.home == Home::Orphan);
@@ -282,6 +290,7 @@ impl Recovery {
         for (ino, size) in sizes {
             meta.count_left_over(*ino, *size);
         }
+        meta.recover_transactions();
         if !meta.recover_sessions(&orphans) && !meta.config.read_only {
             for (ino, streamed) in orphans {
                 meta.purge_left_over(ino, streamed);
@@ -303,6 +312,10 @@ impl Meta {
     }
 
     pub(crate) fn purge_left_over(&mut self, ino: Ino, streamed: bool) {
+        if self.state.cached(ino).is_err() {
+            // It may be about to get a name at another rank.
+            return;
+        }
         if streamed {
             // Its Unlink is in the journal on disk, so nothing need be waited for; the next flush lets it go.
             self.journal.hold(self.state.sequence, Held::RemoveStream(ino));

@@ -7,8 +7,9 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Ino, Name, ObjectId, TableWrite};
 use serde::Serialize;
 
+use crate::rank::TransactionId;
 use crate::record::{Dentry, InoRecord, Inode, Slot, encode};
-use crate::state::{Home, State, Strip, Target, Track, XattrCell, orphan_key};
+use crate::state::{Home, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
 
 /// A record that has changed since a checkpoint.
 #[derive(Debug)]
@@ -19,6 +20,7 @@ pub(crate) enum Changed {
     Xattrs(Ino),
     Session(ClientId),
     Moved(Ino),
+    Transaction(TransactionId),
 }
 
 /// The checkpoint under way.
@@ -68,6 +70,11 @@ impl State {
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
                 Changed::Moved(ino) => self.encode_moved(ino),
+                Changed::Transaction(id) => {
+                    if self.transactions.get(&id).is_some_and(|it| it.track.epoch == was) {
+                        self.encode_transaction(id);
+                    }
+                }
                 Changed::Session(client) => {
                     if self.sessions.get(&client).is_some_and(|kept| kept.track.epoch == was) {
                         self.encode_session(client);
@@ -115,6 +122,11 @@ impl State {
             }
             Home::Table => {
                 cached.track.stored = true;
+                if cached.inode.is_dir() && ino != Ino::ROOT {
+                    let (object, key) = InoRecord::Place.place(ino);
+                    let value = Some(encode(&(NO_DIR, 0u64)));
+                    self.snapshot.writes.push(TableWrite { object, key, value });
+                }
                 let (object, key) = InoRecord::Inode.place(ino);
                 (object, key, encode(&cached.inode))
             }

@@ -12,7 +12,8 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
-use crate::record::{Body, Corrupt, Dentry, InoRecord, Inode, Slot, Xattrs, decode};
+use crate::rank::{Locks, Transaction, TransactionId};
+use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
 use crate::session::{Kept, Reclaimed};
 use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
 use crate::step::{Load, Step, Stop, Wait};
@@ -64,7 +65,7 @@ impl Watched {
 }
 
 impl Cached {
-    fn new(inode: Inode, home: Home, track: Track) -> Self {
+    pub(crate) fn new(inode: Inode, home: Home, track: Track) -> Self {
         let (used, names_are_new) = (Mutable::new(false), false);
         Self { inode, home, lookups: 0, opens: 0, nameless: false, used, names_are_new, track }
     }
@@ -186,6 +187,9 @@ pub(crate) struct State {
     /// What was removed with entries in it; the last is freed first.
     pub trash: Vec<Trashed>,
     pub sessions: BTreeMap<ClientId, Kept>,
+    pub transactions: BTreeMap<TransactionId, Transaction>,
+    /// What these have locked; nothing while an event is applied.
+    pub locks: Option<Box<Locks>>,
     pub reclaimed: Reclaimed,
     /// The current epoch: grows with every checkpoint.
     pub epoch: u32,
@@ -224,6 +228,8 @@ impl State {
             watched: BTreeMap::new(),
             trash: Vec::new(),
             sessions: BTreeMap::new(),
+            transactions: BTreeMap::new(),
+            locks: None,
             reclaimed: Reclaimed::default(),
             epoch: 1,
             published: 0,
@@ -246,6 +252,9 @@ impl State {
 
     /// An inode that a dentry or a client names. One that the tables do not have either is stale.
     pub(crate) fn cached(&self, ino: Ino) -> Step<&Cached> {
+        if let Some(locks) = &self.locks {
+            locks.check_whole(ino)?;
+        }
         let Some(cached) = self.inodes.get(&ino) else { return Err(self.wait_inode(ino)) };
         cached.used.set(true);
         Ok(cached)
@@ -272,6 +281,14 @@ impl State {
 
     /// A directory; `ENOTDIR` for anything else. One that no client knows is found by the record of its place.
     pub(crate) fn dir(&self, ino: Ino) -> Step<&Inode> {
+        if let Some(locks) = &self.locks {
+            locks.check(ino)?;
+        }
+        self.dir_even_if_locked(ino)
+    }
+
+    /// For what does not depend on where it lies.
+    pub(crate) fn dir_even_if_locked(&self, ino: Ino) -> Step<&Inode> {
         let Some(cached) = self.inodes.get(&ino) else {
             let is_found = ino == Ino::ROOT || self.known.contains_key(&ino);
             return Err(if is_found { self.wait_inode(ino) } else { wait_record(InoRecord::Place, ino) });
@@ -283,6 +300,9 @@ impl State {
 
     /// What a name stands for.
     pub(crate) fn target(&self, dir: Ino, slot: &Slot) -> Step<Target> {
+        if let Some(locks) = &self.locks {
+            locks.check_name(dir, slot)?;
+        }
         let fragment = self.fragments.get(&dir);
         if let Some(cell) = fragment.and_then(|fragment| fragment.cells.get(slot)) {
             return Ok(cell.target);
@@ -330,121 +350,7 @@ impl State {
         }
     }
 
-    // ---- Loading
-
-    /// Takes in what a load has brought. What is in memory already is newer and stays.
-    pub(crate) fn loaded(
-        &mut self,
-        object: ObjectId,
-        key: &[u8],
-        value: Option<&[u8]>,
-    ) -> Result<(), Corrupt> {
-        use espalier_proto::ObjectKind::{Fragment, Inodes, Orphans, Sessions, Super};
-        match object.kind {
-            Fragment => {
-                let slot = Slot::from_key(key).ok_or(Corrupt)?;
-                self.loaded_dentry(Ino(object.id), slot, value)
-            }
-            Inodes => {
-                let (record, ino) = InoRecord::from_key(key).ok_or(Corrupt)?;
-                let Some(value) = value else { return Ok(()) };
-                match record {
-                    InoRecord::Inode => self.loaded_inode(decode(value)?, Home::Table),
-                    InoRecord::Place => {
-                        let (dir, hash) = decode(value)?;
-                        if !self.inodes.contains_key(&ino) {
-                            let known = Known { home: Home::Dentry { dir, hash }, lookups: 0 };
-                            self.known.entry(ino).or_insert(known);
-                        }
-                    }
-                    InoRecord::Strip => {
-                        self.strips.entry(ino).or_insert_with(|| {
-                            self.clock.bytes += value.len();
-                            Strip { bytes: value.to_vec(), track: Track::STORED, ..Strip::default() }
-                        });
-                    }
-                    InoRecord::Xattrs => {
-                        let cell = XattrCell { list: decode(value)?, track: Track::STORED };
-                        self.xattrs.entry(ino).or_insert_with(|| {
-                            self.clock.bytes += cell.bytes();
-                            cell
-                        });
-                    }
-                }
-                Ok(())
-            }
-            Orphans => {
-                if let Some(value) = value {
-                    self.loaded_inode(decode(value)?, Home::Orphan);
-                }
-                Ok(())
-            }
-            Sessions => self.loaded_kept(key, value.ok_or(Corrupt)?),
-            Super => Err(Corrupt),
-        }
-    }
-
-    /// Takes in a page of a directory's dentries, from a hash on.
-    pub(crate) fn loaded_dentries(
-        &mut self,
-        dir: Ino,
-        from: u64,
-        limit: usize,
-        page: &[(Vec<u8>, Vec<u8>)],
-    ) -> Result<(), Corrupt> {
-        let mut last = from;
-        for (key, value) in page {
-            let slot = Slot::from_key(key).ok_or(Corrupt)?;
-            last = slot.hash;
-            self.loaded_dentry(dir, slot, Some(value))?;
-        }
-        let fragment = self.fragments.entry(dir).or_default();
-        if from <= fragment.loaded_to {
-            // Of the last hash there may be more names.
-            fragment.loaded_to = fragment.loaded_to.max(last);
-            fragment.complete |= page.len() < limit;
-        }
-        if fragment.cells.is_empty() && !self.inodes.contains_key(&dir) {
-            // Somebody took it for a directory.
-            self.fragments.remove(&dir);
-        }
-        Ok(())
-    }
-
-    fn loaded_dentry(&mut self, dir: Ino, slot: Slot, value: Option<&[u8]>) -> Result<(), Corrupt> {
-        let fragment = self.fragments.entry(dir).or_default();
-        if fragment.complete || fragment.cells.contains_key(&slot) {
-            return Ok(());
-        }
-        let home = Home::Dentry { dir, hash: slot.hash };
-        let (target, inode) = match value.map(decode::<Dentry>).transpose()? {
-            Some(Dentry::Primary(inode)) => (Target::Primary(inode.ino), Some(inode)),
-            Some(Dentry::Remote { ino, kind }) => (Target::Remote(ino, kind), None),
-            None => (Target::Absent, None),
-        };
-        if inode.is_none() {
-            self.clock.loose.push_back((dir, slot.hash));
-        }
-        self.clock.cell_added(&slot);
-        let track = Track { stored: value.is_some(), ..Track::default() };
-        fragment.cells.insert(slot, Cell { target, track });
-        if let Some(inode) = inode {
-            self.loaded_inode(inode, home);
-        }
-        Ok(())
-    }
-
-    fn loaded_inode(&mut self, inode: Inode, home: Home) {
-        let ino = inode.ino;
-        if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
-            let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
-            let (more, opens) = self.reclaimed.found(ino);
-            let lookups = lookups + more;
-            self.add_inode(Cached { lookups, opens, ..Cached::new(inode, home, Track::STORED) });
-        }
-    }
-
-    fn add_inode(&mut self, cached: Cached) {
+    pub(crate) fn add_inode(&mut self, cached: Cached) {
         let ino = cached.inode.ino;
         self.clock.inodes.push_back(ino);
         self.clock.added += 1;
@@ -664,6 +570,8 @@ impl State {
     }
 }
 
+/// In the record of a directory's place, in place of the directory that it is in: it lies in the inode table.
+pub(crate) const NO_DIR: Ino = Ino(0);
 /// Directories of at most so many entries are loaded whole.
 const SMALL_DIRECTORY: usize = 256;
 /// More names of one hash than a directory will ever have.

@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Errno, Ino, ObjectId, StreamStat, Time};
 
 use crate::lease::Key;
+use crate::rank::Age;
 
 /// The outcome of an operation, or of a part of one.
 pub(crate) type Step<T> = Result<T, Stop>;
@@ -46,6 +47,10 @@ pub(crate) enum Wait {
     Lease(Key),
     /// A while, as what nobody waits for does between two steps.
     While,
+    /// What other ranks have been asked.
+    Peers,
+    /// A transaction that has locked what it wants.
+    Locked(Age),
 }
 
 /// What to read from the tables.

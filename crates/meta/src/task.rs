@@ -7,6 +7,7 @@ use espalier_proto::{Caller, ClientId, Errno, Ino, Request, RequestId, StreamSta
 
 use crate::lease::{Key, Told};
 use crate::progress::Progress;
+use crate::rank::{Dealings, Errand};
 use crate::session::Outcome;
 use crate::step::{Load, Step, Stop, StreamCall, StreamDone, Wait};
 
@@ -30,6 +31,8 @@ pub(crate) struct Cx<'a> {
     pub streams_have_changed: bool,
     /// What is remembered from one step of the operation to the next.
     pub progress: &'a mut Progress,
+    /// What it has with other ranks.
+    pub dealings: &'a mut Option<Box<Dealings>>,
 }
 
 impl Cx<'_> {
@@ -99,6 +102,9 @@ pub(crate) struct Task {
     pub progress: Progress,
     /// It was done by an earlier incarnation: what is to be told again.
     pub again: Option<Box<Outcome>>,
+    pub dealings: Option<Box<Dealings>>,
+    /// It is something that another rank wants, and not the request.
+    pub errand: Option<Box<Errand>>,
 }
 
 impl Task {
@@ -118,6 +124,8 @@ impl Task {
             changed,
             progress,
             again: None,
+            dealings: None,
+            errand: None,
         }
     }
 }

@@ -94,11 +94,14 @@ impl Inode {
 }
 
 impl Cached {
-    /// The directories that its names are in, and how many names in each.
+    /// The directories at its rank that its names are in, and how many names in each.
     pub(crate) fn parents(&self) -> Vec<(Ino, u32)> {
         match self.home {
             Home::Dentry { dir, .. } => [(dir, 1)].into(),
-            Home::Table => self.inode.names.as_deref().cloned().unwrap_or_default(),
+            Home::Table => {
+                let names = self.inode.names.iter().flat_map(|names| names.iter().copied());
+                names.filter(|(dir, _)| dir.rank() == self.inode.ino.rank()).collect()
+            }
             Home::Orphan => Vec::new(),
         }
     }
@@ -111,10 +114,10 @@ impl State {
         let mut dir = dir;
         // More steps than there are inodes would be a circle, in a store that is damaged.
         for _ in 0..=self.files {
-            let inode = self.dir(dir)?;
+            let inode = self.dir_even_if_locked(dir)?;
             let Body::Directory(directory) = &inode.body else { break };
             look(dir, directory)?;
-            if dir == Ino::ROOT || inode.nlink == 0 {
+            if dir == Ino::ROOT || inode.nlink == 0 || directory.parent.rank() != dir.rank() {
                 return Ok(dir);
             }
             dir = directory.parent;
@@ -174,7 +177,7 @@ impl State {
         while let Some(cached) = self.touch_inode(dir) {
             let Body::Directory(directory) = &mut cached.inode.body else { return };
             directory.usage = directory.usage.plus(gain).minus(loss);
-            if dir == Ino::ROOT || cached.inode.nlink == 0 {
+            if dir == Ino::ROOT || cached.inode.nlink == 0 || directory.parent.rank() != dir.rank() {
                 return;
             }
             dir = directory.parent;

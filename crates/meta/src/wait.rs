@@ -30,6 +30,7 @@ impl Meta {
         let waiting = match wait {
             Wait::Room => Waiting::Journal,
             Wait::Lease(_) => Waiting::Clients,
+            Wait::Peers | Wait::Locked(_) => Waiting::Peers,
             _ => Waiting::Disk,
         };
         match wait {
@@ -41,6 +42,9 @@ impl Meta {
             Wait::Load(load) if task.loaded.as_ref() == Some(&load) => {
                 // It was loaded and is not there, though another record speaks of it.
                 let errno = if is_inode(&load) { Errno::ESTALE } else { Errno::EIO };
+                if self.start_over(&mut task) {
+                    return self.run(now, task, Some(number), out);
+                }
                 return self.refuse(now, &mut task, errno, out);
             }
             Wait::Load(load) | Wait::Hint(_, load) => {
@@ -61,7 +65,10 @@ impl Meta {
                 }
                 self.ask(Purpose::Stream(number, call.clone()), self.stream_io(call), out);
             }
-            Wait::Durable => self.journal.hold(self.state.sequence, Held::Task(number)),
+            Wait::Durable => {
+                task.loaded = None;
+                self.journal.hold(self.state.sequence, Held::Task(number));
+            }
             Wait::Grace => self.roomless.push(number),
             Wait::Room => {
                 self.roomless.push(number);
@@ -71,6 +78,16 @@ impl Meta {
                 // What was loaded may be gone by then.
                 (task.loaded, task.page) = (None, None);
                 self.wait_for_lease(key, task.from, number);
+            }
+            Wait::Peers => {
+                (task.loaded, task.page) = (None, None);
+                self.await_ranks(number);
+            }
+            Wait::Locked(_) => {
+                // Whoever waits for a lock has none, but for what is older than that.
+                (task.loaded, task.page) = (None, None);
+                self.withdraw_all(&mut task);
+                self.await_lock(number);
             }
             Wait::Others | Wait::While => {
                 (task.loaded, task.page) = (None, None);
@@ -82,6 +99,7 @@ impl Meta {
         if matches!(task.progress, Progress::Walk(_)) {
             self.walking.insert(number);
         }
+        self.note_dealings(&task, number);
         out.waiting.push((task.from, task.id, waiting));
         self.tasks.insert(number, Box::new(task));
     }
@@ -93,10 +111,12 @@ impl Meta {
             |number: &u64| self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (from, id));
         let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.swap_remove(at));
         let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
-        if let Some(number) = roomless.or_else(waiting) {
+        let among_ranks = || self.ranks.stop_waiting(asked);
+        if let Some(number) = roomless.or_else(waiting).or_else(among_ranks) {
             self.walking.remove(&number);
             let Some(mut task) = self.tasks.remove(&number) else { return };
             self.unclaim(&mut task);
+            self.withdraw_all(&mut task);
             let reply = match task.progress {
                 Progress::Copy(copied) => Ok(Reply::Copied(copied)),
                 _ => Err(Errno::EINTR),

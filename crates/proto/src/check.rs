@@ -1,6 +1,8 @@
 //! What no client asks for that means well: requests come from other machines, too.
 
-use crate::{Access, AllocateMode, CopyTree, Errno, NewNode, RenameFlags, Request, StreamIo, mode};
+use crate::{
+    Access, AllocateMode, CopyTree, Errno, Ino, NewNode, Rank, RenameFlags, Request, StreamIo, mode,
+};
 
 /// The kernel asks for no more at once, and no less is enough for anybody.
 const MAX_IO_BYTES: usize = 1 << 20;
@@ -73,6 +75,53 @@ impl Request {
         }
     }
 
+    /// The rank that it goes to.
+    pub fn rank(&self) -> Rank {
+        let ino = match self {
+            Self::Lookup { dir, .. }
+            | Self::Create { dir, .. }
+            | Self::TmpFile { dir, .. }
+            | Self::Link { dir, .. }
+            | Self::Unlink { dir, .. }
+            | Self::RmDir { dir, .. }
+            | Self::Rename { from_dir: dir, .. }
+            | Self::ReadDir { dir, .. }
+            | Self::RemoveTree { dir } => *dir,
+            Self::Forget { ino, .. }
+            | Self::GetAttr { ino }
+            | Self::SetAttr { ino, .. }
+            | Self::ReadLink { ino }
+            | Self::Open { ino, .. }
+            | Self::Release { ino }
+            | Self::Read { ino, .. }
+            | Self::Write { ino, .. }
+            | Self::Allocate { ino, .. }
+            | Self::Seek { ino, .. }
+            | Self::Fsync { ino }
+            | Self::Access { ino, .. }
+            | Self::SetXattr { ino, .. }
+            | Self::GetXattr { ino, .. }
+            | Self::ListXattr { ino }
+            | Self::RemoveXattr { ino, .. }
+            | Self::StatFs { ino }
+            | Self::Recount { ino }
+            | Self::Place { ino }
+            | Self::Extend { ino, .. }
+            | Self::Find { ino, .. }
+            | Self::Lock { ino, .. }
+            | Self::Unlock { ino, .. }
+            | Self::TestLock { ino, .. }
+            | Self::StopWaiting { ino, .. } => *ino,
+            // Whoever asks one of these asks each rank what is its own.
+            Self::ForgetAll { inodes, .. } => inodes.first().map_or(Ino::ROOT, |(ino, _)| *ino),
+            Self::Reclaim { held, .. } => held.first().map_or(Ino::ROOT, |held| held.ino),
+            Self::CopyTree(copy) => copy.levels.first().map_or(Ino::ROOT, |level| level.from),
+            Self::ReclaimLocks { locks } => locks.first().map_or(Ino::ROOT, |(ino, _)| *ino),
+            Self::Sweep | Self::Enter { .. } => Ino::ROOT,
+        };
+        ino.rank()
+    }
+
     pub fn is_about_locks(&self) -> bool {
         matches!(
             self,
@@ -83,7 +132,9 @@ impl Request {
     /// Whether it asks for a change that a read-only client may not make.
     pub fn is_change(&self) -> bool {
         match self {
-            Self::Open { how, .. } => how.truncate || how.access.contains(Access::WRITE),
+            Self::Open { how, .. } | Self::Find { open: Some(how), .. } => {
+                how.truncate || how.access.contains(Access::WRITE)
+            }
             Self::SetAttr { .. }
             | Self::Create { .. }
             | Self::TmpFile { .. }
@@ -133,8 +184,6 @@ fn known(mode: AllocateMode) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use alloc::vec;
-
-    use alloc::vec::Vec;
 
     use super::*;
     use crate::{Ino, LockOwner, Name, OpenHow, SetAttr, XattrMode};

@@ -13,7 +13,22 @@ pub struct Ino(pub u64);
 impl Ino {
     /// The root directory, as the kernel's FUSE protocol numbers it.
     pub const ROOT: Self = Self(1);
+    const RANK_SHIFT: u32 = 48;
+
+    /// The rank that has the inode.
+    pub fn rank(self) -> Rank {
+        Rank((self.0 >> Self::RANK_SHIFT) as u16)
+    }
+
+    /// Before the first inode number of a rank; no inode has it.
+    pub fn none_of(rank: Rank) -> Self {
+        Self(u64::from(rank.0) << Self::RANK_SHIFT)
+    }
 }
+
+/// One of the metadata servers that share a tree; 0 has the root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Rank(pub u16);
 
 impl fmt::Display for Ino {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

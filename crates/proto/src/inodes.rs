@@ -8,6 +8,7 @@ impl Request {
         match self {
             Self::Lookup { dir: ino, .. }
             | Self::GetAttr { ino }
+            | Self::Find { ino, .. }
             | Self::SetAttr { ino, .. }
             | Self::ReadLink { ino }
             | Self::Create { dir: ino, .. }
@@ -96,6 +97,7 @@ impl Reply {
                 }
             }
             Self::Removed { dir, .. } => see(dir),
+            Self::Elsewhere { ino, .. } => see(ino),
             Self::Copied(copied) => {
                 for level in &mut copied.levels {
                     see(&mut level.from);

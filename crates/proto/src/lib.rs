@@ -22,7 +22,7 @@ mod wire;
 pub use attr::{Attr, FileType, SetAttr, SetTime, mode};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
-pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, RequestId};
+pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId};
 pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId};
 pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;

@@ -273,6 +273,13 @@ pub enum Request {
     Place {
         ino: Ino,
     },
+    /// An inode that another rank's answer has named ([`Reply::Elsewhere`]); with `open`, it is opened, too. Answered as a
+    /// lookup, or a creation.
+    Find {
+        ino: Ino,
+        kind: FileType,
+        open: Option<OpenHow>,
+    },
 }
 
 /// How a file is opened.
@@ -346,6 +353,15 @@ pub enum Reply {
         name: Name,
     },
     Copied(Box<Copied>),
+    /// The name is there, and its inode is at another rank: to be asked for it ([`Request::Find`]). What the reply's lease
+    /// is on is the name, if `name_leased`.
+    Elsewhere {
+        ino: Ino,
+        kind: FileType,
+        /// As in [`Entry`].
+        cacheable: bool,
+        name_leased: bool,
+    },
     /// `Lock`: it waits, and [`FromServer::Locked`](crate::FromServer) comes when that is over.
     Waits,
     /// `TestLock`.

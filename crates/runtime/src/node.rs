@@ -410,7 +410,7 @@ impl<D: Door> Calls<D> for Node<D> {
 impl From<Waiting> for Stage {
     fn from(waiting: Waiting) -> Self {
         match waiting {
-            Waiting::Disk | Waiting::Clients => Self::Disk,
+            Waiting::Disk | Waiting::Clients | Waiting::Peers => Self::Disk,
             Waiting::Journal => Self::Journal,
         }
     }

@@ -104,6 +104,7 @@ impl State {
         }
         let did_nothing = match (op, seen) {
             (_, Seen::Error(ESTALE)) => true,
+            (Op::Rename(..), Seen::Error(EEXIST | EISDIR | ENOTDIR)) => true,
             (Op::Rename(from, to, How::Plain | How::Exchange), Seen::Done) => {
                 self.places[from.0] == Entry::Free || self.places[to.0] == Entry::Free
             }

@@ -31,7 +31,7 @@ pub(crate) struct Told {
     /// Some of it must not be cached.
     refused: bool,
     /// What the operation has changed.
-    touched: Vec<Ino>,
+    pub touched: Vec<Ino>,
 }
 
 /// A reply that is held until the journal is durable, and what it tells.
@@ -96,7 +96,7 @@ impl Meta {
     }
 
     /// The reply tells of an inode, or of a name with this hash: whether it may be cached.
-    fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
+    pub(crate) fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
         let Some(leases) = &self.leases else { return true };
         let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
         // What was asked of a stream some time ago may not be so any more.
@@ -226,7 +226,7 @@ impl Meta {
         self.revoke_inode(cx, ino)
     }
 
-    fn revoke_all(&mut self, cx: &mut Cx<'_>, touched: Sight<'_>) -> Step<()> {
+    pub(crate) fn revoke_all(&mut self, cx: &mut Cx<'_>, touched: Sight<'_>) -> Step<()> {
         let Some(leases) = &mut self.leases else { return Ok(()) };
         let mut held = None;
         touched(&self.state, &mut |key, name| {
@@ -316,12 +316,18 @@ impl State {
             | Event::Locate { .. }
             | Event::Session { .. }
             | Event::Completed { .. }
-            | Event::Moved { .. } => {}
+            | Event::Moved { .. }
+            // What these change has been revoked before (`Meta::revoke_edits`).
+            | Event::Began
+            | Event::Prepared { .. }
+            | Event::Decided { .. }
+            | Event::Committed { .. }
+            | Event::Forgotten { .. } => {}
         }
         Ok(())
     }
 
-    fn touched_name(&self, dir: Ino, name: &Name, see: See<'_>) {
+    pub(crate) fn touched_name(&self, dir: Ino, name: &Name, see: See<'_>) {
         see(Key::name(dir, self.slot(name).hash), Some(name));
         see(Key::inode(dir), None);
     }

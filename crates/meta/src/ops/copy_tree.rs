@@ -30,6 +30,10 @@ impl Meta {
     /// streams, files whose links are to be kept, what the caller may not read, what only the kernel knows who may make, and
     /// names that are there already.
     pub(crate) fn copy_tree(&mut self, cx: &mut Cx<'_>, request: &CopyTree) -> Step<Reply> {
+        if self.config.ranks > 1 {
+            // What is below may be at other ranks.
+            return Err(Errno::EXDEV.into());
+        }
         let mut copied = match core::mem::take(cx.progress) {
             Progress::Copy(copied) => copied,
             _ => Box::new(Copied { levels: request.levels.clone(), ..Copied::default() }),

@@ -6,6 +6,7 @@ use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Directory, Inode};
 use crate::session::Proven;
+use crate::state::Target;
 use crate::step::Step;
 
 impl Meta {
@@ -26,8 +27,14 @@ impl Meta {
         cx.check(parent, Access::EXEC)?;
         let cacheable = parent.searchable_by_all();
         let slot = self.state.slot(name);
-        if let Some(ino) = self.state.target(dir, &slot)?.ino() {
+        let target = self.state.target(dir, &slot)?;
+        if let Some(ino) = target.ino() {
             let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
+            if let Target::Remote(_, kind) = target
+                && ino.rank() != dir.rank()
+            {
+                return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
+            }
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
             let Reply::Opened(opened) = self.open(cx, ino, how)? else { return Err(Errno::EIO.into()) };
             if !attr.streamed {
@@ -37,6 +44,9 @@ impl Meta {
             return Ok(Reply::Created(self.entry(cx, Some((dir, slot.hash)), cacheable, attr), opened));
         }
         let inode = self.new_inode(cx, dir, node, modes)?;
+        if let Some(rank) = self.home_elsewhere(cx, &inode) {
+            return self.mkdir_elsewhere(cx, rank, (dir, name), inode);
+        }
         self.state.admit(&[(dir, inode.weight())], &[])?;
         let attr = inode.attr(None);
         self.commit(cx, &Event::Create { dir, name: name.clone(), inode })?;

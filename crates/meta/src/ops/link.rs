@@ -7,6 +7,9 @@ use crate::step::Step;
 impl Meta {
     /// Another name for a file.
     pub(crate) fn link(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
+        if ino.rank() != dir.rank() {
+            return self.link_elsewhere(cx, ino, dir, name);
+        }
         self.growable()?;
         let parent = self.state.dir(dir)?;
         cx.check_change(parent)?;

@@ -22,6 +22,9 @@ impl Meta {
                 self.tell_absent(cx, dir, &slot);
                 return Ok(Reply::Absent { cacheable });
             }
+            Target::Remote(ino, kind) if ino.rank() != dir.rank() => {
+                return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
+            }
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
         let attr = self.attr(cx, self.state.inode(ino)?)?;

@@ -16,7 +16,7 @@ mod readdir;
 mod readlink;
 mod remove_tree;
 mod rename;
-mod rmdir;
+pub(crate) mod rmdir;
 mod seek;
 mod setattr;
 mod statfs;

@@ -24,6 +24,9 @@ impl Meta {
         plus: bool,
     ) -> Step<Reply> {
         let inode = self.state.dir(dir)?;
+        if let Some(locks) = &self.state.locks {
+            locks.check_whole(dir)?;
+        }
         let Body::Directory(directory) = &inode.body else {
             return Err(Stop::Fail(espalier_proto::Errno::EIO));
         };
@@ -91,7 +94,7 @@ impl Meta {
     ) -> Step<Vec<Dirent>> {
         let mut inodes = Vec::with_capacity(found.len());
         for (_, target) in &found {
-            if let Some(ino) = target.ino() {
+            if let Some(ino) = target.ino().filter(|ino| ino.rank() == dir.rank()) {
                 inodes.push(self.state.inode(ino)?);
             }
         }
@@ -105,13 +108,20 @@ impl Meta {
         let attrs =
             inodes.iter().map(|inode| inode.attr(if inode.is_streamed() { stats.next() } else { None }));
         let attrs: Vec<_> = attrs.collect();
-        let with = |((slot, _), attr): ((Slot, Target), espalier_proto::Attr)| {
-            let entry = Some::<Entry>(self.entry(cx, Some((dir, slot.hash)), cacheable, attr));
-            let kind: FileType = attr.kind;
+        let mut attrs = attrs.into_iter();
+        let mut with = |(slot, target): (Slot, Target)| {
             let (name, cursor): (Name, u64) = (slot.name, slot.hash);
-            Dirent { name, ino: attr.ino, kind, cursor, entry }
+            if let Target::Remote(ino, kind) = target
+                && ino.rank() != dir.rank()
+            {
+                return Some(Dirent { name, ino, kind, cursor, entry: None });
+            }
+            let attr = attrs.next()?;
+            let entry = Some::<Entry>(self.entry(cx, Some((dir, cursor)), cacheable, attr));
+            let kind: FileType = attr.kind;
+            Some(Dirent { name, ino: attr.ino, kind, cursor, entry })
         };
-        Ok(found.into_iter().zip(attrs).map(with).collect())
+        Ok(found.into_iter().filter_map(&mut with).collect())
     }
 }
 

@@ -17,6 +17,10 @@ impl Meta {
     /// Removes a directory with all that is below it, at once: it becomes an orphan, which nothing can be made or found in,
     /// and what it holds is freed in the background (`trash.rs`).
     pub(crate) fn remove_tree(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<Reply> {
+        if self.config.ranks > 1 {
+            // What is below may be at other ranks.
+            return Err(Errno::EXDEV.into());
+        }
         self.writable()?;
         let has_entries = self.state.dir(dir)?.has_entries();
         let (parent, name) = self.name_of_dir(dir)?;

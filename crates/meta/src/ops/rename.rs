@@ -22,6 +22,9 @@ impl Meta {
         if exchange && flags.intersects(RenameFlags::NOREPLACE | RenameFlags::WHITEOUT) {
             return Err(Errno::EINVAL.into());
         }
+        if self.config.ranks > 1 && !self.rename_among_ranks(cx, from, to, flags)? {
+            return Ok(Reply::Done);
+        }
         if from.0 != to.0 && (self.is_bounded(to.0)? || (exchange && self.is_bounded(from.0)?)) {
             self.count_open(cx)?;
         }
@@ -108,6 +111,10 @@ impl Meta {
                 return Err(Errno::EINVAL.into());
             }
             let Body::Directory(directory) = &ancestor.body else { return Err(Errno::EIO.into()) };
+            if directory.parent.rank() != ancestor.ino.rank() {
+                // Those above have been looked at.
+                return Ok(());
+            }
             ancestor = self.state.dir(directory.parent)?;
         }
         Ok(())

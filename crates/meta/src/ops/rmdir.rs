@@ -1,4 +1,4 @@
-use espalier_proto::{Errno, Ino, Name, Reply};
+use espalier_proto::{Errno, FileType, Ino, Name, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
@@ -6,6 +6,12 @@ use crate::step::Step;
 
 impl Meta {
     pub(crate) fn rmdir(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+        if let Some((ino, kind)) = self.named_elsewhere(dir, name)? {
+            return match kind {
+                FileType::Directory => self.remove_elsewhere(cx, dir, name, (ino, kind)),
+                _ => Err(Errno::ENOTDIR.into()),
+            };
+        }
         let inode = self.victim(cx, dir, name)?;
         check_empty(inode)?;
         self.remove(cx, dir, name, inode.ino)
@@ -13,7 +19,7 @@ impl Meta {
 }
 
 /// `ENOTDIR` or `ENOTEMPTY` unless it is an empty directory.
-pub(super) fn check_empty(inode: &Inode) -> Step<()> {
+pub(crate) fn check_empty(inode: &Inode) -> Step<()> {
     match &inode.body {
         Body::Directory(directory) if directory.entries == 0 => Ok(()),
         Body::Directory(_) => Err(Errno::ENOTEMPTY.into()),

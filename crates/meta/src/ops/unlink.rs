@@ -1,4 +1,4 @@
-use espalier_proto::{Access, Errno, Ino, Name, Reply};
+use espalier_proto::{Access, Errno, FileType, Ino, Name, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
@@ -7,6 +7,12 @@ use crate::step::Step;
 
 impl Meta {
     pub(crate) fn unlink(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name) -> Step<Reply> {
+        if let Some((ino, kind)) = self.named_elsewhere(dir, name)? {
+            return match kind {
+                FileType::Directory => Err(Errno::EISDIR.into()),
+                _ => self.remove_elsewhere(cx, dir, name, (ino, kind)),
+            };
+        }
         let inode = self.victim(cx, dir, name)?;
         if inode.is_dir() {
             return Err(Errno::EISDIR.into());

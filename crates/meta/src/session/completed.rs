@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use espalier_proto::{Copied, Entry, Errno, Home, Ino, Name, Opened, Reply, Request};
+use espalier_proto::{Copied, Entry, Errno, FileType, Home, Ino, Name, Opened, Reply, Request};
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Cx, Meta};
@@ -30,6 +30,11 @@ pub enum Outcome {
         name: Name,
     },
     Copied(Box<Copied>),
+    Elsewhere {
+        ino: Ino,
+        kind: FileType,
+        cacheable: bool,
+    },
 }
 
 impl Outcome {
@@ -51,6 +56,7 @@ impl Outcome {
                 | Request::RemoveXattr { .. }
                 | Request::RemoveTree { .. }
                 | Request::CopyTree(_)
+                | Request::Find { open: Some(_), .. }
         );
         let given = |entry: &Entry, opened| {
             let (ino, home, named) = (entry.attr.ino, entry.home, Some(entry.cacheable));
@@ -69,6 +75,9 @@ impl Outcome {
             (_, Ok(Reply::Streamed)) => Self::Streamed,
             (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
             (_, Ok(Reply::Copied(copied))) => Self::Copied(copied.clone()),
+            (_, Ok(Reply::Elsewhere { ino, kind, cacheable, .. })) => {
+                Self::Elsewhere { ino: *ino, kind: *kind, cacheable: *cacheable }
+            }
             _ => return None,
         })
     }
@@ -81,8 +90,10 @@ impl Meta {
             Outcome::Done => Reply::Done,
             Outcome::Failed(errno) => return Err((*errno).into()),
             Outcome::Attr(ino) => Reply::Attr(self.attr(cx, self.state.inode(*ino)?)?),
-            Outcome::Given { ino, named, opened, .. } => {
-                let (home, inode) = (self.state.cached(*ino)?.home, self.state.inode(*ino)?);
+            Outcome::Given { ino, home, named, opened } => {
+                let (now, inode) = (self.state.cached(*ino)?.home, self.state.inode(*ino)?);
+                // One that has lost its name since is not one that never had any.
+                let home = if now == Home::Orphan { *home } else { now };
                 let streamed = inode.is_streamed();
                 let limited = streamed && self.state.is_limited(*ino)?;
                 let proof = self.proof(cx.client, *ino, Proven::Opened);
@@ -97,6 +108,10 @@ impl Meta {
             Outcome::Streamed => Reply::Streamed,
             Outcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },
             Outcome::Copied(copied) => Reply::Copied(copied.clone()),
+            Outcome::Elsewhere { ino, kind, cacheable } => {
+                let (ino, kind, cacheable, name_leased) = (*ino, *kind, *cacheable, false);
+                Reply::Elsewhere { ino, kind, cacheable, name_leased }
+            }
         })
     }
 }

@@ -3,9 +3,10 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Home, Ino, ObjectId, RequestId, TableWrite};
+use espalier_proto::{ClientId, Home, Ino, ObjectId, Rank, RequestId, TableWrite};
 
 use super::completed::Outcome;
+use crate::rank::{Transaction, TransactionId};
 use crate::record::{Corrupt, decode, encode};
 use crate::snapshot::Changed;
 use crate::state::{State, Track};
@@ -81,6 +82,7 @@ impl State {
                 Ok(())
             }
             KeptKey::Moved(ino) => self.loaded_moved(ino, value),
+            KeptKey::Transaction(id) => self.loaded_transaction(id, value),
         }
     }
 
@@ -101,6 +103,8 @@ pub(crate) enum KeptKey {
     Session(ClientId),
     /// Where a file lies now that clients know by another place.
     Moved(Ino),
+    /// What lasts of a transaction with other ranks.
+    Transaction(TransactionId),
 }
 
 impl KeptKey {
@@ -108,6 +112,14 @@ impl KeptKey {
         let (tag, number) = match self {
             Self::Session(client) => (b's', client.0),
             Self::Moved(ino) => (b'm', ino.0),
+            Self::Transaction(id) => {
+                let mut key = Vec::with_capacity(19);
+                key.push(b't');
+                key.extend_from_slice(&id.began.to_be_bytes());
+                key.extend_from_slice(&id.number.to_be_bytes());
+                key.extend_from_slice(&id.rank.0.to_be_bytes());
+                return key;
+            }
         };
         let mut key = Vec::with_capacity(9);
         key.push(tag);
@@ -117,6 +129,13 @@ impl KeptKey {
 
     fn from_bytes(key: &[u8]) -> Option<Self> {
         let (tag, number) = key.split_first()?;
+        if *tag == b't' {
+            let (began, rest) = number.split_first_chunk()?;
+            let (number, rank) = rest.split_first_chunk()?;
+            let (began, number) = (u64::from_be_bytes(*began), u64::from_be_bytes(*number));
+            let rank = Rank(u16::from_be_bytes(rank.try_into().ok()?));
+            return Some(Self::Transaction(TransactionId { began, number, rank }));
+        }
         let number = u64::from_be_bytes(number.try_into().ok()?);
         match tag {
             b's' => Some(Self::Session(ClientId(number))),
@@ -131,6 +150,7 @@ pub fn is_kept(key: &[u8], value: &[u8]) -> bool {
     match KeptKey::from_bytes(key) {
         Some(KeptKey::Session(_)) => decode::<BTreeMap<RequestId, Outcome>>(value).is_ok(),
         Some(KeptKey::Moved(_)) => decode::<Home>(value).is_ok(),
+        Some(KeptKey::Transaction(_)) => Transaction::is_kept(value),
         None => false,
     }
 }

@@ -176,7 +176,9 @@ impl Meta {
         };
         moved.map(|ino| {
             let cached = state.inodes.get(&ino?)?;
-            let moves = cached.in_use() && cached.home != Home::Table;
+            // Those who have not said yet what they have may have it.
+            let is_known = cached.in_use() || self.sessions.in_grace();
+            let moves = is_known && cached.home != Home::Table;
             ino.filter(|_| moves)
         })
     }

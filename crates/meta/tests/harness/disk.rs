@@ -54,7 +54,8 @@ impl Disk {
             }
         };
         let format = Format { time: Time::new(1, 0), uid: 0, gid: 0, perm: 0o755 };
-        disk.store().stage(format.writes()).unwrap();
+        let is_first = config.rank == Rank(0);
+        disk.store().stage(if is_first { format.writes() } else { Format::nothing(config.rank) }).unwrap();
         disk.store().publish().unwrap();
         disk
     }
@@ -64,6 +65,11 @@ impl Disk {
             Self::Memory(store, _) => store,
             Self::Local(local, _) => &local.0,
         }
+    }
+
+    /// What is in the journal is on the disk: a crash is the end of the process alone.
+    pub fn sync_journal(&mut self) {
+        self.sync();
     }
 
     /// The disk as it is found after a crash.
@@ -190,6 +196,11 @@ impl Disk {
 
     /// What fsck finds in the tables.
     pub fn check(&self, config: &Config) -> Vec<Finding> {
+        self.checked(config).finish()
+    }
+
+    /// As it is before the end of the check, which may be one of all ranks.
+    pub fn checked(&self, config: &Config) -> Check {
         let mut check = Check::new(config.hash_key);
         for record in self.store().records() {
             let (object, key, value) = record.unwrap();
@@ -198,7 +209,7 @@ impl Disk {
         for ino in self.store().streams().unwrap() {
             check.stream(ino, self.store().stream_stat(ino).unwrap().size);
         }
-        check.finish()
+        check
     }
 }
 

@@ -9,7 +9,8 @@ mod files;
 use std::collections::HashMap;
 
 use espalier_meta::{
-    Atime, Config, Connected, Finding, Input, Io, IoDone, IoId, Meta, Now, Outbox, Revocation,
+    Answered, Atime, Config, Connected, Finding, Input, Io, IoDone, IoId, Meta, Now, Outbox, PeerMessage,
+    Revocation,
 };
 use espalier_proto::*;
 
@@ -59,6 +60,10 @@ pub struct Harness {
     pub expired: Vec<ClientId>,
     /// To whom answers have gone, and to which requests.
     pub answered: Vec<(ClientId, u64)>,
+    /// What the machine wants to tell other ranks.
+    pub peers: Vec<(Rank, PeerMessage)>,
+    /// Answers with sessions of several clients, whose numbers may be alike.
+    pub replies: Option<Vec<Answered>>,
     /// Inputs that the driver is going to give before it does any I/O.
     pub queued: usize,
     /// All I/O stays in `waiting` while no answer is waited for, and is done in random order then.
@@ -124,6 +129,8 @@ impl Harness {
             entered: Vec::new(),
             expired: Vec::new(),
             answered: Vec::new(),
+            peers: Vec::new(),
+            replies: None,
             queued: 0,
             shuffle: None,
             count: 0,
@@ -202,7 +209,7 @@ impl Harness {
         Now { time: self.now, uptime_ms: self.uptime_ms, queued: self.queued }
     }
 
-    fn take(&mut self, out: Outbox) {
+    fn take(&mut self, mut out: Outbox) {
         self.recalled.extend(out.recalls);
         self.changed.extend(out.changed);
         self.locked.extend(out.locked);
@@ -211,6 +218,11 @@ impl Harness {
         self.entered.extend(out.entered);
         self.expired.extend(out.expired);
         self.revocations.extend(out.revocations);
+        self.peers.extend(out.peers);
+        if let Some(replies) = &mut self.replies {
+            replies.extend(out.replies);
+            out.replies = Vec::new();
+        }
         for reply in out.replies {
             self.answered.push((reply.to, reply.id.0));
             self.leases.insert(reply.id.0, (reply.lease_ms, reply.touched));

@@ -56,6 +56,7 @@ impl Kind {
     pub(crate) fn of_request(request: &Request) -> (Self, Ino) {
         match request {
             Request::Lookup { dir, .. } => (Self::Lookup, *dir),
+            Request::Find { ino, .. } => (Self::Lookup, *ino),
             Request::Forget { ino, .. } => (Self::Forget, *ino),
             Request::ForgetAll { .. } => (Self::Forget, Ino::ROOT),
             Request::GetAttr { ino } => (Self::GetAttr, *ino),

@@ -1,0 +1,123 @@
+//! What loads have brought comes into memory.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Ino, ObjectId};
+
+use crate::record::{Corrupt, Dentry, InoRecord, Inode, Slot, decode};
+use crate::state::{Cached, Cell, Home, Known, NO_DIR, State, Strip, Target, Track, XattrCell};
+
+impl State {
+    /// Takes in what a load has brought. What is in memory already is newer and stays.
+    pub(crate) fn loaded(
+        &mut self,
+        object: ObjectId,
+        key: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<(), Corrupt> {
+        use espalier_proto::ObjectKind::{Fragment, Inodes, Orphans, Sessions, Super};
+        match object.kind {
+            Fragment => {
+                let slot = Slot::from_key(key).ok_or(Corrupt)?;
+                self.loaded_dentry(Ino(object.id), slot, value)
+            }
+            Inodes => {
+                let (record, ino) = InoRecord::from_key(key).ok_or(Corrupt)?;
+                let Some(value) = value else { return Ok(()) };
+                match record {
+                    InoRecord::Inode => self.loaded_inode(decode(value)?, Home::Table),
+                    InoRecord::Place => {
+                        let (dir, hash) = decode(value)?;
+                        if !self.inodes.contains_key(&ino) {
+                            let home = if dir == NO_DIR { Home::Table } else { Home::Dentry { dir, hash } };
+                            let known = Known { home, lookups: 0 };
+                            self.known.entry(ino).or_insert(known);
+                        }
+                    }
+                    InoRecord::Strip => {
+                        self.strips.entry(ino).or_insert_with(|| {
+                            self.clock.bytes += value.len();
+                            Strip { bytes: value.to_vec(), track: Track::STORED, ..Strip::default() }
+                        });
+                    }
+                    InoRecord::Xattrs => {
+                        let cell = XattrCell { list: decode(value)?, track: Track::STORED };
+                        self.xattrs.entry(ino).or_insert_with(|| {
+                            self.clock.bytes += cell.bytes();
+                            cell
+                        });
+                    }
+                }
+                Ok(())
+            }
+            Orphans => {
+                if let Some(value) = value {
+                    self.loaded_inode(decode(value)?, Home::Orphan);
+                }
+                Ok(())
+            }
+            Sessions => self.loaded_kept(key, value.ok_or(Corrupt)?),
+            Super => Err(Corrupt),
+        }
+    }
+
+    /// Takes in a page of a directory's dentries, from a hash on.
+    pub(crate) fn loaded_dentries(
+        &mut self,
+        dir: Ino,
+        from: u64,
+        limit: usize,
+        page: &[(Vec<u8>, Vec<u8>)],
+    ) -> Result<(), Corrupt> {
+        let mut last = from;
+        for (key, value) in page {
+            let slot = Slot::from_key(key).ok_or(Corrupt)?;
+            last = slot.hash;
+            self.loaded_dentry(dir, slot, Some(value))?;
+        }
+        let fragment = self.fragments.entry(dir).or_default();
+        if from <= fragment.loaded_to {
+            // Of the last hash there may be more names.
+            fragment.loaded_to = fragment.loaded_to.max(last);
+            fragment.complete |= page.len() < limit;
+        }
+        if fragment.cells.is_empty() && !self.inodes.contains_key(&dir) {
+            // Somebody took it for a directory.
+            self.fragments.remove(&dir);
+        }
+        Ok(())
+    }
+
+    fn loaded_dentry(&mut self, dir: Ino, slot: Slot, value: Option<&[u8]>) -> Result<(), Corrupt> {
+        let fragment = self.fragments.entry(dir).or_default();
+        if fragment.complete || fragment.cells.contains_key(&slot) {
+            return Ok(());
+        }
+        let home = Home::Dentry { dir, hash: slot.hash };
+        let (target, inode) = match value.map(decode::<Dentry>).transpose()? {
+            Some(Dentry::Primary(inode)) => (Target::Primary(inode.ino), Some(inode)),
+            Some(Dentry::Remote { ino, kind }) => (Target::Remote(ino, kind), None),
+            None => (Target::Absent, None),
+        };
+        if inode.is_none() {
+            self.clock.loose.push_back((dir, slot.hash));
+        }
+        self.clock.cell_added(&slot);
+        let track = Track { stored: value.is_some(), ..Track::default() };
+        fragment.cells.insert(slot, Cell { target, track });
+        if let Some(inode) = inode {
+            self.loaded_inode(inode, home);
+        }
+        Ok(())
+    }
+
+    fn loaded_inode(&mut self, inode: Inode, home: Home) {
+        let ino = inode.ino;
+        if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
+            let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
+            let (more, opens) = self.reclaimed.found(ino);
+            let lookups = lookups + more;
+            self.add_inode(Cached { lookups, opens, ..Cached::new(inode, home, Track::STORED) });
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! What an operation has with other ranks: what it has asked them, and the transaction that it proposes to them.
+//!
+//! The coordinator locks nothing here. When all have agreed, the operation, which starts over, finds out whether it still wants
+//! the same; it then commits at once, or proposes something else.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Caller, Errno, FileType, Ino, Rank, Time};
+
+use super::edit::{Edit, Part};
+use super::message::{Answer, PeerMessage, Question, TransactionId};
+use crate::event::Event;
+use crate::journal::Held;
+use crate::machine::{Cx, Meta};
+use crate::step::{Step, Stop, Wait};
+use crate::task::Task;
+
+/// After so many an operation gives up: names and inodes do not fit together at all, which `fsck` tells more of.
+const MAX_SURPRISES: u32 = 20;
+
+type Named = Option<(Ino, FileType)>;
+
+/// What is remembered of it while the operation waits.
+#[derive(Debug, Default)]
+pub(crate) struct Dealings {
+    /// When it was first tried.
+    pub since: Option<Time>,
+    /// Where the directory is to be made.
+    pub home: Option<Rank>,
+    asked: Vec<Asked>,
+    /// What is proposed, with the time of it.
+    proposal: Option<(TransactionId, Time, Vec<Edit>)>,
+    turn: Option<TransactionId>,
+    /// How often it has found that things had changed meanwhile.
+    surprises: u32,
+}
+
+#[derive(Debug)]
+struct Asked {
+    id: TransactionId,
+    rank: Rank,
+    caller: Caller,
+    question: Question,
+    answer: Option<Answer>,
+}
+
+impl Asked {
+    fn message(&self) -> PeerMessage {
+        PeerMessage::Ask { id: self.id, caller: self.caller.clone(), question: self.question.clone() }
+    }
+
+    fn is_part(&self) -> bool {
+        matches!(self.question, Question::Prepare { .. })
+    }
+}
+
+impl Cx<'_> {
+    pub(crate) fn dealings(&mut self) -> &mut Dealings {
+        self.dealings.get_or_insert_default()
+    }
+
+    /// The caller with all groups, for other ranks cannot ask for them.
+    pub(crate) fn whole_caller(&self) -> Step<Caller> {
+        if !self.caller.is_superuser() && self.caller.groups.is_none() {
+            return Err(Stop::Wait(Wait::Groups));
+        }
+        Ok(self.caller.clone())
+    }
+}
+
+impl Meta {
+    /// A number for what is asked of others.
+    fn next_transaction(&mut self) -> Step<TransactionId> {
+        let began = match self.ranks.began {
+            Some(began) => began,
+            None => {
+                self.append(&Event::Began)?;
+                *self.ranks.began.insert(self.state.sequence)
+            }
+        };
+        if self.journal.durable < began {
+            return Err(Stop::Wait(Wait::Durable));
+        }
+        self.ranks.number += 1;
+        Ok(TransactionId { began, number: self.ranks.number, rank: self.config.rank })
+    }
+
+    /// What another rank answers, once it has.
+    pub(crate) fn ask_rank(&mut self, cx: &mut Cx<'_>, rank: Rank, question: Question) -> Step<Answer> {
+        if let Some(asked) =
+            cx.dealings().asked.iter().find(|it| (it.rank, &it.question) == (rank, &question))
+        {
+            return match &asked.answer {
+                None => Err(Stop::Wait(Wait::Peers)),
+                Some(Answer::Refused(errno)) => Err((*errno).into()),
+                Some(Answer::Changed) => Err(Errno::EAGAIN.into()),
+                Some(answer) => Ok(answer.clone()),
+            };
+        }
+        let (id, caller) = (self.next_transaction()?, cx.whole_caller()?);
+        self.send_question(cx, Asked { id, rank, caller, question, answer: None });
+        Err(Stop::Wait(Wait::Peers))
+    }
+
+    fn send_question(&mut self, cx: &mut Cx<'_>, asked: Asked) {
+        self.tell_rank(asked.rank, asked.message());
+        cx.dealings().asked.push(asked);
+    }
+
+    /// Other ranks have prepared just these edits. Returns the inode that gets its first name, or another.
+    pub(crate) fn agree(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<Named> {
+        let (now, dealings) = (cx.now, cx.dealings());
+        if dealings.proposal.as_ref().is_some_and(|(_, _, proposed)| proposed != edits) {
+            // What it has been told before may not be so any more either.
+            self.withdraw(dealings);
+            return Err(Stop::Wait(Wait::Others));
+        }
+        let id = match &cx.dealings().proposal {
+            Some((id, ..)) => *id,
+            None => {
+                let (id, caller) = (self.next_transaction()?, cx.whole_caller()?);
+                let since = *cx.dealings().since.get_or_insert(now);
+                cx.dealings().proposal = Some((id, now, edits.to_vec()));
+                for (rank, edits) in by_rank(edits) {
+                    let question = Question::Prepare { edits, time: now, since };
+                    self.send_question(
+                        cx,
+                        Asked { id, rank, caller: caller.clone(), question, answer: None },
+                    );
+                }
+                id
+            }
+        };
+        self.is_prepared(cx, id)
+    }
+
+    fn is_prepared(&mut self, cx: &mut Cx<'_>, id: TransactionId) -> Step<Named> {
+        let (mut inode, mut is_busy, mut is_awaited) = (None, false, false);
+        for asked in cx.dealings().asked.iter().filter(|asked| asked.id == id) {
+            match &asked.answer {
+                Some(Answer::Ready { named, .. }) => inode = inode.or(*named),
+                Some(Answer::Refused(errno)) => return Err((*errno).into()),
+                Some(Answer::Changed) => return Err(Errno::EAGAIN.into()),
+                Some(_) => is_busy = true,
+                None => is_awaited = true,
+            }
+        }
+        if is_busy {
+            self.withdraw(cx.dealings());
+            return Err(Stop::Wait(Wait::While));
+        }
+        if is_awaited { Err(Stop::Wait(Wait::Peers)) } else { Ok(inode) }
+    }
+
+    /// Until the operation ends, no other directory is moved into another.
+    pub(crate) fn take_turn(&mut self, cx: &mut Cx<'_>) -> Step<()> {
+        let id = match cx.dealings().turn {
+            Some(id) => id,
+            None => {
+                let (id, now) = (self.next_transaction()?, cx.now);
+                let since = *cx.dealings().since.get_or_insert(now);
+                cx.dealings().turn = Some(id);
+                let question = Question::Prepare { edits: [Edit::Turn].into(), time: now, since };
+                let (rank, caller) = (Ino::ROOT.rank(), Caller::SERVER);
+                self.send_question(cx, Asked { id, rank, caller, question, answer: None });
+                id
+            }
+        };
+        self.is_prepared(cx, id).map(drop)
+    }
+
+    /// Has others give up what they have cached of what these edits change.
+    pub(crate) fn revoke_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
+        self.revoke_all(cx, &|state, see| {
+            edits.iter().for_each(|edit| edit.touched(state, see));
+            Ok(())
+        })
+    }
+
+    /// Carries out this rank's part of what others have prepared: from now on all of it has happened.
+    pub(crate) fn commit_edits(&mut self, cx: &mut Cx<'_>, edits: Vec<Edit>) -> Step<()> {
+        self.revoke_edits(cx, &edits)?;
+        self.state.load_edits(&edits)?;
+        let Some((id, time, _)) = cx.dealings().proposal.take() else { return Err(Errno::EIO.into()) };
+        let asked = cx.dealings().asked.extract_if(.., |asked| asked.id == id);
+        let ranks = asked.filter_map(|asked| match asked.answer {
+            Some(Answer::Ready { vote, .. }) => Some((asked.rank, vote)),
+            _ => None,
+        });
+        let ranks = ranks.collect();
+        self.ranks.asking.remove(&id);
+        cx.told.touched.extend(edits.iter().filter_map(Edit::addressed));
+        cx.changed = true;
+        let nameless = nameless(&edits);
+        let part = Part { edits, time, since: time };
+        self.append_part(part.edits.clone(), &Event::Committed { id, part, ranks })?;
+        self.journal.hold(self.state.sequence, Held::Committed(id));
+        for ino in nameless {
+            self.purge_if_unused(cx, ino)?;
+        }
+        Ok(())
+    }
+
+    /// Appends an event that makes these edits, with what replay must know of where inodes lie.
+    pub(crate) fn append_part(&mut self, edits: Vec<Edit>, event: &Event) -> Step<()> {
+        let mut addressed: Vec<Ino> = edits.iter().filter_map(Edit::addressed).collect();
+        addressed.sort_unstable();
+        addressed.dedup();
+        for ino in &addressed {
+            if let Some((dir, hash)) = self.state.unchanged_dentry(*ino) {
+                self.record(&Event::Locate { ino: *ino, dir, hash })?;
+            }
+        }
+        let home = |meta: &Self, ino: &Ino| meta.state.inodes.get(ino).map(|cached| cached.home);
+        let homes: Vec<_> = edits.iter().filter_map(Edit::moved).map(|ino| (ino, home(self, &ino))).collect();
+        self.record(event)?;
+        for (ino, before) in homes {
+            let is_held = self.state.inodes.get(&ino).is_some_and(|cached| cached.in_use());
+            let is_known = is_held || self.sessions.in_grace();
+            if self.config.session_ms.is_some() && is_known && home(self, &ino) != before {
+                self.record(&Event::Moved { ino })?;
+            }
+        }
+        Ok(())
+    }
+
+    // ---- Waiting
+
+    /// An operation begins to wait: it is to be found when it is answered.
+    pub(crate) fn note_dealings(&mut self, task: &Task, number: u64) {
+        for asked in task.dealings.iter().flat_map(|dealings| &dealings.asked) {
+            self.ranks.asking.insert(asked.id, number);
+        }
+        if let Some(errand) = &task.errand {
+            self.ranks.errands.insert(errand.key(), number);
+        }
+    }
+
+    pub(crate) fn await_ranks(&mut self, number: u64) {
+        self.ranks.unanswered.insert(number);
+    }
+
+    pub(crate) fn await_lock(&mut self, number: u64) {
+        self.ranks.locked_out.insert(number);
+    }
+
+    pub(crate) fn answered(
+        &mut self,
+        now: crate::outbox::Now,
+        from: Rank,
+        id: TransactionId,
+        answer: Answer,
+        out: &mut crate::outbox::Outbox,
+    ) {
+        let Some(number) = self.ranks.asking.get(&id).copied() else {
+            if let Answer::Ready { vote, .. } = answer {
+                // Nobody wants it any more, unless it has been decided.
+                self.inquired(from, id, vote);
+            }
+            return;
+        };
+        let dealings = self.tasks.get_mut(&number).and_then(|task| task.dealings.as_mut());
+        let asked = dealings.and_then(|it| it.asked.iter_mut().find(|it| (it.id, it.rank) == (id, from)));
+        if let Some(asked) = asked {
+            asked.answer = Some(answer);
+        }
+        if self.ranks.unanswered.remove(&number) {
+            self.resume(now, number, out);
+        }
+    }
+
+    /// What was asked of a rank may not have got there.
+    pub(crate) fn ask_again(&mut self, rank: Rank) {
+        let dealings = self.tasks.values().filter_map(|task| task.dealings.as_ref());
+        let asked = dealings.flat_map(|dealings| &dealings.asked);
+        let unanswered = asked.filter(|asked| asked.rank == rank && asked.answer.is_none());
+        let messages: Vec<_> = unanswered.map(Asked::message).collect();
+        for message in messages {
+            self.tell_rank(rank, message);
+        }
+    }
+
+    /// An operation gives up what it has proposed and asked.
+    pub(crate) fn withdraw(&mut self, dealings: &mut Dealings) {
+        (dealings.proposal, dealings.turn) = (None, None);
+        for asked in dealings.asked.drain(..) {
+            self.ranks.asking.remove(&asked.id);
+            if asked.is_part() {
+                self.tell_rank(asked.rank, PeerMessage::Finish { id: asked.id, vote: None });
+            }
+        }
+    }
+
+    /// What an operation has been told by other ranks does not fit together with what is here: it starts over. Whether it may.
+    pub(crate) fn start_over(&mut self, task: &mut Task) -> bool {
+        let Some(dealings) = &mut task.dealings else { return false };
+        if task.errand.is_some() || dealings.asked.is_empty() || dealings.surprises == MAX_SURPRISES {
+            return false;
+        }
+        dealings.surprises += 1;
+        task.loaded = None;
+        self.withdraw_all(task);
+        true
+    }
+
+    pub(crate) fn withdraw_all(&mut self, task: &mut Task) {
+        if let Some(mut dealings) = task.dealings.take() {
+            self.withdraw(&mut dealings);
+            task.dealings = Some(dealings);
+        }
+    }
+}
+
+impl Edit {
+    /// The inode that may lie elsewhere afterwards.
+    fn moved(&self) -> Option<Ino> {
+        match self {
+            Self::Link { ino, .. } | Self::Move { ino, .. } | Self::PutName { ino, .. } => Some(*ino),
+            _ => None,
+        }
+    }
+}
+
+/// The inodes that may be left without a name.
+pub(super) fn nameless(edits: &[Edit]) -> Vec<Ino> {
+    let ino = |edit: &Edit| match edit {
+        Edit::Unlink { ino, .. } | Edit::Link { ino, .. } => Some(*ino),
+        _ => None,
+    };
+    edits.iter().filter_map(ino).collect()
+}
+
+/// The edits of each rank, in their order.
+fn by_rank(edits: &[Edit]) -> Vec<(Rank, Vec<Edit>)> {
+    let mut parts: Vec<(Rank, Vec<Edit>)> = Vec::new();
+    for edit in edits {
+        match parts.iter_mut().find(|(rank, _)| *rank == edit.rank()) {
+            Some((_, part)) => part.push(edit.clone()),
+            None => parts.push((edit.rank(), [edit.clone()].into())),
+        }
+    }
+    parts
+}

@@ -1,0 +1,198 @@
+//! What a transaction changes at one rank.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{FileType, Ino, Name, Rank, Time};
+use serde::{Deserialize, Serialize};
+
+use crate::lease::Key;
+use crate::record::{Body, Inode};
+use crate::state::{Home, State};
+use crate::step::Step;
+use crate::usage::{Usage, add_name, remove_name};
+
+/// One change of a transaction, at one rank. `owner`: the user who must own the inode, for the directory of the name that it
+/// loses is sticky.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Edit {
+    /// A new directory, whose name is at another rank. When it is prepared it gets its number and its times.
+    Make { inode: Box<Inode> },
+    /// An inode gets a name in a directory. What kind it is, is known when it is prepared.
+    Link { ino: Ino, dir: Ino, kind: Option<FileType> },
+    /// It loses one, and with the last becomes an orphan. A directory must be empty.
+    Unlink { ino: Ino, dir: Ino, owner: Option<u32> },
+    /// A name of it goes from a directory to another. `replaces`: something else loses that one.
+    Move { ino: Ino, from: Ino, to: Ino, owner: Option<u32>, replaces: bool },
+    /// A name goes that stands for an inode, wherever that is.
+    TakeName { dir: Ino, name: Name, ino: Ino, kind: FileType },
+    /// A free name comes to stand for an inode.
+    PutName { dir: Ino, name: Name, ino: Ino, kind: FileType },
+    /// Nothing; but there is only one at a time.
+    Turn,
+    /// Nothing; but a name stands for this, or is free.
+    Expect { dir: Ino, name: Name, ino: Option<Ino> },
+}
+
+/// What is changed at one rank, and when.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    pub edits: Vec<Edit>,
+    pub time: Time,
+    /// When the operation was first tried.
+    pub since: Time,
+}
+
+impl Edit {
+    pub(crate) fn rank(&self) -> Rank {
+        match self {
+            Self::Make { inode } => inode.ino.rank(),
+            Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => ino.rank(),
+            Self::TakeName { dir, .. } | Self::PutName { dir, .. } | Self::Expect { dir, .. } => dir.rank(),
+            Self::Turn => Ino::ROOT.rank(),
+        }
+    }
+
+    /// The inode that it names by number alone.
+    pub(crate) fn addressed(&self) -> Option<Ino> {
+        match self {
+            Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => Some(*ino),
+            Self::TakeName { dir, .. } | Self::PutName { dir, .. } => Some(*dir),
+            Self::Make { .. } | Self::Turn | Self::Expect { .. } => None,
+        }
+    }
+
+    /// What clients may have cached that it makes untrue.
+    pub(crate) fn touched(&self, state: &State, see: &mut dyn FnMut(Key, Option<&Name>)) {
+        match self {
+            Self::Link { ino, .. } | Self::Unlink { ino, .. } | Self::Move { ino, .. } => {
+                see(Key::inode(*ino), None);
+            }
+            Self::TakeName { dir, name, .. } | Self::PutName { dir, name, .. } => {
+                state.touched_name(*dir, name, see);
+            }
+            Self::Make { .. } | Self::Turn | Self::Expect { .. } => {}
+        }
+    }
+}
+
+impl State {
+    /// Makes sure that the names are in memory. Inodes that lie in their dentries are found by these.
+    pub(crate) fn load_names(&self, edits: &[Edit]) -> Step<()> {
+        for edit in edits {
+            if let Edit::TakeName { dir, name, .. } | Edit::PutName { dir, name, .. } = edit {
+                self.dir(*dir)?;
+                self.load_above(*dir)?;
+                self.target(*dir, &self.slot(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes sure that all that a part changes is in memory.
+    pub(crate) fn load_edits(&self, edits: &[Edit]) -> Step<()> {
+        self.load_names(edits)?;
+        for edit in edits {
+            match edit {
+                Edit::Link { ino, .. } | Edit::Unlink { ino, .. } | Edit::Move { ino, .. } => {
+                    self.cached(*ino)?;
+                }
+                Edit::TakeName { dir, ino, .. } | Edit::PutName { dir, ino, .. }
+                    if ino.rank() == dir.rank() =>
+                {
+                    self.cached(*ino)?;
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// All or, if something is not in memory, nothing.
+    pub(crate) fn apply_edits(&mut self, part: &Part) -> Step<()> {
+        self.load_edits(&part.edits)?;
+        for edit in &part.edits {
+            self.apply_edit(edit, part.time);
+        }
+        Ok(())
+    }
+
+    fn apply_edit(&mut self, edit: &Edit, time: Time) {
+        match edit {
+            Edit::Make { inode } => {
+                self.files += 1;
+                self.insert_inode((**inode).clone(), Home::Table);
+            }
+            Edit::Link { ino, dir, .. } => {
+                self.leave_dentry(*ino);
+                self.change(*ino, |inode| {
+                    inode.nlink += 1;
+                    inode.ctime = time;
+                    add_name(inode.names.get_or_insert_default(), *dir);
+                });
+                if let Some(cached) = self.inodes.get_mut(ino) {
+                    cached.nameless = false;
+                }
+            }
+            Edit::Unlink { ino, dir, .. } => self.lose_name(*ino, *dir, time),
+            Edit::Move { ino, from, to, .. } => {
+                self.leave_dentry(*ino);
+                self.change(*ino, |inode| {
+                    inode.ctime = time;
+                    if let Body::Directory(directory) = &mut inode.body {
+                        directory.parent = *to;
+                    } else {
+                        let names = inode.names.get_or_insert_default();
+                        remove_name(names, *from);
+                        add_name(names, *to);
+                    }
+                });
+            }
+            Edit::TakeName { dir, name, ino, kind } => {
+                self.count(*dir, Usage::default(), self.weight_in(*dir, *ino));
+                self.erase_cell(*dir, &self.slot(name));
+                self.entry_removed(*dir, *kind == FileType::Directory, time);
+            }
+            Edit::PutName { dir, name, ino, kind } => {
+                self.count(*dir, self.weight_in(*dir, *ino), Usage::default());
+                let (slot, is_dir) = (self.slot(name), *kind == FileType::Directory);
+                if is_dir && ino.rank() == dir.rank() {
+                    self.touch_inode(*ino);
+                    self.put_primary(*dir, slot, *ino);
+                } else {
+                    self.put_remote(*dir, slot, *ino, *kind);
+                }
+                self.entry_added(*dir, is_dir, time);
+            }
+            Edit::Turn | Edit::Expect { .. } => {}
+        }
+    }
+
+    /// What a name is counted for: nothing, if its inode is at another rank.
+    fn weight_in(&self, dir: Ino, ino: Ino) -> Usage {
+        match self.inodes.get(&ino) {
+            Some(cached) if ino.rank() == dir.rank() => cached.inode.weight(),
+            _ => Usage::default(),
+        }
+    }
+
+    /// An inode lies in the inode table from now on, for it is to have a name elsewhere.
+    fn leave_dentry(&mut self, ino: Ino) {
+        let Some(cached) = self.touch_inode(ino) else { return };
+        let (home, kind) = (cached.home, cached.inode.kind);
+        match home {
+            Home::Table => {}
+            Home::Orphan => self.move_home(ino, Home::Table),
+            Home::Dentry { dir, hash } => {
+                if kind != FileType::Directory {
+                    cached.inode.names = Some(Box::new([(dir, 1)].into()));
+                }
+                let slot = self.primary_slot(dir, hash, ino);
+                self.move_home(ino, Home::Table);
+                if let Some(slot) = slot {
+                    self.put_remote(dir, slot, ino, kind);
+                }
+            }
+        }
+    }
+}

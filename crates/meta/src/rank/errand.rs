@@ -1,0 +1,312 @@
+//! What is done for other ranks: their questions are answered, their parts prepared, and their decisions carried out.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Access, Caller, Errno, FileType, Ino, Name, Rank, Reply, Request, RequestId, mode};
+
+use super::agree::nameless;
+use super::edit::{Edit, Part};
+use super::lock::TURN;
+use super::message::{Answer, PeerMessage, Question, TransactionId};
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::ops::rmdir::check_empty;
+use crate::outbox::{Now, Outbox};
+use crate::record::{Body, Inode};
+use crate::state::{Cached, Home, Target};
+use crate::step::{Step, Stop, StreamCall, Wait};
+use crate::task::Task;
+use crate::trash::ITSELF;
+
+#[derive(Clone, Debug)]
+pub(crate) enum Errand {
+    Answer { from: Rank, id: TransactionId, question: Question },
+    Decide { from: Rank, id: TransactionId, commit: bool },
+}
+
+/// Things are not as the coordinator has seen them. So are they if an inode does not exist any more (`ESTALE`).
+const CHANGED: Stop = Stop::Fail(Errno::EAGAIN);
+
+impl Errand {
+    pub(super) fn key(&self) -> (Rank, TransactionId) {
+        match self {
+            Self::Answer { from, id, .. } | Self::Decide { from, id, .. } => (*from, *id),
+        }
+    }
+}
+
+impl Meta {
+    pub(crate) fn begin_errand(&mut self, now: Now, errand: Errand, caller: Caller, out: &mut Outbox) {
+        // What comes again is under way.
+        if self.ranks.errands.contains_key(&errand.key()) {
+            return;
+        }
+        let request = Request::Find { ino: Ino::ROOT, kind: FileType::Directory, open: None };
+        let task =
+            Task { errand: Some(Box::new(errand)), ..Task::new(ITSELF, RequestId(0), caller, request) };
+        self.run(now, task, None, out);
+    }
+
+    /// It is not wanted any more.
+    pub(crate) fn give_up_errand(&mut self, key: (Rank, TransactionId)) {
+        let Some(number) = self.ranks.errands.remove(&key) else { return };
+        self.ranks.locked_out.remove(&number);
+        if let Some(mut task) = self.tasks.remove(&number) {
+            self.unclaim(&mut task);
+        }
+    }
+
+    pub(crate) fn run_errand(&mut self, cx: &mut Cx<'_>, errand: &Errand) -> Step<Reply> {
+        match errand {
+            Errand::Decide { id, commit, .. } => self.decide(cx, *id, *commit)?,
+            Errand::Answer { from, id, question } => {
+                let answer = self.answer_rank(cx, *id, question)?;
+                let is_ready = matches!(answer, Answer::Ready { .. });
+                let message = PeerMessage::Answer { id: *id, answer };
+                if is_ready {
+                    self.tell_rank_when_durable(*from, message);
+                } else {
+                    self.tell_rank(*from, message);
+                }
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    /// An errand has come to its end.
+    pub(crate) fn end_errand(
+        &mut self,
+        now: Now,
+        errand: &Errand,
+        result: Result<Reply, Errno>,
+        out: &mut Outbox,
+    ) {
+        self.ranks.errands.remove(&errand.key());
+        match (errand, result) {
+            (Errand::Answer { from, id, question }, Err(errno)) => {
+                let is_part = matches!(question, Question::Prepare { .. });
+                let answer = match errno {
+                    Errno::EAGAIN => Answer::Changed,
+                    Errno::ESTALE if is_part => Answer::Changed,
+                    _ => Answer::Refused(errno),
+                };
+                self.tell_rank(*from, PeerMessage::Answer { id: *id, answer });
+            }
+            (Errand::Decide { from, id, commit }, Ok(_)) => {
+                if *commit {
+                    self.ranks.acknowledgements.push_back((self.state.sequence, *from, *id));
+                }
+                self.resume_locked_out(now, out);
+            }
+            // The next tick asks again what becomes of it.
+            (Errand::Decide { .. }, Err(_)) | (Errand::Answer { .. }, Ok(_)) => {}
+        }
+    }
+
+    fn answer_rank(&mut self, cx: &mut Cx<'_>, id: TransactionId, question: &Question) -> Step<Answer> {
+        match question {
+            Question::Look { dir, name } => self.look(cx, *dir, name),
+            Question::Above { dir } => {
+                let (dirs, next) = self.above(*dir)?;
+                Ok(Answer::Above { dirs, next })
+            }
+            Question::Prepare { edits, time, since } => {
+                let part = Part { edits: edits.clone(), time: *time, since: *since };
+                let age = part.age(id);
+                match self.prepare(cx, id, part) {
+                    // Who is younger does not wait.
+                    Err(Stop::Wait(Wait::Locked(holder))) if holder < age => Ok(Answer::Busy),
+                    outcome => outcome,
+                }
+            }
+        }
+    }
+
+    fn look(&self, cx: &Cx<'_>, dir: Ino, name: &Name) -> Step<Answer> {
+        let parent = self.state.dir(dir)?;
+        cx.check(parent, Access::EXEC)?;
+        if self.state.is_removed(dir)? {
+            return Err(Errno::ENOENT.into());
+        }
+        let target = self.whose_name(dir, name)?;
+        Ok(Answer::Found { target, sticky: cx.is_bound_by_sticky(parent) })
+    }
+
+    /// What a name stands for, wherever that is.
+    pub(crate) fn whose_name(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
+        Ok(match self.state.target(dir, &self.state.slot(name))? {
+            Target::Primary(ino) => Some((ino, self.state.inode(ino)?.kind)),
+            Target::Remote(ino, kind) => Some((ino, kind)),
+            Target::Absent => None,
+        })
+    }
+
+    /// The directories at this rank that one is in, with itself, and the one at another rank that the last is in.
+    pub(crate) fn above(&self, dir: Ino) -> Step<(Vec<Ino>, Option<Ino>)> {
+        let (mut dirs, mut dir) = (Vec::new(), dir);
+        // More steps than there are inodes would be a circle, in a store that is damaged.
+        for _ in 0..=self.state.files {
+            let inode = self.state.dir(dir)?;
+            let Body::Directory(directory) = &inode.body else { break };
+            dirs.push(dir);
+            if dir == Ino::ROOT || inode.nlink == 0 {
+                return Ok((dirs, None));
+            }
+            if directory.parent.rank() != dir.rank() {
+                return Ok((dirs, Some(directory.parent)));
+            }
+            dir = directory.parent;
+        }
+        Err(Errno::EIO.into())
+    }
+
+    fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<Answer> {
+        if let Some((part, vote)) = self.state.prepared(id) {
+            return Ok(Answer::Ready { vote, named: part.named() });
+        }
+        self.writable()?;
+        self.state.load_names(&part.edits)?;
+        for at in 0..part.edits.len() {
+            self.check_edit(cx, &part.edits, at)?;
+        }
+        self.revoke_edits(cx, &part.edits)?;
+        let (new_ino, time) = (self.new_ino(), part.time);
+        for edit in &mut part.edits {
+            match edit {
+                Edit::Make { inode } => {
+                    inode.ino = new_ino;
+                    (inode.atime, inode.mtime, inode.ctime, inode.btime) = (time, time, time, time);
+                }
+                Edit::Link { ino, kind, .. } => *kind = Some(self.state.inode(*ino)?.kind),
+                _ => {}
+            }
+        }
+        // What is told of a directory while names in it are prepared is not to be cached.
+        if let Some(leases) = &mut self.leases {
+            for edit in &part.edits {
+                edit.touched(&self.state, &mut |key, _| leases.claim(cx.claims, key));
+            }
+        }
+        let (age, named) = (part.age(id), part.named());
+        self.state.lock(age, &part.edits);
+        self.append(&Event::Prepared { id, part })?;
+        self.ranks.claims.insert(id, core::mem::take(cx.claims));
+        Ok(Answer::Ready { vote: self.state.sequence, named })
+    }
+
+    /// Whether an edit can be made, after those before it: everything about it that only this rank knows.
+    pub(crate) fn check_edit(&self, cx: &Cx<'_>, edits: &[Edit], at: usize) -> Step<()> {
+        match &edits[at] {
+            Edit::Turn => self.state.locks.as_ref().map_or(Ok(()), |locks| locks.check(TURN)),
+            Edit::Expect { dir, name, ino } => {
+                self.state.dir(*dir)?;
+                let target = self.state.target(*dir, &self.state.slot(name))?.ino();
+                if target == *ino { Ok(()) } else { Err(CHANGED) }
+            }
+            Edit::Make { .. } => self.growable(),
+            Edit::Link { ino, .. } => {
+                if self.sessions.in_grace() && !self.state.inodes.contains_key(ino) {
+                    // Its client may not have said yet where it lies.
+                    return Err(Stop::Wait(Wait::Grace));
+                }
+                let cached = self.state.cached(*ino)?;
+                if cached.inode.is_dir() {
+                    return Err(Errno::EPERM.into());
+                }
+                if cached.inode.nlink == 0 && !cached.nameless {
+                    return Err(Errno::ENOENT.into());
+                }
+                if cached.inode.nlink == u32::MAX { Err(Errno::EMLINK.into()) } else { Ok(()) }
+            }
+            Edit::Unlink { ino, dir, owner } => {
+                let cached = self.state.cached(*ino)?;
+                is_named(cached, *dir)?;
+                is_owned(&cached.inode, *owner)?;
+                if cached.inode.is_dir() { check_empty(&cached.inode) } else { Ok(()) }
+            }
+            Edit::Move { ino, from, to, owner, replaces } => {
+                let cached = self.state.cached(*ino)?;
+                is_named(cached, *from)?;
+                is_owned(&cached.inode, *owner)?;
+                if cached.inode.is_dir() && from != to {
+                    // Its `..` changes.
+                    cx.check(&cached.inode, Access::WRITE)?;
+                }
+                if *replaces && cached.inode.is_streamed() {
+                    // After a crash there is the old file or the new one, not a name without bytes.
+                    cx.stream(StreamCall::Sync { ino: *ino })?;
+                }
+                Ok(())
+            }
+            Edit::TakeName { dir, name, ino, .. } => {
+                self.check_dir(cx, *dir)?;
+                let target = self.state.target(*dir, &self.state.slot(name))?.ino();
+                if target == Some(*ino) { Ok(()) } else { Err(CHANGED) }
+            }
+            Edit::PutName { dir, name, .. } => {
+                self.check_dir(cx, *dir)?;
+                let target = self.state.target(*dir, &self.state.slot(name))?.ino();
+                let is_taken = |edit: &Edit| matches!(edit, Edit::TakeName { dir: d, name: n, .. } if (d, n) == (dir, name));
+                if target.is_none() || edits[..at].iter().any(is_taken) { Ok(()) } else { Err(CHANGED) }
+            }
+        }
+    }
+
+    fn check_dir(&self, cx: &Cx<'_>, dir: Ino) -> Step<()> {
+        let parent = self.state.dir(dir)?;
+        if parent.nlink == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        cx.check_change(parent)
+    }
+
+    /// A part that was prepared is carried out, or not.
+    fn decide(&mut self, cx: &mut Cx<'_>, id: TransactionId, commit: bool) -> Step<()> {
+        let Some(part) = self.state.prepared(id).map(|(part, _)| part.clone()) else { return Ok(()) };
+        let locks = self.state.locks.take();
+        let loaded = if commit { self.state.load_edits(&part.edits) } else { Ok(()) };
+        self.state.locks = locks;
+        loaded?;
+        let (age, nameless) = (part.age(id), nameless(&part.edits));
+        let edits = if commit { part.edits } else { Vec::new() };
+        self.append_part(edits, &Event::Decided { id, commit })?;
+        self.state.unlock(age);
+        // Whoever had it could not be told the last time.
+        if let (Some(leases), Some(mut claims)) = (&mut self.leases, self.ranks.claims.remove(&id)) {
+            leases.unclaim(&mut claims);
+            self.streams_changed += 1;
+        }
+        for ino in nameless {
+            self.purge_if_unused(cx, ino)?;
+        }
+        Ok(())
+    }
+}
+
+impl Cx<'_> {
+    /// In the directory the caller may take names of inodes of its own alone.
+    pub(crate) fn is_bound_by_sticky(&self, dir: &Inode) -> bool {
+        dir.perm & mode::STICKY != 0 && !self.is_owner(dir)
+    }
+}
+
+/// An inode has a name in a directory.
+fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
+    let is_named = match (&cached.inode.body, cached.home) {
+        (_, Home::Orphan) => false,
+        (Body::Directory(directory), _) => directory.parent == dir,
+        (_, Home::Dentry { dir: lies, .. }) => lies == dir,
+        (_, Home::Table) => {
+            cached.inode.names.iter().flat_map(|names| names.iter()).any(|(at, _)| *at == dir)
+        }
+    };
+    if is_named { Ok(()) } else { Err(CHANGED) }
+}
+
+fn is_owned(inode: &Inode, owner: Option<u32>) -> Step<()> {
+    match owner {
+        Some(uid) if inode.uid != uid => Err(Errno::EPERM.into()),
+        _ => Ok(()),
+    }
+}

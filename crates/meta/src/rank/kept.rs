@@ -1,0 +1,133 @@
+//! What lasts of transactions: parts that are prepared, and decisions that not all have carried out. Journaled, and in records
+//! beside those of sessions.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{FileType, Ino, ObjectId, Rank, TableWrite};
+use serde::{Deserialize, Serialize};
+
+use super::edit::{Edit, Part};
+use super::message::{Age, TransactionId, Vote};
+use crate::record::{Corrupt, decode, encode};
+use crate::session::KeptKey;
+use crate::snapshot::Changed;
+use crate::state::{State, Track};
+use crate::step::Step;
+
+#[derive(Debug)]
+pub(crate) struct Transaction {
+    pub what: What,
+    pub track: Track,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum What {
+    /// Another's, or a turn.
+    Prepared(Part, Vote),
+    /// This rank's: these others have to carry out their parts.
+    Committed(Vec<(Rank, Vote)>),
+}
+
+impl Transaction {
+    /// Whether a record is sound.
+    pub(crate) fn is_kept(value: &[u8]) -> bool {
+        decode::<What>(value).is_ok()
+    }
+}
+
+impl Part {
+    pub(crate) fn age(&self, id: TransactionId) -> Age {
+        Age { since: self.since, id }
+    }
+
+    /// The directory that it makes.
+    fn made(&self) -> Option<Ino> {
+        self.edits
+            .iter()
+            .find_map(|edit| if let Edit::Make { inode } = edit { Some(inode.ino) } else { None })
+    }
+
+    /// The inode that gets its first name, or another.
+    pub(crate) fn named(&self) -> Option<(Ino, FileType)> {
+        self.edits.iter().find_map(|edit| match edit {
+            Edit::Make { inode } => Some((inode.ino, inode.kind)),
+            Edit::Link { ino, kind, .. } => Some((*ino, (*kind)?)),
+            _ => None,
+        })
+    }
+}
+
+impl State {
+    pub(crate) fn prepared(&self, id: TransactionId) -> Option<(&Part, Vote)> {
+        match &self.transactions.get(&id)?.what {
+            What::Prepared(part, vote) => Some((part, *vote)),
+            What::Committed(_) => None,
+        }
+    }
+
+    pub(crate) fn committed(&self, id: TransactionId) -> Option<&[(Rank, Vote)]> {
+        match &self.transactions.get(&id)?.what {
+            What::Committed(ranks) => Some(ranks),
+            What::Prepared(..) => None,
+        }
+    }
+
+    pub(crate) fn apply_prepared(&mut self, id: TransactionId, part: &Part) {
+        if let Some(ino) = part.made() {
+            // Nobody else gets that number, whatever is decided.
+            self.next_ino = self.next_ino.max(ino.0 + 1);
+        }
+        self.add_transaction(id, What::Prepared(part.clone(), self.sequence));
+    }
+
+    pub(crate) fn apply_committed(
+        &mut self,
+        id: TransactionId,
+        part: &Part,
+        ranks: &[(Rank, Vote)],
+    ) -> Step<()> {
+        self.apply_edits(part)?;
+        self.add_transaction(id, What::Committed(ranks.to_vec()));
+        Ok(())
+    }
+
+    pub(crate) fn apply_decided(&mut self, id: TransactionId, commit: bool) -> Step<()> {
+        if let Some(part) = self.prepared(id).filter(|_| commit).map(|(part, _)| part.clone()) {
+            self.apply_edits(&part)?;
+        }
+        self.forget_transaction(id);
+        Ok(())
+    }
+
+    fn add_transaction(&mut self, id: TransactionId, what: What) {
+        let track = Track { epoch: self.epoch, ..Track::default() };
+        self.transactions.insert(id, Transaction { what, track });
+        self.changed.push_back(Changed::Transaction(id));
+    }
+
+    /// The record goes. It never changes.
+    pub(crate) fn forget_transaction(&mut self, id: TransactionId) {
+        let Some(it) = self.transactions.get(&id) else { return };
+        if it.track.epoch != 0 && it.track.epoch != self.epoch {
+            // It belongs to the snapshot under way.
+            self.encode_transaction(id);
+        }
+        if self.transactions.remove(&id).is_some_and(|it| it.track.stored) {
+            let key = KeptKey::Transaction(id).to_bytes();
+            self.erased.push(TableWrite { object: ObjectId::SESSIONS, key, value: None });
+        }
+    }
+
+    /// Adds the record to the snapshot under way.
+    pub(crate) fn encode_transaction(&mut self, id: TransactionId) {
+        let Some(it) = self.transactions.get_mut(&id) else { return };
+        it.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
+        let (key, value) = (KeptKey::Transaction(id).to_bytes(), Some(encode(&it.what)));
+        self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
+    }
+
+    pub(crate) fn loaded_transaction(&mut self, id: TransactionId, value: &[u8]) -> Result<(), Corrupt> {
+        self.transactions.insert(id, Transaction { what: decode(value)?, track: Track::STORED });
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! What transactions have locked that are prepared and not decided.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+use espalier_proto::Ino;
+
+use super::edit::Edit;
+use super::message::Age;
+use crate::record::Slot;
+use crate::state::{Map, State};
+use crate::step::{Step, Stop, Wait};
+
+/// In place of an inode: the right to move directories.
+pub(crate) const TURN: Ino = Ino(0);
+
+#[derive(Debug, Default)]
+pub(crate) struct Locks {
+    /// For nobody.
+    inodes: Map<Ino, Age>,
+    names: BTreeMap<(Ino, Slot), Age>,
+    /// Directories with names among these: as a whole they are for nobody. With the transactions, in no order.
+    dirs: Map<Ino, Vec<Age>>,
+}
+
+impl Locks {
+    /// An inode is not about to change.
+    pub(crate) fn check(&self, ino: Ino) -> Step<()> {
+        wait(self.inodes.get(&ino))
+    }
+
+    /// Nor is anything in it.
+    pub(crate) fn check_whole(&self, ino: Ino) -> Step<()> {
+        self.check(ino)?;
+        // Who is older than one must wait for all, who is younger than one must not wait at all.
+        wait(self.dirs.get(&ino).and_then(|ages| ages.iter().min()))
+    }
+
+    pub(crate) fn check_name(&self, dir: Ino, slot: &Slot) -> Step<()> {
+        if self.names.is_empty() { Ok(()) } else { wait(self.names.get(&(dir, slot.clone()))) }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.inodes.is_empty() && self.names.is_empty()
+    }
+}
+
+fn wait(age: Option<&Age>) -> Step<()> {
+    age.map_or(Ok(()), |age| Err(Stop::Wait(Wait::Locked(*age))))
+}
+
+impl State {
+    /// What a part names is for nobody until it is decided.
+    pub(crate) fn lock(&mut self, age: Age, edits: &[Edit]) {
+        let mut locks = self.locks.take().unwrap_or_default();
+        for edit in edits {
+            match edit {
+                Edit::PutName { dir, name, .. }
+                | Edit::TakeName { dir, name, .. }
+                | Edit::Expect { dir, name, .. } => {
+                    if locks.names.insert((*dir, self.slot(name)), age).is_none() {
+                        locks.dirs.entry(*dir).or_default().push(age);
+                    }
+                }
+                Edit::Make { inode } => drop(locks.inodes.insert(inode.ino, age)),
+                Edit::Link { ino, .. } | Edit::Unlink { ino, .. } | Edit::Move { ino, .. } => {
+                    locks.inodes.insert(*ino, age);
+                }
+                Edit::Turn => drop(locks.inodes.insert(TURN, age)),
+            }
+        }
+        self.locks = Some(locks);
+    }
+
+    pub(crate) fn unlock(&mut self, age: Age) {
+        let Some(mut locks) = self.locks.take() else { return };
+        locks.inodes.retain(|_, holder| *holder != age);
+        locks.names.retain(|_, holder| *holder != age);
+        locks.dirs.retain(|_, holders| {
+            holders.retain(|holder| *holder != age);
+            !holders.is_empty()
+        });
+        if !locks.is_empty() {
+            self.locks = Some(locks);
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! What ranks say to each other.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Caller, Errno, FileType, Ino, Name, Rank, Time};
+use serde::{Deserialize, Serialize};
+
+use super::edit::Edit;
+
+/// Names what one rank wants of others, for good: no two of its incarnations use the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct TransactionId {
+    /// The sequence number of an event that was durable before: tells incarnations apart.
+    pub began: u64,
+    pub number: u64,
+    /// The coordinator.
+    pub rank: Rank,
+}
+
+/// Tells what was prepared for a transaction from what a late copy of the question has had prepared once more: the sequence
+/// number of the event.
+pub type Vote = u64;
+
+/// How old a transaction is: the smaller, the older. One that is tried again keeps its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Age {
+    pub since: Time,
+    pub id: TransactionId,
+}
+
+/// From one rank to another.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PeerMessage {
+    /// Answered by `Answer`. The same id with a `Prepare` goes to each rank that takes part.
+    Ask {
+        id: TransactionId,
+        caller: Caller,
+        question: Question,
+    },
+    Answer {
+        id: TransactionId,
+        answer: Answer,
+    },
+    /// What becomes of what was prepared: what has this vote is to be done, which `Finished` answers; or nothing is.
+    Finish {
+        id: TransactionId,
+        vote: Option<Vote>,
+    },
+    /// It is done, durably.
+    Finished {
+        id: TransactionId,
+    },
+    /// What becomes of this? Answered by `Finish`, when it is known.
+    Inquire {
+        id: TransactionId,
+        vote: Vote,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Question {
+    /// What does a name stand for, which the caller wants to replace?
+    Look { dir: Ino, name: Name },
+    /// Which directories is one in, with itself, as far as they are at that rank?
+    Above { dir: Ino },
+    /// Can this be done, and will it be, when that is decided?
+    Prepare {
+        edits: Vec<Edit>,
+        /// That of all changes.
+        time: Time,
+        /// When the operation was first tried.
+        since: Time,
+    },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Answer {
+    /// `sticky`: what the name stands for must be the caller's own.
+    Found {
+        target: Option<(Ino, FileType)>,
+        sticky: bool,
+    },
+    /// `next`: the directory at another rank that the last of them is in.
+    Above {
+        dirs: Vec<Ino>,
+        next: Option<Ino>,
+    },
+    /// It is prepared, durably. `named`: the inode that gets its first name, or another.
+    Ready {
+        vote: Vote,
+        named: Option<(Ino, FileType)>,
+    },
+    /// An older transaction is in the way.
+    Busy,
+    /// Things are not as the coordinator has seen them.
+    Changed,
+    Refused(Errno),
+}

@@ -1,0 +1,263 @@
+//! The operations, as far as they reach other ranks.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, FileType, Ino, Name, OpenHow, Rank, RenameFlags, Reply, Time};
+
+use super::edit::Edit;
+use super::message::{Answer, Question};
+use crate::machine::{Cx, Meta};
+use crate::record::Inode;
+use crate::state::Target;
+use crate::step::{Step, Stop};
+
+const DIRECTORY: FileType = FileType::Directory;
+/// Ranks that a path may lead through, one after another.
+const MAX_HOPS: usize = 4096;
+
+impl Meta {
+    /// The reply tells of an inode at another rank.
+    pub(crate) fn elsewhere(
+        &self,
+        cx: &mut Cx<'_>,
+        (dir, hash): (Ino, u64),
+        cacheable: bool,
+        (ino, kind): (Ino, FileType),
+    ) -> Reply {
+        let name_leased = self.tell(cx, dir, Some(hash));
+        Reply::Elsewhere { ino, kind, cacheable, name_leased }
+    }
+
+    /// An inode that another rank has told the client of.
+    pub(crate) fn find(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        kind: FileType,
+        open: Option<OpenHow>,
+    ) -> Step<Reply> {
+        if kind == DIRECTORY {
+            // It may have moved to a dentry of this rank meanwhile.
+            self.state.dir(ino)?;
+        }
+        let mut attr = self.attr(cx, self.state.inode(ino)?)?;
+        let Some(how) = open else { return Ok(Reply::Entry(self.entry(cx, None, false, attr))) };
+        let Reply::Opened(opened) = self.open(cx, ino, how)? else { return Err(Errno::EIO.into()) };
+        if !attr.streamed {
+            // It may have been truncated.
+            attr = self.state.inode(ino)?.attr(None);
+        }
+        Ok(Reply::Created(self.entry(cx, None, false, attr), opened))
+    }
+
+    /// The inode of a name, if it is at another rank.
+    pub(crate) fn named_elsewhere(&self, dir: Ino, name: &Name) -> Step<Option<(Ino, FileType)>> {
+        if self.config.ranks == 1 {
+            return Ok(None);
+        }
+        self.state.dir(dir)?;
+        Ok(match self.state.target(dir, &self.state.slot(name))? {
+            Target::Remote(ino, kind) if ino.rank() != dir.rank() => Some((ino, kind)),
+            _ => None,
+        })
+    }
+
+    /// The rank at which a directory is to be made, if it is another one.
+    pub(crate) fn home_elsewhere(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Option<Rank> {
+        let (rank, ranks) = (self.config.rank, self.config.ranks);
+        if ranks == 1 || !inode.is_dir() {
+            return None;
+        }
+        let last = &mut self.ranks.last_home;
+        let home = *cx.dealings().home.get_or_insert_with(|| {
+            *last = (*last + 1) % ranks;
+            Rank((rank.0 + *last) % ranks)
+        });
+        (home != rank).then_some(home)
+    }
+
+    pub(crate) fn mkdir_elsewhere(
+        &mut self,
+        cx: &mut Cx<'_>,
+        rank: Rank,
+        (dir, name): (Ino, &Name),
+        inode: Inode,
+    ) -> Step<Reply> {
+        let parent = self.state.dir(dir)?;
+        let (cacheable, slot) = (parent.searchable_by_all(), self.state.slot(name));
+        let put = |ino| Edit::PutName { dir, name: name.clone(), ino, kind: DIRECTORY };
+        let (ino, none) = (Ino::none_of(rank), Time::default());
+        // Whoever makes it fills this in.
+        let inode = Box::new(Inode { ino, atime: none, mtime: none, ctime: none, btime: none, ..inode });
+        self.revoke_edits(cx, &[put(ino)])?;
+        let (ino, _) = self.agree(cx, &[Edit::Make { inode }])?.ok_or(Errno::EIO)?;
+        self.commit_edits(cx, [put(ino)].into())?;
+        Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, DIRECTORY)))
+    }
+
+    /// `unlink` and `rmdir` of what is at another rank.
+    pub(crate) fn remove_elsewhere(
+        &mut self,
+        cx: &mut Cx<'_>,
+        dir: Ino,
+        name: &Name,
+        (ino, kind): (Ino, FileType),
+    ) -> Step<Reply> {
+        self.writable()?;
+        let parent = self.state.dir(dir)?;
+        cx.check_change(parent)?;
+        let owner = cx.is_bound_by_sticky(parent).then_some(cx.caller.uid);
+        let take = [Edit::TakeName { dir, name: name.clone(), ino, kind }];
+        self.revoke_edits(cx, &take)?;
+        self.agree(cx, &[Edit::Unlink { ino, dir, owner }])?;
+        self.commit_edits(cx, take.into())?;
+        Ok(Reply::Done)
+    }
+
+    /// A name for a file at another rank.
+    pub(crate) fn link_elsewhere(&mut self, cx: &mut Cx<'_>, ino: Ino, dir: Ino, name: &Name) -> Step<Reply> {
+        self.growable()?;
+        let parent = self.state.dir(dir)?;
+        cx.check_change(parent)?;
+        let (cacheable, slot) = (parent.searchable_by_all(), self.state.slot(name));
+        if self.state.is_removed(dir)? {
+            return Err(Errno::ENOENT.into());
+        }
+        if self.state.target(dir, &slot)?.ino().is_some() {
+            return Err(Errno::EEXIST.into());
+        }
+        let put = |kind| [Edit::PutName { dir, name: name.clone(), ino, kind }];
+        self.revoke_edits(cx, &put(FileType::Regular))?;
+        let (_, kind) = self.agree(cx, &[Edit::Link { ino, dir, kind: None }])?.ok_or(Errno::EIO)?;
+        self.commit_edits(cx, put(kind).into())?;
+        Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)))
+    }
+
+    /// `rename`, as far as it reaches other ranks. Whether there is something left to do: then all of it is at this one.
+    pub(crate) fn rename_among_ranks(
+        &mut self,
+        cx: &mut Cx<'_>,
+        from: (Ino, &Name),
+        to: (Ino, &Name),
+        flags: RenameFlags,
+    ) -> Step<bool> {
+        let (exchange, rank) = (flags.contains(RenameFlags::EXCHANGE), self.config.rank);
+        self.growable()?;
+        let from_dir = self.state.dir(from.0)?;
+        if from_dir.nlink == 0 {
+            return Err(Errno::ENOENT.into());
+        }
+        cx.check_change(from_dir)?;
+        let from_sticky = cx.is_bound_by_sticky(from_dir);
+        let (ino, kind) = self.whose_name(from.0, from.1)?.ok_or(Errno::ENOENT)?;
+        let (target, to_sticky) = if to.0.rank() == rank {
+            let to_dir = self.state.dir(to.0)?;
+            if to_dir.nlink == 0 {
+                return Err(Errno::ENOENT.into());
+            }
+            cx.check_change(to_dir)?;
+            (self.whose_name(to.0, to.1)?, cx.is_bound_by_sticky(to_dir))
+        } else {
+            let question = Question::Look { dir: to.0, name: to.1.clone() };
+            match self.ask_rank(cx, to.0.rank(), question)? {
+                Answer::Found { target, sticky } => (target, sticky),
+                _ => return Err(Errno::EIO.into()),
+            }
+        };
+        let early = match target {
+            None if exchange => Some(Err(Errno::ENOENT)),
+            Some(_) if flags.contains(RenameFlags::NOREPLACE) => Some(Err(Errno::EEXIST)),
+            Some((target, _)) if target == ino => Some(Ok(false)),
+            Some((_, other)) if !exchange && kind == DIRECTORY && other != DIRECTORY => {
+                Some(Err(Errno::ENOTDIR))
+            }
+            Some((_, DIRECTORY)) if !exchange && kind != DIRECTORY => Some(Err(Errno::EISDIR)),
+            _ => None,
+        };
+        let expected = Edit::Expect { dir: to.0, name: to.1.clone(), ino: target.map(|(ino, _)| ino) };
+        if let Some(outcome) = early {
+            self.confirm(cx, expected)?;
+            return Ok(outcome?);
+        }
+        if from.0 != to.0 {
+            if kind == DIRECTORY {
+                self.check_not_below(cx, to.0, ino)?;
+            }
+            if let Some((target, DIRECTORY)) = target.filter(|_| exchange) {
+                let outcome = self.check_not_below(cx, from.0, target);
+                if let Err(Stop::Fail(_)) = outcome {
+                    self.confirm(cx, expected)?;
+                }
+                outcome?;
+            }
+        }
+        let is_here = |ino: Ino| ino.rank() == rank;
+        if is_here(to.0) && is_here(ino) && target.is_none_or(|(ino, _)| is_here(ino)) {
+            return Ok(true);
+        }
+        if flags.contains(RenameFlags::WHITEOUT) {
+            return Err(Errno::EXDEV.into());
+        }
+
+        let uid = cx.caller.uid;
+        let moves = |ino, from, to, sticky: bool, replaces| Edit::Move {
+            ino,
+            from,
+            to,
+            owner: sticky.then_some(uid),
+            replaces,
+        };
+        let take =
+            |(dir, name): (Ino, &Name), (ino, kind)| Edit::TakeName { dir, name: name.clone(), ino, kind };
+        let put =
+            |(dir, name): (Ino, &Name), (ino, kind)| Edit::PutName { dir, name: name.clone(), ino, kind };
+        let mut edits = Vec::from([moves(ino, from.0, to.0, from_sticky, target.is_some() && !exchange)]);
+        edits.extend(target.map(|(ino, _)| match exchange {
+            true => moves(ino, to.0, from.0, to_sticky, false),
+            false => Edit::Unlink { ino, dir: to.0, owner: to_sticky.then_some(uid) },
+        }));
+        edits.push(take(from, (ino, kind)));
+        edits.extend(target.map(|target| take(to, target)));
+        edits.push(put(to, (ino, kind)));
+        edits.extend(target.filter(|_| exchange).map(|target| put(from, target)));
+        let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
+        for at in 0..own.len() {
+            self.check_edit(cx, &own, at)?;
+        }
+        self.revoke_edits(cx, &own)?;
+        self.agree(cx, &others)?;
+        self.commit_edits(cx, own)?;
+        Ok(false)
+    }
+
+    /// What a name at another rank was said to stand for it stands for now, while the outcome is told.
+    fn confirm(&mut self, cx: &mut Cx<'_>, expected: Edit) -> Step<()> {
+        if expected.rank() == self.config.rank {
+            return Ok(());
+        }
+        self.agree(cx, &[expected]).map(drop)
+    }
+
+    /// `EINVAL` if a directory is another, or below it. Until the operation ends that cannot become so.
+    fn check_not_below(&mut self, cx: &mut Cx<'_>, dir: Ino, top: Ino) -> Step<()> {
+        self.take_turn(cx)?;
+        let mut dir = dir;
+        for _ in 0..MAX_HOPS {
+            let (dirs, next) = if dir.rank() == self.config.rank {
+                self.above(dir)?
+            } else {
+                match self.ask_rank(cx, dir.rank(), Question::Above { dir })? {
+                    Answer::Above { dirs, next } => (dirs, next),
+                    _ => return Err(Errno::EIO.into()),
+                }
+            };
+            if dirs.contains(&top) {
+                return Err(Errno::EINVAL.into());
+            }
+            let Some(next) = next else { return Ok(()) };
+            dir = next;
+        }
+        Err(Errno::ELOOP.into())
+    }
+}

@@ -1,0 +1,328 @@
+//! Operations that reach other ranks, one at a time: who may do what, and what each refuses.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_meta::{Check, Config, Input};
+use espalier_proto::*;
+use harness::{Harness, ROOT_CALLER, STRIP, config, name, open_how, user};
+
+/// Ranks whose messages come at once.
+struct Ranks(Vec<Harness>);
+
+impl Ranks {
+    fn new(ranks: u16) -> Self {
+        let host = |rank| Harness::with(Config { rank: Rank(rank), ranks, ..config() });
+        Self((0..ranks).map(host).collect())
+    }
+
+    fn ask_as(&mut self, caller: &Caller, request: Request) -> Result<Reply, Errno> {
+        let at = request.rank().0 as usize;
+        let id = self.0[at].send(caller, request);
+        self.deliver();
+        self.0[at].answers.remove(&id).expect("an answer")
+    }
+
+    fn deliver(&mut self) {
+        loop {
+            let mut is_quiet = true;
+            for from in 0..self.0.len() {
+                for (to, message) in std::mem::take(&mut self.0[from].peers) {
+                    is_quiet = false;
+                    self.0[to.0 as usize].input(Input::Peer { from: Rank(from as u16), message });
+                }
+            }
+            if is_quiet {
+                return;
+            }
+        }
+    }
+
+    fn ask(&mut self, request: Request) -> Result<Reply, Errno> {
+        self.ask_as(&ROOT_CALLER, request)
+    }
+
+    /// As a client does: whoever is told of another rank asks there.
+    fn found(&mut self, reply: Result<Reply, Errno>) -> Result<Attr, Errno> {
+        match reply? {
+            Reply::Entry(entry) | Reply::Created(entry, _) => Ok(entry.attr),
+            Reply::Elsewhere { ino, kind, .. } => {
+                let reply = self.ask(Request::Find { ino, kind, open: None });
+                self.found(reply)
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn create_as(&mut self, caller: &Caller, dir: Ino, file: &str, node: NewNode, perm: u32) -> Ino {
+        let (open, exclusive, umask) = (None, true, 0);
+        let request = Request::Create { dir, name: name(file), node, perm, umask, open, exclusive };
+        let reply = self.ask_as(caller, request);
+        self.found(reply).unwrap().ino
+    }
+
+    /// A directory at a rank.
+    fn mkdir_at(&mut self, rank: u16, dir: Ino, file: &str, perm: u32) -> Ino {
+        loop {
+            let ino = self.create_as(&ROOT_CALLER, dir, file, NewNode::Directory, perm);
+            if ino.rank() == Rank(rank) {
+                return ino;
+            }
+            assert_eq!(self.ask(Request::RmDir { dir, name: name(file) }), Ok(Reply::Done));
+        }
+    }
+
+    fn attr(&mut self, ino: Ino) -> Attr {
+        match self.ask(Request::GetAttr { ino }).unwrap() {
+            Reply::Attr(attr) => attr,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn rename_as(&mut self, caller: &Caller, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
+        let flags = RenameFlags::empty();
+        let (from_dir, to_dir) = (from.0, to.0);
+        self.ask_as(caller, Request::Rename { from_dir, from: name(from.1), to_dir, to: name(to.1), flags })
+    }
+
+    fn rename(&mut self, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
+        self.rename_as(&ROOT_CALLER, from, to)
+    }
+
+    /// Two ranks are connected again.
+    fn connect(&mut self) {
+        self.0[0].input(Input::PeerConnected { rank: Rank(1) });
+        self.0[1].input(Input::PeerConnected { rank: Rank(0) });
+        self.deliver();
+    }
+
+    fn fsck(&mut self) {
+        for _ in 0..5 {
+            for host in &mut self.0 {
+                host.input(Input::Tick);
+            }
+            self.deliver();
+        }
+        for host in &mut self.0 {
+            assert_eq!(host.meta.open_transactions(), 0);
+            host.drain();
+        }
+        for host in &self.0 {
+            assert_eq!(host.disk.checked(&host.config).finish_one(), []);
+        }
+        let checks = self.0.iter().map(|host| host.disk.checked(&host.config)).collect();
+        assert_eq!(Check::finish_all(checks), []);
+    }
+}
+
+#[test]
+fn directories_are_made_round_robin_and_files_with_their_directory() {
+    let fs = &mut Ranks::new(3);
+    let mut made = [0; 3];
+    for number in 0..9 {
+        let dir = fs.create_as(&ROOT_CALLER, Ino::ROOT, &format!("dir{number}"), NewNode::Directory, 0o755);
+        made[dir.rank().0 as usize] += 1;
+        let file = fs.create_as(&ROOT_CALLER, dir, "file", NewNode::Regular, 0o644);
+        assert_eq!(file.rank(), dir.rank());
+    }
+    assert_eq!(made, [3; 3]);
+    assert_eq!(fs.attr(Ino::ROOT).nlink, 2 + 9);
+    fs.fsck();
+}
+
+#[test]
+fn what_a_directory_is_made_with_does_not_depend_on_its_rank() {
+    let fs = &mut Ranks::new(2);
+    let parent = fs.mkdir_at(0, Ino::ROOT, "parent", 0o2777);
+    let set = SetAttr { gid: Some(7), perm: Some(0o2777), ..SetAttr::default() };
+    fs.ask(Request::SetAttr { ino: parent, set }).unwrap();
+    let made = ["a", "b"].map(|file| {
+        let ino = fs.create_as(&user(5), parent, file, NewNode::Directory, 0o750);
+        fs.attr(ino)
+    });
+    assert_ne!(made[0].ino.rank(), made[1].ino.rank());
+    for attr in made {
+        assert_eq!((attr.uid, attr.gid, attr.perm, attr.nlink), (5, 7, 0o2750, 2));
+        assert_ne!(attr.mtime, Time::default());
+    }
+    fs.fsck();
+}
+
+#[test]
+fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
+    let fs = &mut Ranks::new(3);
+    let (sticky, open) =
+        (fs.mkdir_at(1, Ino::ROOT, "sticky", 0o1777), fs.mkdir_at(2, Ino::ROOT, "open", 0o777));
+    let dir = loop {
+        let ino = fs.create_as(&user(5), sticky, "dir", NewNode::Directory, 0o777);
+        if ino.rank() != sticky.rank() {
+            break ino;
+        }
+        fs.ask(Request::RmDir { dir: sticky, name: name("dir") }).unwrap();
+    };
+    let file = fs.create_as(&user(5), open, "file", NewNode::Regular, 0o644);
+    let reply = fs.ask_as(&user(5), Request::Link { ino: file, dir: sticky, name: name("file") });
+    assert_eq!(fs.found(reply).unwrap().nlink, 2);
+    let remove = Request::RmDir { dir: sticky, name: name("dir") };
+    assert_eq!(fs.ask_as(&user(6), remove.clone()), Err(Errno::EPERM));
+    assert_eq!(fs.rename_as(&user(6), (sticky, "dir"), (open, "dir")), Err(Errno::EPERM));
+    let unlink = Request::Unlink { dir: sticky, name: name("file") };
+    assert_eq!(fs.ask_as(&user(6), unlink.clone()), Err(Errno::EPERM));
+    // Nor do they replace them.
+    fs.create_as(&user(6), open, "other", NewNode::Regular, 0o644);
+    assert_eq!(fs.rename_as(&user(6), (open, "other"), (sticky, "file")), Err(Errno::EPERM));
+    assert_eq!(fs.attr(dir).nlink, 2);
+    for request in [remove, unlink] {
+        assert_eq!(fs.ask_as(&user(5), request), Ok(Reply::Done));
+    }
+    assert_eq!(fs.attr(file).nlink, 1);
+    fs.fsck();
+}
+
+#[test]
+fn rights_are_checked_at_each_rank_and_with_all_groups() {
+    let fs = &mut Ranks::new(2);
+    let (ours, theirs) =
+        (fs.mkdir_at(0, Ino::ROOT, "ours", 0o777), fs.mkdir_at(1, Ino::ROOT, "theirs", 0o770));
+    fs.create_as(&user(5), ours, "file", NewNode::Regular, 0o644);
+    assert_eq!(fs.rename_as(&user(5), (ours, "file"), (theirs, "file")), Err(Errno::EACCES));
+    // A supplementary group of user 5, which only its own kernel knows.
+    let set = SetAttr { gid: Some(1005), ..SetAttr::default() };
+    fs.ask(Request::SetAttr { ino: theirs, set }).unwrap();
+    assert_eq!(fs.rename_as(&user(5), (ours, "file"), (theirs, "file")), Ok(Reply::Done));
+    // The `..` of a directory is its owner's.
+    let dir = fs.mkdir_at(1, ours, "dir", 0o755);
+    assert_eq!(fs.rename_as(&user(5), (ours, "dir"), (theirs, "dir")), Err(Errno::EACCES));
+    let set = SetAttr { uid: Some(5), ..SetAttr::default() };
+    fs.ask(Request::SetAttr { ino: dir, set }).unwrap();
+    assert_eq!(fs.rename_as(&user(5), (ours, "dir"), (theirs, "dir")), Ok(Reply::Done));
+    fs.fsck();
+}
+
+#[test]
+fn a_file_is_used_under_a_name_at_another_rank() {
+    let fs = &mut Ranks::new(2);
+    let (near, far) = (fs.mkdir_at(0, Ino::ROOT, "near", 0o755), fs.mkdir_at(1, Ino::ROOT, "far", 0o755));
+    let file = fs.create_as(&ROOT_CALLER, near, "file", NewNode::Regular, 0o644);
+    fs.ask(Request::Open { ino: file, how: open_how(Access::WRITE, false) }).unwrap();
+    let write = Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false };
+    assert_eq!(fs.ask(write), Ok(Reply::Done));
+    assert_eq!(fs.rename((near, "file"), (far, "there")), Ok(Reply::Done));
+    let create = |open, exclusive| Request::Create {
+        dir: far,
+        name: name("there"),
+        node: NewNode::Regular,
+        perm: 0o644,
+        umask: 0,
+        open: Some(open),
+        exclusive,
+    };
+    let how = open_how(Access::READ, false);
+    assert_eq!(fs.ask(create(how, true)), Err(Errno::EEXIST));
+    let Ok(Reply::Elsewhere { ino, kind, .. }) = fs.ask(create(how, false)) else { panic!() };
+    assert_eq!((ino, kind), (file, FileType::Regular));
+    let Ok(Reply::Created(entry, _)) = fs.ask(Request::Find { ino, kind, open: Some(how) }) else { panic!() };
+    assert_eq!((entry.attr.size, entry.attr.nlink), (5, 1));
+    // Its last name goes, and it stays for those who have it open.
+    assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("there") }), Ok(Reply::Done));
+    assert_eq!(fs.attr(file).nlink, 0);
+    let read = Request::Read { ino, offset: 0, size: 10, noatime: true };
+    assert_eq!(fs.ask(read), Ok(Reply::Bytes(b"bytes".to_vec())));
+    assert_eq!(fs.0[0].meta.files(), 3);
+    for _ in 0..2 {
+        fs.ask(Request::Release { ino }).unwrap();
+    }
+    fs.0[0].forget(file);
+    assert_eq!(fs.0[0].meta.files(), 2, "it is gone");
+    fs.fsck();
+}
+
+#[test]
+fn a_big_file_moves_to_another_rank_and_replaces_one_there() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let old = fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
+    let file = fs.0[0].file("file", &[7; 3 * STRIP as usize]);
+    let syncs = fs.0[0].count;
+    assert_eq!(fs.rename((Ino::ROOT, "file"), (far, "file")), Ok(Reply::Done));
+    assert!(fs.0[0].count > syncs);
+    let found = fs.ask(Request::Lookup { dir: far, name: name("file") });
+    assert_eq!(fs.found(found).unwrap().size, 3 * STRIP);
+    assert_eq!(fs.attr(old).nlink, 0);
+    assert_eq!(fs.0[0].read(file), [7; 3 * STRIP as usize]);
+    fs.0[1].forget(old);
+    fs.fsck();
+}
+
+#[test]
+fn a_file_without_a_name_gets_its_first_one_at_another_rank() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let reply = fs.ask(Request::TmpFile { dir: Ino::ROOT, perm: 0o644, umask: 0 });
+    let ino = fs.found(reply).unwrap().ino;
+    let link = |file: &str| Request::Link { ino, dir: far, name: name(file) };
+    let reply = fs.ask(link("a"));
+    assert_eq!(fs.found(reply).unwrap().nlink, 1);
+    assert_eq!(fs.ask(link("a")), Err(Errno::EEXIST));
+    assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("a") }), Ok(Reply::Done));
+    assert_eq!(fs.ask(link("b")), Err(Errno::ENOENT), "what has lost its last name gets no other");
+    fs.ask(Request::Release { ino }).unwrap();
+    fs.0[0].forget(ino);
+    fs.fsck();
+}
+
+#[test]
+fn what_only_one_rank_can_do_is_refused() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
+    assert_eq!(fs.ask(Request::RemoveTree { dir: far }), Err(Errno::EXDEV));
+    let levels = vec![CopyLevel { from: far, to: Ino::ROOT, after: 0 }];
+    let copy = Request::CopyTree(CopyTree { levels, preserve: false, umask: 0 });
+    assert_eq!(fs.ask(copy), Err(Errno::EXDEV));
+    let (from, to, flags) = (name("file"), name("file"), RenameFlags::WHITEOUT);
+    let rename = Request::Rename { from_dir: Ino::ROOT, from, to_dir: far, to, flags };
+    assert_eq!(fs.ask(rename), Err(Errno::EXDEV));
+    for file in ["user.espalier.rbytes", "user.espalier.quota.max_files"] {
+        let name: Box<[u8]> = file.as_bytes().into();
+        let get = Request::GetXattr { ino: far, name: name.clone() };
+        assert_eq!(fs.ask(get), Err(Errno::EOPNOTSUPP));
+        let (value, mode) = (b"5".as_slice().into(), XattrMode::Any);
+        let set = Request::SetXattr { ino: far, name, value, mode, kill_sgid: false };
+        assert_eq!(fs.ask(set), Err(Errno::EOPNOTSUPP));
+    }
+    fs.fsck();
+}
+
+#[test]
+fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let make = Request::Create {
+        dir: far,
+        name: name("new"),
+        node: NewNode::Directory,
+        perm: 0o755,
+        umask: 0,
+        open: None,
+        exclusive: true,
+    };
+    // Until it is rank 0's turn to get a directory.
+    let id = loop {
+        let id = fs.0[1].send(&ROOT_CALLER, make.clone());
+        if !fs.0[1].answers.contains_key(&id) {
+            break id;
+        }
+        fs.ask(Request::RmDir { dir: far, name: name("new") }).unwrap();
+    };
+    fs.0[1].peers.clear();
+    fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
+    fs.0[1].input(Input::Cancel { from: ClientId(1), id: RequestId(id) });
+    assert_eq!(fs.0[1].answers.remove(&id), Some(Err(Errno::EINTR)));
+    // Another one is asked again when the connection is there again.
+    let id = fs.0[1].send(&ROOT_CALLER, make.clone());
+    fs.0[1].peers.clear();
+    fs.connect();
+    assert!(matches!(fs.0[1].answers.remove(&id), Some(Ok(_))));
+    fs.fsck();
+}

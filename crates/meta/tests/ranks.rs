@@ -1,0 +1,104 @@
+//! Several ranks share a tree: whatever is lost, late or repeated, and whoever crashes when, all answers are as if one operation had
+//! been done after another, and what is left is one tree.
+#![allow(clippy::unwrap_used)]
+
+#[path = "ranks/cache.rs"]
+mod cache;
+#[path = "ranks/cluster.rs"]
+mod cluster;
+mod harness;
+#[path = "ranks/model.rs"]
+mod model;
+
+use cluster::{Cluster, Crash, Setting};
+
+fn setting(seed: u64) -> Setting {
+    Setting {
+        seed,
+        ranks: 2 + (seed % 3) as u16,
+        clients: 1 + (seed % 4) as usize,
+        operations: 30,
+        crash: Crash::Never,
+        losses: false,
+        evicting: false,
+        moving: false,
+        leases: false,
+    }
+}
+
+/// More with `RANKS_SEEDS`; only one with `RANKS_SEED`.
+fn seeds() -> std::ops::Range<u64> {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
+    match number("RANKS_SEED") {
+        Some(seed) => seed..seed + 1,
+        None => 0..number("RANKS_SEEDS").unwrap_or(300),
+    }
+}
+
+#[test]
+fn operations_of_several_clients_are_done_one_after_another() {
+    for seed in seeds() {
+        Cluster::new(setting(seed)).run();
+    }
+}
+
+#[test]
+fn directories_do_not_get_into_themselves() {
+    for seed in seeds() {
+        let (ranks, clients, moving) = (3 + (seed % 2) as u16, 4, true);
+        Cluster::new(Setting { ranks, clients, moving, operations: 60, ..setting(seed) }).run();
+    }
+}
+
+#[test]
+fn two_directories_are_not_moved_into_each_other() {
+    for seed in seeds() {
+        let (clients, operations) = (2, 0);
+        Cluster::new(Setting { clients, operations, ..setting(seed) }).move_into_each_other();
+    }
+}
+
+#[test]
+fn lost_and_repeated_messages_change_nothing() {
+    for seed in seeds() {
+        Cluster::new(Setting { losses: true, evicting: seed % 2 == 0, ..setting(seed) }).run();
+    }
+}
+
+#[test]
+fn caches_tell_what_is_so() {
+    let mut cached = 0;
+    for seed in seeds() {
+        let (losses, crash) = match seed % 3 {
+            0 => (false, Crash::Never),
+            1 => (true, Crash::Never),
+            _ => (true, Crash::Process),
+        };
+        cached += Cluster::new(Setting { leases: true, losses, crash, ..setting(seed) }).run();
+    }
+    assert!(cached > seeds().count() / 10, "{cached}");
+}
+
+#[test]
+fn servers_that_are_killed_lose_nothing() {
+    for seed in seeds() {
+        let evicting = seed % 2 == 0;
+        Cluster::new(Setting { losses: true, evicting, crash: Crash::Process, ..setting(seed) }).run();
+    }
+}
+
+#[test]
+fn losses_of_power_lose_nothing_that_was_durable() {
+    for seed in seeds() {
+        let evicting = seed % 2 == 0;
+        Cluster::new(Setting { losses: true, evicting, crash: Crash::Power, ..setting(seed) }).run();
+    }
+}
+
+#[test]
+fn losses_of_power_leave_nothing_half_done() {
+    for seed in seeds() {
+        let evicting = seed % 2 == 0;
+        Cluster::new(Setting { losses: true, evicting, crash: Crash::PowerUnsynced, ..setting(seed) }).run();
+    }
+}

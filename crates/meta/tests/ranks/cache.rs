@@ -1,0 +1,96 @@
+//! What clients of several ranks cache under leases.
+
+use std::collections::HashMap;
+
+use espalier_proto::*;
+
+type Target = Option<(Ino, FileType)>;
+
+/// What a client has been told, and until when it may use that.
+#[derive(Default)]
+pub struct Cache {
+    pub names: HashMap<(Ino, Name), (Target, u64)>,
+    attrs: HashMap<Ino, (Attr, u64)>,
+}
+
+impl Cache {
+    fn name(&mut self, lookup: &Request, target: Target, until: u64) {
+        if let Request::Lookup { dir, name } | Request::Create { dir, name, .. } = lookup {
+            self.names.insert((*dir, name.clone()), (target, until));
+        }
+    }
+
+    pub fn learn(&mut self, request: &Request, reply: &Reply, until: u64) {
+        match reply {
+            Reply::Entry(Entry { attr, name_leased, attr_leased, .. }) => {
+                if *name_leased {
+                    self.name(request, Some((attr.ino, attr.kind)), until);
+                }
+                if *attr_leased {
+                    self.attrs.insert(attr.ino, (*attr, until));
+                }
+            }
+            Reply::Elsewhere { ino, kind, name_leased: true, .. } => {
+                self.name(request, Some((*ino, *kind)), until);
+            }
+            Reply::Absent { .. } => self.name(request, None, until),
+            Reply::Attr(attr) => drop(self.attrs.insert(attr.ino, (*attr, until))),
+            _ => {}
+        }
+    }
+
+    /// The client itself has changed something.
+    pub fn forget(&mut self, request: &Request, touched: &[Ino]) {
+        let mut name = |dir: &Ino, name: &Name| {
+            self.names.remove(&(*dir, name.clone()));
+            self.attrs.remove(dir);
+        };
+        match request {
+            Request::Create { dir, name: it, .. }
+            | Request::Unlink { dir, name: it }
+            | Request::RmDir { dir, name: it } => name(dir, it),
+            Request::Link { ino, dir, name: it } => {
+                name(dir, it);
+                self.attrs.remove(ino);
+            }
+            Request::Rename { from_dir, from, to_dir, to, .. } => {
+                name(from_dir, from);
+                name(to_dir, to);
+            }
+            _ => {}
+        }
+        touched.iter().for_each(|ino| {
+            self.attrs.remove(ino);
+        });
+    }
+
+    pub fn give_up(&mut self, lease: &Lease) {
+        match lease {
+            Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
+            Lease::Inode { ino } => drop(self.attrs.remove(ino)),
+        }
+    }
+
+    pub fn distrust(&mut self, rank: usize) {
+        self.names.retain(|(dir, _), _| dir.rank().0 as usize != rank);
+        self.attrs.retain(|ino, _| ino.rank().0 as usize != rank);
+    }
+
+    pub fn answer(&self, request: &Request, now: u64) -> Option<Reply> {
+        match request {
+            Request::Lookup { dir, name } => {
+                let (target, until) = self.names.get(&(*dir, name.clone()))?;
+                let (cacheable, name_leased) = (true, true);
+                (now < *until).then_some(match *target {
+                    Some((ino, kind)) => Reply::Elsewhere { ino, kind, cacheable, name_leased },
+                    None => Reply::Absent { cacheable },
+                })
+            }
+            Request::GetAttr { ino } => {
+                let (attr, until) = self.attrs.get(ino)?;
+                (now < *until).then_some(Reply::Attr(*attr))
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,640 @@
+//! Several machines, clients, and what goes between them: all of it may be late, lost with its connection, and come twice, and
+//! machines may crash between any two steps.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use espalier_client::Link;
+use espalier_meta::{Acknowledge, Check, Config, Finding, Input, PeerMessage};
+use espalier_proto::*;
+use fastrand::Rng;
+
+use crate::cache::Cache;
+use crate::harness::{Harness, ROOT_CALLER, config, name};
+use crate::model::Model;
+
+/// What a crash is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crash {
+    Never,
+    /// The end of a process.
+    Process,
+    /// A loss of power: acknowledged are durable changes alone.
+    Power,
+    /// A loss of power, and what was acknowledged may be lost; but never a half of it.
+    PowerUnsynced,
+}
+
+pub struct Setting {
+    pub seed: u64,
+    pub ranks: u16,
+    pub clients: usize,
+    pub operations: usize,
+    pub crash: Crash,
+    /// Connections break, and messages come twice.
+    pub losses: bool,
+    pub evicting: bool,
+    /// Nearly all that happens is that directories are moved.
+    pub moving: bool,
+    /// Clients cache what they are told.
+    pub leases: bool,
+}
+
+const LEASE_MS: u32 = 3000;
+
+struct Host {
+    fs: Harness,
+    incarnation: u64,
+}
+
+/// A client's connection to a rank.
+struct Line {
+    link: Link,
+    up: bool,
+    to_server: VecDeque<FromClient>,
+    to_client: VecDeque<FromServer>,
+    /// It waits for the server's greeting.
+    greeting: bool,
+}
+
+struct Client {
+    id: ClientId,
+    lines: Vec<Line>,
+    /// The operation under way: its number, its request, and where that was sent under which number.
+    asked: Option<(u64, Request, Rank, RequestId)>,
+    /// What is to be asked next.
+    next: VecDeque<Request>,
+    /// Directories and files that it has been told of.
+    dirs: Vec<Ino>,
+    files: Vec<Ino>,
+    cache: Cache,
+    /// When the operation under way began.
+    since: u64,
+}
+
+pub struct Cluster {
+    setting: Setting,
+    random: Rng,
+    hosts: Vec<Host>,
+    clients: Vec<Client>,
+    /// Messages from one rank to another.
+    wires: BTreeMap<(u16, u16), VecDeque<PeerMessage>>,
+    /// Pairs of ranks that are not connected, the smaller first.
+    cut: Vec<(u16, u16)>,
+    model: Model,
+    operation: u64,
+    uptime_ms: u64,
+    /// How often an operation was answered without a message.
+    pub cached: usize,
+    left: usize,
+    /// Answers are no longer compared: what they told may have been lost.
+    is_vague: bool,
+}
+
+impl Cluster {
+    pub fn new(setting: Setting) -> Self {
+        let mut random = Rng::with_seed(setting.seed);
+        let acknowledge =
+            if setting.crash == Crash::Power { Acknowledge::Durable } else { Acknowledge::Written };
+        let host = |rank| {
+            let config = Config {
+                session_ms: Some(u32::MAX),
+                lease_ms: setting.leases.then_some(LEASE_MS),
+                acknowledge,
+                rank: Rank(rank),
+                ranks: setting.ranks,
+                cache_bytes: if setting.evicting { 0 } else { usize::MAX },
+                ..config()
+            };
+            let mut fs = Harness::with(config);
+            prepare(&mut fs, &mut random);
+            Host { fs, incarnation: 1 }
+        };
+        let hosts: Vec<Host> = (0..setting.ranks).map(host).collect();
+        let line = |_| Line {
+            link: Link::default(),
+            up: false,
+            to_server: VecDeque::new(),
+            to_client: VecDeque::new(),
+            greeting: false,
+        };
+        let client = |number| Client {
+            id: ClientId(100 + number as u64),
+            lines: (0..setting.ranks).map(line).collect(),
+            asked: None,
+            next: VecDeque::new(),
+            dirs: vec![Ino::ROOT],
+            files: Vec::new(),
+            cache: Cache::default(),
+            since: 0,
+        };
+        let clients = (0..setting.clients).map(client).collect();
+        let mut cut = Vec::new();
+        for a in 0..setting.ranks {
+            cut.extend((a + 1..setting.ranks).map(|b| (a, b)));
+        }
+        Self {
+            left: setting.operations,
+            setting,
+            random,
+            hosts,
+            clients,
+            wires: BTreeMap::new(),
+            cut,
+            model: Model::new(),
+            operation: 0,
+            uptime_ms: 0,
+            cached: 0,
+            is_vague: false,
+        }
+    }
+
+    /// Two directories at different ranks are moved into each other at the same time.
+    pub fn move_into_each_other(mut self) {
+        let shift = self.random.u8(..8);
+        for number in 0..shift {
+            self.mkdir(Ino::ROOT, &format!("shift{number}"));
+        }
+        let (a, b) = (self.mkdir(Ino::ROOT, "a"), self.mkdir(Ino::ROOT, "b"));
+        let (x, y) = (self.mkdir(a, "x"), self.mkdir(b, "y"));
+        let (p, q) = (self.mkdir(x, "p"), self.mkdir(y, "q"));
+        let rename = |from_dir, from: &str, to_dir| {
+            let (from, to, flags) = (name(from), name("z"), RenameFlags::empty());
+            Request::Rename { from_dir, from, to_dir, to, flags }
+        };
+        self.ask(0, rename(a, "x", q));
+        self.ask(1, rename(b, "y", p));
+        self.run();
+    }
+
+    fn mkdir(&mut self, dir: Ino, file: &str) -> Ino {
+        let (perm, umask, open, exclusive) = (0o755, 0, None, true);
+        let node = NewNode::Directory;
+        self.ask_now(0, Request::Create { dir, name: name(file), node, perm, umask, open, exclusive });
+        let Some(Request::Find { ino, .. }) = self.clients[0].next.pop_front() else {
+            return *self.clients[0].dirs.last().unwrap();
+        };
+        self.ask_now(0, Request::Find { ino, kind: FileType::Directory, open: None });
+        ino
+    }
+
+    /// All operations, then what is left of them, then a look at everything.
+    pub fn run(mut self) -> usize {
+        let mut steps = 0;
+        while self.left > 0 || self.clients.iter().any(|client| client.asked.is_some()) {
+            self.step();
+            steps += 1;
+            assert!(steps < 400_000, "seed {}: operations do not end", self.setting.seed);
+        }
+        self.quiesce();
+        self.read_all();
+        for client in &self.clients {
+            for host in &mut self.hosts {
+                host.fs.input(Input::Leave { client: client.id });
+            }
+        }
+        self.quiesce();
+        assert_eq!(self.fsck(), [], "seed {}", self.setting.seed);
+        self.cached
+    }
+
+    fn step(&mut self) {
+        let ranks = self.setting.ranks;
+        match self.random.u32(..100) {
+            0..30 => {
+                let host = self.random.usize(..self.hosts.len());
+                self.hosts[host].fs.settle_one();
+            }
+            30..60 => self.deliver_between_ranks(),
+            60..85 => self.deliver_to_or_from_client(),
+            85..93 => self.begin_operation(),
+            93..95 => self.connect_ranks(),
+            95..97 => self.connect_clients(),
+            97 => {
+                let host = self.random.usize(..self.hosts.len());
+                self.tick(host);
+            }
+            98 if self.setting.losses && self.random.u8(..4) == 0 => {
+                if self.random.bool() {
+                    let (a, b) = (self.random.u16(..ranks), self.random.u16(..ranks));
+                    self.cut(a, b);
+                } else {
+                    let (client, rank) =
+                        (self.random.usize(..self.clients.len()), self.random.usize(..ranks as usize));
+                    self.hang_up(client, rank);
+                }
+            }
+            99 if self.setting.crash != Crash::Never && self.random.u8(..3) == 0 => {
+                let rank = self.random.u16(..ranks);
+                self.crash(rank);
+            }
+            _ => {}
+        }
+        self.collect();
+    }
+
+    // ---- What goes on by itself
+
+    fn tick(&mut self, host: usize) {
+        self.uptime_ms += 100;
+        let fs = &mut self.hosts[host].fs;
+        fs.uptime_ms = self.uptime_ms;
+        fs.now.nanos += 1_000_000;
+        fs.input(Input::Tick);
+    }
+
+    fn deliver_between_ranks(&mut self) {
+        let full: Vec<_> =
+            self.wires.iter().filter(|(_, wire)| !wire.is_empty()).map(|(pair, _)| *pair).collect();
+        let Some((from, to)) = self.random.choice(full) else { return };
+        let wire = self.wires.get_mut(&(from, to)).unwrap();
+        let message = wire.pop_front().unwrap();
+        if self.setting.losses && self.random.u8(..8) == 0 {
+            let at = self.random.usize(..=wire.len());
+            wire.insert(at, message.clone());
+        }
+        self.hosts[to as usize].fs.input(Input::Peer { from: Rank(from), message });
+    }
+
+    fn deliver_to_or_from_client(&mut self) {
+        let (client, rank) = (self.random.usize(..self.clients.len()), self.random.usize(..self.hosts.len()));
+        let line = &mut self.clients[client].lines[rank];
+        if self.random.bool() {
+            if let Some(message) = line.to_server.pop_front() {
+                self.take_from_client(client, rank, message);
+            }
+        } else if let Some(message) = line.to_client.pop_front() {
+            self.take_from_server(client, rank, message);
+        }
+    }
+
+    fn take_from_client(&mut self, client: usize, rank: usize, message: FromClient) {
+        let from = self.clients[client].id;
+        let fs = &mut self.hosts[rank].fs;
+        match message {
+            FromClient::Request { id, below, caller, request } => {
+                fs.now.nanos += 1;
+                fs.input(Input::Request { from, id, below, caller, request });
+            }
+            FromClient::Revoked { number } => fs.input(Input::Revoked { client: from, number }),
+            _ => unreachable!(),
+        }
+    }
+
+    fn take_from_server(&mut self, client: usize, rank: usize, message: FromServer) {
+        let it = &mut self.clients[client];
+        match message {
+            FromServer::Reply { id, lease_ms, touched, result } => {
+                let asked = it.asked.take_if(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id));
+                let mut out = Vec::new();
+                it.lines[rank].link.answered(id, &result, asked.is_some(), &mut out);
+                it.lines[rank].to_server.extend(out);
+                if let Some((operation, request, ..)) = asked {
+                    let attrs = touched.attrs.iter().map(|attr| attr.ino);
+                    let touched: Vec<Ino> = attrs.chain(touched.others.iter().copied()).collect();
+                    it.cache.forget(&request, &touched);
+                    if let (1.., Ok(reply)) = (lease_ms, &result) {
+                        it.cache.learn(&request, reply, it.since + u64::from(lease_ms));
+                    }
+                    self.ended(client, operation, request, result);
+                }
+            }
+            FromServer::Revoke { number, lease } => {
+                it.cache.give_up(&lease);
+                it.lines[rank].to_server.push_back(FromClient::Revoked { number });
+            }
+            _ => {}
+        }
+    }
+
+    /// What the machines have put out is on its way.
+    fn collect(&mut self) {
+        for rank in 0..self.hosts.len() {
+            let fs = &mut self.hosts[rank].fs;
+            for (to, message) in std::mem::take(&mut fs.peers) {
+                let pair = (rank as u16, to.0);
+                if !self.cut.contains(&sorted(pair)) {
+                    self.wires.entry(pair).or_default().push_back(message);
+                }
+            }
+            for reply in fs.replies.replace(Vec::new()).unwrap() {
+                let Some(it) = self.clients.iter_mut().find(|it| it.id == reply.to) else { continue };
+                let line = &mut it.lines[rank];
+                if line.up {
+                    let (id, lease_ms, touched, result) =
+                        (reply.id, reply.lease_ms, reply.touched, reply.result);
+                    line.to_client.push_back(FromServer::Reply { id, lease_ms, touched, result });
+                }
+            }
+            for revocation in std::mem::take(&mut fs.revocations) {
+                let it = self.clients.iter_mut().find(|it| it.id == revocation.client).unwrap();
+                let line = &mut it.lines[rank];
+                if line.up {
+                    let (number, lease) = (revocation.number, revocation.lease);
+                    line.to_client.push_back(FromServer::Revoke { number, lease });
+                }
+            }
+            for connected in std::mem::take(&mut fs.connected) {
+                let it = self.clients.iter_mut().find(|it| it.id == connected.client).unwrap();
+                let line = &mut it.lines[rank];
+                if std::mem::take(&mut line.greeting) {
+                    line.up = true;
+                    let welcome = Welcome {
+                        incarnation: self.hosts[rank].incarnation,
+                        resumed: connected.resumed,
+                        window: 64,
+                        session_ms: u32::MAX,
+                    };
+                    let mut out = Vec::new();
+                    let begun = line.link.connected(&welcome, &mut out);
+                    if begun.distrust.is_some() {
+                        it.cache.distrust(rank);
+                    }
+                    // Only a loss of power can make a session unknown.
+                    for id in begun.lost {
+                        assert_eq!(self.setting.crash, Crash::PowerUnsynced);
+                        if it
+                            .asked
+                            .as_ref()
+                            .is_some_and(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id))
+                        {
+                            it.asked = None;
+                        }
+                    }
+                    line.to_server.extend(out);
+                }
+            }
+        }
+    }
+
+    // ---- Connections and crashes
+
+    fn connect_ranks(&mut self) {
+        if self.cut.is_empty() {
+            return;
+        }
+        let (a, b) = self.cut.swap_remove(self.random.usize(..self.cut.len()));
+        self.hosts[a as usize].fs.input(Input::PeerConnected { rank: Rank(b) });
+        self.hosts[b as usize].fs.input(Input::PeerConnected { rank: Rank(a) });
+    }
+
+    fn cut(&mut self, a: u16, b: u16) {
+        if a != b && !self.cut.contains(&sorted((a, b))) {
+            self.cut.push(sorted((a, b)));
+            self.wires.remove(&(a, b));
+            self.wires.remove(&(b, a));
+        }
+    }
+
+    fn connect_clients(&mut self) {
+        let (client, rank) = (self.random.usize(..self.clients.len()), self.random.usize(..self.hosts.len()));
+        self.connect_client(client, rank);
+    }
+
+    fn connect_client(&mut self, client: usize, rank: usize) {
+        let line = &mut self.clients[client].lines[rank];
+        if !line.up && !line.greeting {
+            line.greeting = true;
+            let client = self.clients[client].id;
+            self.hosts[rank].fs.input(Input::Connect { client });
+        }
+    }
+
+    fn hang_up(&mut self, client: usize, rank: usize) {
+        let line = &mut self.clients[client].lines[rank];
+        (line.up, line.greeting) = (false, false);
+        line.to_client.clear();
+        line.to_server.clear();
+        line.link.disconnected();
+    }
+
+    fn crash(&mut self, rank: u16) {
+        for other in 0..self.setting.ranks {
+            self.cut(rank, other);
+        }
+        for client in 0..self.clients.len() {
+            self.hang_up(client, rank as usize);
+        }
+        let mut host = self.hosts.remove(rank as usize);
+        match self.setting.crash {
+            Crash::Process => host.fs.disk.sync_journal(),
+            Crash::PowerUnsynced => self.is_vague = true,
+            Crash::Never | Crash::Power => {}
+        }
+        let (now, uptime_ms) = (host.fs.now, host.fs.uptime_ms);
+        let mut fs = host.fs.crash();
+        (fs.now, fs.uptime_ms) = (now, uptime_ms);
+        prepare(&mut fs, &mut self.random);
+        self.hosts.insert(rank as usize, Host { fs, incarnation: host.incarnation + 1 });
+    }
+
+    // ---- Operations
+
+    fn begin_operation(&mut self) {
+        let client = self.random.usize(..self.clients.len());
+        if self.clients[client].asked.is_some() || self.left == 0 {
+            return;
+        }
+        let request = match self.clients[client].next.pop_front() {
+            Some(request) => request,
+            None => {
+                self.left -= 1;
+                self.random_request(client)
+            }
+        };
+        self.ask(client, request);
+    }
+
+    fn ask(&mut self, client: usize, request: Request) {
+        self.operation += 1;
+        if !self.is_vague {
+            self.model.begins(self.operation, request.clone());
+        }
+        let (rank, mut out) = (request.rank(), Vec::new());
+        let it = &mut self.clients[client];
+        it.since = self.uptime_ms;
+        if let Some(reply) = it.cache.answer(&request, self.uptime_ms) {
+            self.cached += 1;
+            return self.ended(client, self.operation, request, Ok(reply));
+        }
+        let line = &mut it.lines[rank.0 as usize];
+        let id = line.link.ask(ROOT_CALLER, request.clone(), &mut out);
+        line.to_server.extend(out);
+        it.asked = Some((self.operation, request, rank, id));
+    }
+
+    fn ended(&mut self, client: usize, operation: u64, request: Request, result: Result<Reply, Errno>) {
+        if !self.is_vague {
+            let (seed, model) = (self.setting.seed, &mut self.model);
+            assert!(model.ends(operation, &result), "seed {seed}: {request:?} is answered {result:?}");
+        }
+        let it = &mut self.clients[client];
+        match &result {
+            Ok(Reply::Entry(entry)) => {
+                let is_dir = entry.attr.kind == FileType::Directory;
+                let known = if is_dir { &mut it.dirs } else { &mut it.files };
+                if !known.contains(&entry.attr.ino) {
+                    known.push(entry.attr.ino);
+                }
+            }
+            Ok(Reply::Elsewhere { ino, kind, .. }) => {
+                it.next.push_back(Request::Find { ino: *ino, kind: *kind, open: None });
+            }
+            _ => {}
+        }
+    }
+
+    fn random_request(&mut self, client: usize) -> Request {
+        let (random, Client { dirs, files, .. }) = (&mut self.random, &self.clients[client]);
+        let any_dir = |random: &mut Rng, dirs: &[Ino]| {
+            // The newest are more interesting than those that are gone.
+            let newest = dirs.len().saturating_sub(6);
+            if random.u8(..3) == 0 {
+                dirs[random.usize(..dirs.len())]
+            } else {
+                dirs[random.usize(newest..dirs.len())]
+            }
+        };
+        let (dir, other) = (any_dir(random, dirs), any_dir(random, dirs));
+        let any_name = |random: &mut Rng| Name::new(&[b'a' + random.u8(..3)]).unwrap();
+        let (name, new) = (any_name(random), any_name(random));
+        let ino = if random.bool() { dir } else { random.choice(files).copied().unwrap_or(dir) };
+        let create = |node| Request::Create {
+            dir,
+            name: name.clone(),
+            node,
+            perm: 0o755,
+            umask: 0,
+            open: None,
+            exclusive: true,
+        };
+        let kind = match self.setting.moving {
+            true if dirs.len() > 3 && random.u8(..10) > 0 => 62,
+            true if random.bool() => 0,
+            _ => random.u32(..100),
+        };
+        match kind {
+            0..25 => create(NewNode::Directory),
+            25..35 => create(NewNode::Regular),
+            35..45 => Request::Link { ino, dir, name },
+            45..52 => Request::Unlink { dir, name },
+            52..62 => Request::RmDir { dir, name },
+            62..85 => {
+                let flags = match random.u8(..6) {
+                    0 | 1 => RenameFlags::EXCHANGE,
+                    2 => RenameFlags::NOREPLACE,
+                    _ => RenameFlags::empty(),
+                };
+                Request::Rename { from_dir: dir, from: name, to_dir: other, to: new, flags }
+            }
+            85..91 if self.setting.leases && random.bool() => {
+                let cached = self.clients[client].cache.names.keys().min().cloned();
+                let (dir, name) = cached.unwrap_or((dir, name));
+                Request::Lookup { dir, name }
+            }
+            85..91 => Request::Lookup { dir, name },
+            91..95 => Request::ReadDir { dir, after: 0, limit: 100, plus: random.bool() },
+            _ => Request::GetAttr { ino },
+        }
+    }
+
+    // ---- The end
+
+    fn connect_all(&mut self) {
+        while !self.cut.is_empty() {
+            self.connect_ranks();
+        }
+        for client in 0..self.clients.len() {
+            (0..self.hosts.len()).for_each(|rank| self.connect_client(client, rank));
+        }
+    }
+
+    /// Until nothing is under way any more.
+    fn quiesce(&mut self) {
+        for _ in 0..400 {
+            self.connect_all();
+            self.collect();
+            for pair in self.wires.keys().copied().collect::<Vec<_>>() {
+                while let Some(message) = self.wires.get_mut(&pair).and_then(VecDeque::pop_front) {
+                    self.hosts[pair.1 as usize].fs.input(Input::Peer { from: Rank(pair.0), message });
+                }
+            }
+            for client in 0..self.clients.len() {
+                for rank in 0..self.hosts.len() {
+                    while let Some(message) = self.clients[client].lines[rank].to_server.pop_front() {
+                        self.take_from_client(client, rank, message);
+                    }
+                    while let Some(message) = self.clients[client].lines[rank].to_client.pop_front() {
+                        self.take_from_server(client, rank, message);
+                    }
+                }
+            }
+            for host in 0..self.hosts.len() {
+                while self.hosts[host].fs.settle_one() {}
+                self.tick(host);
+                while self.hosts[host].fs.settle_one() {}
+            }
+            self.collect();
+            let is_over = self.hosts.iter().all(|host| host.fs.meta.open_transactions() == 0)
+                && self.wires.values().all(VecDeque::is_empty)
+                && self.clients.iter().all(|client| client.asked.is_none())
+                && self
+                    .clients
+                    .iter()
+                    .all(|it| it.lines.iter().all(|line| line.up && line.to_server.is_empty()));
+            if is_over {
+                return;
+            }
+        }
+        let open: Vec<_> = self.hosts.iter().map(|host| host.fs.meta.open_transactions()).collect();
+        let asked: Vec<_> = self.clients.iter().map(|client| &client.asked).collect();
+        panic!("seed {}: transactions stay open: {open:?}; unanswered: {asked:?}", self.setting.seed);
+    }
+
+    fn ask_now(&mut self, client: usize, request: Request) {
+        self.ask(client, request);
+        self.quiesce();
+    }
+
+    /// Everything that there is is as some order of the operations has left it.
+    fn read_all(&mut self) {
+        if self.is_vague {
+            return;
+        }
+        for client in 0..self.clients.len() {
+            for dir in self.clients[client].dirs.clone() {
+                self.ask_now(client, Request::ReadDir { dir, after: 0, limit: 100, plus: false });
+                self.ask_now(client, Request::GetAttr { ino: dir });
+            }
+            for ino in self.clients[client].files.clone() {
+                self.ask_now(client, Request::GetAttr { ino });
+            }
+        }
+    }
+
+    fn fsck(&mut self) -> Vec<Finding> {
+        let mut checks = Vec::new();
+        for host in &mut self.hosts {
+            for _ in 0..3 {
+                host.fs.input(Input::Drain);
+                host.fs.settle();
+                while host.fs.settle_one() {}
+            }
+            assert!(host.fs.meta.is_quiet(), "something still waits: {:?}", host.fs.meta);
+            checks.push(host.fs.disk.checked(&host.fs.config));
+        }
+        Check::finish_all(checks)
+    }
+}
+
+/// All I/O waits, and is done in any order.
+fn prepare(fs: &mut Harness, random: &mut Rng) {
+    fs.settle();
+    fs.shuffle = Some(random.fork());
+    fs.replies = Some(Vec::new());
+    // Clocks differ.
+    fs.now.secs = 1000 + random.i64(..3);
+}
+
+fn sorted((a, b): (u16, u16)) -> (u16, u16) {
+    (a.min(b), a.max(b))
+}

@@ -1,0 +1,271 @@
+//! What answers may be: a tree in memory, and every order in which operations that overlap may have been done.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use espalier_proto::*;
+
+/// A node of the tree, named by the operation that made it.
+type Node = u64;
+const ROOT: Node = 0;
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Inode {
+    is_dir: bool,
+    /// Of files: names; of directories: there is one.
+    names: u32,
+    parent: Node,
+}
+
+/// A tree that there may be, with the operations that have been done and not answered.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct World {
+    nodes: BTreeMap<Node, Inode>,
+    names: BTreeMap<(Node, Name), Node>,
+    inos: BTreeMap<Ino, Node>,
+    done: BTreeMap<u64, Outcome>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Outcome {
+    Done,
+    /// With any of these.
+    Fails(BTreeSet<i32>),
+    /// It was about something that has been removed.
+    Gone,
+    Absent,
+    Named(Node),
+    Attr(Node, u32, u64),
+    Listing(BTreeMap<Name, Node>),
+}
+
+pub struct Model {
+    worlds: HashSet<World>,
+    pending: BTreeMap<u64, Request>,
+}
+
+impl Model {
+    pub fn new() -> Self {
+        let root = Inode { is_dir: true, names: 1, parent: ROOT };
+        let world = World {
+            nodes: [(ROOT, root)].into(),
+            names: BTreeMap::new(),
+            inos: [(Ino::ROOT, ROOT)].into(),
+            done: BTreeMap::new(),
+        };
+        Self { worlds: [world].into(), pending: BTreeMap::new() }
+    }
+
+    pub fn begins(&mut self, id: u64, request: Request) {
+        self.pending.insert(id, request);
+    }
+
+    /// Whether an operation may have been answered so.
+    #[must_use]
+    pub fn ends(&mut self, id: u64, answer: &Result<Reply, Errno>) -> bool {
+        let mut found = HashSet::new();
+        let mut seen: HashSet<World> = self.worlds.clone();
+        let mut left: Vec<World> = self.worlds.drain().collect();
+        while let Some(mut world) = left.pop() {
+            if let Some(outcome) = world.done.remove(&id) {
+                if world.explains(&outcome, answer) {
+                    found.insert(world);
+                }
+                continue;
+            }
+            for (other, request) in &self.pending {
+                if !world.done.contains_key(other) {
+                    let mut after = world.clone();
+                    let outcome = after.perform(*other, request);
+                    after.done.insert(*other, outcome);
+                    if seen.insert(after.clone()) {
+                        left.push(after);
+                    }
+                }
+            }
+        }
+        self.pending.remove(&id);
+        self.worlds = found;
+        !self.worlds.is_empty()
+    }
+}
+
+fn fails(errnos: impl IntoIterator<Item = Errno>) -> Outcome {
+    Outcome::Fails(errnos.into_iter().map(Errno::raw).collect())
+}
+
+impl World {
+    /// Whether what was predicted is what was answered. Learns which number an inode has.
+    fn explains(&mut self, outcome: &Outcome, answer: &Result<Reply, Errno>) -> bool {
+        match (outcome, answer) {
+            (Outcome::Done, Ok(Reply::Done)) | (Outcome::Absent, Ok(Reply::Absent { .. })) => true,
+            (Outcome::Fails(errnos), Err(errno)) => errnos.contains(&errno.raw()),
+            (Outcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Reply::Absent { .. })) => true,
+            (Outcome::Gone, Ok(Reply::Attr(attr))) => attr.nlink == 0,
+            (Outcome::Gone, Ok(Reply::Entry(entry))) => entry.attr.nlink == 0,
+            (Outcome::Gone, Ok(Reply::Listing { entries, .. })) => entries.is_empty(),
+            (Outcome::Named(node), Ok(Reply::Entry(entry))) => self.bind(entry.attr.ino, *node),
+            (Outcome::Named(node), Ok(Reply::Elsewhere { ino, kind, .. })) => {
+                (*kind == FileType::Directory) == self.nodes[node].is_dir && self.bind(*ino, *node)
+            }
+            (Outcome::Attr(node, nlink, entries), Ok(Reply::Attr(attr))) => {
+                self.bind(attr.ino, *node) && (attr.nlink, attr.size) == (*nlink, *entries)
+            }
+            (Outcome::Attr(node, nlink, entries), Ok(Reply::Entry(Entry { attr, .. }))) => {
+                self.bind(attr.ino, *node) && (attr.nlink, attr.size) == (*nlink, *entries)
+            }
+            (Outcome::Listing(names), Ok(Reply::Listing { entries, .. })) => {
+                let bind =
+                    |entry: &Dirent| names.get(&entry.name).is_some_and(|node| self.bind(entry.ino, *node));
+                entries.len() == names.len() && entries.iter().all(bind)
+            }
+            _ => false,
+        }
+    }
+
+    fn bind(&mut self, ino: Ino, node: Node) -> bool {
+        *self.inos.entry(ino).or_insert(node) == node
+            && self.inos.values().filter(|it| **it == node).count() == 1
+    }
+
+    fn node(&self, ino: Ino) -> Option<Node> {
+        let node = *self.inos.get(&ino).unwrap_or_else(|| panic!("nobody has been told of {ino}"));
+        (self.nodes[&node].names > 0).then_some(node)
+    }
+
+    fn children(&self, dir: Node) -> impl Iterator<Item = (&Name, Node)> {
+        self.names.iter().filter(move |((at, _), _)| *at == dir).map(|((_, name), node)| (name, *node))
+    }
+
+    fn is_empty(&self, dir: Node) -> bool {
+        self.children(dir).next().is_none()
+    }
+
+    fn is_below(&self, dir: Node, top: Node) -> bool {
+        dir == top || (dir != ROOT && self.is_below(self.nodes[&dir].parent, top))
+    }
+
+    fn lose(&mut self, node: Node) {
+        self.nodes.get_mut(&node).unwrap().names -= 1;
+    }
+
+    fn put(&mut self, dir: Node, name: &Name, node: Node) {
+        self.names.insert((dir, name.clone()), node);
+        let inode = self.nodes.get_mut(&node).unwrap();
+        if inode.is_dir {
+            inode.parent = dir;
+        }
+    }
+
+    fn perform(&mut self, id: u64, request: &Request) -> Outcome {
+        match request {
+            Request::Lookup { dir, name } => {
+                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
+                self.names.get(&(dir, name.clone())).map_or(Outcome::Absent, |node| Outcome::Named(*node))
+            }
+            Request::GetAttr { ino } | Request::Find { ino, .. } => {
+                let Some(node) = self.node(*ino) else { return Outcome::Gone };
+                let inode = &self.nodes[&node];
+                let children: Vec<Node> = self.children(node).map(|(_, node)| node).collect();
+                let subdirs = children.iter().filter(|node| self.nodes[node].is_dir).count() as u32;
+                let nlink = if inode.is_dir { 2 + subdirs } else { inode.names };
+                Outcome::Attr(node, nlink, children.len() as u64)
+            }
+            Request::ReadDir { dir, .. } => {
+                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
+                Outcome::Listing(self.children(dir).map(|(name, node)| (name.clone(), node)).collect())
+            }
+            Request::Create { dir, name, node, .. } => {
+                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
+                if self.names.contains_key(&(dir, name.clone())) {
+                    return fails([Errno::EEXIST]);
+                }
+                let is_dir = *node == NewNode::Directory;
+                self.nodes.insert(id, Inode { is_dir, names: 1, parent: dir });
+                self.put(dir, name, id);
+                Outcome::Named(id)
+            }
+            Request::Link { ino, dir, name } => {
+                let (Some(node), Some(dir)) = (self.node(*ino), self.node(*dir)) else {
+                    return fails([Errno::ESTALE, Errno::ENOENT, Errno::EEXIST, Errno::EPERM]);
+                };
+                let (is_dir, is_taken) =
+                    (self.nodes[&node].is_dir, self.names.contains_key(&(dir, name.clone())));
+                if is_dir || is_taken {
+                    let errors = [is_dir.then_some(Errno::EPERM), is_taken.then_some(Errno::EEXIST)];
+                    return fails(errors.into_iter().flatten());
+                }
+                self.nodes.get_mut(&node).unwrap().names += 1;
+                self.put(dir, name, node);
+                Outcome::Named(node)
+            }
+            Request::Unlink { dir, name } | Request::RmDir { dir, name } => {
+                let Some(dir) = self.node(*dir) else { return Outcome::Gone };
+                let Some(node) = self.names.get(&(dir, name.clone())).copied() else {
+                    return fails([Errno::ENOENT]);
+                };
+                match (self.nodes[&node].is_dir, matches!(request, Request::RmDir { .. })) {
+                    (true, false) => return fails([Errno::EISDIR]),
+                    (false, true) => return fails([Errno::ENOTDIR]),
+                    (true, true) if !self.is_empty(node) => return fails([Errno::ENOTEMPTY]),
+                    _ => {}
+                }
+                self.names.remove(&(dir, name.clone()));
+                self.lose(node);
+                Outcome::Done
+            }
+            Request::Rename { from_dir, from, to_dir, to, flags } => {
+                self.rename((*from_dir, from), (*to_dir, to), *flags)
+            }
+            _ => unreachable!(),
+        }
+    }
+
+    fn rename(&mut self, from: (Ino, &Name), to: (Ino, &Name), flags: RenameFlags) -> Outcome {
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let (from_dir, to_dir) = (self.node(from.0), self.node(to.0));
+        let find = |dir: Option<Node>, name: &Name| self.names.get(&(dir?, name.clone())).copied();
+        let (moved, target) = (find(from_dir, from.1), find(to_dir, to.1));
+        let mut errors = BTreeSet::new();
+        if from_dir.is_none() || to_dir.is_none() || moved.is_none() || (exchange && target.is_none()) {
+            errors.extend([Errno::ENOENT.raw(), Errno::ESTALE.raw()]);
+        }
+        let is_dir = |node: Option<Node>| node.is_some_and(|node| self.nodes[&node].is_dir);
+        if flags.contains(RenameFlags::NOREPLACE) && target.is_some() {
+            errors.insert(Errno::EEXIST.raw());
+        } else if moved.is_some() && moved == target {
+            return Outcome::Done;
+        }
+        let mut into_itself = |node: Option<Node>, dir: Option<Node>| {
+            if let (true, Some(node), Some(dir)) = (is_dir(node), node, dir)
+                && self.is_below(dir, node)
+            {
+                errors.insert(Errno::EINVAL.raw());
+            }
+        };
+        into_itself(moved, to_dir);
+        if exchange {
+            into_itself(target, from_dir);
+        } else if let (Some(moved), Some(target)) = (moved, target) {
+            match (is_dir(Some(moved)), is_dir(Some(target))) {
+                (true, false) => drop(errors.insert(Errno::ENOTDIR.raw())),
+                (false, true) => drop(errors.insert(Errno::EISDIR.raw())),
+                (true, true) if !self.is_empty(target) => drop(errors.insert(Errno::ENOTEMPTY.raw())),
+                _ => {}
+            }
+        }
+        let (true, Some(from_dir), Some(to_dir), Some(moved)) = (errors.is_empty(), from_dir, to_dir, moved)
+        else {
+            return Outcome::Fails(errors);
+        };
+        self.names.remove(&(from_dir, from.1.clone()));
+        if let Some(target) = target {
+            if exchange {
+                self.put(from_dir, from.1, target);
+            } else {
+                self.lose(target);
+            }
+        }
+        self.put(to_dir, to.1, moved);
+        Outcome::Done
+    }
+}
