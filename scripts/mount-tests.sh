@@ -3,14 +3,14 @@
 # the end.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump usage cluster bulk repair full failing memory kill powerloss" picks parts.
+# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump usage cluster data bulk repair full failing memory kill powerloss" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump usage cluster bulk repair full failing memory kill powerloss}
+only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump usage cluster data bulk repair full failing memory kill powerloss}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
