@@ -4,13 +4,13 @@
 use espalier_client::{Begun, Link};
 use espalier_proto::{
     Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, Name, NewNode, OpenHow,
-    Opened, Reply, Request, RequestId, Time, Welcome,
+    Opened, Rank, Reply, Request, RequestId, ServerMap, Time, Welcome,
 };
 
 const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
 
 fn welcome(incarnation: u64, resumed: bool) -> Welcome {
-    Welcome { incarnation, resumed, window: 4, session_ms: 60_000 }
+    Welcome { incarnation, resumed, window: 4, session_ms: 60_000, rank: Rank(0), servers: ServerMap::NONE }
 }
 
 fn name() -> Name {

@@ -16,7 +16,14 @@ const CLIENTS: usize = 3;
 const BYTES: usize = 6;
 /// Of each client: two processes, and an open file.
 const OWNERS: usize = 3;
-const END: Welcome = Welcome { incarnation: 0, resumed: false, window: 1024, session_ms: SESSION_MS };
+const END: Welcome = Welcome {
+    incarnation: 0,
+    resumed: false,
+    window: 1024,
+    session_ms: SESSION_MS,
+    rank: Rank(0),
+    servers: ServerMap::NONE,
+};
 
 fn config() -> Config {
     Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..harness::config() }

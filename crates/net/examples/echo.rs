@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use espalier_net::pki::{Authority, Validity};
 use espalier_net::{Acceptor, Connection, Identity, Limits, Security, connect};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Service,
-    Touched, Welcome,
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Reply, Request, RequestId,
+    ServerMap, Service, Touched, Welcome,
 };
 use tokio::net::TcpListener;
 
@@ -73,7 +73,14 @@ fn idle(server: Security, client: Security) -> usize {
 
 const HELLO: Hello =
     Hello { cluster: ClusterId([1; 16]), service: Service::Metadata, client: ClientId(1), incarnation: None };
-const WELCOME: Welcome = Welcome { incarnation: 1, resumed: false, window: 32, session_ms: 60_000 };
+const WELCOME: Welcome = Welcome {
+    incarnation: 1,
+    resumed: false,
+    window: 32,
+    session_ms: 60_000,
+    rank: Rank(0),
+    servers: ServerMap::NONE,
+};
 
 fn request(id: u64) -> FromClient {
     let caller = Caller { uid: 1, gid: 1, pid: 1, groups: None };

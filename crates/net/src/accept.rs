@@ -11,7 +11,9 @@ use tokio_rustls::{TlsAcceptor, TlsStream, rustls};
 
 use crate::connection::Connection;
 use crate::error::{AcceptError, NetError};
-use crate::handshake::{Greeting, MAGIC, Prelude, Reason, Refusal, Taken, Unread, VERSION};
+use crate::handshake::{
+    GREETING_BYTES_MAX, Greeting, MAGIC, Prelude, Reason, Refusal, Taken, Unread, VERSION,
+};
 use crate::identity::{Identity, IdentityError};
 use crate::limits::{Limits, Terms};
 use crate::message::Message;
@@ -184,8 +186,8 @@ impl Incoming {
 impl Stream {
     async fn read(&mut self) -> Result<Greeting, AcceptError> {
         let prelude = match self {
-            Self::Plain(socket) => Prelude::read(socket).await,
-            Self::Tls(stream) => Prelude::read(stream).await,
+            Self::Plain(socket) => Prelude::read(socket, GREETING_BYTES_MAX).await,
+            Self::Tls(stream) => Prelude::read(stream, GREETING_BYTES_MAX).await,
         };
         let prelude = prelude.map_err(|error| match error {
             Unread::Foreign => AcceptError::Foreign,

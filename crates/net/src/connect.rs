@@ -13,7 +13,7 @@ use tokio_rustls::rustls::{self, AlertDescription, CertificateError, InvalidMess
 use crate::accept::Stream;
 use crate::connection::Connection;
 use crate::error::ConnectError;
-use crate::handshake::{Greeting, Prelude, Taken, Unread};
+use crate::handshake::{ANSWER_BYTES_MAX, Greeting, Prelude, Taken, Unread};
 use crate::identity::Identity;
 use crate::limits::{Limits, Terms};
 use crate::message::Message;
@@ -84,13 +84,13 @@ async fn agree(
         Security::Insecure => {
             let mut socket = socket;
             Prelude::greet(&mut socket, greeting).await.map_err(failed)?;
-            let answer = Prelude::read(&mut socket).await;
+            let answer = Prelude::read(&mut socket, ANSWER_BYTES_MAX).await;
             (Stream::Plain(socket), answer)
         }
         Security::Tls(tls) => {
             let mut stream = secure(address, host, socket, tls).await?;
             Prelude::greet(&mut stream, greeting).await.map_err(failed)?;
-            let answer = Prelude::read(&mut stream).await;
+            let answer = Prelude::read(&mut stream, ANSWER_BYTES_MAX).await;
             (Stream::Tls(Box::new(stream.into())), answer)
         }
     };

@@ -14,8 +14,11 @@ pub const VERSION: u32 = 1;
 
 pub(crate) const MAGIC: [u8; 8] = *b"ESPALIER";
 
-/// The longest body after a prelude.
-const BODY_BYTES_MAX: usize = 4096;
+/// The longest body of a client's prelude.
+pub(crate) const GREETING_BYTES_MAX: usize = 4096;
+
+/// The longest body of a server's, which names all servers.
+pub(crate) const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 /// The longest text of a refusal.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -142,8 +145,8 @@ impl From<io::Error> for Unread {
 }
 
 impl Prelude {
-    /// `peer` is not read further than the prelude says.
-    pub(crate) async fn read(peer: &mut (impl AsyncRead + Unpin)) -> Result<Self, Unread> {
+    /// `peer` is not read further than the prelude says. `limit`: of the body.
+    pub(crate) async fn read(peer: &mut (impl AsyncRead + Unpin), limit: usize) -> Result<Self, Unread> {
         let mut magic = [0; MAGIC.len()];
         peer.read_exact(&mut magic).await?;
         if magic != MAGIC {
@@ -151,7 +154,7 @@ impl Prelude {
         }
         let version = peer.read_u32_le().await?;
         let length = peer.read_u32_le().await? as usize;
-        if length > BODY_BYTES_MAX {
+        if length > limit {
             return Err(Unread::TooLong);
         }
         let mut body = vec![0; length];

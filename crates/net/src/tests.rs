@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Request, RequestId, Service, Welcome,
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Request, RequestId, ServerMap,
+    Service, Welcome,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -16,7 +17,9 @@ use tokio_rustls::TlsConnector;
 
 use crate::error::NetError;
 use crate::frame::{self, Header};
-use crate::handshake::{Greeting, Prelude, Reason, Refusal, Taken as Accepted};
+use crate::handshake::{
+    ANSWER_BYTES_MAX, GREETING_BYTES_MAX, Greeting, Prelude, Reason, Refusal, Taken as Accepted,
+};
 use crate::inbox::{Inbox, Taken};
 use crate::limits::{ANNOUNCED_MAX, Limits, Terms};
 use crate::message::Message;
@@ -327,22 +330,30 @@ async fn greetings_and_answers_may_be_anything() {
         client: ClientId(3),
         incarnation: Some(300),
     };
-    let welcome = Welcome { incarnation: 5, resumed: true, window: 32, session_ms: 60_000 };
+    let welcome = Welcome {
+        incarnation: 5,
+        resumed: true,
+        window: 32,
+        session_ms: 60_000,
+        rank: Rank(0),
+        servers: ServerMap::NONE,
+    };
     let terms = Terms::of(&limits());
     let mut written = [Vec::new(), Vec::new(), Vec::new()];
     Prelude::greet(&mut written[0], &Greeting { terms, hello }).await.unwrap();
     Prelude::welcome(&mut written[1], &Accepted { terms, welcome }).await.unwrap();
     let refusal = Refusal::new(Reason::Full, "é".repeat(1000));
     Prelude::refuse(&mut written[2], &refusal).await.unwrap();
-    let read = Prelude::read(&mut &written[2][..]).await.unwrap().answer().unwrap().unwrap_err();
+    let read =
+        Prelude::read(&mut &written[2][..], GREETING_BYTES_MAX).await.unwrap().answer().unwrap().unwrap_err();
     assert_eq!((read.reason, read.text), (Reason::Full, "é".repeat(512)));
     let (mut greetings, mut answers) = (0, 0);
     for seed in 0..30_000 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut bytes = BytesMut::from(&written[random.usize(..3)][..]);
         mutate(&mut random, &mut bytes);
-        let Ok(prelude) = Prelude::read(&mut &bytes[..]).await else { continue };
-        assert!(prelude.body.len() <= 4096);
+        let Ok(prelude) = Prelude::read(&mut &bytes[..], GREETING_BYTES_MAX).await else { continue };
+        assert!(prelude.body.len() <= GREETING_BYTES_MAX);
         greetings += u32::from(prelude.greeting().is_some());
         answers += u32::from(prelude.answer().is_some());
     }
@@ -367,7 +378,14 @@ async fn bytes_after_the_end_of_tls() {
     let serving = tokio::spawn(async move {
         let (socket, _) = listener.accept().await.unwrap();
         let incoming = Acceptor::new(security, limits()).accept(socket).await.unwrap();
-        let welcome = Welcome { incarnation: 5, resumed: true, window: 32, session_ms: 60_000 };
+        let welcome = Welcome {
+            incarnation: 5,
+            resumed: true,
+            window: 32,
+            session_ms: 60_000,
+            rank: Rank(0),
+            servers: ServerMap::NONE,
+        };
         let mut connection: Connection<FromClient, FromServer> = incoming.welcome(welcome).await.unwrap();
         connection.receiver.next(&mut Vec::new()).await.unwrap_err()
     });
@@ -380,7 +398,7 @@ async fn bytes_after_the_end_of_tls() {
         incarnation: None,
     };
     Prelude::greet(&mut stream, &Greeting { terms, hello }).await.unwrap();
-    Prelude::read(&mut stream).await.unwrap();
+    Prelude::read(&mut stream, ANSWER_BYTES_MAX).await.unwrap();
     let (mut socket, mut tls) = stream.into_inner();
     let mut last = Vec::new();
     tls.send_close_notify();

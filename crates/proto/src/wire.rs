@@ -1,13 +1,14 @@
 //! What a client and a metadata server say to each other over a connection. How it is put into bytes, the network's driver
 //! knows.
 
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Attr, Caller, ClientId, Errno, Ino, Name, Recall, Reply, Request, RequestId, ServerId, StreamIo,
+    Attr, Caller, ClientId, Errno, Ino, Name, Rank, Recall, Reply, Request, RequestId, ServerId, StreamIo,
 };
 
 /// Names a cluster, for good: peers of another one are refused.
@@ -49,6 +50,22 @@ pub struct Welcome {
     pub window: u32,
     /// A client that is silent for so many milliseconds loses its session.
     pub session_ms: u32,
+    /// Of the metadata server.
+    pub rank: Rank,
+    /// The others, for clients of a metadata server.
+    pub servers: ServerMap,
+}
+
+/// Where a cluster's servers are, as `HOST:PORT`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerMap {
+    /// The metadata servers, by rank. Empty: there is but the one that says so.
+    pub ranks: Vec<String>,
+    pub data: Vec<(ServerId, String)>,
+}
+
+impl ServerMap {
+    pub const NONE: Self = Self { ranks: Vec::new(), data: Vec::new() };
 }
 
 /// From a client to a metadata server.

@@ -343,6 +343,8 @@ impl Cluster {
                         resumed: connected.resumed,
                         window: 64,
                         session_ms: u32::MAX,
+                        rank: Rank(rank as u16),
+                        servers: ServerMap::NONE,
                     };
                     let mut out = Vec::new();
                     let begun = line.link.connected(&welcome, &mut out);

@@ -9,8 +9,8 @@ use espalier_net::{
     Acceptor, ConnectError, Connection, Identity, Limits, Message, NetError, Receiver, Security, connect,
 };
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Reply, Request, RequestId, Service,
-    Touched, Welcome,
+    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Reply, Request, RequestId,
+    ServerMap, Service, Touched, Welcome,
 };
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -68,7 +68,14 @@ pub fn hello() -> Hello {
 }
 
 pub fn welcome() -> Welcome {
-    Welcome { incarnation: 5, resumed: false, window: 32, session_ms: 60_000 }
+    Welcome {
+        incarnation: 5,
+        resumed: false,
+        window: 32,
+        session_ms: 60_000,
+        rank: Rank(0),
+        servers: ServerMap::NONE,
+    }
 }
 
 /// Two ends that have agreed.

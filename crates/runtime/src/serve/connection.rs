@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
-use espalier_proto::{ClientId, ClusterId, Hello, Service, Welcome};
+use espalier_proto::{ClientId, ClusterId, Hello, Rank, ServerMap, Service, Welcome};
 use siphasher::sip::SipHasher24;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
@@ -52,6 +52,8 @@ pub struct Metadata {
     pub server: Arc<Server>,
     pub cluster: ClusterId,
     pub session_ms: u32,
+    /// As clients are told.
+    pub servers: ServerMap,
     pub access: Access,
     /// Hashes a client's identity and the number it gives itself: nobody can find another's session.
     pub secret: [u8; 16],
@@ -146,8 +148,14 @@ impl Gate {
             return Ok(());
         }
         let hello = incoming.hello().clone();
-        let welcome =
-            Welcome { incarnation: self.incarnation, resumed: true, window: WINDOW, session_ms: u32::MAX };
+        let welcome = Welcome {
+            incarnation: self.incarnation,
+            resumed: true,
+            window: WINDOW,
+            session_ms: u32::MAX,
+            rank: Rank(0),
+            servers: ServerMap::NONE,
+        };
         let connection = incoming.welcome(welcome).await?;
         tracing::info!(peer, server = hello.client.0, "a metadata server has connected");
         Ok(data.converse(&hello, connection).await?)
@@ -182,8 +190,14 @@ impl Gate {
             incoming.refuse(Refusal::new(Reason::Identity, text)).await;
             return Ok(());
         }
-        let (incarnation, session_ms) = (self.incarnation, meta.session_ms);
-        let welcome = Welcome { incarnation, resumed, window: WINDOW, session_ms };
+        let welcome = Welcome {
+            incarnation: self.incarnation,
+            resumed,
+            window: WINDOW,
+            session_ms: meta.session_ms,
+            rank: Rank(0),
+            servers: meta.servers.clone(),
+        };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
         let connection = meta.server.attach(client, sender.clone());
         let origin = Origin { client, rights, connection };

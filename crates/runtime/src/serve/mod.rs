@@ -14,7 +14,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Limits, Security};
-use espalier_proto::{ClusterId, Errno, Ino, ServerId};
+use espalier_proto::{ClusterId, Errno, Ino, ServerId, ServerMap};
 use espalier_store::Superblock;
 use tokio::runtime::Handle;
 
@@ -174,6 +174,7 @@ impl Tree {
         incarnation: u64,
     ) -> Result<(Metadata, Self), Error> {
         let MetaRole { volume, store, access, session_ms, data_servers } = role;
+        let servers = ServerMap { data: data_servers.clone(), ..ServerMap::NONE };
         let striper = if data_servers.is_empty() {
             volume.require_whole(&store)?;
             None
@@ -188,7 +189,7 @@ impl Tree {
         let cluster = ClusterId(superblock.uuid.into_bytes());
         let secret = superblock.hash_key;
         let control = control::Listener::of_store(&store);
-        let metadata = Metadata { server: Arc::clone(&server), cluster, session_ms, access, secret };
+        let metadata = Metadata { server: Arc::clone(&server), cluster, session_ms, servers, access, secret };
         Ok((metadata, Self { server, background: Some(background), control, superblock }))
     }
 }
