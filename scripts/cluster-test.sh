@@ -324,6 +324,51 @@ costs 1010 remove_1000
 is "$(ls "$b/counted")" ''
 "$bin" status "$c" | grep -q 'connected; '
 "$bin" umount "$c"
+
+echo '== without leases'
+# costs_more COMMAND...: it cannot be answered without the server.
+costs_more() {
+    local before
+    before=$(sent)
+    "$@"
+    [ "$(sent)" -gt "$before" ] || fail "$* costs nothing"
+}
+caching() {
+    "$bin" mount espalier://127.0.0.1:17441/ "$c" -o "credentials=$work/other/clients/admin,cache=$1" --log-file "$c.log"
+}
+stat_one() { stat -c %a "$c/one" > "$work/mode"; }
+refused 'cache= takes' caching sometimes
+caching none
+echo one > "$c/one"
+costs_more stat_one
+costs_more cat "$c/one"
+for mode in 600 640 644; do
+    chmod "$mode" "$b/one"
+    is "$(stat -c %a "$c/one")" "$mode"
+    echo "$mode" >> "$b/one"
+    is "$(tail -n 1 "$c/one")" "$mode"
+    mv "$b/one" "$b/other"
+    is "$(ls "$c")" "$(ls "$b")"
+    mv "$c/other" "$c/one"
+done
+is "$("$bin" status "$c" --counters | awk '$1 == "received.revocations" { print $2 }')" 0
+"$bin" umount "$c"
+# What it has been told it believes for as long as it was told to, and no longer.
+caching ttl:3600s
+stat_one
+chmod 600 "$b/one"
+costs 0 stat_one
+is "$(cat "$work/mode")" 644
+is "$(tail -n 1 "$c/one")" 644
+echo bytes > "$b/one"
+is "$(head -c 5 "$c/one")" bytes
+"$bin" umount "$c"
+caching ttl:100ms
+stat_one
+chmod 644 "$b/one"
+changed() { [ "$(stat -c %a "$c/one")" = 644 ]; }
+until_true changed
+"$bin" umount "$c"
 "$bin" umount "$b"
 "$bin" cluster down "$work/other"
 

@@ -48,6 +48,17 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Serve(args) => return serve::serve(&args, &log),
         _ => start_log(&log, std::io::stderr)?,
     }
+    // Those have connections, or say what could not be written.
+    if !matches!(
+        cli.command,
+        Command::Bench(_)
+            | Command::BenchWorker
+            | Command::BenchFloor(_)
+            | Command::Dump(_)
+            | Command::Load(_)
+    ) {
+        end_with_readers();
+    }
     match cli.command {
         Command::Mkfs(args) => mkfs(&args),
         Command::Fsck(args) => Ok(fsck::fsck(&args)),
@@ -72,6 +83,14 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Command::Mount(_) | Command::Umount(_) | Command::Serve(_) => unreachable!("handled above"),
+    }
+}
+
+/// When nobody reads any more what this process writes, it ends, as others do (`espalier status | head`); Rust has them panic.
+fn end_with_readers() {
+    // SAFETY: it installs no handler, and there are no other threads yet.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
 }
 

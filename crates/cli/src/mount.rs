@@ -52,6 +52,9 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     if let Some(url) = args.source.to_str().filter(|source| cluster::is_url(source)) {
         return mount_servers(url, &reach, &args, log, &mount, announced);
     }
+    if mount.ttl.is_some() {
+        bail!("-o cache= is for mounts of a server: nobody else changes what is in this store");
+    }
     let source =
         args.source.canonicalize().with_context(|| format!("no file system in {}", args.source.display()))?;
     if args.announce {
@@ -116,7 +119,8 @@ fn mount_servers(
     rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
         .context("the system has no random numbers")?;
     let client = ClientId(u64::from_ne_bytes(number));
-    let servers = Servers { addresses, security, limits: Limits::default(), client };
+    let servers =
+        Servers { addresses, security, limits: Limits::default(), client, leases: mount.ttl.is_none() };
     unmount_on_signal(&args.mountpoint)?;
     espalier_runtime::mount_servers(&servers, url, &args.mountpoint, mount, ready)?;
     Ok(ExitCode::SUCCESS)

@@ -68,7 +68,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
     };
     (kernel.no_suid, kernel.no_dev) = (!superuser, !superuser);
     let (mut threads, mut transport) = (THREADS, None);
-    let mut local_locks = false;
+    let (mut local_locks, mut ttl) = (false, None);
     let (mut metrics, mut slow) = (None, Some(SLOW));
     for option in options.iter().map(|option| option.trim()).filter(|option| !option.is_empty()) {
         match option.split_once('=').unwrap_or((option, "")) {
@@ -108,6 +108,13 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             ("locks", "shared") => local_locks = false,
             ("locks", "local") => local_locks = true,
             ("locks", _) => bail!("locks= takes shared or local"),
+            ("cache", "leases") => ttl = None,
+            ("cache", "none") => ttl = Some(Duration::ZERO),
+            ("cache", how) => {
+                let time = how.strip_prefix("ttl:").and_then(duration);
+                ttl =
+                    Some(time.context("cache= takes leases, none, or ttl:TIME, as in ttl:100ms or ttl:2s")?);
+            }
             ("transport", "auto") => transport = None,
             ("transport", "uring") => transport = Some(Transport::Uring),
             ("transport", "queues") => transport = Some(Transport::Queues),
@@ -134,11 +141,24 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
                  allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE \
                  transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS credentials=DIR insecure \
-                 locks=shared|local"
+                 locks=shared|local cache=leases|ttl:TIME|none"
             ),
         }
     }
-    Ok((open, MountOptions { kernel, threads, transport, local_locks, drain: DRAIN, metrics, slow }, reach))
+    Ok((
+        open,
+        MountOptions { kernel, threads, transport, local_locks, ttl, drain: DRAIN, metrics, slow },
+        reach,
+    ))
+}
+
+/// `100ms` or `2s`.
+fn duration(text: &str) -> Option<Duration> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1),
+        None => (text.strip_suffix('s')?, 1000),
+    };
+    Some(Duration::from_millis(number.parse::<u64>().ok()?.checked_mul(unit)?))
 }
 
 /// `127.0.0.1:9464`, `localhost:9464`, `[::1]:9464` or `unix:PATH`.
@@ -207,6 +227,10 @@ mod tests {
             "metrics=unix:",
             "transport=carrier-pigeon",
             "locks=many",
+            "cache=some",
+            "cache=ttl:soon",
+            "cache=ttl:5",
+            "cache=ttl:99999999999999999999s",
         ] {
             assert!(parse_text(bad).is_err(), "{bad}");
         }

@@ -121,7 +121,7 @@ impl Session {
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| ConnectError::Random(errno.into()))?;
         let client = ClientId(u64::from_ne_bytes(number));
-        let servers = Servers { addresses, security, limits: Limits::default(), client };
+        let servers = Servers { addresses, security, limits: Limits::default(), client, leases: true };
         let (welcome, connection) = servers.reach(None).await?;
         let remote = Arc::new(Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce)));
         remote.connected(&welcome, connection.sender);

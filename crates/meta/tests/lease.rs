@@ -71,6 +71,43 @@ fn the_only_client_needs_no_leases() {
     assert_eq!((fs.revocations.len(), fs.meta.figures().leases_given), (0, 0));
 }
 
+/// As PVFS's clients, which believe what they have been told for a while.
+#[test]
+fn nobody_waits_for_a_client_that_wants_no_leases() {
+    let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
+    fs.input(Input::Connect { client: A, leases: false });
+    fs.input(Input::Connect { client: B, leases: true });
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    let id = fs.send_from(A, &ROOT_CALLER, lookup(Ino::ROOT, "file"));
+    assert!(matches!(
+        fs.answers.remove(&id).unwrap(),
+        Ok(Reply::Entry(Entry { name_leased: false, attr_leased: false, .. }))
+    ));
+    let id = fs.send_from(
+        A,
+        &ROOT_CALLER,
+        Request::Rename {
+            from_dir: Ino::ROOT,
+            from: name("file"),
+            to_dir: Ino::ROOT,
+            to: name("moved"),
+            flags: RenameFlags::empty(),
+        },
+    );
+    assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
+    // What it has touched comes without attributes, for on these it would have leases.
+    let (lease_ms, touched) = &fs.leases[&id];
+    assert!(*lease_ms == 0 && touched.attrs.is_empty() && touched.others.contains(&Ino::ROOT));
+    assert_eq!(ask(&mut fs, A, getattr(file)).1, 0);
+    assert!(ask(&mut fs, B, chmod(file, 0o600)).0.is_ok());
+    assert_eq!(fs.revocations.len(), 0);
+    // It may think better of it.
+    fs.input(Input::Connect { client: A, leases: true });
+    assert_eq!(ask(&mut fs, A, getattr(file)).1, TERM);
+    fs.send_from(B, &ROOT_CALLER, chmod(file, 0o644));
+    assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: file })]);
+}
+
 /// A kernel takes what it has moved for cached under its new name.
 #[test]
 fn who_has_moved_a_name_has_a_lease_on_it() {

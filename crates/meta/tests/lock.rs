@@ -96,7 +96,7 @@ impl World {
 
     fn connect(&mut self, at: usize) {
         self.fs.connected.clear();
-        self.input(Input::Connect { client: Self::id(at) });
+        self.input(Input::Connect { client: Self::id(at), leases: true });
         let [connected] = self.fs.connected[..] else { panic!("{:?}", self.fs.connected) };
         let welcome = Welcome { incarnation: self.incarnation, resumed: connected.resumed, ..END };
         let peer = &mut self.peers[at];

@@ -38,7 +38,7 @@ impl Client {
     /// Whether the session goes on.
     fn reconnect(&self, fs: &mut Harness) -> bool {
         fs.connected.clear();
-        fs.input(Input::Connect { client: self.id });
+        fs.input(Input::Connect { client: self.id, leases: true });
         fs.settle();
         let [Connected { client, resumed }] = fs.connected[..] else { panic!("{:?}", fs.connected) };
         assert_eq!(client, self.id);
@@ -130,7 +130,7 @@ fn a_client_without_a_session_is_refused() {
     stranger.create(fs, Ino::ROOT, "a", NewNode::Regular);
     assert_eq!(stranger.ask(fs, Request::Sweep), Err(Errno::EINVAL));
     // The machine's own.
-    fs.input(Input::Connect { client: ClientId(0) });
+    fs.input(Input::Connect { client: ClientId(0), leases: true });
     assert_eq!(fs.refused, [(ClientId(0), Errno::EINVAL)]);
 }
 
@@ -253,7 +253,7 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
         |perm| Request::SetAttr { ino: Ino::ROOT, set: SetAttr { perm: Some(perm), ..SetAttr::default() } };
     let list = |fs: &mut Harness| {
         let request = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 9, plus: false };
-        fs.input(Input::Connect { client: ClientId(1) });
+        fs.input(Input::Connect { client: ClientId(1), leases: true });
         fs.ask_as(&user(5), request).map(|_| ())
     };
     one.ask(fs, perm(0o755)).unwrap();
@@ -344,7 +344,7 @@ fn what_is_kept_of_a_client_is_bounded() {
     assert_eq!(refused, 1100 - 1023, "of the numbers 0 to 1023 all but 0 were used");
     other.create(fs, Ino::ROOT, "a", NewNode::Regular);
     for number in 3..=25_000 {
-        fs.input(Input::Connect { client: ClientId(1000 + number) });
+        fs.input(Input::Connect { client: ClientId(1000 + number), leases: true });
     }
     assert!(!fs.refused.is_empty());
     assert!(fs.refused.iter().all(|(_, errno)| *errno == Errno::ENFILE));
@@ -595,7 +595,7 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
 
 /// The whole tree.
 fn look(fs: &mut Harness) -> BTreeMap<String, String> {
-    fs.input(Input::Connect { client: ClientId(1) });
+    fs.input(Input::Connect { client: ClientId(1), leases: true });
     fs.dump()
 }
 
@@ -1081,7 +1081,7 @@ impl Actor {
 
     /// After a restart: says what it has, and asks again what has not been answered.
     fn resume(&mut self, fs: &mut Harness) {
-        fs.input(Input::Connect { client: self.id });
+        fs.input(Input::Connect { client: self.id, leases: true });
         let held: Vec<Held> =
             self.dir.into_iter().chain(self.lanes.iter().filter_map(|lane| lane.held)).collect();
         self.next += 1;

@@ -40,7 +40,7 @@ impl World {
     }
 
     fn connect(&mut self, client: ClientId) {
-        self.fs.input(Input::Connect { client });
+        self.fs.input(Input::Connect { client, leases: true });
         self.fs.settle();
     }
 

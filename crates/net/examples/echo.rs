@@ -71,8 +71,13 @@ fn idle(server: Security, client: Security) -> usize {
     })
 }
 
-const HELLO: Hello =
-    Hello { cluster: ClusterId([1; 16]), service: Service::Metadata, client: ClientId(1), incarnation: None };
+const HELLO: Hello = Hello {
+    cluster: ClusterId([1; 16]),
+    service: Service::Metadata,
+    client: ClientId(1),
+    leases: true,
+    incarnation: None,
+};
 const WELCOME: Welcome = Welcome {
     incarnation: 1,
     resumed: false,

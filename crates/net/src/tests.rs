@@ -328,6 +328,7 @@ async fn greetings_and_answers_may_be_anything() {
         cluster: ClusterId([7; 16]),
         service: Service::Metadata,
         client: ClientId(3),
+        leases: true,
         incarnation: Some(300),
     };
     let welcome = Welcome {
@@ -395,6 +396,7 @@ async fn bytes_after_the_end_of_tls() {
         cluster: ClusterId([7; 16]),
         service: Service::Metadata,
         client: ClientId(3),
+        leases: true,
         incarnation: None,
     };
     Prelude::greet(&mut stream, &Greeting { terms, hello }).await.unwrap();

@@ -35,6 +35,8 @@ pub struct Hello {
     pub cluster: ClusterId,
     pub service: Service,
     pub client: ClientId,
+    /// It wants leases. Otherwise nothing that it is told is leased, and no change waits for it.
+    pub leases: bool,
     /// The server's incarnation in which the client's session was last connected; `None`: a new session.
     pub incarnation: Option<u64>,
 }

@@ -44,7 +44,7 @@ pub fn mount_servers(
     // those that wait for another client, and a revocation could overtake what it is to take back.
     let options = MountOptions { transport: Some(Transport::Queues), ..options.clone() };
     let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
-    let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, session.granted());
+    let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, options.ttl, session.granted());
     set_notifiers(&mut session, &door)?;
     let remote = Arc::new(Remote::new(door, Cache::new(CACHED, Users::Tell)));
     remote.connected(&welcome, connection.sender);

@@ -46,6 +46,8 @@ pub struct FuseDoor {
     can_prune: bool,
     /// What is written past the kernel's cache, the kernel also takes out of it.
     writes_directly: bool,
+    /// See [`MountOptions::ttl`](crate::MountOptions::ttl).
+    ttl: Option<Duration>,
     /// The kernel may open directories without asking.
     kernel_opens_directories: bool,
     /// Locks on files are the servers' business, not the kernel's: then openings have handles that tell them apart.
@@ -377,10 +379,11 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
 
 impl FuseDoor {
     /// `atime`: who reads directories is to be seen each time only with [`Atime::Always`].
-    pub fn new(kernel_checks: bool, atime: Atime, granted: &Granted) -> Self {
+    pub fn new(kernel_checks: bool, atime: Atime, ttl: Option<Duration>, granted: &Granted) -> Self {
         let kernel_can = granted.flags.contains(fuse::InitFlags::NO_OPENDIR_SUPPORT);
         Self {
-            kernel_opens_directories: kernel_can && kernel_checks && atime != Atime::Always,
+            kernel_opens_directories: kernel_can && kernel_checks && atime != Atime::Always && ttl.is_none(),
+            ttl,
             kernel_checks,
             has_epochs: granted.epoch,
             can_prune: granted.prune,

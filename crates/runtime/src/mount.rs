@@ -27,6 +27,9 @@ pub struct MountOptions {
     pub transport: Option<Transport>,
     /// Locks on files are the kernel's own business even if they are a server's: those on other machines do not see them.
     pub local_locks: bool,
+    /// Of a server's: the kernel caches names and attributes for so long, whatever becomes of them meanwhile, and bytes not at all.
+    /// `None`: it caches under leases.
+    pub ttl: Option<Duration>,
     /// How long unmounting may take to write out what has not been written.
     pub drain: Duration,
     /// Where figures are served for Prometheus, if they are.
@@ -51,7 +54,7 @@ pub fn mount(
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let name = source.to_string_lossy();
     let (mut session, kernel) = start_session(&name, mountpoint, options, false)?;
-    let door = FuseDoor::new(kernel.default_permissions, volume.meta.atime(), session.granted());
+    let door = FuseDoor::new(kernel.default_permissions, volume.meta.atime(), None, session.granted());
     set_notifiers(&mut session, &door)?;
     let Volume { disk, meta, superblock, .. } = volume;
     let watch = Watch::new(options.threads, options.slow);

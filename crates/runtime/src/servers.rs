@@ -18,6 +18,8 @@ pub struct Servers {
     pub limits: Limits,
     /// Unlike any other client's.
     pub client: ClientId,
+    /// Whether what they tell is to be leased.
+    pub leases: bool,
 }
 
 /// Before a lost connection is tried again, at first and at most.
@@ -63,6 +65,7 @@ impl Servers {
                 cluster: ClusterId::ANY,
                 service: Service::Metadata,
                 client: self.client,
+                leases: self.leases,
                 incarnation,
             };
             match connect(address, &self.security, &self.limits, hello).await {

@@ -38,6 +38,7 @@ fn on_mount(test: impl FnOnce(&Path)) {
         threads: 8,
         transport: None,
         local_locks: false,
+        ttl: None,
         drain: Duration::from_secs(60),
         metrics: None,
         slow: None,

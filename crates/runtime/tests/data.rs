@@ -54,7 +54,8 @@ async fn reach(
     security: &Security,
     service: Service,
 ) -> Result<(Welcome, Asker), ConnectError> {
-    let hello = Hello { cluster: ClusterId::ANY, service, client: ClientId(0), incarnation: Some(1) };
+    let hello =
+        Hello { cluster: ClusterId::ANY, service, client: ClientId(0), leases: true, incarnation: Some(1) };
     connect(&address.to_string(), security, &Limits::default(), hello).await
 }
 

@@ -20,7 +20,6 @@ use crate::session::Proven;
 use crate::state::{Cached, Home, State};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
-use crate::trash::ITSELF;
 
 pub(crate) use table::{Key, Leases};
 
@@ -69,7 +68,7 @@ impl Meta {
     pub(crate) fn tell_moved(&self, cx: &mut Cx<'_>, dir: Ino, name: &Name) {
         let Some(leases) = &self.leases else { return };
         let key = Key::name(dir, self.state.slot(name).hash);
-        if cx.client != ITSELF && leases.is_free(key, cx.claims) {
+        if leases.are_for(cx.client) && leases.is_free(key, cx.claims) {
             cx.told.keys.push(key);
         } else {
             cx.told.refused = true;
@@ -101,7 +100,8 @@ impl Meta {
         let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
         // What was asked of a stream some time ago may not be so any more.
         let is_fixed = hash.is_some() || !(cx.streams_have_changed || self.is_written(cx.client, ino));
-        let may_cache = is_fixed && cx.client != ITSELF && leases.may_give(key, cx.claims, cx.uptime_ms);
+        let may_cache =
+            is_fixed && leases.are_for(cx.client) && leases.may_give(key, cx.claims, cx.uptime_ms);
         if may_cache {
             cx.told.keys.push(key);
         }
@@ -129,7 +129,7 @@ impl Meta {
         }
         told.touched.sort_unstable();
         told.touched.dedup();
-        let touched = self.attributes(&told.touched, result, now);
+        let touched = self.attributes(client, &told.touched, result, now);
         let keys = if told.refused { Vec::new() } else { told.keys };
         let mut turn = 0;
         if let Some(leases) = &mut self.leases
@@ -144,15 +144,15 @@ impl Meta {
     }
 
     /// What is told of inodes that have been changed, besides the reply.
-    fn attributes(&self, inos: &[Ino], result: &Result<Reply, Errno>, now: u64) -> Touched {
+    fn attributes(&self, client: ClientId, inos: &[Ino], result: &Result<Reply, Errno>, now: u64) -> Touched {
         let mut touched = Touched::default();
         let by_reply = match result {
             Ok(Reply::Attr(attr)) => Some(attr.ino),
             Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => Some(entry.attr.ino),
             _ => None,
         };
-        let may_give =
-            |ino| self.leases.as_ref().is_some_and(|leases| leases.may_give(Key::inode(ino), &[], now));
+        let leases = self.leases.as_ref().filter(|leases| leases.are_for(client));
+        let may_give = |ino| leases.is_some_and(|leases| leases.may_give(Key::inode(ino), &[], now));
         for ino in inos.iter().copied().filter(|ino| Some(*ino) != by_reply) {
             match self.state.inodes.get(&ino).map(|cached| &cached.inode) {
                 Some(inode) if !inode.is_streamed() && may_give(ino) => touched.attrs.push(inode.attr(None)),
@@ -256,6 +256,13 @@ impl Meta {
     pub(crate) fn tick_leases(&mut self, now: Now, out: &mut Outbox) {
         let ready = self.leases.as_mut().map_or_else(Vec::new, |leases| leases.tick(now.uptime_ms));
         ready.into_iter().for_each(|task| self.resume(now, task, out));
+    }
+
+    /// Whether a client is to be given leases from now on.
+    pub(crate) fn want_leases(&mut self, client: ClientId, wanted: bool) {
+        if let Some(leases) = &mut self.leases {
+            leases.want(client, wanted);
+        }
     }
 
     /// A client's session has ended: it has no leases any more.

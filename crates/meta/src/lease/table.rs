@@ -1,6 +1,6 @@
 //! Who may cache what, and until when (Gray and Cheriton, 1989).
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Ino, Lease, Name};
@@ -8,6 +8,7 @@ use espalier_proto::{ClientId, Ino, Lease, Name};
 use super::contention::Contention;
 use crate::outbox::Revocation;
 use crate::state::Map;
+use crate::trash::ITSELF;
 
 /// What a lease is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +83,8 @@ pub(crate) struct Leases {
     turn: u64,
     /// Clients whose leases are gone, until the last of these would have ended.
     gone: Map<ClientId, u64>,
+    /// Clients that want no leases.
+    abstainers: BTreeSet<ClientId>,
     names: Contention,
     inodes: Contention,
     /// Revocations to be sent.
@@ -108,6 +111,7 @@ impl Leases {
             last_revocation: 0,
             turn: 1,
             gone: Map::default(),
+            abstainers: BTreeSet::new(),
             names: Contention::of_names(),
             inodes: Contention::of_inodes(),
             outgoing: Vec::new(),
@@ -120,6 +124,19 @@ impl Leases {
     }
 
     // ---- Giving
+
+    pub(crate) fn want(&mut self, client: ClientId, wanted: bool) {
+        if wanted {
+            self.abstainers.remove(&client);
+        } else {
+            self.abstainers.insert(client);
+        }
+    }
+
+    /// Whether a client may have leases at all.
+    pub(crate) fn are_for(&self, client: ClientId) -> bool {
+        client != ITSELF && !self.abstainers.contains(&client)
+    }
 
     /// Whether a lease may be given, to an operation that itself has claimed `own`.
     pub(crate) fn may_give(&self, key: Key, own: &[Key], now: u64) -> bool {
@@ -281,6 +298,7 @@ impl Leases {
     /// A client has no leases any more. Returns the operations that go on.
     pub(crate) fn drop_client(&mut self, client: ClientId, now: u64) -> Vec<u64> {
         self.gone.insert(client, now + self.lasting_ms());
+        self.abstainers.remove(&client);
         self.lapse(now)
     }
 

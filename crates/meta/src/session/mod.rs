@@ -346,12 +346,13 @@ impl Meta {
 
     // ---- Beginning and ending
 
-    pub(crate) fn connect(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
+    pub(crate) fn connect(&mut self, now: Now, client: ClientId, leases: bool, out: &mut Outbox) {
         if self.config.session_ms.is_none() {
             return;
         }
         if let Some(session) = self.sessions.clients.get_mut(&client) {
             (session.heard_ms, session.left) = (Some(now.uptime_ms), false);
+            self.want_leases(client, leases);
             return self.connect_when_written(client, true, out);
         }
         if client == ITSELF {
@@ -365,6 +366,7 @@ impl Meta {
         }
         let session = Session { heard_ms: Some(now.uptime_ms), ..Session::default() };
         self.sessions.clients.insert(client, session);
+        self.want_leases(client, leases);
         self.journal_session(client, true);
         self.connect_when_written(client, false, out);
     }

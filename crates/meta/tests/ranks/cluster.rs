@@ -397,7 +397,7 @@ impl Cluster {
         if !line.up && !line.greeting {
             line.greeting = true;
             let client = self.clients[client].id;
-            self.hosts[rank].fs.input(Input::Connect { client });
+            self.hosts[rank].fs.input(Input::Connect { client, leases: true });
         }
     }
 

@@ -64,7 +64,13 @@ pub async fn within<T>(what: impl Future<Output = T>) -> T {
 }
 
 pub fn hello() -> Hello {
-    Hello { cluster: ClusterId([7; 16]), service: Service::Metadata, client: ClientId(3), incarnation: None }
+    Hello {
+        cluster: ClusterId([7; 16]),
+        service: Service::Metadata,
+        client: ClientId(3),
+        leases: true,
+        incarnation: None,
+    }
 }
 
 pub fn welcome() -> Welcome {

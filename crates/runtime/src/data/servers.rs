@@ -151,7 +151,8 @@ impl DataServers {
     ) -> Result<(Welcome, Connection<FromData, ToData>), ConnectError> {
         let How { security, limits, own, incarnation } = &self.how;
         let (service, incarnation) = (Service::Data(server), Some(*incarnation));
-        let hello = Hello { cluster: ClusterId::ANY, service, client: asker(*own), incarnation };
+        let hello =
+            Hello { cluster: ClusterId::ANY, service, client: asker(*own), leases: false, incarnation };
         connect(&link.address, security, limits, hello).await
     }
 

@@ -40,6 +40,7 @@ impl Door for FuseDoor {
         lease: Duration,
     ) {
         let Ticket { reply, form } = ticket;
+        let lease = self.ttl.unwrap_or(lease);
         let answer = match outcome {
             Err(errno) => {
                 return match form {
@@ -233,9 +234,10 @@ impl FuseDoor {
     }
 
     fn entry_out(&self, entry: &Entry, lease: Duration) -> fuse::Entry {
-        let may_cache = entry.name_leased && (entry.cacheable || self.kernel_checks);
+        let is_timed = self.ttl.is_some();
+        let may_cache = (entry.name_leased || is_timed) && (entry.cacheable || self.kernel_checks);
         let entry_valid = if may_cache { lease } else { Duration::ZERO };
-        let attr_lease = if entry.attr_leased { lease } else { Duration::ZERO };
+        let attr_lease = if entry.attr_leased || is_timed { lease } else { Duration::ZERO };
         let attr = &entry.attr;
         fuse::Entry {
             node: attr.ino.0,
@@ -256,10 +258,10 @@ impl FuseDoor {
         let backing = if opening.passthrough { self.open_backing(calls, reply, opening.ino) } else { None };
         // Closing a file ends its process's locks.
         let mut flags = if self.shares_locks { OpenedFlags::empty() } else { OpenedFlags::NOFLUSH };
-        flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none());
+        flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none() && self.ttl.is_none());
         // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
         let spared = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
-        let direct = spared || matches!(form, Form::Append);
+        let direct = spared || matches!(form, Form::Append) || self.ttl.is_some();
         flags.set(OpenedFlags::DIRECT_IO, direct);
         let number = if self.shares_locks { self.next_handle.fetch_add(1, Ordering::Relaxed) } else { 0 };
         fuse::Opened { handle: number << 1 | if direct { DIRECT } else { 0 }, flags, backing }

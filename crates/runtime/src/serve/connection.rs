@@ -172,7 +172,7 @@ impl Gate {
         };
         let client = meta.client(incoming.identity(), incoming.hello().client);
         let known = incoming.hello().incarnation == Some(self.incarnation);
-        let resumed = match meta.server.connect(client).await? {
+        let resumed = match meta.server.connect(client, incoming.hello().leases).await? {
             Ok(resumed) => resumed,
             Err(errno) => {
                 let text = format!(

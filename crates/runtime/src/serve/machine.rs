@@ -117,12 +117,12 @@ impl Server {
     }
 
     /// Begins a client's session, or goes on with it: then `true` comes. The machine may refuse it.
-    pub fn connect(&self, client: ClientId) -> oneshot::Receiver<Result<bool, Errno>> {
+    pub fn connect(&self, client: ClientId, leases: bool) -> oneshot::Receiver<Result<bool, Errno>> {
         let (tell, told) = oneshot::channel();
         if let Ok((mut inner, turn)) = self.turn() {
             let mut work = Work::new(turn);
             inner.connecting.insert(client, tell);
-            self.input(&mut inner, &mut work, 0, Input::Connect { client });
+            self.input(&mut inner, &mut work, 0, Input::Connect { client, leases });
             self.settle(inner, work);
         }
         told

@@ -1,0 +1,17 @@
+//! What is written where nobody reads.
+#![allow(clippy::unwrap_used)]
+
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+#[test]
+fn a_reader_that_goes_causes_no_panic() {
+    let mut man = Command::new(env!("CARGO_BIN_EXE_espalier"));
+    let mut man = man.arg("man").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(man.stdout.take());
+    let ended = man.wait_with_output().unwrap();
+    assert_eq!(
+        (ended.status.signal(), String::from_utf8(ended.stderr).unwrap()),
+        (Some(libc::SIGPIPE), String::new())
+    );
+}
