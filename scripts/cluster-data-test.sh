@@ -16,49 +16,7 @@ cleanup() {
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
-fail() {
-    echo "cluster-data-test: $*" >&2
-    tail -n 5 "$cluster"/server-*/log "$work"/*.log >&2 || true
-    exit 1
-}
-
-# refused TEXT COMMAND...: it fails, and says so.
-refused() {
-    local text=$1
-    shift
-    if "$@" > "$work/said" 2>&1 < /dev/null; then fail "$* succeeds"; fi
-    grep -q -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
-}
-
-# until_true COMMAND...: waits for it, a minute at most.
-until_true() {
-    for _ in $(seq 600); do
-        if "$@" > /dev/null 2>&1; then return; fi
-        sleep 0.1
-    done
-    fail "in a minute it did not come true: $*"
-}
-
-is() {
-    [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
-}
-
-# pid NUMBER: of a server.
-pid() {
-    # It fails when one does not run.
-    { "$bin" cluster status "$cluster" || true; } | sed -n "s/^server-$1 .* process \([0-9]*\) .*/\1/p"
-}
-
-kill_server() {
-    local pid
-    pid=$(pid "$1")
-    kill -9 "$pid"
-    until_true test ! -e "/proc/$pid"
-}
-
-up() {
-    "$bin" cluster up "$cluster" > "$work/up" < /dev/null
-}
+. scripts/cluster-functions.sh
 
 # datafiles: as many as there are.
 datafiles() {

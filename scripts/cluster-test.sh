@@ -7,6 +7,7 @@ target=$(realpath "${TARGET:-target}")
 bin=$target/release/espalier conformance=$target/release/espalier-conformance
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
+cluster=$work/cluster
 a=$work/a b=$work/b
 mkdir "$a" "$b"
 cleanup() {
@@ -17,49 +18,12 @@ cleanup() {
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
-fail() {
-    echo "cluster-test: $*" >&2
-    tail -n 5 "$work"/cluster/server-0/log "$work"/*.log >&2 || true
-    exit 1
-}
-
-# refused TEXT COMMAND...: it fails, and says so.
-refused() {
-    local text=$1
-    shift
-    if "$@" > "$work/said" 2>&1 < /dev/null; then fail "$* succeeds"; fi
-    grep -q -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
-}
-
-# until_true COMMAND...: waits for it, a minute at most.
-until_true() {
-    for _ in $(seq 600); do
-        if "$@" > /dev/null 2>&1; then return; fi
-        sleep 0.1
-    done
-    fail "in a minute it did not come true: $*"
-}
-
-# is WHAT WANTED: what was found is what was wanted.
-is() {
-    [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
-}
-
-server() {
-    "$bin" cluster status "$work/cluster" --json | sed 's/.*"pid":\([0-9]*\).*/\1/'
-}
+. scripts/cluster-functions.sh
 
 # With the limit of open files that most systems have, which the server raises.
 up() {
     ulimit -Sn 1024
     "$bin" cluster up "$work/cluster" > "$work/up" < /dev/null
-}
-
-kill_server() {
-    local pid
-    pid=$(server)
-    kill -9 "$pid"
-    until_true test ! -e "/proc/$pid"
 }
 
 echo '== a cluster'
@@ -162,7 +126,7 @@ locked "$a" || fail 'the lock is not seen where it was taken'
     echo second > "$b/order"
 ) 7>> "$b/lock" &
 waiter=$!
-kill_server
+kill_server 0
 up
 locked "$b" || fail 'the lock has not survived the server'
 if [ -e "$a/order" ]; then fail 'two have the lock'; fi
@@ -205,7 +169,7 @@ rm "$a/unlinked"
 writer=$!
 for _ in 1 2 3 4; do
     sleep 1
-    kill_server
+    kill_server 0
     sleep 0.3
     up
 done
@@ -267,7 +231,7 @@ mv "$b/new" "$b/dir/"
 is "$(ls "$a/projects/a/dir" | tr '\n' ' ')" 'file new '
 mv "$a/secret/file" "$a/projects/a/was-secret"
 is "$(cat "$b/was-secret")" ours
-kill_server
+kill_server 0
 up
 is "$(cat "$b/dir/new" | head -n 1)" new
 rm -r "$b/dir" "$b/was-secret"
@@ -373,7 +337,7 @@ until_true changed
 "$bin" cluster down "$work/other"
 
 echo '== the end'
-kill_server
+kill_server 0
 timeout 60 umount -f "$a" || timeout 60 umount -l "$a"
 up
 "$bin" cluster down "$work/cluster"

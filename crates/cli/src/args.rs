@@ -154,9 +154,12 @@ pub struct InitArgs {
     /// The cluster's directory. It is made, and must not hold anything yet.
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: PathBuf,
-    /// The first has the tree of files; with several, all hold the bytes of big files.
+    /// With several, all hold the bytes of big files.
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub servers: u16,
+    /// So many of them, the first ones, share the tree of files.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub ranks: u16,
     /// Where the first server listens, as HOST:PORT; the others at the ports that follow.
     #[arg(long, default_value = InitArgs::LISTEN, value_name = "ADDRESS")]
     pub listen: String,
@@ -177,7 +180,8 @@ impl InitArgs {
     /// With defaults for all else.
     pub fn of(dir: &Path, servers: u16) -> Self {
         let listen = Self::LISTEN.into();
-        Self { dir: dir.into(), servers, listen, hosts: Vec::new(), label: String::new(), insecure: false }
+        let (hosts, label) = (Vec::new(), String::new());
+        Self { dir: dir.into(), servers, ranks: 1, listen, hosts, label, insecure: false }
     }
 }
 

@@ -13,7 +13,7 @@ use espalier_runtime::{MkfsOptions, Servers, Status};
 
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
-use crate::serve::{Config, DataEntry, Role};
+use crate::serve::{Config, DataEntry, MetaEntry, Role};
 
 /// A server's configuration, in its directory.
 const CONFIG: &str = "server.toml";
@@ -40,9 +40,13 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) {
         bail!("{} is not empty: a new cluster needs a directory of its own", dir.display());
     }
+    if args.ranks > args.servers {
+        bail!("{} servers cannot have {} ranks: each has one at most", args.servers, args.ranks);
+    }
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let configs = configs(args)?;
     let authority = if args.insecure { None } else { Some(Authority::create(dir, Validity::years(YEARS))?) };
+    let mut stores = Vec::new();
     for config in &configs {
         let server = dir.join(format!("server-{}", config.number));
         fs::create_dir(&server)?;
@@ -53,12 +57,13 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
             issue_server(authority, args, config, &server)?;
         }
         if config.has(Role::Meta) {
-            espalier_runtime::mkfs(&server.join(&config.store), &mkfs_options(args))?;
+            stores.push(server.join(&config.store));
         }
         if config.has(Role::Data) {
             espalier_runtime::mkfs_data(&server.join(&config.data_store), ServerId(config.number))?;
         }
     }
+    espalier_runtime::mkfs_ranks(&stores, &mkfs_options(args))?;
     if let Some(authority) = &authority {
         issue_client(authority, dir, ADMIN)?;
     }
@@ -71,7 +76,7 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The configurations of a new cluster's servers: the first has the tree of files, and if there are several all hold data.
+/// The configurations of a new cluster's servers: the first ones have the tree of files, and if there are several all hold data.
 fn configs(args: &InitArgs) -> Result<Vec<Config>> {
     let first = Config::new(args.listen.clone(), args.insecure);
     let (host, port) = args.listen.rsplit_once(':').unwrap_or((&args.listen, ""));
@@ -86,13 +91,15 @@ fn configs(args: &InitArgs) -> Result<Vec<Config>> {
     }
     let entry = |number| Ok(DataEntry { number, address: address(number)? });
     let data: Vec<_> = (0..args.servers).map(entry).collect::<Result<_>>()?;
+    let entry = |rank| Ok(MetaEntry { rank, address: address(rank)? });
+    let meta: Vec<_> = (0..args.ranks).filter(|_| args.ranks > 1).map(entry).collect::<Result<_>>()?;
     let config = |number: u16| {
-        let (roles, data) = if number == 0 {
-            (vec![Role::Meta, Role::Data], data.clone())
+        let (roles, meta, data) = if number < args.ranks {
+            (vec![Role::Meta, Role::Data], meta.clone(), data.clone())
         } else {
-            (vec![Role::Data], Vec::new())
+            (vec![Role::Data], Vec::new(), Vec::new())
         };
-        Ok(Config { number, roles, data, ..Config::new(address(number)?, args.insecure) })
+        Ok(Config { number, roles, meta, data, ..Config::new(address(number)?, args.insecure) })
     };
     (0..args.servers).map(config).collect()
 }
@@ -175,6 +182,12 @@ impl Server {
         Ok(Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some()))
     }
 
+    /// Where clients reach its tree of files, if it has one and runs.
+    fn address(&self, status: Option<&Status>) -> Option<String> {
+        let url = status.filter(|_| self.config.has(Role::Meta))?.url.as_deref()?;
+        Some(url.strip_prefix(Servers::SCHEME)?.trim_end_matches('/').into())
+    }
+
     fn roles(&self) -> String {
         let named = [(Role::Meta, "meta"), (Role::Data, "data")];
         let roles: Vec<_> =
@@ -195,7 +208,7 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
             ),
         }
     }
-    let mut url = None;
+    let mut addresses = Vec::new();
     // Who has the tree of files asks the others: it comes last.
     for server in servers(dir)?.iter().rev() {
         if server.running()?.is_none() {
@@ -209,9 +222,13 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
                 return Ok(code);
             }
         }
-        url = server.running()?.and_then(|status| status.url);
+        let Some(status) = server.running()? else {
+            bail!("the server has ended again: see its log in {}", server.dir.display())
+        };
+        addresses.extend(server.address(Some(&status)));
     }
-    let Some(url) = url else { bail!("the server has ended again: see its log in {}", dir.display()) };
+    addresses.reverse();
+    let url = url(&addresses);
     let how = if dir.join(AUTHORITY).is_file() {
         format!("credentials={}", dir.join("clients").join(ADMIN).display())
     } else {
@@ -219,6 +236,11 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
     };
     println!("running; mount with\n  espalier mount {url} MOUNTPOINT -o {how}");
     Ok(ExitCode::SUCCESS)
+}
+
+/// What is to be mounted.
+fn url(addresses: &[String]) -> String {
+    format!("{}{}/", Servers::SCHEME, addresses.join(","))
 }
 
 fn down(dir: &Path) -> Result<ExitCode> {
@@ -243,11 +265,14 @@ fn down(dir: &Path) -> Result<ExitCode> {
 fn fsck(dir: &Path) -> ExitCode {
     crate::fsck::exit_code(servers(dir).and_then(|servers| {
         let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
-        let meta = of(Role::Meta).next().context("no server has the tree of files")?;
+        let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
+        if ranks.is_empty() {
+            bail!("no server has the tree of files");
+        }
         let data = of(Role::Data)
             .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)))
             .collect::<Vec<_>>();
-        crate::fsck::check_cluster(&meta.dir.join(&meta.config.store), &data)
+        crate::fsck::check_cluster(&ranks, &data)
     }))
 }
 
@@ -259,8 +284,9 @@ fn status(dir: &Path, json: bool) -> Result<ExitCode> {
     }
     let is_up = all.iter().all(|(_, status)| status.is_some());
     if json {
-        let mut trees = all.iter().filter(|(server, _)| server.config.has(Role::Meta));
-        let url = trees.find_map(|(_, status)| status.as_ref()?.url.clone());
+        let addresses: Vec<_> =
+            all.iter().filter_map(|(server, status)| server.address(status.as_ref())).collect();
+        let url = (!addresses.is_empty()).then(|| url(&addresses));
         let list: Vec<_> = all
             .iter()
             .map(|(server, status)| serde_json::json!({ "dir": server.dir, "number": server.config.number, "roles": server.roles(), "running": status.is_some(), "status": status }))

@@ -1,5 +1,5 @@
 //! `espalier cp`: has the file system copy what is in directories, and copies itself what it leaves: big files, links that are
-//! to be kept, and what is there already. In what it does and says it follows cp(1).
+//! to be kept, what is there already, and everything if several servers share the tree. In what it does and says it follows cp(1).
 
 mod file;
 
@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use crate::args::CpArgs;
 use crate::place::{Place, without_slashes};
-use crate::remove::text;
+use crate::remove::{plain, text};
 
 type Outcome = Result<(), String>;
 
@@ -141,7 +141,11 @@ impl Copier {
         }
         let mut report = vec![0; CopyReport::MAX_BYTES];
         loop {
-            fsetxattr(target, key.to_name(), &self.how.encode(), XattrFlags::empty()).map_err(cannot)?;
+            match fsetxattr(target, key.to_name(), &self.how.encode(), XattrFlags::empty()) {
+                // Several servers have a part of it.
+                Err(Errno::XDEV) => return self.copy_each(from, to),
+                set => set.map_err(cannot)?,
+            }
             let length = fgetxattr(target, key.to_name(), &mut report[..]).map_err(cannot)?;
             let report = CopyReport::decode(&report[..length]).ok_or(Errno::PROTO).map_err(cannot)?;
             for path in &report.left {
@@ -154,6 +158,19 @@ impl Copier {
                 return Ok(());
             }
         }
+    }
+
+    /// Copies what is in a directory itself, one by one.
+    fn copy_each(&mut self, from: &Path, to: &Path) -> Outcome {
+        let cannot = |error: &std::io::Error| format!("cannot access '{}': {}", from.display(), plain(error));
+        let entries = from.read_dir().and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
+        for entry in entries.map_err(|error| cannot(&error))? {
+            let name = entry.file_name();
+            if let Err(why) = self.copy(&from.join(&name), &to.join(&name)) {
+                self.fail(why);
+            }
+        }
+        Ok(())
     }
 }
 
@@ -207,9 +224,4 @@ fn check_operand(from: &Path, to: &Path) -> Outcome {
         at = next;
     }
     Err(into_itself(from, to))
-}
-
-/// As other programs show it.
-fn plain(error: &std::io::Error) -> String {
-    Errno::from_io_error(error).map_or_else(|| error.to_string(), text)
 }

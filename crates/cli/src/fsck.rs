@@ -1,6 +1,6 @@
 //! `espalier fsck`, with the exit codes of fsck(8).
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -41,10 +41,10 @@ fn check(args: &FsckArgs) -> Result<u8> {
     Ok(if clean { CLEAN } else { PROBLEMS_LEFT })
 }
 
-/// Checks a store and the datafiles of its files.
-pub(crate) fn check_cluster(store: &Path, data: &[(ServerId, PathBuf)]) -> Result<u8> {
+/// Checks the stores of all ranks and the datafiles of their files.
+pub(crate) fn check_cluster(ranks: &[PathBuf], data: &[(ServerId, PathBuf)]) -> Result<u8> {
     let bar = progress()?;
-    let report = espalier_runtime::fsck_cluster(store, data, |records| bar.set_position(records))?;
+    let report = espalier_runtime::fsck_cluster(ranks, data, |records| bar.set_position(records))?;
     bar.finish_and_clear();
     show(&report.findings);
     summary(&report, "clean");

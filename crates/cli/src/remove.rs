@@ -1,4 +1,4 @@
-//! `espalier rm`: removes directories with all that is below them by one call each.
+//! `espalier rm`: removes directories with all that is below them, by one call each where one server has all of it.
 
 use std::fs::File;
 use std::io;
@@ -35,9 +35,7 @@ fn remove(operand: &Path, args: &RmArgs) -> Result<(), String> {
     let kind = match path.symlink_metadata() {
         Ok(metadata) => metadata.file_type(),
         Err(error) if args.force && error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => {
-            return Err(cannot(&Errno::from_io_error(&error).map_or_else(|| error.to_string(), text)));
-        }
+        Err(error) => return Err(cannot(&plain(&error))),
     };
     if !kind.is_dir() {
         if had_slash {
@@ -67,6 +65,8 @@ fn remove_tree(path: &Path) -> Result<(), String> {
     }
     match fsetxattr(&dir, REMOVE_TREE, &[], XattrFlags::empty()) {
         Ok(()) => {}
+        // Several servers have a part of it.
+        Err(Errno::XDEV) => return std::fs::remove_dir_all(path).map_err(|error| plain(&error)),
         Err(Errno::OPNOTSUPP) => {
             return Err("the file system was mounted by an Espalier that cannot do this; use rm(1)".into());
         }
@@ -81,4 +81,9 @@ fn remove_tree(path: &Path) -> Result<(), String> {
 pub(crate) fn text(errno: Errno) -> String {
     let error = io::Error::from(errno).to_string();
     error.split(" (os error").next().unwrap_or(&error).to_owned()
+}
+
+/// As [`text`].
+pub(crate) fn plain(error: &io::Error) -> String {
+    Errno::from_io_error(error).map_or_else(|| error.to_string(), text)
 }

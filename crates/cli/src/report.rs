@@ -71,23 +71,7 @@ fn status_of_mount(args: &StatusArgs) -> Result<ExitCode> {
         print!("{}", table::counters(&status));
         return Ok(ExitCode::SUCCESS);
     }
-    let connected = if status.connected { "connected" } else { "NOT CONNECTED: calls wait for the server" };
-    println!("mounted     {} on {} by process {}", status.url, status.mountpoint.display(), status.pid);
-    println!("server      {connected}; {} calls wait", status.waiting);
-    println!("kernel      FUSE {}, transport {}", status.fuse, status.transport);
-    println!(
-        "cache       {} inodes, {} names; answered {} calls",
-        status.cache_inodes, status.cache_names, status.cache_hits
-    );
-    let sent = status.messages;
-    println!(
-        "sent        {} requests, {} batches of what is no longer used, {} reads and writes of streams, {} others",
-        sent.requests, sent.forgets, sent.streams, sent.others
-    );
-    println!(
-        "received    {} replies, {} revocations, {} notices",
-        sent.replies, sent.revocations, sent.notices
-    );
+    print!("{}", table::mount(&status));
     Ok(ExitCode::SUCCESS)
 }
 

@@ -45,6 +45,16 @@ pub(crate) struct DataEntry {
     pub address: String,
 }
 
+/// One of the metadata servers that share the tree, as clients and the others reach it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct MetaEntry {
+    /// For good: inode numbers say by it where they are.
+    pub rank: u16,
+    /// As `HOST:PORT`. It may change.
+    pub address: String,
+}
+
 /// A server's configuration, as it is in its file. Paths are relative to the directory of that file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -93,6 +103,9 @@ pub(crate) struct Config {
     /// A big file lies on so many data servers, if there are as many.
     #[serde(default = "Config::default_width")]
     pub stripe_width: usize,
+    /// The metadata servers that share the tree, this one among them. Without any, there is no other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub meta: Vec<MetaEntry>,
     /// The cluster's data servers. Without any, the store holds all bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<DataEntry>,
@@ -109,6 +122,7 @@ impl Config {
             data_store: Self::default_data_store(),
             stripe_strip: None,
             stripe_width: Self::default_width(),
+            meta: Vec::new(),
             data: Vec::new(),
             listen,
             insecure,
@@ -180,6 +194,12 @@ impl Config {
         if !config.data.is_empty() && !config.has(Role::Meta) {
             bail!("[[data]] in {} is for a server with the role \"meta\"", file.display());
         }
+        if !config.meta.is_empty() && !config.has(Role::Meta) {
+            bail!("[[meta]] in {} is for a server with the role \"meta\"", file.display());
+        }
+        if config.ranks().zip(0..).any(|(entry, rank)| entry.rank != rank) {
+            bail!("[[meta]] in {} names each rank once, from 0 on", file.display());
+        }
         Ok(config)
     }
 
@@ -195,6 +215,13 @@ impl Config {
         let servers = self.data.iter().map(|entry| ServerId(entry.number)).collect();
         let striping = Striping::new(Distribution::SimpleStripe { strip }, servers, self.stripe_width);
         Ok(Some(striping.context("stripe_strip, or [[data]], makes no sense")?))
+    }
+
+    /// The metadata servers that share the tree, by rank.
+    fn ranks(&self) -> impl Iterator<Item = &MetaEntry> {
+        let mut ranks: Vec<_> = self.meta.iter().collect();
+        ranks.sort_by_key(|entry| entry.rank);
+        ranks.into_iter()
     }
 
     pub(crate) fn has(&self, role: Role) -> bool {
@@ -221,7 +248,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let config = Config::read(&file)?;
     let listen = config.address()?;
     let striping = config.striping()?;
-    let mut open = OpenOptions { sync: config.sync, striping, ..OpenOptions::default() };
+    let mut open = OpenOptions { sync: config.sync, striping, with_ranks: true, ..OpenOptions::default() };
     if let Some(memory) = &config.memory {
         open.memory = parse_size(memory).ok().context("memory is a size such as 512M or 4G")?;
     }
@@ -269,10 +296,11 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
             if volume.replayed > 0 {
                 tracing::info!(events = volume.replayed, "replayed the journal");
             }
+            let ranks = config.ranks().map(|entry| entry.address.clone()).collect();
             let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
             let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
             let data_servers = config.data.into_iter().map(address).collect();
-            Some(MetaRole { volume, store, access, session_ms, data_servers })
+            Some(MetaRole { volume, store, access, session_ms, ranks, data_servers })
         }
         false => None,
     };

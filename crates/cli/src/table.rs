@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use espalier_runtime::{Figures, MountStatus, Top};
+use espalier_runtime::{Figures, Messages, MountStatus, Top};
 
 /// A table of operations by kind. The times after the quantiles are means.
 pub(crate) fn operations(figures: &Figures) -> String {
@@ -34,11 +34,48 @@ pub(crate) fn operations(figures: &Figures) -> String {
     out
 }
 
-/// How many messages there were between a mount and its server.
+/// How a mount of servers is.
+pub(crate) fn mount(status: &MountStatus) -> String {
+    let mountpoint = status.mountpoint.display();
+    let mut out = format!("mounted     {} on {mountpoint} by process {}\n", status.url, status.pid);
+    for (rank, session) in status.ranks.iter().enumerate() {
+        let title = if status.ranks.len() == 1 { "server".into() } else { format!("rank {rank}") };
+        let connected =
+            if session.connected { "connected" } else { "NOT CONNECTED: calls wait for the server" };
+        let (waiting, Messages { requests, revocations, .. }) = (session.waiting, session.messages);
+        let _ = writeln!(
+            out,
+            "{title:<11} {connected}; {waiting} calls wait; {requests} requests, {revocations} revocations"
+        );
+    }
+    let _ = writeln!(out, "kernel      FUSE {}, transport {}", status.fuse, status.transport);
+    let MountStatus { cache_inodes, cache_names, cache_hits, messages, .. } = status;
+    let _ =
+        writeln!(out, "cache       {cache_inodes} inodes, {cache_names} names; answered {cache_hits} calls");
+    let Messages { requests, forgets, streams, others, replies, revocations, notices } = messages;
+    let _ = writeln!(
+        out,
+        "sent        {requests} requests, {forgets} batches of what is no longer used, {streams} reads and writes of streams, {others} others\n\
+         received    {replies} replies, {revocations} revocations, {notices} notices"
+    );
+    out
+}
+
+/// How many messages there were between a mount and its servers, and with several of them with each.
 pub(crate) fn counters(status: &MountStatus) -> String {
-    let messages = status.messages;
     let asked = status.asked.iter().map(|(name, count)| (format!("asked.{name}"), *count));
-    let sums = [
+    let hits = ("cache.hits".into(), status.cache_hits);
+    let mut all: Vec<(String, u64)> = asked.chain(kinds("", &status.messages)).chain([hits]).collect();
+    if status.ranks.len() > 1 {
+        for (rank, session) in status.ranks.iter().enumerate() {
+            all.extend(kinds(&format!("rank{rank}."), &session.messages));
+        }
+    }
+    all.into_iter().map(|(name, count)| format!("{name} {count}\n")).collect()
+}
+
+fn kinds(prefix: &str, messages: &Messages) -> impl Iterator<Item = (String, u64)> {
+    let kinds = [
         ("sent.requests", messages.requests),
         ("sent.forgets", messages.forgets),
         ("sent.streams", messages.streams),
@@ -46,10 +83,8 @@ pub(crate) fn counters(status: &MountStatus) -> String {
         ("received.replies", messages.replies),
         ("received.revocations", messages.revocations),
         ("received.notices", messages.notices),
-        ("cache.hits", status.cache_hits),
     ];
-    let sums = sums.into_iter().map(|(name, count)| (name.to_string(), count));
-    asked.chain(sums).map(|(name, count)| format!("{name} {count}\n")).collect()
+    kinds.into_iter().map(move |(name, count)| (format!("{prefix}{name}"), count))
 }
 
 /// The cache, the journal and the checkpoint, a line each.

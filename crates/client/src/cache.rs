@@ -12,11 +12,11 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Dirent, Entry, FileType, Home, Ino, Lease, Name, Request, Touched};
+use espalier_proto::{Attr, Dirent, Entry, FileType, Home, Ino, Lease, Name, Rank, Request, Touched};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use crate::{Answer, Call};
+use crate::{Answer, Call, Sighting};
 use record::{Known, Record};
 use subject::Subject;
 
@@ -137,6 +137,20 @@ impl Cache {
         Some((answer, until - now))
     }
 
+    /// What a name stands for, if that is at another rank and known, and for how many milliseconds it will be: then the name's rank
+    /// need not be asked.
+    pub fn sighting(&self, dir: Ino, name: &Name, now: u64) -> Option<(Sighting, u64)> {
+        let record = self.records.get(&dir).filter(|record| record.lease > now)?;
+        let known = record.names.get(name)?;
+        match known.at(now)? {
+            Binding::Inode(ino, kind) if ino.rank() != dir.rank() => {
+                let sighting = Sighting { dir, ino, kind, cacheable: false, leased: true };
+                Some((sighting, record.lease.min(known.until) - now))
+            }
+            _ => None,
+        }
+    }
+
     /// The answer to a question for attributes, and for how many milliseconds it may be cached.
     pub fn get_attr(&mut self, ino: Ino, now: u64) -> Option<(Answer, u64)> {
         let record = self.records.get(&ino).filter(|record| record.lease > now)?;
@@ -183,18 +197,7 @@ impl Cache {
         let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
         let name = subject.name();
         match answer {
-            Some(Answer::Entry(entry)) => {
-                self.entry(name, entry, until, now);
-                // An answer without a lease of its own may be late: others may have been there since.
-                if subject.makes_directory
-                    && entry.attr_leased
-                    && until > now
-                    && let Some(made) = self.records.get_mut(&entry.attr.ino)
-                {
-                    made.listed(0, u64::MAX);
-                }
-            }
-            Some(Answer::Created(entry, _)) => self.entry(name, entry, until, now),
+            Some(Answer::Entry(entry) | Answer::Created(entry, _)) => self.entry(name, entry, until, now),
             Some(Answer::Absent { .. }) => {
                 if let Some((dir, name)) = name {
                     self.bind(dir, name, Binding::Absent, until, now);
@@ -214,6 +217,24 @@ impl Cache {
             }
             Some(Answer::Removed { dir, name }) => self.doubt(*dir, name),
             _ => {}
+        }
+    }
+
+    /// A name's inode is at another rank, which is asked for it next: then comes [`Self::found`]. The arguments are those of
+    /// [`Self::answered`].
+    pub fn sighted(&mut self, call: &Call<'_>, sighting: &Sighting, lease: u64, now: u64) {
+        let subject = Subject::of(call);
+        self.distrust_subject(&subject);
+        if let Some((dir, name)) = subject.name().filter(|_| sighting.leased && lease > 0) {
+            self.bind(dir, name, Binding::Inode(sighting.ino, sighting.kind), now.saturating_add(lease), now);
+        }
+    }
+
+    /// What the inode's rank has told of it. What is known of the name is so since [`Self::sighted`].
+    pub fn found(&mut self, answer: Option<&Answer>, lease: u64, now: u64) {
+        let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
+        if let Some(Answer::Entry(entry) | Answer::Created(entry, _)) = answer {
+            self.entry(None, entry, until, now);
         }
     }
 
@@ -239,7 +260,15 @@ impl Cache {
         if let Some((dir, name)) = name.filter(|_| entry.name_leased) {
             self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         }
-        self.tell(attr, if entry.attr_leased { until } else { 0 }, 1, now);
+        let until = if entry.attr_leased { until } else { 0 };
+        self.tell(attr, until, 1, now);
+        // An answer without a lease of its own may be late: others may have been there since.
+        if until > now
+            && (attr.kind, attr.size) == (FileType::Directory, 0)
+            && let Some(empty) = self.records.get_mut(&attr.ino)
+        {
+            empty.listed(0, u64::MAX);
+        }
     }
 
     /// `part`: of the listing, from one cursor up to another.
@@ -398,7 +427,16 @@ impl Cache {
 
     /// Nothing that was told until now is trusted any longer.
     pub fn distrust(&mut self) {
-        let inos: Vec<Ino> = self.records.keys().copied().collect();
+        self.distrust_those(|_| true);
+    }
+
+    /// Nothing that a rank has told until now is trusted any longer.
+    pub fn distrust_rank(&mut self, rank: Rank) {
+        self.distrust_those(|ino| ino.rank() == rank);
+    }
+
+    fn distrust_those(&mut self, is_one: impl Fn(&Ino) -> bool) {
+        let inos: Vec<Ino> = self.records.keys().copied().filter(is_one).collect();
         inos.into_iter().for_each(|ino| self.drop_lease(ino));
     }
 

@@ -17,8 +17,8 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    AllocateMode, Attr, Capacity, Copied, Dirent, Entry, Errno, Ino, Lock, Name, Opened, Reply, Request,
-    SeekWhat, SetAttr, StreamIo,
+    AllocateMode, Attr, Capacity, Copied, Dirent, Entry, Errno, FileType, Home, Ino, Lock, Name, NewNode,
+    Opened, Reply, Request, SeekWhat, SetAttr, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -91,6 +91,8 @@ impl Call<'_> {
 pub enum Next {
     /// Ask the metadata server, and come back with its reply.
     Ask(Request),
+    /// Ask the inode's rank for what a name stands for, and come back with that ([`Client::found`]).
+    Find(Request, Sighting),
     /// The metadata server must know, but nobody waits for its reply.
     Tell(Request, Answer),
     /// As [`Self::Tell`] of a release, and that may take a while.
@@ -98,6 +100,19 @@ pub enum Next {
     /// Do this with streams; its result is the answer.
     Stream(StreamIo),
     Answer(Result<Answer, Errno>),
+}
+
+/// A name of which its directory's rank has told, while the rank of the inode is asked for the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sighting {
+    /// Of the name.
+    pub dir: Ino,
+    pub ino: Ino,
+    pub kind: FileType,
+    /// As in [`Entry`].
+    pub cacheable: bool,
+    /// There is a lease on the name.
+    pub leased: bool,
 }
 
 /// What a call comes to.
@@ -177,7 +192,9 @@ impl Client {
                 Next::Stream(StreamIo::Seek { ino, offset, what })
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
-            Call::Copy { from, to, .. } if streamed(from) && streamed(to) => extend(call),
+            Call::Copy { from, to, .. } if streamed(from) && streamed(to) && from.rank() == to.rank() => {
+                extend(call)
+            }
             // The caller then copies by reading and writing.
             Call::Copy { .. } => Next::Answer(Err(Errno::EXDEV)),
             Call::Release { ino } => self.release(ino),
@@ -215,15 +232,43 @@ impl Client {
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },
             Reply::Copied(copied) => Answer::Copied(copied),
-            Reply::Elsewhere { ino, kind, .. } => {
-                let open = if let Call::Request(Request::Create { open, .. }) = call { *open } else { None };
-                return Next::Ask(Request::Find { ino, kind, open });
+            Reply::Elsewhere { ino, kind, cacheable, name_leased } => {
+                let (dir, open) = match *call {
+                    Call::Request(Request::Create { dir, open, .. }) => (dir, open),
+                    Call::Request(Request::Lookup { dir, .. } | Request::Link { dir, .. }) => (dir, None),
+                    _ => return Next::Answer(Err(Errno::EIO)),
+                };
+                let sighting = Sighting { dir, ino, kind, cacheable, leased: name_leased };
+                return Next::Find(Request::Find { ino, kind, open }, sighting);
             }
             Reply::InTheWay(lock) => Answer::InTheWay(lock),
             // Whoever takes calls keeps it until it has what it waits for.
             Reply::Waits => return Next::Answer(Err(Errno::EIO)),
             Reply::Granted => return to_stream(call),
         }))
+    }
+
+    /// The step after the rank of an inode has been asked for it. `again`: the inode is the one that it was already when the call was
+    /// begun anew.
+    pub fn found(
+        &mut self,
+        call: &Call<'_>,
+        sighting: &Sighting,
+        again: bool,
+        reply: Result<Reply, Errno>,
+    ) -> Next {
+        let made = matches!(call, Call::Request(Request::Create { node: NewNode::Directory, .. }));
+        match self.reply(call, reply) {
+            Next::Answer(Ok(Answer::Entry(entry))) => Next::Answer(Ok(Answer::Entry(sighting.name(entry)))),
+            Next::Answer(Ok(Answer::Created(entry, opening))) => {
+                Next::Answer(Ok(Answer::Created(sighting.name(entry), opening)))
+            }
+            // It has been made, and that is to be said, whatever has become of it.
+            Next::Answer(Err(_)) if made => Next::Answer(Ok(Answer::Entry(sighting.bare()))),
+            // The name does not stand for it any more, unless names and inodes do not fit together.
+            Next::Answer(Err(Errno::ESTALE)) if !again => self.start(call),
+            next => next,
+        }
     }
 
     /// The file was stuffed when it was opened and is not any more.
@@ -268,6 +313,37 @@ impl Client {
         }
         // Nobody else may cache anything of a stream while it may be written to.
         if streamed { Next::Tell(Request::Release { ino }, Answer::Done) } else { Next::Release(ino) }
+    }
+}
+
+impl Sighting {
+    /// What is known of the name and the inode together.
+    fn name(&self, entry: Entry) -> Entry {
+        Entry { cacheable: self.cacheable, name_leased: self.leased, ..entry }
+    }
+
+    /// All that is known if the inode's rank tells nothing.
+    fn bare(&self) -> Entry {
+        let (ino, kind, none) = (self.ino, self.kind, Time::default());
+        let attr = Attr {
+            ino,
+            kind,
+            perm: 0,
+            nlink: 0,
+            uid: 0,
+            gid: 0,
+            rdev: 0,
+            size: 0,
+            blocks: 0,
+            atime: none,
+            mtime: none,
+            ctime: none,
+            btime: none,
+            streamed: false,
+            bare: false,
+        };
+        let (name_leased, attr_leased) = (false, false);
+        Entry { attr, cacheable: false, name_leased, attr_leased, home: Home::Table, proof: 0 }
     }
 }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use espalier_client::{Answer, Cache, Call, Users};
 use espalier_net::{ConnectError as NetConnectError, Limits, Security, SecurityError};
-use espalier_proto::{Caller, ClientId, Errno, FromServer, Ino, Request};
-use espalier_runtime::{Calls, Messages, Remote, Servers, keep_connected};
+use espalier_proto::{Caller, ClientId, Errno, Ino, Request};
+use espalier_runtime::{Calls, Conversation, Messages, Remote, Servers, keep_connected, ranks};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -122,11 +122,10 @@ impl Session {
             .map_err(|errno| ConnectError::Random(errno.into()))?;
         let client = ClientId(u64::from_ne_bytes(number));
         let servers = Servers { addresses, security, limits: Limits::default(), client, leases: true };
-        let (welcome, connection) = servers.reach(None).await?;
-        let remote = Arc::new(Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce)));
-        remote.connected(&welcome, connection.sender);
+        let first = servers.reach().await?;
+        let remote = Arc::new(Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), ranks(&first.0)));
         let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(serve(Arc::clone(&remote), servers, connection.receiver, stopped));
+        let serving = tokio::spawn(serve(Arc::clone(&remote), servers, first, stopped));
         let User { uid, gid, groups, umask } = user;
         let session = Arc::new(Self {
             remote,
@@ -210,7 +209,7 @@ impl Session {
 async fn serve(
     remote: Arc<Remote<LibraryDoor>>,
     servers: Servers,
-    receiver: espalier_net::Receiver<FromServer>,
+    first: Conversation,
     stopped: oneshot::Receiver<()>,
 ) {
     let ticks = async {
@@ -227,7 +226,7 @@ async fn serve(
         let _ = tokio::time::timeout(FAREWELL, remote.farewell()).await;
     };
     tokio::select! {
-        () = keep_connected(Arc::clone(&remote), servers, receiver) => {}
+        () = keep_connected(Arc::clone(&remote), servers, first) => {}
         () = ticks => {}
         () = farewell => {}
     }

@@ -6,7 +6,7 @@ mod common;
 
 use std::io;
 
-use common::server;
+use common::servers;
 use espalier_conformance::race::{DIRS, How, Op, REGISTER, Rules, Seen, Way, round};
 use espalier_library::{Credentials, OpenOptions, blocking};
 
@@ -42,8 +42,16 @@ impl Way for Native {
 
 #[test]
 fn some_order_explains_what_racing_clients_see() {
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let url = runtime.block_on(async { server() });
+    race(1);
+}
+
+#[test]
+fn and_where_servers_share_the_tree() {
+    race(3);
+}
+
+fn race(ranks: u16) {
+    let url = servers(ranks);
     let clients = [(); 3].map(|()| blocking::FileSystem::connect(&url, &Credentials::Insecure).unwrap());
     for seed in 0..300 {
         let root = format!("/{seed}");

@@ -159,7 +159,9 @@ impl Meta {
 
     /// After [`Input::Drain`]: everything is written.
     pub fn is_quiet(&self) -> bool {
-        self.tasks.is_empty() && self.journal.is_quiet() && self.checkpoint.is_quiet()
+        // What waits for other ranks may do so for long; it is asked for again when this one is back.
+        let is_for_ranks = |number| self.ranks.is_waiting(number);
+        self.tasks.keys().all(is_for_ranks) && self.journal.is_quiet() && self.checkpoint.is_quiet()
     }
 
     /// Why what has been changed cannot be made durable any more, if so.

@@ -41,7 +41,7 @@ pub enum Input {
     /// A client begins or goes on with its session: answered in [`Outbox::connected`].
     Connect {
         client: ClientId,
-        /// As in [`Hello`](espalier_proto::Hello).
+        /// As in [`Service::Metadata`](espalier_proto::Service::Metadata).
         leases: bool,
     },
     /// A client is to use what is below this directory only, until its session ends: answered in [`Outbox::entered`].

@@ -163,7 +163,8 @@ impl Meta {
             return;
         };
         for ino in inos {
-            if self.is_unsettled(*ino) {
+            // Others know of theirs.
+            if ino.rank() != self.config.rank || self.is_unsettled(*ino) {
                 continue;
             }
             let layouts = [(*ino, Arc::clone(&layout))].into();

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use espalier_meta::{Check, Config, Input};
+use espalier_meta::{Check, Config, Input, Revocation};
 use espalier_proto::*;
 use harness::{Harness, ROOT_CALLER, STRIP, config, name, open_how, user};
 
@@ -77,6 +77,19 @@ impl Ranks {
             Reply::Attr(attr) => attr,
             other => panic!("{other:?}"),
         }
+    }
+
+    /// A reply to the first rank's client, and for how many milliseconds it may be cached.
+    fn leased(&mut self, request: Request) -> (Result<Reply, Errno>, u32) {
+        let id = self.0[0].send(&ROOT_CALLER, request);
+        self.deliver();
+        for at in 0..self.0.len() {
+            for Revocation { client, number, .. } in std::mem::take(&mut self.0[at].revocations) {
+                self.0[at].input(Input::Revoked { client, number });
+            }
+            self.deliver();
+        }
+        (self.0[0].answers.remove(&id).expect("an answer"), self.0[0].leases[&id].0)
     }
 
     fn rename_as(&mut self, caller: &Caller, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
@@ -271,6 +284,70 @@ fn a_file_without_a_name_gets_its_first_one_at_another_rank() {
     fs.fsck();
 }
 
+/// A kernel takes the new name for cached if the reply has a lease: so it has none, unless the name's rank gives it.
+#[test]
+fn who_moves_a_name_to_another_rank_gets_no_lease() {
+    let host =
+        |rank| Harness::with(Config { rank: Rank(rank), ranks: 2, lease_ms: Some(10_000), ..config() });
+    let fs = &mut Ranks((0..2).map(host).collect());
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
+    let rename = |from, to_dir, to| {
+        let (from_dir, from, to, flags) = (Ino::ROOT, name(from), name(to), RenameFlags::empty());
+        Request::Rename { from_dir, from, to_dir, to, flags }
+    };
+    assert_eq!(fs.leased(rename("file", far, "file")), (Ok(Reply::Done), 0));
+    // Of what stays at this rank it has one, also if the inode is at another.
+    assert_eq!(fs.leased(rename("far", Ino::ROOT, "away")), (Ok(Reply::Done), 10_000));
+    fs.fsck();
+}
+
+/// So it need not ask other ranks.
+#[test]
+fn an_fsync_waits_for_what_another_rank_has_yet_to_make_durable() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let file = fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
+    let linked = fs.create_as(&ROOT_CALLER, far, "linked", NewNode::Regular, 0o644);
+    fs.0[0].lazy = true;
+    assert_eq!(fs.rename((Ino::ROOT, "file"), (far, "file")), Ok(Reply::Done));
+    assert!(fs.ask(Request::Link { ino: linked, dir: Ino::ROOT, name: name("linked") }).is_ok());
+    let synced = [far, linked].map(|ino| fs.0[1].send(&ROOT_CALLER, Request::Fsync { ino }));
+    fs.deliver();
+    assert!(synced.iter().all(|id| !fs.0[1].answers.contains_key(id)));
+    fs.0[0].lazy = false;
+    fs.0[0].settle();
+    assert_eq!(fs.ask(Request::Fsync { ino: file }), Ok(Reply::Done));
+    for id in synced {
+        assert_eq!(fs.0[1].answers.remove(&id), Some(Ok(Reply::Done)));
+    }
+    fs.fsck();
+}
+
+fn synced(mut host: Harness) -> Harness {
+    host.disk.sync_journal();
+    host
+}
+
+#[test]
+fn a_rename_leaves_a_whiteout() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
+    let (from, to, flags) = (name("file"), name("moved"), RenameFlags::WHITEOUT);
+    let rename = Request::Rename { from_dir: Ino::ROOT, from: from.clone(), to_dir: far, to, flags };
+    assert_eq!(fs.ask(rename), Ok(Reply::Done));
+    // Replay leaves the same.
+    fs.0 = std::mem::take(&mut fs.0).into_iter().map(synced).map(Harness::crash).collect();
+    fs.connect();
+    let reply = fs.ask(Request::Lookup { dir: Ino::ROOT, name: from });
+    let left = fs.found(reply).unwrap();
+    assert_eq!((left.kind, left.rdev, left.nlink), (FileType::CharDevice, 0, 1));
+    let reply = fs.ask(Request::Lookup { dir: far, name: name("moved") });
+    assert_eq!(fs.found(reply).unwrap().kind, FileType::Regular);
+    fs.fsck();
+}
+
 #[test]
 fn what_only_one_rank_can_do_is_refused() {
     let fs = &mut Ranks::new(2);
@@ -280,9 +357,6 @@ fn what_only_one_rank_can_do_is_refused() {
     let levels = vec![CopyLevel { from: far, to: Ino::ROOT, after: 0 }];
     let copy = Request::CopyTree(CopyTree { levels, preserve: false, umask: 0 });
     assert_eq!(fs.ask(copy), Err(Errno::EXDEV));
-    let (from, to, flags) = (name("file"), name("file"), RenameFlags::WHITEOUT);
-    let rename = Request::Rename { from_dir: Ino::ROOT, from, to_dir: far, to, flags };
-    assert_eq!(fs.ask(rename), Err(Errno::EXDEV));
     for file in ["user.espalier.rbytes", "user.espalier.quota.max_files"] {
         let name: Box<[u8]> = file.as_bytes().into();
         let get = Request::GetXattr { ino: far, name: name.clone() };

@@ -73,9 +73,8 @@ fn idle(server: Security, client: Security) -> usize {
 
 const HELLO: Hello = Hello {
     cluster: ClusterId([1; 16]),
-    service: Service::Metadata,
+    service: Service::Metadata { leases: true },
     client: ClientId(1),
-    leases: true,
     incarnation: None,
 };
 const WELCOME: Welcome = Welcome {

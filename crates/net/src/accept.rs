@@ -159,6 +159,11 @@ impl Incoming {
         self.identity.as_ref()
     }
 
+    /// As [`Limits::unsent_bytes`], for this one.
+    pub fn set_unsent_bytes(&mut self, bytes: usize) {
+        self.limits.unsent_bytes = bytes;
+    }
+
     /// Takes the client.
     ///
     /// # Errors

@@ -326,9 +326,8 @@ fn payloads_that_break_the_rules() {
 async fn greetings_and_answers_may_be_anything() {
     let hello = Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata,
+        service: Service::Metadata { leases: true },
         client: ClientId(3),
-        leases: true,
         incarnation: Some(300),
     };
     let welcome = Welcome {
@@ -394,9 +393,8 @@ async fn bytes_after_the_end_of_tls() {
     let mut stream = TlsConnector::from(config).connect(name, socket).await.unwrap();
     let hello = Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata,
+        service: Service::Metadata { leases: true },
         client: ClientId(3),
-        leases: true,
         incarnation: None,
     };
     Prelude::greet(&mut stream, &Greeting { terms, hello }).await.unwrap();

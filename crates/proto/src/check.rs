@@ -155,6 +155,16 @@ impl Request {
 }
 
 impl StreamIo {
+    /// The rank that it goes to.
+    pub fn rank(&self) -> Rank {
+        let (Self::Read { ino, .. }
+        | Self::Write { ino, .. }
+        | Self::Allocate { ino, .. }
+        | Self::Seek { ino, .. }
+        | Self::Copy { to: ino, .. }) = self;
+        ino.rank()
+    }
+
     /// As [`Request::check`]. `data`: what is to be written.
     ///
     /// # Errors

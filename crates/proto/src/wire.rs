@@ -23,10 +23,12 @@ impl ClusterId {
 /// Which of its services a server is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Service {
-    /// The tree of files, for clients.
-    Metadata,
+    /// The tree of files, for clients. Without `leases` nothing that a client is told is leased, and no change waits for it.
+    Metadata { leases: bool },
     /// The datafiles of the data server of that number, for metadata servers.
     Data(ServerId),
+    /// What metadata servers say to each other: the one of rank `from` to that of rank `to`.
+    Peer { from: Rank, to: Rank },
 }
 
 /// How a client begins.
@@ -35,8 +37,6 @@ pub struct Hello {
     pub cluster: ClusterId,
     pub service: Service,
     pub client: ClientId,
-    /// It wants leases. Otherwise nothing that it is told is leased, and no change waits for it.
-    pub leases: bool,
     /// The server's incarnation in which the client's session was last connected; `None`: a new session.
     pub incarnation: Option<u64>,
 }

@@ -15,7 +15,7 @@ use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
 use crate::mount::{MountOptions, name_of, set_notifiers, start_session};
 use crate::remote::Remote;
-use crate::servers::{Servers, keep_connected};
+use crate::servers::{Servers, keep_connected, ranks};
 
 /// So often the server is told what it need not know at once, and revocations are looked after.
 const TICK: Duration = Duration::from_millis(50);
@@ -39,16 +39,15 @@ pub fn mount_servers(
         .build()
         .map_err(|source| Error::Io { what: "cannot start threads".into(), source })?;
     // Before mounting, so that whoever may not connect is told so.
-    let (welcome, connection) = runtime.block_on(servers.reach(None))?;
+    let first = runtime.block_on(servers.reach())?;
     // Over io_uring each request keeps a thread until it is answered, which then tells the kernel: others' requests would wait behind
     // those that wait for another client, and a revocation could overtake what it is to take back.
     let options = MountOptions { transport: Some(Transport::Queues), ..options.clone() };
     let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
     let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, options.ttl, session.granted());
     set_notifiers(&mut session, &door)?;
-    let remote = Arc::new(Remote::new(door, Cache::new(CACHED, Users::Tell)));
-    remote.connected(&welcome, connection.sender);
-    runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), connection.receiver));
+    let remote = Arc::new(Remote::new(door, Cache::new(CACHED, Users::Tell), ranks(&first.0)));
+    runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), first));
     runtime.spawn({
         let remote = Arc::clone(&remote);
         async move {
@@ -111,7 +110,7 @@ impl Mount {
     }
 
     fn status(&self) -> MountStatus {
-        let (connected, waiting) = self.remote.state();
+        let ranks = self.remote.sessions();
         let cache = self.remote.cached(|cache, _| cache.counts()).unwrap_or_default();
         MountStatus {
             url: self.url.clone(),
@@ -119,8 +118,9 @@ impl Mount {
             pid: std::process::id(),
             transport: self.remote.door().transport().map(name_of).unwrap_or_default().into(),
             fuse: self.fuse.clone(),
-            connected,
-            waiting,
+            connected: ranks.iter().all(|session| session.connected),
+            waiting: ranks.iter().map(|session| session.waiting).sum(),
+            ranks,
             messages: self.remote.messages(),
             asked: self.remote.asked(),
             cache_hits: cache.hits,

@@ -27,8 +27,8 @@ pub trait Door: Sized + Send + Sync + 'static {
         lease: Duration,
     );
 
-    /// Calls `done` when what the lease is for is cached no longer.
-    fn revoke(&self, lease: &Lease, done: impl FnOnce() + Send + 'static);
+    /// Calls `done` when what the lease is for is cached no longer. `is_own`: what a call through the door changes waits for that.
+    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static);
 
     /// No name that has been told until now may be cached any longer, and nothing of these inodes.
     fn distrust(&self, inos: &[Ino]);

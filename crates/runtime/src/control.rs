@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::remote::Messages;
+use crate::remote::{Messages, SessionState};
 use crate::watch::{Figures, MachineFigures, Top, Watch};
 
 /// What is told instead of an answer.
@@ -81,10 +81,12 @@ pub struct MountStatus {
     pub transport: String,
     /// The version of the kernel's protocol.
     pub fuse: String,
-    /// Whether there is a connection now.
+    /// Whether there are connections to all metadata servers now.
     pub connected: bool,
     /// Calls that wait for a server.
     pub waiting: usize,
+    /// The sessions with the metadata servers, by rank.
+    pub ranks: Vec<SessionState>,
     /// What has been sent and received since it was mounted.
     pub messages: Messages,
     /// Of these what was asked of servers, by operation.

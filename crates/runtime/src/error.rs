@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use espalier_meta::RecoveryError;
-use espalier_proto::{Errno, ServerId};
+use espalier_proto::{Errno, Rank, ServerId};
 use espalier_store::{FormatError, JournalError, StoreError, SuperblockError};
 
 /// Why a file system cannot be made, opened, checked or mounted.
@@ -25,6 +25,18 @@ pub enum Error {
         "big files of {} lie on data servers: only a server with [[data]] in its configuration can use it, see docs/cluster.md", .0.display()
     )]
     Striped(PathBuf),
+    #[error(
+        "{} has what metadata server {rank} of {ranks} has of a tree, which is nothing by itself: use `espalier cluster up`, or `espalier cluster fsck`, on the cluster's directory", path.display()
+    )]
+    OneRank { path: PathBuf, rank: Rank, ranks: u16 },
+    #[error(
+        "{} was made for {ranks} metadata servers, and the configuration names {named}: name each of them once in [[meta]], from rank 0 on", path.display()
+    )]
+    Ranks { path: PathBuf, ranks: u16, named: usize },
+    #[error(
+        "these are not all the stores of one tree: the configurations must name that of each of its metadata servers"
+    )]
+    OtherRanks,
     #[error("{} is not the store of data server {number}: `espalier cluster init` makes those", path.display())]
     NoDataStore { path: PathBuf, number: ServerId },
     #[error(

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use espalier_meta::{Check, Finding};
 use espalier_proto::{Errno, Ino, Lease, Recall, ServerId};
-use espalier_store::Store;
+use espalier_store::{Store, Superblock};
 
 use crate::calls::{Calls, Door, Outcome};
 use crate::data::DataStore;
 use crate::disk::Disk;
 use crate::error::Error;
 use crate::node::Node;
+use crate::ranks::{open_ranks, settle_ranks};
 use crate::volume::{OpenOptions, Volume};
 use crate::watch::Watch;
 
@@ -32,24 +33,31 @@ pub struct FsckReport {
 /// Replays the journal, as mounting would, and then checks that all records fit together. `progress` is told the
 /// number of records read, now and then.
 pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
-    fsck_cluster(dir, &[], progress)
+    // One of several ranks' is refused here.
+    told(
+        Volume::open(dir, OpenOptions::read_once())
+            .and_then(|volume| check_all(vec![volume], &[], &progress)),
+    )
 }
 
-/// As [`fsck`], and compares the files with the datafiles that are in these stores, if there are any: then in those of all data
-/// servers.
+/// As [`fsck`], of the stores of all ranks; what they have begun together is brought to its end first. Compares the files with the
+/// datafiles that are in the other stores, if there are any: then in those of all data servers.
 pub fn fsck_cluster(
-    dir: &Path,
+    ranks: &[PathBuf],
     data: &[(ServerId, PathBuf)],
     progress: impl Fn(u64),
 ) -> Result<FsckReport, Error> {
     let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
     let data = data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let opened = Volume::open(dir, OpenOptions::read_once()).and_then(|volume| {
-        let (hash_key, replayed) = (volume.superblock.hash_key, volume.replayed);
-        let disk = checkpoint(volume)?;
-        check(&disk, &data, hash_key, replayed, &progress)
-    });
-    match opened {
+    told(open_ranks(ranks, &OpenOptions::read_once()).and_then(|mut volumes| {
+        settle_ranks(&mut volumes);
+        check_all(volumes, &data, &progress)
+    }))
+}
+
+/// What is damaged is found.
+fn told(checked: Result<FsckReport, Error>) -> Result<FsckReport, Error> {
+    match checked {
         Err(error) if error.is_damage() => {
             let findings = vec![Finding { ino: None, what: error.to_string() }];
             Ok(FsckReport { findings, ..FsckReport::default() })
@@ -58,14 +66,56 @@ pub fn fsck_cluster(
     }
 }
 
-/// Checks that all records can be read and fit together.
+fn check_all(volumes: Vec<Volume>, data: &[DataStore], progress: &impl Fn(u64)) -> Result<FsckReport, Error> {
+    let mut report = FsckReport::default();
+    let mut checks = Vec::new();
+    for volume in volumes {
+        let open = volume.meta.open_transactions();
+        let (Superblock { hash_key, rank, .. }, replayed) = (volume.superblock.clone(), volume.replayed);
+        let (disk, records) = (checkpoint(volume)?, report.records);
+        let check = read(&disk, hash_key, &|read| progress(records + read))?;
+        report.replayed += replayed;
+        report.records += check.records;
+        report.files += check.files;
+        report.directories += check.directories;
+        if open > 0 {
+            let what = format!("{open} operations among ranks do not come to their end at rank {rank}");
+            report.findings.push(Finding { ino: None, what });
+        }
+        checks.push(check);
+    }
+    for store in data {
+        for (ino, size) in store.datafiles()? {
+            // What no rank could have the first one does not have.
+            let rank = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
+            if let Some(check) = checks.get_mut(rank) {
+                check.datafile(store.number(), ino, size);
+            }
+        }
+    }
+    if !data.is_empty() {
+        checks.iter_mut().for_each(Check::datafiles_end);
+    }
+    progress(report.records);
+    report.findings.append(&mut Check::finish_all(checks));
+    Ok(report)
+}
+
+/// Checks that all records of a store that is alone can be read and fit together.
 pub(crate) fn check(
     disk: &Disk,
-    data: &[DataStore],
     hash_key: [u8; 16],
     replayed: u64,
     progress: &impl Fn(u64),
 ) -> Result<FsckReport, Error> {
+    let check = read(disk, hash_key, progress)?;
+    progress(check.records);
+    let (records, files, directories) = (check.records, check.files, check.directories);
+    Ok(FsckReport { replayed, records, files, directories, findings: check.finish() })
+}
+
+/// Shows a check all that is in a store.
+fn read(disk: &Disk, hash_key: [u8; 16], progress: &impl Fn(u64)) -> Result<Check, Error> {
     disk.store.verify()?;
     let mut check = Check::new(hash_key);
     for record in disk.store.records() {
@@ -78,17 +128,7 @@ pub(crate) fn check(
     for ino in disk.store.streams()? {
         check.stream(ino, disk.store.stream_stat(ino)?.size);
     }
-    for store in data {
-        for (ino, size) in store.datafiles()? {
-            check.datafile(store.number(), ino, size);
-        }
-    }
-    if !data.is_empty() {
-        check.datafiles_end();
-    }
-    progress(check.records);
-    let (records, files, directories) = (check.records, check.files, check.directories);
-    Ok(FsckReport { replayed, records, files, directories, findings: check.finish() })
+    Ok(check)
 }
 
 /// Brings the tables up to the journal.
@@ -111,7 +151,7 @@ impl Door for Closed {
 
     fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>, _: Duration) {}
 
-    fn revoke(&self, _: &Lease, _: impl FnOnce() + Send + 'static) {}
+    fn revoke(&self, _: &Lease, _: bool, _: impl FnOnce() + Send + 'static) {}
 
     fn distrust(&self, _: &[Ino]) {}
 

@@ -16,6 +16,7 @@ mod fsck;
 mod groups;
 mod mount;
 mod node;
+mod ranks;
 mod remote;
 mod repair;
 mod serve;
@@ -34,11 +35,11 @@ pub use error::Error;
 pub use espalier_meta::Striping;
 pub use fsck::{FsckReport, fsck, fsck_cluster};
 pub use mount::{MountOptions, mount, wanted};
-pub use remote::{Messages, Remote};
+pub use remote::{Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair};
 pub use serve::{Access, DataRole, MetaRole, Rights, ServeOptions, serve};
-pub use servers::{Conversation, Servers, UrlError, keep_connected};
-pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs};
+pub use servers::{Conversation, Servers, UrlError, keep_connected, ranks};
+pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{
     CacheFigures, CheckpointFigures, ClientFigures, DirectoryFigures, Figures, IoFigures, JournalFigures,
     MetricsAddress, OperationFigures, ProcessFigures, Split, Top, TrashFigures,

@@ -187,7 +187,8 @@ impl<D: Door> Node<D> {
                     let last = Last::Answer(Ok(Answer::Done));
                     return work.finished.push(Finished { ticket, span, last });
                 }
-                Next::Ask(request) => {
+                // The one rank there is names no other.
+                Next::Ask(request) | Next::Find(request, _) => {
                     let input =
                         Input::Request { from: CLIENT, id, below: id, caller: caller.clone(), request };
                     self.input(inner, work, input);

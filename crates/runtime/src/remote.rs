@@ -1,18 +1,21 @@
-//! The calls of a door, taken by a server: the client's machine, its link, and the thread-safe rest around them.
+//! The calls of a door, taken by a cluster's metadata servers: the client's machine, its end of a session with each server, and the
+//! thread-safe rest around them.
 //!
-//! The thread that brings a call sends what it asks of the server; the task that receives the answer leads the call on and
+//! The thread that brings a call sends what it asks of a server; the task that receives the answer leads the call on and
 //! answers it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+mod end;
+
+use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use espalier_client::{Answer, Begun, Cache, Call, Client, Link, Next};
+use espalier_client::{Answer, Begun, Cache, Call, Client, Next, Sighting};
 use espalier_net::Sender;
 use espalier_proto::{
-    Caller, Errno, FromClient, FromServer, Ino, LockOwner, Reply, Request, RequestId, StreamIo, Touched,
-    Welcome,
+    Caller, Errno, FromClient, FromServer, Ino, Lease, LockOwner, Rank, Reply, Request, RequestId, StreamIo,
+    Touched, Welcome,
 };
 
 use serde::{Deserialize, Serialize};
@@ -21,142 +24,86 @@ use crate::calls::{Calls, Door, Outcome};
 use crate::door::FOREVER;
 use crate::groups::groups;
 use crate::watch::Kind;
+pub use end::Messages;
+use end::{End, Finished, Parked, Seen, tell};
 
 /// Extended attributes that kernels ask for by themselves, whoever may read them.
 const ASKED_OFTEN: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
 
-/// A door's end of a session with a server.
+/// A door's sessions with the metadata servers of a cluster.
 pub struct Remote<D: Door> {
+    /// Held while what a server has sent is taken, before `inner`: what one tells of a name, and another of its inode, is told
+    /// together, and must be before either is revoked.
+    receiving: Mutex<()>,
     inner: Mutex<Inner<D::Ticket>>,
     door: D,
 }
 
-/// Messages of a session, by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Messages {
-    /// Sent: what programs asked for, `forgets` excepted.
-    pub requests: u64,
-    /// Sent: what is no longer known, many inodes at once.
-    pub forgets: u64,
-    /// Sent: reads and writes of streams.
-    pub streams: u64,
-    /// Sent: all others.
-    pub others: u64,
-    /// Received.
-    pub replies: u64,
-    pub revocations: u64,
-    pub notices: u64,
-}
-
-impl Messages {
-    fn count(&mut self, message: &FromClient) {
-        *match message {
-            FromClient::Request { request: Request::ForgetAll { .. }, .. } => &mut self.forgets,
-            FromClient::Request { .. } => &mut self.requests,
-            FromClient::Stream { .. } => &mut self.streams,
-            _ => &mut self.others,
-        } += 1;
-    }
-
-    fn count_received(&mut self, message: &FromServer) {
-        *match message {
-            FromServer::Reply { .. } => &mut self.replies,
-            FromServer::Revoke { .. } => &mut self.revocations,
-            _ => &mut self.notices,
-        } += 1;
-    }
+/// How a session with a server is.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct SessionState {
+    pub connected: bool,
+    /// Calls that wait for the server.
+    pub waiting: usize,
+    pub messages: Messages,
 }
 
 struct Inner<T> {
     client: Client,
-    link: Link,
     cache: Cache,
     /// Since when the cache's clock runs.
     started: Instant,
-    /// Calls that wait for the server, by the request's number.
-    parked: HashMap<RequestId, Parked<T>>,
-    /// Calls that wait for a lock, by the number under which they do.
-    waits: HashMap<u64, Parked<T>>,
-    /// Requests that nobody waits for any more, and that may be done all the same.
-    given_up: HashSet<RequestId>,
-    sender: Option<Sender<FromClient>>,
-    messages: Messages,
-    /// Of these the requests and what is done with streams, by [`Kind`].
-    kinds: [u64; Kind::ALL.len()],
+    /// By rank.
+    ends: Vec<End<T>>,
 }
 
-struct Parked<T> {
-    /// The door's number of it.
+/// A call as it comes from the door.
+struct Asked<'a, T> {
     call_id: u64,
     caller: Caller,
-    call: Call<'static>,
+    call: Call<'a>,
     ticket: T,
-    sent: Instant,
-    /// The caller does not want to wait any longer.
     interrupted: bool,
 }
 
-/// What is to be done after the lock is let go.
-struct Work<T> {
-    out: Vec<FromClient>,
-    finished: Vec<Finished<T>>,
-}
-
-struct Finished<T> {
-    ticket: T,
-    result: Result<Answer, Errno>,
-    lease: Duration,
-}
-
-impl<T> Finished<T> {
-    fn new(ticket: T, result: Result<Answer, Errno>) -> Self {
-        Self { ticket, result, lease: Duration::ZERO }
-    }
-}
-
-impl<T> Default for Work<T> {
-    fn default() -> Self {
-        Self { out: Vec::new(), finished: Vec::new() }
-    }
-}
-
 impl<D: Door> Remote<D> {
-    pub fn new(door: D, cache: Cache) -> Self {
+    /// Of a cluster with so many metadata servers.
+    pub fn new(door: D, cache: Cache, ranks: usize) -> Self {
         let inner = Inner {
             client: Client::default(),
-            link: Link::default(),
             cache,
             started: Instant::now(),
-            parked: HashMap::new(),
-            waits: HashMap::new(),
-            given_up: HashSet::new(),
-            sender: None,
-            messages: Messages::default(),
-            kinds: [0; Kind::ALL.len()],
+            ends: (0..ranks).map(|_| End::default()).collect(),
         };
-        Self { inner: Mutex::new(inner), door }
+        Self { receiving: Mutex::default(), inner: Mutex::new(inner), door }
     }
 
     /// The incarnation of the server that the session was last in.
-    pub fn incarnation(&self) -> Option<u64> {
-        self.lock().ok()?.link.incarnation()
+    pub fn incarnation(&self, rank: Rank) -> Option<u64> {
+        self.lock().ok()?.end(rank)?.link.incarnation()
+    }
+
+    /// How the sessions are, by rank.
+    pub fn sessions(&self) -> Vec<SessionState> {
+        let state = |end: &End<D::Ticket>| SessionState {
+            connected: end.sender.is_some(),
+            waiting: end.parked.len(),
+            messages: end.messages,
+        };
+        self.lock().map(|inner| inner.ends.iter().map(state).collect()).unwrap_or_default()
     }
 
     /// What has been sent and received until now.
     pub fn messages(&self) -> Messages {
-        self.lock().map(|inner| inner.messages).unwrap_or_default()
+        self.sessions().iter().fold(Messages::default(), |sum, session| sum.plus(session.messages))
     }
 
-    /// What has been asked of the server until now, by operation.
+    /// What has been asked of servers until now, by operation.
     pub fn asked(&self) -> BTreeMap<String, u64> {
-        let kinds = self.lock().map_or([0; Kind::ALL.len()], |inner| inner.kinds);
-        let counts = Kind::ALL.iter().map(|kind| (kind.name().into(), kinds[*kind as usize]));
+        let Ok(inner) = self.lock() else { return BTreeMap::new() };
+        let count = |kind: &Kind| inner.ends.iter().map(|end| end.kinds[*kind as usize]).sum();
+        let counts = Kind::ALL.iter().map(|kind| (kind.name().into(), count(kind)));
         counts.filter(|(_, count)| *count > 0).collect()
-    }
-
-    /// Whether there is a connection, and how many calls wait.
-    pub fn state(&self) -> (bool, usize) {
-        self.lock().map_or((false, 0), |inner| (inner.sender.is_some(), inner.parked.len()))
     }
 
     /// Looks at what is cached, at its time. `None` after a panic: what is cached cannot be trusted any more.
@@ -166,11 +113,13 @@ impl<D: Door> Remote<D> {
         Some(look(&mut inner.cache, now))
     }
 
-    /// A connection has begun.
-    pub fn connected(&self, welcome: &Welcome, sender: Sender<FromClient>) {
+    /// A connection to a server has begun.
+    pub fn connected(&self, rank: Rank, welcome: &Welcome, sender: Sender<FromClient>) {
+        let _turn = self.receive();
         let Ok(mut inner) = self.lock() else { return };
-        let mut work = Work::default();
-        let Begun { distrust, lost, unlocked } = inner.link.connected(welcome, &mut work.out);
+        let mut finished = Vec::new();
+        let Some(end) = inner.end(rank) else { return };
+        let Begun { distrust, lost, unlocked } = end.link.connected(welcome, &mut end.out);
         if !unlocked.is_empty() {
             let files = unlocked.len();
             tracing::warn!(
@@ -178,68 +127,79 @@ impl<D: Door> Remote<D> {
                 "the server has given up this client's locks, for it had not heard of it for too long"
             );
         }
+        end.sender = Some(sender);
         // Before anybody else sends: a server that was started anew wants to be told first what is held.
-        inner.count(&work.out);
-        tell(&sender, work.out.drain(..));
-        inner.sender = Some(sender);
+        if let Some((sender, out)) = end.take_out() {
+            tell(&sender, out);
+        }
         for id in lost {
-            inner.given_up.remove(&id);
-            if let Some(parked) = inner.parked.remove(&id) {
-                work.finished.push(Finished::new(parked.ticket, Err(Errno::EIO)));
+            end.given_up.remove(&id);
+            if let Some(parked) = end.parked.remove(&id) {
+                finished.push(Finished::new(parked.ticket, Err(Errno::EIO)));
             }
         }
         // What is told again does not say what it has changed.
-        inner.cache.distrust();
+        inner.cache.distrust_rank(rank);
+        inner.forget_seen(|dir| dir.rank() == rank);
         if let Some(inos) = distrust {
             self.door.distrust(&inos);
         }
-        self.settle(inner, work);
+        self.settle(inner, finished);
     }
 
-    pub fn disconnected(&self) {
+    pub fn disconnected(&self, rank: Rank) {
         let Ok(mut inner) = self.lock() else { return };
-        inner.sender = None;
-        inner.link.disconnected();
+        if let Some(end) = inner.end(rank) {
+            end.sender = None;
+            end.link.disconnected();
+        }
     }
 
-    /// Comes a few times a second: tells the server what it need not know at once.
+    /// Comes a few times a second: tells servers what they need not know at once.
     pub fn tick(&self) {
         let Ok(mut inner) = self.lock() else { return };
-        let mut work = Work::default();
         let now = inner.now();
         inner.cache.expire(now);
-        inner.give_up_forgotten(&mut work.out);
-        inner.link.tell_forgotten(&mut work.out);
-        self.settle(inner, work);
+        inner.give_up_forgotten();
+        for end in &mut inner.ends {
+            end.link.tell_forgotten(&mut end.out);
+        }
+        self.settle(inner, Vec::new());
     }
 
-    /// Takes what has come from the server.
-    pub fn received(self: &Arc<Self>, messages: impl IntoIterator<Item = FromServer>) {
+    /// Takes what has come from a server.
+    pub fn received(self: &Arc<Self>, rank: Rank, messages: impl IntoIterator<Item = FromServer>) {
+        let _turn = self.receive();
         let Ok(mut inner) = self.lock() else { return };
-        let mut work = Work::default();
+        let mut finished = Vec::new();
         for message in messages {
-            inner.messages.count_received(&message);
+            let Some(end) = inner.end(rank) else { return };
+            end.messages.count_received(&message);
             match message {
                 FromServer::Reply { id, lease_ms, touched, result } => {
                     let lease = Duration::from_millis(lease_ms.into());
-                    self.reply(&mut inner, &mut work, id, (lease, touched), result);
+                    self.reply(&mut inner, &mut finished, (rank, id), (lease, touched), result);
                 }
                 FromServer::AskGroups { id, pid } => {
-                    work.out.push(FromClient::Groups { id, groups: groups(pid) });
+                    end.out.push(FromClient::Groups { id, groups: groups(pid) });
                 }
                 // What was answered before must have been told before it is revoked.
                 FromServer::Revoke { number, lease } => {
                     inner.cache.revoke(&lease);
-                    self.settle(inner, std::mem::take(&mut work));
+                    let (Lease::Name { dir, .. } | Lease::Inode { ino: dir }) = lease;
+                    inner.forget_seen(|seen| seen == dir);
+                    let is_own = inner.moves(&lease);
+                    self.settle(inner, std::mem::take(&mut finished));
                     let remote = Arc::clone(self);
-                    self.door.revoke(&lease, move || remote.send(FromClient::Revoked { number }));
+                    self.door
+                        .revoke(&lease, is_own, move || remote.send(rank, FromClient::Revoked { number }));
                     let Ok(locked) = self.lock() else { return };
                     inner = locked;
                 }
                 FromServer::Locked { wait } => {
-                    inner.link.locked(wait);
-                    if let Some(parked) = inner.waits.remove(&wait) {
-                        work.finished.push(Finished::new(parked.ticket, Ok(Answer::Done)));
+                    end.link.locked(wait);
+                    if let Some(parked) = end.waits.remove(&wait) {
+                        finished.push(Finished::new(parked.ticket, Ok(Answer::Done)));
                     }
                 }
                 FromServer::Recall(recalls) => {
@@ -252,68 +212,69 @@ impl<D: Door> Remote<D> {
                 }
             }
         }
-        inner.give_up_forgotten(&mut work.out);
-        self.settle(inner, work);
+        inner.give_up_forgotten();
+        self.settle(inner, finished);
     }
 
-    /// Tells the server that this client goes, and waits until that is sent.
+    /// Tells the servers that this client goes, and waits until that is sent.
     pub async fn farewell(&self) {
-        let sender = self.lock().ok().and_then(|mut inner| inner.sender.take());
-        if let Some(sender) = sender {
+        let senders = self
+            .lock()
+            .map(|mut inner| inner.ends.iter_mut().filter_map(|end| end.sender.take()).collect::<Vec<_>>());
+        let senders = senders.unwrap_or_default();
+        for sender in &senders {
             let _ = sender.send(FromClient::Goodbye);
+        }
+        for sender in senders {
             let _ = sender.close().await;
         }
     }
 
-    fn send(&self, message: FromClient) {
+    fn send(&self, rank: Rank, message: FromClient) {
         let Ok(mut inner) = self.lock() else { return };
-        inner.messages.count(&message);
-        let sender = inner.sender.clone();
-        drop(inner);
-        if let Some(sender) = sender {
-            tell(&sender, [message]);
+        if let Some(end) = inner.end(rank) {
+            end.out.push(message);
         }
+        self.settle(inner, Vec::new());
     }
 
     fn reply(
         &self,
         inner: &mut Inner<D::Ticket>,
-        work: &mut Work<D::Ticket>,
-        id: RequestId,
+        finished: &mut Vec<Finished<D::Ticket>>,
+        (rank, id): (Rank, RequestId),
         (lease, touched): (Duration, Touched),
         result: Result<Reply, Errno>,
     ) {
-        let parked = inner.parked.remove(&id);
-        let over = inner.link.answered(id, &result, parked.is_some(), &mut work.out);
-        if let Some(waited) = over.and_then(|wait| inner.waits.remove(&wait)) {
-            work.finished.push(Finished::new(waited.ticket, result.map(|_| Answer::Done)));
+        let Some(end) = inner.end(rank) else { return };
+        let parked = end.parked.remove(&id);
+        let over = end.link.answered(id, &result, parked.is_some(), &mut end.out);
+        if let Some(waited) = over.and_then(|wait| end.waits.remove(&wait)) {
+            finished.push(Finished::new(waited.ticket, result.map(|_| Answer::Done)));
             return;
         }
         let parked = match parked {
             Some(parked) if result == Ok(Reply::Waits) => {
                 if let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call {
                     if parked.interrupted {
-                        inner.link.stop_waiting(wait, &mut work.out);
+                        end.link.stop_waiting(wait, &mut end.out);
                     }
-                    inner.waits.insert(wait, parked);
+                    end.waits.insert(wait, parked);
                 }
                 return;
             }
             parked => parked,
         };
+        let given_up = end.given_up.remove(&id);
         let now = inner.now();
         // Of what nobody waits for it is not known when it was asked.
         let sent = parked.as_ref().map(|parked| parked.sent.elapsed());
         let lease = sent.map_or(Duration::ZERO, |sent| lease.saturating_sub(sent));
-        if let Some(Parked { call_id, caller, call, ticket, .. }) = parked {
-            let next = inner.client.reply(&call, result);
-            if let Next::Answer(result) = &next {
-                inner.cache.answered(&call, result.as_ref().ok(), lease.as_millis() as u64, now);
-            }
-            advance(inner, work, (call_id, caller, call, ticket), next, lease);
+        if let Some(parked) = parked {
+            inner.lead_on(finished, parked, result, lease);
         }
         inner.cache.changed(&touched, lease.as_millis() as u64, now);
-        if inner.given_up.remove(&id) {
+        if given_up {
             // What it has changed was told to nobody.
             inner.cache.distrust();
             let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
@@ -321,19 +282,23 @@ impl<D: Door> Remote<D> {
         }
     }
 
-    fn settle(&self, mut inner: MutexGuard<'_, Inner<D::Ticket>>, work: Work<D::Ticket>) {
-        inner.count(&work.out);
-        let sender = if work.out.is_empty() { None } else { inner.sender.clone() };
+    fn settle(&self, mut inner: MutexGuard<'_, Inner<D::Ticket>>, finished: Vec<Finished<D::Ticket>>) {
+        let out: Vec<_> = inner.ends.iter_mut().filter_map(End::take_out).collect();
         drop(inner);
-        if let Some(sender) = sender {
-            tell(&sender, work.out);
+        for (sender, messages) in out {
+            tell(&sender, messages);
         }
-        for Finished { ticket, result, lease } in work.finished {
+        for Finished { ticket, result, lease } in finished {
             match result {
                 Ok(Answer::Bytes(bytes)) => self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease),
                 result => self.door.answer(self, ticket, result.map(Outcome::Answer), lease),
             }
         }
+    }
+
+    /// It guards nothing that a panic could have left half done.
+    fn receive(&self) -> MutexGuard<'_, ()> {
+        self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Fails after a thread has panicked while it held the machines: what they hold cannot be trusted any more.
@@ -343,16 +308,46 @@ impl<D: Door> Remote<D> {
 }
 
 impl<T> Inner<T> {
+    fn end(&mut self, rank: Rank) -> Option<&mut End<T>> {
+        self.ends.get_mut(usize::from(rank.0))
+    }
+
     /// In milliseconds, for the cache.
     fn now(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// What the cache knows no longer the server need not know to be known.
-    fn give_up_forgotten(&mut self, out: &mut Vec<FromClient>) {
+    /// What the cache knows no longer the servers need not know to be known.
+    fn give_up_forgotten(&mut self) {
         for (ino, lookups) in self.cache.forgotten() {
-            self.link.forget(ino, lookups, out);
+            if let Some(end) = self.end(ino.rank()) {
+                end.link.forget(ino, lookups, &mut end.out);
+            }
         }
+    }
+
+    /// There are no leases any more on names in these directories.
+    fn forget_seen(&mut self, is_one: impl Fn(Ino) -> bool) {
+        // A cluster with one rank has none.
+        if self.ends.len() > 1 {
+            for parked in self.ends.iter_mut().flat_map(|end| end.parked.values_mut()) {
+                if parked.seen.sighting.is_some_and(|sighting| is_one(sighting.dir)) {
+                    parked.seen.until = 0;
+                }
+            }
+        }
+    }
+
+    /// Whether a lease is on a name that a call under way moves: then one rank has asked for this on behalf of another.
+    fn moves(&self, lease: &Lease) -> bool {
+        let Lease::Name { dir, name } = lease else { return false };
+        let mut calls = self.ends.iter().flat_map(|end| end.parked.values()).map(|parked| &parked.call);
+        calls.any(|call| match call {
+            Call::Request(Request::Rename { from_dir, from, to_dir, to, .. }) => {
+                [(from_dir, from), (to_dir, to)].contains(&(dir, name))
+            }
+            _ => false,
+        })
     }
 
     /// The answer to a call that needs no message, and how long it may be cached.
@@ -378,58 +373,98 @@ impl<T> Inner<T> {
         Some((Ok(answer), Duration::from_millis(left)))
     }
 
-    fn count(&mut self, out: &[FromClient]) {
-        for message in out {
-            self.messages.count(message);
-            let kind = match message {
-                FromClient::Request { request, .. } => Kind::of_request(request),
-                FromClient::Stream { io, .. } => Kind::of_stream(io),
-                _ => continue,
-            };
-            self.kinds[kind.0 as usize] += 1;
+    /// The first step of a call for a name that is known to stand for an inode at another rank, of which nothing is known; and for how
+    /// long the name is known.
+    fn known_elsewhere(&self, call: &Call<'_>) -> Option<(Next, Duration)> {
+        let Call::Request(Request::Lookup { dir, name }) = call else { return None };
+        let (sighting, left) = self.cache.sighting(*dir, name, self.now())?;
+        let find = Request::Find { ino: sighting.ino, kind: sighting.kind, open: None };
+        Some((Next::Find(find, sighting), Duration::from_millis(left)))
+    }
+
+    /// A call goes on with a server's reply. `lease`: what is left of it.
+    fn lead_on(
+        &mut self,
+        finished: &mut Vec<Finished<T>>,
+        parked: Parked<T>,
+        result: Result<Reply, Errno>,
+        lease: Duration,
+    ) {
+        let Parked { call_id, caller, call, ticket, seen, interrupted, .. } = parked;
+        let (now, lease_ms) = (self.now(), lease.as_millis() as u64);
+        let asked = |call| Asked { call_id, caller, call, ticket, interrupted };
+        let Some(sighting) = seen.sighting else {
+            let next = self.client.reply(&call, result);
+            if let Next::Answer(result) = &next {
+                self.cache.answered(&call, result.as_ref().ok(), lease_ms, now);
+            }
+            return self.advance(finished, asked(call), next, lease, seen);
+        };
+        // The lease on the name may have ended since.
+        let left = seen.until.saturating_sub(now);
+        let sighting = Sighting { leased: left > 0, ..sighting };
+        let next = self.client.found(&call, &sighting, seen.gone == Some(sighting.ino), result);
+        if let Next::Answer(result) = &next {
+            self.cache.found(result.as_ref().ok(), lease_ms, now);
+        }
+        let lease = if left > 0 { lease.min(Duration::from_millis(left)) } else { lease };
+        let seen = Seen { gone: Some(sighting.ino), ..Seen::default() };
+        self.advance(finished, asked(call), next, lease, seen);
+    }
+
+    /// Leads a call on until it is finished or must wait. `lease`: of what has been told last.
+    fn advance(
+        &mut self,
+        finished: &mut Vec<Finished<T>>,
+        asked: Asked<'_, T>,
+        next: Next,
+        lease: Duration,
+        mut seen: Seen,
+    ) {
+        let Asked { call_id, caller, call, ticket, interrupted } = asked;
+        let rank = match &next {
+            Next::Answer(_) => Rank(0),
+            Next::Ask(request) | Next::Find(request, _) | Next::Tell(request, _) => request.rank(),
+            Next::Release(ino) => ino.rank(),
+            Next::Stream(io) => io.rank(),
+        };
+        if let Next::Find(_, sighting) = &next {
+            let (now, left) = (self.now(), lease.as_millis() as u64);
+            self.cache.sighted(&call, sighting, left, now);
+            let until = if sighting.leased { now.saturating_add(left) } else { 0 };
+            seen = Seen { sighting: Some(*sighting), until, ..seen };
+        }
+        let sent = Instant::now();
+        let Some(end) = self.end(rank) else {
+            // No server has told of such an inode.
+            return finished.push(Finished::new(ticket, Err(Errno::ESTALE)));
+        };
+        let id = match next {
+            Next::Answer(result) => return finished.push(Finished { ticket, result, lease }),
+            Next::Tell(request, answer) => {
+                end.ask(caller, request);
+                return finished.push(Finished::new(ticket, Ok(answer)));
+            }
+            Next::Release(ino) => {
+                end.link.release(ino, &mut end.out);
+                return finished.push(Finished::new(ticket, Ok(Answer::Done)));
+            }
+            Next::Ask(request) | Next::Find(request, _) => end.ask(caller.clone(), request),
+            Next::Stream(io) => {
+                let data = match (&call, io) {
+                    (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_vec(),
+                    _ => Vec::new(),
+                };
+                end.link.stream(io, data, &mut end.out)
+            }
+        };
+        let call = call.into_owned();
+        end.parked.insert(id, Parked { call_id, caller, call, ticket, sent, seen, interrupted });
+        if interrupted {
+            let (_, gone) = end.interrupt(call_id);
+            finished.extend(gone.map(|parked| Finished::new(parked.ticket, Err(Errno::EINTR))));
         }
     }
-}
-
-/// What a lost connection does not take any more is sent again by the next.
-fn tell(sender: &Sender<FromClient>, messages: impl IntoIterator<Item = FromClient>) {
-    let queued = messages.into_iter().try_for_each(|message| sender.queue(message));
-    if let Err(error) = queued.and_then(|()| sender.flush()) {
-        tracing::debug!(%error, "a message to the server was not sent");
-    }
-}
-
-/// Leads a call on until it is finished or must wait.
-fn advance<T>(
-    inner: &mut Inner<T>,
-    work: &mut Work<T>,
-    (call_id, caller, call, ticket): (u64, Caller, Call<'_>, T),
-    next: Next,
-    lease: Duration,
-) {
-    let sent = Instant::now();
-    let id = match next {
-        Next::Answer(result) => return work.finished.push(Finished { ticket, result, lease }),
-        Next::Tell(request, answer) => {
-            inner.link.ask(caller, request, &mut work.out);
-            return work.finished.push(Finished::new(ticket, Ok(answer)));
-        }
-        Next::Release(ino) => {
-            inner.link.release(ino, &mut work.out);
-            return work.finished.push(Finished::new(ticket, Ok(Answer::Done)));
-        }
-        Next::Ask(request) => inner.link.ask(caller.clone(), request, &mut work.out),
-        Next::Stream(io) => {
-            let data = match (&call, io) {
-                (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_vec(),
-                _ => Vec::new(),
-            };
-            inner.link.stream(io, data, &mut work.out)
-        }
-    };
-    inner
-        .parked
-        .insert(id, Parked { call_id, caller, call: call.into_owned(), ticket, sent, interrupted: false });
 }
 
 impl<D: Door> Calls<D> for Remote<D> {
@@ -442,55 +477,49 @@ impl<D: Door> Calls<D> for Remote<D> {
             // Under the lock: nothing of it can be revoked before it is told.
             return self.door.answer(self, ticket, answer.map(Outcome::Answer), lease);
         }
-        let mut work = Work::default();
+        let mut finished = Vec::new();
         inner.cache.sent(&call);
-        let next = inner.client.start(&call);
-        advance(&mut inner, &mut work, (id, caller, call, ticket), next, FOREVER);
-        self.settle(inner, work);
+        let known = if self.door.shares_names() { inner.known_elsewhere(&call) } else { None };
+        let (next, lease) = known.unwrap_or_else(|| (inner.client.start(&call), FOREVER));
+        let asked = Asked { call_id: id, caller, call, ticket, interrupted: false };
+        inner.advance(&mut finished, asked, next, lease, Seen::default());
+        self.settle(inner, finished);
     }
 
     fn forget(&self, requests: impl IntoIterator<Item = Request>) {
         let Ok(mut inner) = self.lock() else { return };
-        let mut work = Work::default();
         for request in requests {
             if let Request::Forget { ino, lookups } = request {
                 inner.cache.forget(ino, lookups);
             }
         }
-        inner.give_up_forgotten(&mut work.out);
-        self.settle(inner, work);
+        inner.give_up_forgotten();
+        self.settle(inner, Vec::new());
     }
 
-    /// While there is no connection nobody can say when an answer would come.
     fn interrupt(&self, call_id: u64) -> bool {
-        let Ok(mut guard) = self.lock() else { return true };
-        let (mut work, inner) = (Work::default(), &mut *guard);
-        let found = inner.parked.iter_mut().find(|(_, parked)| parked.call_id == call_id);
-        let (is_known, gone) = if let Some((&id, parked)) = found {
-            parked.interrupted = true;
-            let gone = if inner.link.cancel(id, &mut work.out) { None } else { inner.parked.remove(&id) };
-            inner.given_up.extend(gone.as_ref().map(|_| id));
-            (true, gone)
-        } else {
-            let goes_on = inner.link.stop_waiting(call_id, &mut work.out);
-            let is_known = inner.waits.contains_key(&call_id);
-            (is_known, if goes_on { None } else { inner.waits.remove(&call_id) })
-        };
-        work.finished.extend(gone.map(|parked| Finished::new(parked.ticket, Err(Errno::EINTR))));
-        self.settle(guard, work);
-        is_known
+        let Ok(mut inner) = self.lock() else { return true };
+        for end in &mut inner.ends {
+            if let (true, gone) = end.interrupt(call_id) {
+                let gone = gone.map(|parked| Finished::new(parked.ticket, Err(Errno::EINTR)));
+                self.settle(inner, gone.into_iter().collect());
+                return true;
+            }
+        }
+        false
     }
 
     fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
-        self.lock().is_ok_and(|inner| inner.link.has_locks(ino, owner))
+        let inner = self.lock();
+        inner.is_ok_and(|mut inner| inner.end(ino.rank()).is_some_and(|end| end.link.has_locks(ino, owner)))
     }
 
     fn unlock(&self, ino: Ino, owner: LockOwner) {
         let Ok(mut inner) = self.lock() else { return };
-        let mut work = Work::default();
-        let request = Request::Unlock { ino, owner, first: 0, last: u64::MAX };
-        inner.link.ask(Caller::SERVER, request, &mut work.out);
-        self.settle(inner, work);
+        if let Some(end) = inner.end(ino.rank()) {
+            end.unlock(ino, owner);
+        }
+        self.settle(inner, Vec::new());
     }
 
     fn stream_file(&self, _: Ino) -> Option<Arc<File>> {

@@ -21,7 +21,7 @@ use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
 use crate::fsck::{FsckReport, check, checkpoint};
-use crate::volume::{Volume, fetch};
+use crate::volume::{Volume, fetch, require_alone};
 
 /// What a repair has done.
 #[derive(Debug)]
@@ -53,10 +53,14 @@ fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
     let now = clock::now();
     let quarantine = dir.join("quarantine").join(format!("{}.{:09}", now.secs, now.nanos));
     let mut done = Vec::new();
+    if let Ok(superblock) = superblock::read(dir) {
+        require_alone(&superblock, dir)?;
+    }
     say_mended(&mend(dir, &quarantine)?, &mut done);
     let superblock = superblock::read(dir)?;
+    require_alone(&superblock, dir)?;
     let (disk, replayed) = open(dir, &quarantine, &mut done)?;
-    let mut after = check(&disk, &[], superblock.hash_key, replayed, &progress)?;
+    let mut after = check(&disk, superblock.hash_key, replayed, &progress)?;
     if !after.findings.is_empty() {
         let mut repair = Repair::new(superblock.hash_key, now);
         for record in disk.store.records() {
@@ -70,7 +74,7 @@ fn try_repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error>
         keep(&disk.store, &repaired.writes, dir, &quarantine)?;
         carry_out(&disk.store, &repaired)?;
         done.extend(repaired.done);
-        after = check(&disk, &[], superblock.hash_key, replayed, &progress)?;
+        after = check(&disk, superblock.hash_key, replayed, &progress)?;
     }
     let quarantine = quarantine.exists().then_some(quarantine);
     Ok(RepairReport { done, quarantine, after })

@@ -1,11 +1,11 @@
 //! A store that has been opened: its machine, recovered, and its disk.
 
 use std::ops::Bound;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, Striping};
-use espalier_proto::{Errno, ObjectId};
+use espalier_proto::{Errno, ObjectId, Rank};
 use espalier_store::{
     FormatOptions, Journal, LocalOptions, LocalStore, Store, StoreError, Superblock, superblock,
 };
@@ -38,13 +38,32 @@ impl MkfsOptions {
 
 /// Makes an empty file system in a directory.
 pub fn mkfs(dir: &Path, options: &MkfsOptions) -> Result<Superblock, Error> {
+    mkfs_rank(dir, options, FormatOptions::default())
+}
+
+/// Makes the empty stores of metadata servers that are to share a tree, by rank.
+pub fn mkfs_ranks(dirs: &[PathBuf], options: &MkfsOptions) -> Result<(), Error> {
+    let ranks = u16::try_from(dirs.len()).map_err(|_| Error::Option("there are at most 65535 ranks"))?;
+    let mut format = FormatOptions { ranks, ..FormatOptions::default() };
+    for (rank, dir) in (0..ranks).zip(dirs) {
+        format.rank = Rank(rank);
+        let Superblock { uuid, hash_key, .. } = mkfs_rank(dir, options, format.clone())?;
+        (format.uuid, format.hash_key) = (Some(uuid), Some(hash_key));
+    }
+    Ok(())
+}
+
+fn mkfs_rank(dir: &Path, options: &MkfsOptions, format: FormatOptions) -> Result<Superblock, Error> {
     let MkfsOptions { label, strip_bytes, journal_bytes, force, uid, gid, perm } = options.clone();
     let journal_bytes = journal_bytes.map_or_else(|| journal_bytes_for(dir), Ok)?;
     check_sizes(strip_bytes, journal_bytes)?;
-    let format = FormatOptions { label, strip_bytes, journal_bytes, force, hash_key: None };
+    let format = FormatOptions { label, strip_bytes, journal_bytes, force, ..format };
     let superblock = superblock::format(dir, &format)?;
     let (store, _) = LocalStore::open(dir, false)?;
-    store.stage(Format { time: clock::now(), uid, gid, perm }.writes())?;
+    store.stage(match format.rank {
+        Rank(0) => Format { time: clock::now(), uid, gid, perm }.writes(),
+        rank => Format::nothing(rank),
+    })?;
     store.publish()?;
     Ok(superblock)
 }
@@ -88,6 +107,8 @@ pub struct OpenOptions {
     pub lease_ms: Option<u32>,
     /// To be served: how big files are distributed over data servers, if there are any.
     pub striping: Option<Striping>,
+    /// The store may be one of several ranks', with whose machines this one is brought together.
+    pub with_ranks: bool,
 }
 
 impl OpenOptions {
@@ -114,6 +135,7 @@ impl Default for OpenOptions {
             session_ms: None,
             lease_ms: None,
             striping: None,
+            with_ranks: false,
         }
     }
 }
@@ -131,6 +153,9 @@ impl Volume {
     /// Opens a store and brings it to the state after the last event in its journal.
     pub fn open(dir: &Path, options: OpenOptions) -> Result<Self, Error> {
         let superblock = superblock::read(dir)?;
+        if !options.with_ranks {
+            require_alone(&superblock, dir)?;
+        }
         // A fifth is for inodes and dentries, a tenth for blocks of the tables; the rest is what a checkpoint, the
         // journal's frames and requests under way may need.
         let memory = options.memory.max(OpenOptions::LEAST_MEMORY);
@@ -144,6 +169,7 @@ impl Volume {
         (config.read_only, config.atime) = (options.read_only, options.atime);
         (config.session_ms, config.lease_ms) = (options.session_ms, options.lease_ms);
         config.striping = options.striping;
+        (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
         config.acknowledge = match (options.sync, options.session_ms) {
             (true, _) => Acknowledge::Durable,
             (false, Some(_)) => Acknowledge::Written,
@@ -180,6 +206,12 @@ impl Volume {
     pub(crate) fn require_whole(&self, dir: &Path) -> Result<(), Error> {
         if self.meta.is_striped() { Err(Error::Striped(dir.into())) } else { Ok(()) }
     }
+}
+
+/// For who has one store only: it must be a whole file system.
+pub(crate) fn require_alone(superblock: &Superblock, dir: &Path) -> Result<(), Error> {
+    let Superblock { rank, ranks, .. } = *superblock;
+    if ranks > 1 { Err(Error::OneRank { path: dir.into(), rank, ranks }) } else { Ok(()) }
 }
 
 fn replay(

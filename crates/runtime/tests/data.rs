@@ -54,8 +54,7 @@ async fn reach(
     security: &Security,
     service: Service,
 ) -> Result<(Welcome, Asker), ConnectError> {
-    let hello =
-        Hello { cluster: ClusterId::ANY, service, client: ClientId(0), leases: true, incarnation: Some(1) };
+    let hello = Hello { cluster: ClusterId::ANY, service, client: ClientId(0), incarnation: Some(1) };
     connect(&address.to_string(), security, &Limits::default(), hello).await
 }
 
@@ -90,7 +89,7 @@ async fn data_servers_are_for_servers() {
     let data = |number| Service::Data(ServerId(number));
     assert_eq!(refused(reach(address, &client, data(3)).await), Reason::Identity);
     assert_eq!(refused(reach(address, &server, data(2)).await), Reason::Service);
-    assert_eq!(refused(reach(address, &client, Service::Metadata).await), Reason::Service);
+    assert_eq!(refused(reach(address, &client, Service::Metadata { leases: true }).await), Reason::Service);
 
     let (_, mut asker) = reach(address, &server, data(3)).await.unwrap();
     let ino = Ino(9);

@@ -7,9 +7,10 @@ use std::io;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use espalier_proto::Rank;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 pub use format::{FormatError, FormatOptions, format};
 
@@ -29,7 +30,11 @@ const MAX_BYTES: usize = 64 * 1024;
 pub struct Superblock {
     /// Version of the store's format.
     pub format: u32,
+    /// Of the file system: the ranks that share one have the same.
     pub uuid: Uuid,
+    /// Which of the metadata servers that share the tree has this store, and how many there are.
+    pub rank: Rank,
+    pub ranks: u16,
     pub label: String,
     /// Secret: without it, nobody can choose names that collide.
     pub hash_key: [u8; 16],
@@ -43,10 +48,12 @@ pub struct Superblock {
 
 impl std::fmt::Debug for Superblock {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { format, uuid, label, strip_bytes, journal_bytes, created, .. } = self;
+        let Self { format, uuid, rank, ranks, label, strip_bytes, journal_bytes, created, .. } = self;
         f.debug_struct("Superblock")
             .field("format", format)
             .field("uuid", uuid)
+            .field("rank", rank)
+            .field("ranks", ranks)
             .field("label", label)
             .field("strip_bytes", strip_bytes)
             .field("journal_bytes", journal_bytes)
@@ -58,7 +65,7 @@ impl std::fmt::Debug for Superblock {
 impl Superblock {
     /// Marks what belongs to this store.
     pub(crate) fn tag(&self) -> u64 {
-        xxh3_64(self.uuid.as_bytes())
+        xxh3_64_with_seed(self.uuid.as_bytes(), self.rank.0.into())
     }
 }
 
@@ -102,12 +109,20 @@ struct Text {
     /// The oldest version of Espalier that reads the format.
     needs: String,
     uuid: Uuid,
+    #[serde(default)]
+    rank: Rank,
+    #[serde(default = "one")]
+    ranks: u16,
     label: String,
     /// In hexadecimal.
     hash_key: String,
     strip_bytes: u32,
     journal_bytes: u64,
     created: i64,
+}
+
+fn one() -> u16 {
+    1
 }
 
 /// Reads a store's superblock.
@@ -171,11 +186,15 @@ fn parse(dir: &Path, bytes: &[u8]) -> Result<Superblock, SuperblockError> {
         return Err(SuperblockError::Older { path: dir.into(), format: head.format });
     }
     let text: Text = toml::from_str(body).map_err(invalid)?;
-    let Text { format, needs: _, uuid, label, hash_key, strip_bytes, journal_bytes, created } = text;
+    let Text { format, needs: _, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created } =
+        text;
     let hash_key =
         u128::from_str_radix(&hash_key, 16).map_err(|_| damaged("its hash_key is no number".into()))?;
     let hash_key = hash_key.to_be_bytes();
-    Ok(Superblock { format, uuid, label, hash_key, strip_bytes, journal_bytes, created })
+    if rank.0 >= ranks {
+        return Err(damaged(format!("it is of rank {rank} of {ranks}")));
+    }
+    Ok(Superblock { format, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created })
 }
 
 /// Replaces a store's superblock and then its copy, each durably and atomically: one of them is always whole.
@@ -209,11 +228,12 @@ fn write_file(dir: &Path, name: &str, superblock: &Superblock) -> Result<(), Sup
 }
 
 fn encode(superblock: &Superblock) -> Result<String, toml::ser::Error> {
-    let Superblock { format, uuid, label, hash_key, strip_bytes, journal_bytes, created } =
+    let Superblock { format, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created } =
         superblock.clone();
     let hash_key = format!("{:032x}", u128::from_be_bytes(hash_key));
     let needs = "0.1.0".into();
-    let text = Text { format, needs, uuid, label, hash_key, strip_bytes, journal_bytes, created };
+    let text =
+        Text { format, needs, uuid, rank, ranks, label, hash_key, strip_bytes, journal_bytes, created };
     let body = format!("{TITLE}{}", toml::to_string(&text)?);
     Ok(format!("{body}checksum = {}", checksum_line(&body)))
 }

@@ -1,4 +1,4 @@
-use espalier_proto::{Ino, Name, NewNode, Request};
+use espalier_proto::{Ino, Name, Request};
 
 use crate::Call;
 
@@ -12,7 +12,6 @@ pub(super) struct Subject<'a> {
     pub changes_rights: bool,
     /// This name is gone if it succeeds.
     pub removes: Option<(Ino, &'a Name)>,
-    pub makes_directory: bool,
     /// It lists this directory, from that cursor on.
     pub lists: Option<(Ino, u64)>,
 }
@@ -38,10 +37,7 @@ impl<'a> Subject<'a> {
             | Request::RemoveXattr { ino, .. } => {
                 Self { changes_rights: true, ..change([None; 2], [Some(*ino), None]) }
             }
-            Request::Create { dir, name, node, .. } => Self {
-                makes_directory: *node == NewNode::Directory,
-                ..change([Some((*dir, name)), None], [Some(*dir), None])
-            },
+            Request::Create { dir, name, .. } => change([Some((*dir, name)), None], [Some(*dir), None]),
             Request::Unlink { dir, name } | Request::RmDir { dir, name } => {
                 Self { removes: Some((*dir, name)), ..change([Some((*dir, name)), None], [Some(*dir), None]) }
             }

@@ -275,10 +275,40 @@ fn who_has_made_a_directory_knows_what_is_not_in_it() {
 fn a_new_directory_is_not_known_by_another_answers_lease() {
     let mut cache = Cache::new(10, Users::Tell);
     let find = Call::Request(Request::Lookup { dir: Ino::ROOT, name: name("dir") });
-    cache.answered(&find, Some(&made(7, FileType::Directory)), 100, 0);
+    let Answer::Entry(mut found) = made(7, FileType::Directory) else { panic!() };
+    found.attr.size = 1;
+    cache.answered(&find, Some(&Answer::Entry(found)), 100, 0);
     let make = create(Ino::ROOT, "dir", NewNode::Directory);
     cache.answered(&make, Some(&made(7, FileType::Directory)), 0, 0);
     assert_eq!(cache.name(NEW, &name("a"), 0), None);
+}
+
+/// One rank tells of the name, then another of the inode.
+#[test]
+fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
+    const FAR: Ino = Ino(1 << 48 | 7);
+    let make = create(DIR, "far", NewNode::Directory);
+    let sighting = Sighting { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
+    let far = Binding::Inode(FAR, FileType::Directory);
+    let mut cache = cache(10, 100);
+    cache.sent(&make);
+    cache.sighted(&make, &sighting, 100, 0);
+    assert_eq!(cache.name(DIR, &name("far"), 0), Some(far));
+    // The other's answer comes later than a revocation of the name.
+    cache.revoke(&Lease::Name { dir: DIR, name: name("far") });
+    cache.found(Some(&made(FAR.0, FileType::Directory)), 100, 0);
+    assert_eq!(cache.name(DIR, &name("far"), 0), None);
+    assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "it is empty");
+
+    cache.sighted(&make, &sighting, 60, 0);
+    cache.distrust_rank(Rank(1));
+    assert_eq!((cache.name(DIR, &name("far"), 0), cache.attr(FAR, 0)), (Some(far), None));
+    assert!(cache.look_up(DIR, &name("far"), 0).is_none(), "nothing is known of the inode");
+    let known = Sighting { cacheable: false, ..sighting };
+    assert_eq!(cache.sighting(DIR, &name("far"), 10), Some((known, 50)));
+    assert_eq!(cache.sighting(DIR, &name("far"), 60), None);
+    cache.distrust_rank(Rank(0));
+    assert_eq!(cache.name(DIR, &name("far"), 0), None);
 }
 
 #[test]

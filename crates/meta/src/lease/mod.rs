@@ -68,7 +68,9 @@ impl Meta {
     pub(crate) fn tell_moved(&self, cx: &mut Cx<'_>, dir: Ino, name: &Name) {
         let Some(leases) = &self.leases else { return };
         let key = Key::name(dir, self.state.slot(name).hash);
-        if leases.are_for(cx.client) && leases.is_free(key, cx.claims) {
+        // Only the name's rank gives one.
+        let is_own = dir.rank() == self.config.rank;
+        if is_own && leases.are_for(cx.client) && leases.is_free(key, cx.claims) {
             cx.told.keys.push(key);
         } else {
             cx.told.refused = true;

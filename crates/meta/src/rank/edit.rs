@@ -16,7 +16,7 @@ use crate::usage::{Usage, add_name, remove_name};
 /// loses is sticky.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Edit {
-    /// A new directory, whose name is at another rank. When it is prepared it gets its number and its times.
+    /// A new directory, whose name is at another rank: when it is prepared it gets its number and its times. Or a whiteout.
     Make { inode: Box<Inode> },
     /// An inode gets a name in a directory. What kind it is, is known when it is prepared.
     Link { ino: Ino, dir: Ino, kind: Option<FileType> },
@@ -92,13 +92,14 @@ impl State {
     /// Makes sure that all that a part changes is in memory.
     pub(crate) fn load_edits(&self, edits: &[Edit]) -> Step<()> {
         self.load_names(edits)?;
+        let is_made = |ino| edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if inode.ino == ino));
         for edit in edits {
             match edit {
                 Edit::Link { ino, .. } | Edit::Unlink { ino, .. } | Edit::Move { ino, .. } => {
                     self.cached(*ino)?;
                 }
                 Edit::TakeName { dir, ino, .. } | Edit::PutName { dir, ino, .. }
-                    if ino.rank() == dir.rank() =>
+                    if ino.rank() == dir.rank() && !is_made(*ino) =>
                 {
                     self.cached(*ino)?;
                 }

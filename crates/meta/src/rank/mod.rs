@@ -71,6 +71,11 @@ impl Ranks {
         self.locked_out.remove(&number);
         Some(number)
     }
+
+    /// Whether an operation waits for other ranks.
+    pub(crate) fn is_waiting(&self, number: &u64) -> bool {
+        self.unanswered.contains(number) || self.locked_out.contains(number)
+    }
 }
 
 impl Meta {

@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, FileType, Ino, Name, OpenHow, Rank, RenameFlags, Reply, Time};
+use espalier_proto::{Errno, FileType, Ino, Name, NewNode, OpenHow, Rank, RenameFlags, Reply, Time};
 
 use super::edit::Edit;
 use super::message::{Answer, Question};
@@ -196,9 +196,8 @@ impl Meta {
         if is_here(to.0) && is_here(ino) && target.is_none_or(|(ino, _)| is_here(ino)) {
             return Ok(true);
         }
-        if flags.contains(RenameFlags::WHITEOUT) {
-            return Err(Errno::EXDEV.into());
-        }
+        let whiteout = flags.contains(RenameFlags::WHITEOUT);
+        let whiteout = whiteout.then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0)));
 
         let uid = cx.caller.uid;
         let moves = |ino, from, to, sticky: bool, replaces| Edit::Move {
@@ -221,6 +220,11 @@ impl Meta {
         edits.extend(target.map(|target| take(to, target)));
         edits.push(put(to, (ino, kind)));
         edits.extend(target.filter(|_| exchange).map(|target| put(from, target)));
+        if let Some(inode) = whiteout.transpose()? {
+            edits.push(put(from, (inode.ino, inode.kind)));
+            let names = Some(Box::new([(from.0, 1)].into()));
+            edits.insert(0, Edit::Make { inode: Box::new(Inode { names, ..inode }) });
+        }
         let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
         for at in 0..own.len() {
             self.check_edit(cx, &own, at)?;
@@ -228,6 +232,10 @@ impl Meta {
         self.revoke_edits(cx, &own)?;
         self.agree(cx, &others)?;
         self.commit_edits(cx, own)?;
+        self.tell_moved(cx, to.0, to.1);
+        if exchange {
+            self.tell_moved(cx, from.0, from.1);
+        }
         Ok(false)
     }
 

@@ -66,9 +66,8 @@ pub async fn within<T>(what: impl Future<Output = T>) -> T {
 pub fn hello() -> Hello {
     Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata,
+        service: Service::Metadata { leases: true },
         client: ClientId(3),
-        leases: true,
         incarnation: None,
     }
 }

@@ -151,8 +151,7 @@ impl DataServers {
     ) -> Result<(Welcome, Connection<FromData, ToData>), ConnectError> {
         let How { security, limits, own, incarnation } = &self.how;
         let (service, incarnation) = (Service::Data(server), Some(*incarnation));
-        let hello =
-            Hello { cluster: ClusterId::ANY, service, client: asker(*own), leases: false, incarnation };
+        let hello = Hello { cluster: ClusterId::ANY, service, client: asker(*own), incarnation };
         connect(&link.address, security, limits, hello).await
     }
 

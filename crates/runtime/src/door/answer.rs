@@ -116,8 +116,13 @@ impl Door for FuseDoor {
         }
     }
 
-    fn revoke(&self, lease: &Lease, done: impl FnOnce() + Send + 'static) {
+    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static) {
         match lease {
+            // The kernel has the lock that forgetting it would take.
+            Lease::Name { .. } if is_own && self.has_epochs => {
+                self.distrust_names();
+                done();
+            }
             Lease::Name { dir, name } => {
                 self.tell([News::Entry(*dir, name.clone())].into());
                 let done = Once::new(done);

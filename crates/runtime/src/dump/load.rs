@@ -98,7 +98,9 @@ fn make(dir: &Path, head: Head, force: bool) -> Result<LocalStore, Error> {
     let Head { label, strip_bytes, journal_bytes, hash_key } = head;
     check_sizes(strip_bytes, journal_bytes)?;
     let hash_key = Some(hash_key);
-    superblock::format(dir, &FormatOptions { label, strip_bytes, journal_bytes, force, hash_key })?;
+    let format =
+        FormatOptions { label, strip_bytes, journal_bytes, force, hash_key, ..FormatOptions::default() };
+    superblock::format(dir, &format)?;
     open(dir)
 }
 

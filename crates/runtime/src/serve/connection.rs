@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
 use super::machine::{Origin, Server};
+use super::peers;
 use super::rights::Access;
 use crate::data::DataServer;
 
@@ -51,6 +52,9 @@ pub struct Gate {
 pub struct Metadata {
     pub server: Arc<Server>,
     pub cluster: ClusterId,
+    pub rank: Rank,
+    /// How many share the tree.
+    pub ranks: u16,
     pub session_ms: u32,
     /// As clients are told.
     pub servers: ServerMap,
@@ -101,7 +105,8 @@ impl Gate {
             Ok(incoming) => incoming,
             Err(error) => return tracing::warn!(peer, %error, "a connection was not accepted"),
         };
-        let refusal = if is_full {
+        let is_client = matches!(incoming.hello().service, Service::Metadata { .. });
+        let refusal = if is_full && is_client {
             Some(Refusal::new(Reason::Full, "the server has as many clients as it may: try again later"))
         } else {
             self.refusal(incoming.hello())
@@ -112,16 +117,26 @@ impl Gate {
             return;
         }
         let ended = match (incoming.hello().service, &self.meta, &self.data) {
-            (Service::Metadata, Some(meta), _) => self.converse(meta, incoming, &peer).await,
+            (Service::Metadata { leases }, Some(meta), _) => {
+                self.converse(meta, incoming, &peer, leases).await
+            }
             (Service::Data(number), _, Some(data)) if number == data.store.number() => {
                 self.serve_data(data, incoming, &peer).await
             }
+            (Service::Peer { from, to }, Some(meta), _) if meta.is_peer(from, to) => {
+                self.serve_peer(meta, from, incoming, &peer).await
+            }
             (service, ..) => {
                 let text = match service {
-                    Service::Metadata => "this server serves no metadata: name another in the URL".into(),
+                    Service::Metadata { .. } => {
+                        "this server serves no metadata: name another in the URL".into()
+                    }
                     Service::Data(number) => {
                         format!("this is not data server {number}: mend [[data]] in server.toml")
                     }
+                    Service::Peer { from, to } => format!(
+                        "this is not metadata server {to}, which another one, {from}, asks for: mend [[meta]] in server.toml"
+                    ),
                 };
                 tracing::warn!(peer, "a peer was refused: {text}");
                 incoming.refuse(Refusal::new(Reason::Service, text)).await;
@@ -135,33 +150,42 @@ impl Gate {
 
     fn refusal(&self, hello: &Hello) -> Option<Refusal> {
         let own = self.meta.as_ref().map(|meta| meta.cluster);
-        (hello.cluster != ClusterId::ANY && own.is_some_and(|own| own != hello.cluster))
+        let is_any = hello.cluster == ClusterId::ANY && !matches!(hello.service, Service::Peer { .. });
+        (!is_any && own.is_some_and(|own| own != hello.cluster))
             .then(|| Refusal::new(Reason::Cluster, "this server is one of another cluster"))
     }
 
-    /// Only the cluster's servers may ask for data.
+    /// Some services are for the cluster's servers only.
+    async fn servers_only(incoming: Incoming, peer: &str) -> Option<Incoming> {
+        let Some(Identity::Client(name)) = incoming.identity() else { return Some(incoming) };
+        tracing::warn!(peer, name, "a client was refused: it has asked for what is for servers");
+        let text = "this is for the cluster's servers only: this certificate is a client's";
+        incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+        None
+    }
+
+    fn welcome_to_server(&self, rank: Rank) -> Welcome {
+        let (incarnation, session_ms) = (self.incarnation, u32::MAX);
+        Welcome { incarnation, resumed: true, window: WINDOW, session_ms, rank, servers: ServerMap::NONE }
+    }
+
+    async fn serve_peer(&self, meta: &Metadata, rank: Rank, incoming: Incoming, peer: &str) -> Ended {
+        let Some(mut incoming) = Self::servers_only(incoming, peer).await else { return Ok(()) };
+        incoming.set_unsent_bytes(peers::UNSENT_BYTES);
+        let connection = incoming.welcome(self.welcome_to_server(meta.rank)).await?;
+        tracing::info!(peer, %rank, "another metadata server has connected");
+        Err(meta.server.converse_with_rank(rank, connection).await.into())
+    }
+
     async fn serve_data(&self, data: &Arc<DataServer>, incoming: Incoming, peer: &str) -> Ended {
-        if let Some(Identity::Client(name)) = incoming.identity() {
-            tracing::warn!(peer, name, "a client was refused: it has asked for data");
-            let text = "data servers are for the cluster's servers: this certificate is a client's";
-            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
-            return Ok(());
-        }
+        let Some(incoming) = Self::servers_only(incoming, peer).await else { return Ok(()) };
         let hello = incoming.hello().clone();
-        let welcome = Welcome {
-            incarnation: self.incarnation,
-            resumed: true,
-            window: WINDOW,
-            session_ms: u32::MAX,
-            rank: Rank(0),
-            servers: ServerMap::NONE,
-        };
-        let connection = incoming.welcome(welcome).await?;
+        let connection = incoming.welcome(self.welcome_to_server(Rank(0))).await?;
         tracing::info!(peer, server = hello.client.0, "a metadata server has connected");
         Ok(data.converse(&hello, connection).await?)
     }
 
-    async fn converse(&self, meta: &Metadata, incoming: Incoming, peer: &str) -> Ended {
+    async fn converse(&self, meta: &Metadata, incoming: Incoming, peer: &str, leases: bool) -> Ended {
         let rights = match meta.access.of(incoming.identity()) {
             Ok(rights) => Arc::new(rights),
             Err(text) => {
@@ -170,9 +194,16 @@ impl Gate {
                 return Ok(());
             }
         };
+        if rights.subtree.is_some() && meta.ranks > 1 {
+            let text = "a client cannot be restricted to a subtree where several metadata servers share the tree: \
+                take `subtree` from its table in server.toml";
+            tracing::warn!(peer, "a client was refused: {text}");
+            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+            return Ok(());
+        }
         let client = meta.client(incoming.identity(), incoming.hello().client);
         let known = incoming.hello().incarnation == Some(self.incarnation);
-        let resumed = match meta.server.connect(client, incoming.hello().leases).await? {
+        let resumed = match meta.server.connect(client, leases).await? {
             Ok(resumed) => resumed,
             Err(errno) => {
                 let text = format!(
@@ -195,7 +226,7 @@ impl Gate {
             resumed,
             window: WINDOW,
             session_ms: meta.session_ms,
-            rank: Rank(0),
+            rank: meta.rank,
             servers: meta.servers.clone(),
         };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
@@ -235,6 +266,10 @@ impl Gate {
 }
 
 impl Metadata {
+    fn is_peer(&self, from: Rank, to: Rank) -> bool {
+        to == self.rank && from != to && from.0 < self.ranks
+    }
+
     fn client(&self, identity: Option<&Identity>, given: ClientId) -> ClientId {
         let mut hasher = SipHasher24::new_with_key(&self.secret);
         hasher.write(identity.map(ToString::to_string).unwrap_or_default().as_bytes());

@@ -3,7 +3,7 @@
 //! The thread that has received a batch of messages runs the machine for it, does the I/O that follows, and sends what is
 //! answered. Only what takes as long as a disk's sync goes to the background, for others share the thread.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,13 @@ use espalier_client::Answer;
 use espalier_meta::{Answered, Connected, Input, Io, IoDone, IoId, Meta, Now, Outbox};
 use espalier_net::{NetError, Sender};
 use espalier_proto::{
-    ClientId, Errno, FromClient, FromServer, Ino, Layout, Reply, RequestId, StreamIo, Touched,
+    ClientId, Errno, FromClient, FromServer, Ino, Layout, Rank, Reply, RequestId, StreamIo, Touched,
 };
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
+use super::peers::Link;
 use super::rights::Rights;
 use super::striped::{Striped, Striping};
 use super::subtree::{self, Subtree};
@@ -50,7 +51,9 @@ pub(super) struct Inner {
     pub(super) unplaced: Vec<(Ino, Stream)>,
     /// Clients that are about to be restricted.
     entering: HashMap<ClientId, oneshot::Sender<Result<(), Errno>>>,
-    next_connection: u64,
+    /// Other ranks that are connected.
+    pub(super) ranks: BTreeMap<Rank, Link>,
+    pub(super) next_connection: u64,
 }
 
 /// A connected client.
@@ -107,6 +110,7 @@ impl Server {
             asking: HashMap::new(),
             unplaced: Vec::new(),
             entering: HashMap::new(),
+            ranks: BTreeMap::new(),
             next_connection: 0,
         };
         let server = Arc::new_cyclic(|server| {
@@ -305,9 +309,22 @@ impl Server {
     }
 
     pub(super) fn feed(&self, input: Input) {
+        self.with_machine(|_| [input]);
+    }
+
+    /// Gives the machine what comes of having it.
+    pub(super) fn with_machine<I>(&self, inputs: impl FnOnce(&mut Inner) -> I)
+    where
+        I: IntoIterator<Item = Input, IntoIter: ExactSizeIterator>,
+    {
         let Ok((mut inner, turn)) = self.turn() else { return };
         let mut work = Work::new(turn);
-        self.input(&mut inner, &mut work, 0, input);
+        let inputs = inputs(&mut inner).into_iter();
+        let mut left = inputs.len();
+        for input in inputs {
+            left -= 1;
+            self.input(&mut inner, &mut work, left, input);
+        }
         self.settle(inner, work);
     }
 
@@ -334,9 +351,13 @@ impl Server {
             let io = std::mem::take(&mut work.out.io);
             // In the order in which the machine has decided: a lease must be told of before it is revoked.
             let senders = queue(&inner, work.send.drain(..));
+            let ranks = inner.tell_ranks(work.out.peers.drain(..));
             drop(inner);
+            // It fails with the connection, of which its own task hears.
             for sender in senders {
-                // It fails with the connection, of which its own task hears.
+                let _ = sender.flush();
+            }
+            for sender in ranks {
                 let _ = sender.flush();
             }
             if !work.streams.is_empty() {

@@ -2,6 +2,7 @@
 
 mod connection;
 mod machine;
+mod peers;
 mod rights;
 mod striped;
 mod subtree;
@@ -26,6 +27,7 @@ use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 use connection::{Gate, Metadata, accept};
 use machine::Server;
+use peers::Peers;
 pub use rights::{Access, Rights};
 
 /// How a server serves.
@@ -54,6 +56,8 @@ pub struct MetaRole {
     pub access: Access,
     /// A client that is silent for so many milliseconds loses its session.
     pub session_ms: u32,
+    /// Where the metadata servers are that share the tree, by rank, as `HOST:PORT`. Empty: there is no other.
+    pub ranks: Vec<String>,
     /// Where the data servers are, as `HOST:PORT`.
     pub data_servers: Vec<(ServerId, String)>,
 }
@@ -106,6 +110,7 @@ pub fn serve(
         handshakes: Gate::turnstile(),
     });
     let background = tree.as_mut().and_then(|tree| tree.background.take());
+    let peers = tree.as_mut().and_then(|tree| tree.peers.take());
     let tree_served = tree.as_ref().map(|tree| Served { server: Arc::clone(&tree.server), url: url.clone() });
     let data_served = data.map(|data| DataServed::new(data, url));
     std::thread::scope(|scope| {
@@ -119,6 +124,9 @@ pub fn serve(
                 }
             });
             server.reach_data_servers();
+            if let Some(peers) = peers {
+                peers.reach(server, &runtime);
+            }
             if let Some(metrics) = &metrics {
                 scope.spawn(|| metrics.serve(|| server.exposition()));
             }
@@ -162,6 +170,8 @@ pub fn serve(
 struct Tree {
     server: Arc<Server>,
     background: Option<Background>,
+    /// Until they are reached.
+    peers: Option<Peers>,
     control: Option<control::Listener>,
     superblock: Superblock,
 }
@@ -173,8 +183,12 @@ impl Tree {
         runtime: &Handle,
         incarnation: u64,
     ) -> Result<(Metadata, Self), Error> {
-        let MetaRole { volume, store, access, session_ms, data_servers } = role;
-        let servers = ServerMap { data: data_servers.clone(), ..ServerMap::NONE };
+        let MetaRole { volume, store, access, session_ms, ranks, data_servers } = role;
+        let servers = ServerMap { ranks, data: data_servers.clone() };
+        let named = servers.ranks.len().max(1);
+        if named != usize::from(volume.superblock.ranks) {
+            return Err(Error::Ranks { path: store, ranks: volume.superblock.ranks, named });
+        }
         let striper = if data_servers.is_empty() {
             volume.require_whole(&store)?;
             None
@@ -189,8 +203,27 @@ impl Tree {
         let cluster = ClusterId(superblock.uuid.into_bytes());
         let secret = superblock.hash_key;
         let control = control::Listener::of_store(&store);
-        let metadata = Metadata { server: Arc::clone(&server), cluster, session_ms, servers, access, secret };
-        Ok((metadata, Self { server, background: Some(background), control, superblock }))
+        let Superblock { rank, ranks, .. } = superblock;
+        let peers = Peers {
+            own: rank,
+            addresses: servers.ranks.clone(),
+            cluster,
+            incarnation,
+            security: options.security.clone(),
+            limits: options.limits.clone(),
+        };
+        let metadata = Metadata {
+            server: Arc::clone(&server),
+            cluster,
+            rank,
+            ranks,
+            session_ms,
+            servers,
+            access,
+            secret,
+        };
+        let (background, peers) = (Some(background), Some(peers));
+        Ok((metadata, Self { server, background, peers, control, superblock }))
     }
 }
 

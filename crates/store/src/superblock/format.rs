@@ -2,6 +2,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use espalier_proto::Rank;
 use uuid::Uuid;
 
 use super::{COPY, FILE, FILE_NEW, FORMAT, Superblock, SuperblockError, is_store, write};
@@ -20,6 +21,11 @@ pub struct FormatOptions {
     pub force: bool,
     /// The secret for hashing names, of a file system whose records are to be put in; otherwise a new one is drawn.
     pub hash_key: Option<[u8; 16]>,
+    /// Of the file system that it is to be a part of; otherwise a new one is drawn.
+    pub uuid: Option<Uuid>,
+    /// Which of the metadata servers that share the tree it is for, and how many there are.
+    pub rank: Rank,
+    pub ranks: u16,
 }
 
 impl Default for FormatOptions {
@@ -30,6 +36,9 @@ impl Default for FormatOptions {
             journal_bytes: 64 << 20,
             force: false,
             hash_key: None,
+            uuid: None,
+            rank: Rank(0),
+            ranks: 1,
         }
     }
 }
@@ -89,7 +98,9 @@ pub fn format(dir: &Path, options: &FormatOptions) -> Result<Superblock, FormatE
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
     let superblock = Superblock {
         format: FORMAT,
-        uuid: Uuid::new_v4(),
+        uuid: options.uuid.unwrap_or_else(Uuid::new_v4),
+        rank: options.rank,
+        ranks: options.ranks,
         label: options.label.clone(),
         hash_key: options.hash_key.unwrap_or(hash_key),
         strip_bytes: options.strip_bytes,

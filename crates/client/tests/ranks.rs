@@ -1,0 +1,109 @@
+//! Calls whose name lies at one rank, and the inode at another.
+
+use espalier_client::{Answer, Call, Client, Next, Sighting};
+use espalier_proto::{
+    AllocateMode, Attr, Entry, Errno, FileType, Home, Ino, Name, NewNode, Opened, Reply, Request, Time,
+};
+
+const FAR: Ino = Ino(1 << 48 | 7);
+
+fn lookup() -> Call<'static> {
+    Call::Request(Request::Lookup { dir: Ino::ROOT, name: Name::new(b"a").expect("a name") })
+}
+
+fn mkdir() -> Call<'static> {
+    let (dir, name, node) = (Ino::ROOT, Name::new(b"a").expect("a name"), NewNode::Directory);
+    Call::Request(Request::Create { dir, name, node, perm: 0o755, umask: 0, open: None, exclusive: true })
+}
+
+/// What the name's rank says.
+fn sight(client: &mut Client, call: &Call<'_>) -> Sighting {
+    let (ino, kind, cacheable, name_leased) = (FAR, FileType::Directory, true, true);
+    match client.reply(call, Ok(Reply::Elsewhere { ino, kind, cacheable, name_leased })) {
+        Next::Find(Request::Find { ino: FAR, .. }, sighting) => sighting,
+        next => panic!("{next:?}"),
+    }
+}
+
+fn entry() -> Entry {
+    let (ino, kind, time) = (FAR, FileType::Directory, Time::new(1, 0));
+    let (perm, nlink, uid, gid, rdev, size, blocks) = (0o755, 2, 0, 0, 0, 0, 0);
+    let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
+    let attr = Attr {
+        ino,
+        kind,
+        perm,
+        nlink,
+        uid,
+        gid,
+        rdev,
+        size,
+        blocks,
+        atime,
+        mtime,
+        ctime,
+        btime,
+        streamed,
+        bare,
+    };
+    Entry { attr, cacheable: false, name_leased: false, attr_leased: true, home: Home::Table, proof: 1 }
+}
+
+#[test]
+fn what_two_ranks_tell_is_one_answer() {
+    let mut client = Client::default();
+    let sighting = sight(&mut client, &lookup());
+    let next = client.found(&lookup(), &sighting, false, Ok(Reply::Entry(entry())));
+    let Next::Answer(Ok(Answer::Entry(found))) = next else { panic!("{next:?}") };
+    assert_eq!(found, Entry { cacheable: true, name_leased: true, ..entry() });
+    let revoked = Sighting { leased: false, ..sighting };
+    let next = client.found(&lookup(), &revoked, false, Ok(Reply::Entry(entry())));
+    let Next::Answer(Ok(Answer::Entry(found))) = next else { panic!("{next:?}") };
+    assert_eq!(found, Entry { cacheable: true, name_leased: false, ..entry() });
+}
+
+#[test]
+fn an_inode_that_is_gone_is_looked_up_again_once() {
+    let mut client = Client::default();
+    let sighting = sight(&mut client, &lookup());
+    let next = client.found(&lookup(), &sighting, false, Err(Errno::ESTALE));
+    assert!(matches!(next, Next::Ask(Request::Lookup { .. })), "{next:?}");
+    // The name stands for it still: that will not end.
+    let next = client.found(&lookup(), &sighting, true, Err(Errno::ESTALE));
+    assert!(matches!(next, Next::Answer(Err(Errno::ESTALE))), "{next:?}");
+    let next = client.found(&lookup(), &sighting, false, Err(Errno::EINTR));
+    assert!(matches!(next, Next::Answer(Err(Errno::EINTR))), "{next:?}");
+}
+
+#[test]
+fn a_directory_that_has_been_made_has_been_made_whatever_becomes_of_it() {
+    let mut client = Client::default();
+    let sighting = sight(&mut client, &mkdir());
+    let next = client.found(&mkdir(), &sighting, false, Err(Errno::ESTALE));
+    let Next::Answer(Ok(Answer::Entry(made))) = next else { panic!("{next:?}") };
+    assert_eq!((made.attr.ino, made.attr.kind), (FAR, FileType::Directory));
+    assert!(!made.name_leased && !made.attr_leased, "nothing is known of it");
+}
+
+/// The caller copies by reading and writing then.
+#[test]
+fn what_lies_at_two_ranks_is_not_copied_by_either() {
+    let mut client = Client::default();
+    let near = Ino(8);
+    let how = espalier_proto::OpenHow {
+        access: espalier_proto::Access::READ,
+        kill_suid_gid: false,
+        truncate: false,
+        sync: false,
+    };
+    for ino in [FAR, near, Ino(9)] {
+        let opened = Opened { streamed: true, keep_cache: false, limited: false, proof: 0 };
+        client.reply(&Call::Request(Request::Open { ino, how }), Ok(Reply::Opened(opened)));
+    }
+    let copy = |to| Call::Copy { from: near, from_offset: 0, to, to_offset: 0, length: 1 };
+    assert!(matches!(client.start(&copy(FAR)), Next::Answer(Err(Errno::EXDEV))));
+    assert!(matches!(client.start(&copy(Ino(9))), Next::Ask(Request::Extend { .. })));
+    let punch = Call::Allocate { ino: FAR, offset: 0, length: 1, mode: AllocateMode::KEEP_SIZE };
+    let Next::Stream(io) = client.start(&punch) else { panic!() };
+    assert_eq!(io.rank(), FAR.rank());
+}

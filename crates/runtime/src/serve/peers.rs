@@ -1,0 +1,178 @@
+//! The connections between the metadata servers that share a tree. There is one for each pair, which the one with the larger rank
+//! makes; what is lost with it, the machines say again over the next.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use espalier_meta::{Input, PeerMessage};
+use espalier_net::{ConnectError, Connection, Limits, Message, NetError, Security, Sender, connect};
+use espalier_proto::{ClientId, ClusterId, Hello, Rank, Service};
+use serde::{Deserialize, Serialize};
+use tokio::runtime::Handle;
+
+use super::machine::{Inner, Server};
+
+/// What one metadata server says to another.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Said(PeerMessage);
+
+impl Message for Said {
+    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+        None
+    }
+
+    /// The order of all counts.
+    fn request(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// The connection to another rank.
+pub struct Link {
+    /// Tells it from earlier ones.
+    connection: u64,
+    sender: Sender<Said>,
+}
+
+/// How other ranks are reached.
+pub struct Peers {
+    pub own: Rank,
+    /// By rank, as `HOST:PORT`.
+    pub addresses: Vec<String>,
+    pub cluster: ClusterId,
+    pub incarnation: u64,
+    pub security: Security,
+    pub limits: Limits,
+}
+
+/// What waits to be sent is bounded by what waits to be answered; when a connection begins, all of that is said at once.
+pub const UNSENT_BYTES: usize = 1 << 30;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+impl Peers {
+    /// Connects to the smaller ranks, and stays connected. The larger ones connect to this one.
+    pub fn reach(self, server: &Arc<Server>, runtime: &Handle) {
+        let peers = Arc::new(self);
+        for rank in (0..peers.own.0).map(Rank) {
+            let (peers, server) = (Arc::clone(&peers), Arc::clone(server));
+            runtime.spawn(async move { peers.keep_connected(rank, &server).await });
+        }
+    }
+
+    async fn keep_connected(&self, rank: Rank, server: &Server) {
+        let (mut pause, mut told) = (FIRST_PAUSE, false);
+        loop {
+            match self.connect(rank).await {
+                Ok(connection) => {
+                    tracing::info!(%rank, "connected to another metadata server");
+                    (pause, told) = (FIRST_PAUSE, false);
+                    let error = server.converse_with_rank(rank, connection).await;
+                    tracing::warn!(%rank, %error, "the connection to another metadata server is lost: connecting again");
+                }
+                Err(error) if told => tracing::debug!(%rank, %error, "not connected yet"),
+                Err(error) => {
+                    tracing::warn!(%rank, %error, "another metadata server cannot be reached: what needs it waits");
+                    told = true;
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn connect(&self, rank: Rank) -> Result<Connection<Said, Said>, ConnectError> {
+        let Self { own, addresses, cluster, incarnation, security, limits } = self;
+        let hello = Hello {
+            cluster: *cluster,
+            service: Service::Peer { from: *own, to: rank },
+            client: ClientId(own.0.into()),
+            incarnation: Some(*incarnation),
+        };
+        let limits = Limits { unsent_bytes: UNSENT_BYTES, ..limits.clone() };
+        let address = addresses.get(usize::from(rank.0)).map(String::as_str).unwrap_or_default();
+        Ok(connect(address, security, &limits, hello).await?.1)
+    }
+}
+
+impl Server {
+    /// Has the machines talk with each other as long as the connection lasts. Returns why it has ended.
+    pub async fn converse_with_rank(&self, rank: Rank, connection: Connection<Said, Said>) -> NetError {
+        let Connection { mut receiver, sender } = connection;
+        let Some(number) = self.attach_rank(rank, sender.clone()) else { return NetError::Dropped };
+        let mut batch = Vec::new();
+        let error = loop {
+            // Nothing is put off here: two that wait for each other to read would do so for ever.
+            if let Err(error) = receiver.next(&mut batch).await {
+                break error;
+            }
+            let inputs = batch.drain(..).map(|Said(message)| Input::Peer { from: rank, message });
+            if !self.said_by_rank(rank, number, inputs) {
+                break NetError::Dropped;
+            }
+        };
+        sender.end();
+        self.detach_rank(rank, number);
+        error
+    }
+
+    /// From now on the rank is reached by this connection; the number of it.
+    fn attach_rank(&self, rank: Rank, sender: Sender<Said>) -> Option<u64> {
+        let mut attached = None;
+        self.with_machine(|inner| {
+            inner.next_connection += 1;
+            let connection = inner.next_connection;
+            attached = Some(connection);
+            if let Some(old) = inner.ranks.insert(rank, Link { connection, sender }) {
+                old.sender.end();
+            }
+            [Input::PeerConnected { rank }]
+        });
+        attached
+    }
+
+    /// Whether that connection is still the one to the rank.
+    fn said_by_rank(
+        &self,
+        rank: Rank,
+        connection: u64,
+        inputs: impl ExactSizeIterator<Item = Input>,
+    ) -> bool {
+        let mut is_current = false;
+        self.with_machine(|inner| {
+            is_current = inner.ranks.get(&rank).is_some_and(|link| link.connection == connection);
+            inputs.take(if is_current { usize::MAX } else { 0 })
+        });
+        is_current
+    }
+
+    fn detach_rank(&self, rank: Rank, connection: u64) {
+        if let Ok(mut inner) = self.lock()
+            && inner.ranks.get(&rank).is_some_and(|link| link.connection == connection)
+        {
+            inner.ranks.remove(&rank);
+        }
+    }
+}
+
+impl Inner {
+    /// Queues what is said to those that are connected; to others it is said again when they are. Returns the connections that have
+    /// something to send.
+    pub(super) fn tell_ranks(
+        &self,
+        messages: impl Iterator<Item = (Rank, PeerMessage)>,
+    ) -> Vec<Sender<Said>> {
+        let mut told: Vec<Rank> = Vec::new();
+        for (rank, message) in messages {
+            let Some(link) = self.ranks.get(&rank) else { continue };
+            if let Err(error) = link.sender.queue(Said(message)) {
+                tracing::warn!(%rank, %error, "a message to another metadata server was not sent");
+            } else if !told.contains(&rank) {
+                told.push(rank);
+            }
+        }
+        told.iter().filter_map(|rank| Some(self.ranks.get(rank)?.sender.clone())).collect()
+    }
+}

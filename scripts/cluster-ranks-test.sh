@@ -1,0 +1,208 @@
+#!/bin/bash
+# cluster-ranks-test.sh: several metadata servers share a tree. Two mounts behave as two processes on one machine, also while any of the
+# servers is killed and started again, and what spans several is done whole or not at all.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+target=$(realpath "${TARGET:-target}")
+bin=$target/release/espalier conformance=$target/release/espalier-conformance
+work=$(mktemp -d)
+chmod 755 "$work" # others look into the mounts, too
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b" "$work/second"
+cleanup() {
+    exec 8>&- 9<&-
+    umount "$work/second" 2> /dev/null || true
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+. scripts/cluster-functions.sh
+
+echo '== a cluster of four ranks'
+refused 'each has one at most' "$bin" cluster init "$cluster" --servers 2 --ranks 3
+"$bin" cluster init "$cluster" --servers 4 --ranks 4 --listen 127.0.0.1:17480 > /dev/null
+store=$cluster/server-1/store
+refused 'cluster up' "$bin" mount "$store" "$a"
+refused 'cluster fsck' "$bin" fsck "$store"
+refused 'cluster fsck' "$bin" fsck --repair "$store"
+refused 'cluster fsck' "$bin" dump "$store" "$work/dump"
+cp "$cluster/server-2/server.toml" "$work/saved.toml"
+sed -i 's/^rank = 3$/rank = 2/' "$cluster/server-2/server.toml"
+refused 'names each rank once' "$bin" serve --config "$cluster/server-2/server.toml"
+sed -i '/^\[\[meta\]\]$/,+3d' "$cluster/server-2/server.toml"
+refused 'made for 4 metadata servers' "$bin" serve --config "$cluster/server-2/server.toml"
+cp "$work/saved.toml" "$cluster/server-2/server.toml"
+up
+url=$("$bin" cluster status "$cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')
+is "$url" espalier://127.0.0.1:17480,127.0.0.1:17481,127.0.0.1:17482,127.0.0.1:17483/
+credentials=$cluster/clients/admin
+"$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
+# Any of the servers tells of the others.
+"$bin" mount espalier://127.0.0.1:17482/ "$b" -o "credentials=$credentials" --log-file "$work/b.log"
+
+echo '== what one does the other sees'
+mkdir "$a"/home-{1,2,3,4}
+# The inode's number says at which rank a directory is.
+is "$(stat -c %i "$b"/home-* | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 4
+rmdir "$b"/home-*
+for round in 1 2 3 4 5; do
+    mkdir -p "$a/one/two/three/four" "$b/other/deep"
+    echo "$round" > "$a/one/two/file"
+    ln "$b/one/two/file" "$b/other/deep/linked"
+    is "$(stat -c %h "$a/one/two/file")" 2
+    mv "$a/one/two/file" "$a/one/two/three/four/moved"
+    is "$(cat "$b/other/deep/linked" "$b/one/two/three/four/moved")" "$round"$'\n'"$round"
+    if [ -e "$b/one/two/file" ]; then fail 'the old name is still there'; fi
+    mv "$b/one/two" "$b/other/deep/two"
+    is "$(ls "$a/other/deep")" linked$'\n'two
+    is "$(stat -c %h "$a/one")" 2
+    refused 'subdirectory of itself\|Invalid argument' mv "$a/other" "$a/other/deep/two/three"
+    refused 'not empty' rmdir "$a/other/deep"
+    head -c 3000000 /dev/urandom > "$a/other/deep/two/big"
+    cmp "$a/other/deep/two/big" "$b/other/deep/two/big"
+    echo target > "$b/one/target"
+    mv "$a/one/target" "$b/other/deep/two/three/four/moved"
+    is "$(cat "$b/other/deep/two/three/four/moved")" target
+    is "$(stat -c %h "$b/other/deep/linked")" 1
+    rm -r "$b/one" "$a/other"
+    is "$(ls -A "$a" "$b")" "$a:"$'\n\n'"$b:"
+done
+
+echo '== trees, entry by entry'
+mkdir "$a/tree"
+cp -a crates/library scripts "$a/tree"
+ln "$a/tree/scripts/cluster-test.sh" "$a/tree/library/linked"
+"$bin" cp -a "$b/tree" "$b/copy"
+diff -r "$a/tree" "$a/copy"
+listed() { (cd "$1" && find . ! -type d -printf '%p %m %n %s %T@\n' | LC_ALL=C sort); }
+is "$(listed "$a/copy")" "$(listed "$b/tree")"
+is "$("$bin" du "$a/copy" | awk '{ print $2 }' | tr '\n' ' ')" \
+    "$(find "$a/tree" -mindepth 1 -printf '%y %s\n' | awk '$1 == "d" { d++; next } { f++; b += $2 } END { printf "%d %d %d ", f, d, b }')"
+refused 'no quotas' "$bin" quota set "$a" --files 5
+"$bin" rm -r "$a/tree" "$b/copy"
+is "$(ls -A "$a" "$b")" "$a:"$'\n\n'"$b:"
+
+echo '== messages'
+# costs WANTED COMMAND...: it sends so many requests.
+costs() {
+    local wanted=$1 before
+    shift
+    before=$(sent)
+    "$@"
+    is "$* costs $(($(sent) - before))" "$* costs $wanted"
+}
+sent() { "$bin" status "$a" --counters | awk '$1 == "sent.requests" { print $2 }'; }
+make_100() { (cd "$a/counted" && seq 100 | xargs mkdir); }
+fill_100() { (cd "$a/counted" && seq -f %g/file 100 | xargs touch -a); }
+mkdir "$a/counted"
+# One for the name, one to the rank of the directory, which is not that of its name three times out of four.
+costs 175 make_100
+costs 200 fill_100
+rm -r "$a/counted"
+
+echo '== races'
+"$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
+
+echo '== POSIX'
+mkdir "$a/conformance" "$a/pjdfstest"
+"$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
+tail -n 1 "$work/conformance"
+mount -t tmpfs tmpfs "$work/second"
+TARGET=$target scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
+umount "$work/second"
+rm -rf "$b/conformance" "$b/pjdfstest"
+
+echo '== servers that are killed under load'
+mkdir "$a/links"
+# Each step is seen to be done when it has been acknowledged, and leads to another rank, mostly.
+worker() {
+    local mount=$1 own=${1##*/} n last=
+    mkdir "$mount/$own" "$mount/$own-others"
+    for n in $(seq 400); do
+        mkdir "$mount/$own/dir-$n"
+        echo "$n" > "$mount/$own/dir-$n/file"
+        ln "$mount/$own/dir-$n/file" "$mount/links/$own-$n"
+        mv "$mount/$own/dir-$n/file" "$mount/$own-others/moved-$n"
+        [ "$(cat "$mount/$own-others/moved-$n")" = "$n" ] || return 1
+        if [ -e "$mount/$own/dir-$n/file" ]; then return 1; fi
+        if [ $((n % 4)) = 0 ]; then
+            mv "$mount/$own/dir-$n" "$mount/$own/dir-$((n - 1))/below"
+            [ "$(stat -c %h "$mount/$own/dir-$((n - 1))")" = 3 ] || return 1
+        elif [ $((n % 4)) = 1 ]; then
+            rmdir "$mount/$own/dir-$n"
+            mv "$mount/$own-others/moved-$n" "$mount/links/$own-$n.moved"
+            rm "$mount/links/$own-$n.moved"
+            [ "$(stat -c %h "$mount/links/$own-$n")" = 1 ] || return 1
+        fi
+    done
+}
+printf before > "$a/unlinked"
+exec 8>> "$a/unlinked" 9< "$a/unlinked"
+rm "$a/unlinked"
+worker "$a" & first=$!
+worker "$b" & second=$!
+for victim in 1 0 2 3 0 1 3 2; do
+    sleep 1
+    kill_server "$victim"
+    sleep 0.3
+    up
+done
+wait "$first" || fail 'what was done at one mount was not there'
+wait "$second" || fail 'what was done at the other mount was not there'
+printf ' after' >&8
+is "$(cat <&9)" 'before after'
+exec 8>&- 9<&-
+for mount in "$a" "$b"; do
+    for own in a b; do
+        is "$(find "$mount/$own" -mindepth 1 -maxdepth 1 | wc -l)" 200
+        is "$(find "$mount/$own" -name below | wc -l)" 100
+        is "$(find "$mount/$own-others" -type f | wc -l)" 300
+        is "$(find "$mount/links" -name "$own-*" | wc -l)" 400
+        is "$(find "$mount/links" -name "$own-*" -links 2 | wc -l)" 300
+        is "$(cat "$mount/links/$own-399" "$mount/$own-others/moved-400" | tr '\n' ' ')" '399 400 '
+    done
+done
+
+echo '== a server that is down'
+mkdir "$a"/home-{1,2,3,4}
+others=()
+for home in home-{1,2,3,4}; do
+    if [ $(($(stat -c %i "$a/$home") >> 48)) = 2 ]; then down=$home; else others+=("$home"); fi
+done
+kill_server 2
+for home in "${others[@]}"; do
+    echo text > "$a/$home/file"
+    mv "$a/$home/file" "$a/${others[0]}/$home"
+    is "$(timeout 60 cat "$b/${others[0]}/$home")" text
+done
+echo late > "$b/$down/file" & waits=$!
+mv "$a/${others[0]}/${others[1]}" "$a/$down/moved" & interrupted=$!
+sleep 1
+for waiting in "$waits" "$interrupted"; do
+    [ -e "/proc/$waiting" ] || fail 'it did not wait for the server that has the directory'
+done
+kill "$interrupted"
+until_true test ! -e "/proc/$interrupted"
+up
+wait "$waits"
+is "$(cat "$a/$down/file")" late
+is "$(cat "$b/${others[0]}/${others[1]}")" text
+
+echo '== the end'
+umount "$a" "$b"
+# None of them waits for the others.
+kill_server 3
+"$bin" cluster down "$cluster"
+"$bin" cluster fsck "$cluster"
+up
+"$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
+is "$(find "$a/links" -type f | wc -l)" 800
+rm -r "$a"/*
+is "$(ls -A "$a")" ''
+umount "$a"
+"$bin" cluster down "$cluster"
+"$bin" cluster fsck "$cluster" > "$work/fsck"
+grep -q '^clean: 1 inodes' "$work/fsck" || fail "$(cat "$work/fsck")"
+echo 'cluster-ranks-test: passed'
