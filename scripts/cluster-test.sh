@@ -182,6 +182,31 @@ is "$(find "$b/work" -mindepth 1 -maxdepth 1 | wc -l)" 750
 for n in 1 751 1499; do is "$(cat "$b/work/dir-$n/moved")" "$n"; done
 rm -r "$b/work" "$a/shared"
 
+echo '== signals while there is no server'
+echo text > "$b/asked"
+kill_server 0
+# Alarms that the program handles: nobody expects that a file cannot be found because of one.
+perl -MTime::HiRes=setitimer,ITIMER_REAL -e '
+    my $alarms = 0;
+    $SIG{ALRM} = sub { $alarms++ };
+    setitimer(ITIMER_REAL, 0.02, 0.02);
+    stat($ARGV[0]) or die "stat: $!";
+    open(my $file, "<", $ARGV[0]) or die "open: $!";
+    sysread($file, my $text, 100) or die "read: $!";
+    print "$text", $alarms > 0 ? "alarmed\n" : "";
+' "$a/asked" > "$work/asked" &
+asker=$!
+# What ends a process ends its waiting.
+(exec cat "$a/asked") > "$work/cat" 2>&1 &
+victim=$!
+sleep 1
+kill -TERM "$victim"
+if wait "$victim"; then fail 'it was answered without a server'; fi
+up
+wait "$asker" || fail 'a signal has made a call fail'
+is "$(cat "$work/asked")" text$'\n'alarmed
+rm "$b/asked"
+
 echo '== POSIX'
 mkdir "$a/conformance"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }

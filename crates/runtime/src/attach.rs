@@ -56,6 +56,7 @@ pub fn mount_servers(
                 interval.tick().await;
                 remote.tick();
                 remote.door().tick();
+                remote.door().look_after_signals(&*remote);
             }
         }
     });

@@ -51,6 +51,18 @@ pub enum Outcome<'a> {
     Data(&'a [u8]),
 }
 
+/// What becomes of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// There is no such call.
+    Unknown,
+    /// The call waits no longer than it must.
+    Heard,
+    /// The caller goes on living, and programs do not expect that files fail because of that: as on other file systems, only what waits
+    /// for a lock on a file is interrupted.
+    Survived,
+}
+
 /// Who takes a door's calls: the machines of this process, or servers.
 pub trait Calls<D: Door>: Send + Sync {
     /// Runs a call. It is answered through the door, now or later. `id`: not 0, and unique among unanswered calls.
@@ -59,8 +71,8 @@ pub trait Calls<D: Door>: Send + Sync {
     /// Tells what callers have forgotten, which has no answer.
     fn forget(&self, requests: impl IntoIterator<Item = Request>);
 
-    /// The caller of a call does not want to wait any longer. Whether there is such a call.
-    fn interrupt(&self, id: u64) -> bool;
+    /// A signal has come to the caller of a call. `dies`: whether a thread of that number is about to end.
+    fn interrupt(&self, id: u64, dies: impl Fn(u32) -> bool) -> Interrupt;
 
     /// Whether an owner has locked anything of a file, where locks are not the kernel's own business.
     fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool;

@@ -11,7 +11,7 @@ use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Store, StoreError};
 
 use crate::behind::{Writeback, left_behind};
-use crate::groups::groups;
+use crate::caller::groups;
 
 /// Between two steps of what nobody waits for: so it takes a small part of a processor.
 const REST: Duration = Duration::from_millis(2);

@@ -5,7 +5,7 @@ mod locks;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use espalier_client::Call;
@@ -20,7 +20,8 @@ use answer::{Once, answer_data};
 use locks::Lockers;
 
 use crate::bulk::{self, Copies, CopyKey};
-use crate::calls::Calls;
+use crate::caller::dies;
+use crate::calls::{Calls, Interrupt};
 
 /// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
 pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -62,6 +63,8 @@ pub struct FuseDoor {
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
     copies: Copies,
+    /// Calls whose callers have got a signal that did not end them. The kernel does not tell of the next one.
+    signalled: Mutex<Vec<u64>>,
     /// Revocations that the kernel has not carried out yet, oldest first.
     revoking: Mutex<VecDeque<(Instant, Once)>>,
 }
@@ -162,11 +165,15 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
                 return reply.none();
             }
             Op::Interrupt { unique } => {
-                // It may have overtaken what it is about: the kernel then sends it again.
-                if self.calls.interrupt(*unique) {
-                    return reply.none();
-                }
-                return reply.error(Errno::EAGAIN.raw());
+                return match self.calls.interrupt(*unique, dies) {
+                    // It may have overtaken what it is about: the kernel then sends it again.
+                    Interrupt::Unknown => reply.error(Errno::EAGAIN.raw()),
+                    Interrupt::Heard => reply.none(),
+                    Interrupt::Survived => {
+                        self.calls.door().survived(*unique);
+                        reply.none();
+                    }
+                };
             }
             Op::GetXattr { name, size } if *name == bulk::TOLD.as_bytes() => {
                 let size = *size;
@@ -398,6 +405,7 @@ impl FuseDoor {
             passthrough: AtomicBool::new(false),
             backing: Mutex::default(),
             copies: Copies::default(),
+            signalled: Mutex::default(),
             revoking: Mutex::default(),
         }
     }
@@ -405,6 +413,20 @@ impl FuseDoor {
     /// Before the first request.
     pub fn set_notifiers(&self, notifiers: Notifiers) {
         let _ = self.notifiers.set(notifiers);
+    }
+
+    fn survived(&self, call: u64) {
+        self.signalled.lock().unwrap_or_else(PoisonError::into_inner).push(call);
+    }
+
+    /// Comes often: looks after callers that have got signals.
+    pub(crate) fn look_after_signals(&self, calls: &impl Calls<Self>) {
+        let signalled = std::mem::take(&mut *self.signalled.lock().unwrap_or_else(PoisonError::into_inner));
+        for call in signalled {
+            if calls.interrupt(call, dies) == Interrupt::Survived {
+                self.survived(call);
+            }
+        }
     }
 
     pub fn transport(&self) -> Option<Transport> {

@@ -3,6 +3,7 @@
 mod attach;
 mod behind;
 mod bulk;
+mod caller;
 mod calls;
 mod clock;
 mod control;
@@ -13,7 +14,6 @@ mod dump;
 mod errands;
 mod error;
 mod fsck;
-mod groups;
 mod mount;
 mod node;
 mod ranks;

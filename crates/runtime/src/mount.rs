@@ -78,6 +78,7 @@ pub fn mount(
                 node.tick();
                 while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(Duration::from_secs(1)) {
                     node.tick();
+                    node.door().look_after_signals(&**node);
                 }
             }
         });

@@ -14,7 +14,7 @@ use espalier_client::{Answer, Call, Client, Next};
 use espalier_meta::{Input, Meta, Now, Outbox, Waiting};
 use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, StreamIo};
 
-use crate::calls::{Calls, Door, Outcome};
+use crate::calls::{Calls, Door, Interrupt, Outcome};
 use crate::clock;
 use crate::disk::Disk;
 use crate::door::FOREVER;
@@ -376,9 +376,14 @@ impl<D: Door> Calls<D> for Node<D> {
         self.settle(inner, work);
     }
 
-    fn interrupt(&self, id: u64) -> bool {
-        self.feed(Input::Cancel { from: CLIENT, id: RequestId(id) });
-        true
+    fn interrupt(&self, id: u64, dies: impl Fn(u32) -> bool) -> Interrupt {
+        let id = RequestId(id);
+        let pid = self.lock().ok().and_then(|inner| Some(inner.parked.get(&id)?.caller.pid));
+        if !pid.is_none_or(dies) {
+            return Interrupt::Survived;
+        }
+        self.feed(Input::Cancel { from: CLIENT, id });
+        Interrupt::Heard
     }
 
     fn has_locks(&self, _: Ino, _: LockOwner) -> bool {

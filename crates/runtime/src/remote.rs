@@ -20,9 +20,9 @@ use espalier_proto::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::calls::{Calls, Door, Outcome};
+use crate::caller::groups;
+use crate::calls::{Calls, Door, Interrupt, Outcome};
 use crate::door::FOREVER;
-use crate::groups::groups;
 use crate::watch::Kind;
 pub use end::Messages;
 use end::{End, Finished, Parked, Seen, tell};
@@ -497,16 +497,19 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.settle(inner, Vec::new());
     }
 
-    fn interrupt(&self, call_id: u64) -> bool {
-        let Ok(mut inner) = self.lock() else { return true };
+    fn interrupt(&self, call_id: u64, dies: impl Fn(u32) -> bool) -> Interrupt {
+        let Ok(mut inner) = self.lock() else { return Interrupt::Heard };
         for end in &mut inner.ends {
+            if end.outlives(call_id, &dies) {
+                return Interrupt::Survived;
+            }
             if let (true, gone) = end.interrupt(call_id) {
                 let gone = gone.map(|parked| Finished::new(parked.ticket, Err(Errno::EINTR)));
                 self.settle(inner, gone.into_iter().collect());
-                return true;
+                return Interrupt::Heard;
             }
         }
-        false
+        Interrupt::Unknown
     }
 
     fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {

@@ -152,6 +152,14 @@ impl<T> End<T> {
         Some((self.sender.clone()?, out))
     }
 
+    /// Whether the caller of a call goes on living, and waits for something else than a lock.
+    pub fn outlives(&self, call_id: u64, dies: impl Fn(u32) -> bool) -> bool {
+        let parked = self.parked.values().find(|parked| parked.call_id == call_id);
+        parked.is_some_and(|parked| {
+            !matches!(parked.call, Call::Request(Request::Lock { .. })) && !dies(parked.caller.pid)
+        })
+    }
+
     /// The caller of a call does not want to wait any longer. Whether there is such a call, and the call if it is to end now: while
     /// there is no connection nobody can say when an answer would come.
     pub fn interrupt(&mut self, call_id: u64) -> (bool, Option<Parked<T>>) {

@@ -1,0 +1,75 @@
+//! What the kernel knows of a caller and does not say.
+
+use std::sync::Arc;
+
+use libc::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH};
+
+/// The supplementary groups of a thread; none if it is gone.
+pub fn groups(pid: u32) -> Arc<[u32]> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+    line.split_whitespace().filter_map(|gid| gid.parse().ok()).collect()
+}
+
+/// Whether a thread is about to end, for a signal has come that it neither handles nor ignores. So it is said of threads that are gone, or
+/// cannot be seen from here.
+pub fn dies(pid: u32) -> bool {
+    let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
+    let signals = |field| {
+        let set = status.lines().find_map(|line| line.strip_prefix(field)).unwrap_or_default();
+        u64::from_str_radix(set.trim(), 16).unwrap_or_default()
+    };
+    let pending = signals("SigPnd:") | signals("ShdPnd:");
+    pending & !(signals("SigBlk:") | signals("SigIgn:") | signals("SigCgt:") | HARMLESS) != 0
+}
+
+/// Signals that end nobody who does not handle them: they are ignored, or stop a process, or let it go on.
+const HARMLESS: u64 = set(&[SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH]);
+
+const fn set(signals: &[i32]) -> u64 {
+    let (mut set, mut at) = (0, 0);
+    while at < signals.len() {
+        set |= 1 << (signals[at] - 1);
+        at += 1;
+    }
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::*;
+
+    /// A process that is stopped acts on no signal, so that these stay pending.
+    fn stopped(script: &str) -> Child {
+        let child = Command::new("sh").args(["-c", script]).spawn().expect("a shell");
+        let state = || std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("a process");
+        while !state().contains(") T ") {
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        child
+    }
+
+    #[test]
+    fn only_signals_that_nobody_handles_end_a_thread() {
+        for (script, signal, ends) in [
+            ("kill -STOP $$", Signal::ALARM, true),
+            ("kill -STOP $$", Signal::QUIT, true),
+            ("kill -STOP $$", Signal::WINCH, false),
+            ("trap : ALRM; kill -STOP $$", Signal::ALARM, false),
+            ("trap '' ALRM; kill -STOP $$", Signal::ALARM, false),
+        ] {
+            let mut child = stopped(script);
+            assert!(!dies(child.id()), "{script}");
+            let pid = Pid::from_child(&child);
+            kill_process(pid, signal).expect("a process");
+            assert_eq!(dies(child.id()), ends, "{script}, {signal:?}");
+            kill_process(pid, Signal::KILL).expect("a process");
+            child.wait().expect("its end");
+            assert!(dies(pid.as_raw_nonzero().get() as u32), "it is gone");
+        }
+    }
+}
