@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+use espalier_runtime::RanksStatus;
 
 use crate::args::StatusArgs;
 use crate::{cluster, table};
@@ -34,6 +35,11 @@ pub(crate) fn status(args: &StatusArgs) -> Result<ExitCode> {
             println!("mounted on  {} by process {pid}", mountpoint.display());
         }
         _ => println!("mounted on  nothing"),
+    }
+    if let Some(RanksStatus { rank, ranks, connected, open }) = &status.ranks {
+        println!(
+            "rank        {rank} of {ranks}, connected to {connected:?}; {open} operations among them open"
+        );
     }
     println!("strip       {} bytes", status.strip_bytes);
     if status.figures.is_none() {

@@ -37,7 +37,7 @@ pub enum Rules {
     /// Linux resolves the names of an operation one after the other, also if they change meanwhile by others' doing than its
     /// own: a rename that finds one inode by both its names does nothing, one may fail for what its two names have never stood for
     /// at one time, and what finds a directory where it has not been before may fail with `ESTALE`. And what is being written
-    /// is seen at once by those who share a cache with the writer.
+    /// is seen at once by those who share a cache with the writer; what is being moved, as it was, until that has returned.
     SeveralMounts,
 }
 
@@ -55,11 +55,11 @@ pub fn round<W: Way>(ways: &[W], seed: u64, rules: Rules) -> Outcome {
     let done = std::thread::scope(|scope| {
         let running: Vec<_> = (0..THREADS)
             .map(|thread| {
-                let (way, start) = (&ways[thread % ways.len()], &start);
+                let (number, start) = (thread % ways.len(), &start);
                 let rng = fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(thread as u64));
                 scope.spawn(move || {
                     start.wait();
-                    one(way, rng, thread, begun)
+                    one(&ways[number], rng, (thread, number), begun)
                 })
             })
             .collect();
@@ -76,7 +76,12 @@ pub fn round<W: Way>(ways: &[W], seed: u64, rules: Rules) -> Outcome {
     Err(Failure::at(format!("seed {seed}: no order explains this:\n{told}")))
 }
 
-fn one<W: Way>(way: &W, mut rng: fastrand::Rng, thread: usize, begun: Instant) -> Result<Vec<Did>, Failure> {
+fn one<W: Way>(
+    way: &W,
+    mut rng: fastrand::Rng,
+    (thread, number): (usize, usize),
+    begun: Instant,
+) -> Result<Vec<Did>, Failure> {
     let mut done = Vec::with_capacity(STEPS);
     for step in 0..STEPS {
         let op = Op::random(&mut rng, W::RENAMES, (thread * STEPS + step) as u32 + 1);
@@ -85,7 +90,7 @@ fn one<W: Way>(way: &W, mut rng: fastrand::Rng, thread: usize, begun: Instant) -
             Err(error) if error.code() != 0 => Seen::Error(error.code()),
             seen => seen?,
         };
-        done.push(Did { thread, op, seen, from, to: begun.elapsed() });
+        done.push(Did { thread, way: number, op, seen, from, to: begun.elapsed() });
     }
     Ok(done)
 }

@@ -76,13 +76,9 @@ impl Notifier {
         self.push(Note::Delete { parent, node, name: name.into() })
     }
 
-    /// Distrusts every name cached until now. Needs [`crate::Granted::epoch`].
-    pub fn inc_epoch(&self) -> bool {
-        self.push(Note::Epoch)
-    }
-
-    /// As [`Self::inc_epoch`], but at once and by the caller's thread: the kernel takes no lock for it.
-    pub fn inc_epoch_now(&self) {
+    /// Distrusts every name cached until now, at once and by the caller's thread: the kernel takes no lock for it. Needs
+    /// [`crate::Granted::epoch`].
+    pub fn inc_epoch(&self) {
         Note::Epoch.send(&self.0.channel);
     }
 

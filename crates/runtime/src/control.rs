@@ -65,8 +65,22 @@ pub struct Status {
     pub url: Option<String>,
     /// Clients that are connected to its server.
     pub clients: Option<usize>,
+    /// Of a server that shares the tree with others.
+    pub ranks: Option<RanksStatus>,
     /// What it has done; known while mounted or served.
     pub figures: Option<Figures>,
+}
+
+/// How a metadata server is with the others.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RanksStatus {
+    pub rank: u16,
+    /// How many share the tree.
+    pub ranks: u16,
+    /// Those that are connected to it.
+    pub connected: Vec<u16>,
+    /// Operations with others that are not at their end.
+    pub open: usize,
 }
 
 /// How a mount of servers is.
@@ -117,6 +131,7 @@ impl Status {
             fuse: None,
             url: None,
             clients: None,
+            ranks: None,
             figures: None,
         }
     }

@@ -27,7 +27,7 @@ mod watch;
 pub use attach::mount_servers;
 pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
 pub use calls::{Calls, Door, Outcome};
-pub use control::{MountStatus, Status, status_of, status_of_mount, top_of};
+pub use control::{MountStatus, RanksStatus, Status, status_of, status_of_mount, top_of};
 pub use data::{DataStore, mkfs_data};
 pub use door::FOREVER;
 pub use dump::{Dumped, LoadOptions, dump, load, resume_dump, verify_dump};

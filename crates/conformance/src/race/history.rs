@@ -12,6 +12,8 @@ use super::op::{Op, Seen, State};
 #[derive(Clone, Copy, Debug)]
 pub struct Did {
     pub thread: usize,
+    /// By which way.
+    pub way: usize,
     pub op: Op,
     pub seen: Seen,
     pub from: Duration,
@@ -51,6 +53,8 @@ fn is_regular(file: &[&Did]) -> bool {
 fn has_an_order(history: &[Did], rules: Rules) -> bool {
     assert!(history.len() <= 64, "their set is a number");
     let all = if history.len() == 64 { u64::MAX } else { (1 << history.len()) - 1 };
+    let is_excused: Vec<bool> =
+        history.iter().map(|did| rules == Rules::SeveralMounts && did.is_excused(history)).collect();
     // What has been tried: which operations have happened, and what they have made.
     let mut tried = HashSet::new();
     let mut left = vec![(0_u64, State::default())];
@@ -62,13 +66,24 @@ fn has_an_order(history: &[Did], rules: Rules) -> bool {
         // What was called after another had returned happened after it.
         let Some(first_return) = waiting().map(|(_, did)| did.to).min() else { continue };
         for (at, did) in waiting().filter(|(_, did)| did.from <= first_return) {
-            let next = state.after(did.op, did.seen, rules).map(|next| (happened | 1 << at, next));
-            if let Some(next) = next.filter(|next| tried.insert(next.clone())) {
-                left.push(next);
+            let nothing = is_excused[at].then(|| state.clone());
+            for next in state.after(did.op, did.seen, rules).into_iter().chain(nothing) {
+                let next = (happened | 1 << at, next);
+                if tried.insert(next.clone()) {
+                    left.push(next);
+                }
             }
         }
     }
     false
+}
+
+impl Did {
+    fn is_excused(&self, history: &[Did]) -> bool {
+        let overlap = |by: &&Did| by.thread != self.thread && by.from <= self.to && self.from <= by.to;
+        let done = history.iter().filter(overlap).filter(|by| by.seen == Seen::Done);
+        done.into_iter().any(|by| self.op.is_excused_by(self.seen, by.op, by.way == self.way))
+    }
 }
 
 /// A history for people, in the order of the calls.
@@ -76,7 +91,7 @@ pub fn tell(history: &[Did]) -> String {
     let mut history = history.to_vec();
     history.sort_by_key(|did| did.from);
     let mut told = String::new();
-    for Did { thread, op, seen, from, to } in history {
+    for Did { thread, op, seen, from, to, .. } in history {
         let (from, to) = (from.as_nanos() / 1000, to.as_nanos() / 1000);
         let _ = writeln!(told, "    {from:>8} to {to:>8} us, thread {thread}: {op:?}: {seen:?}");
     }
@@ -89,7 +104,7 @@ mod tests {
     use crate::race::op::Place;
 
     fn did(op: Op, seen: Seen, from: u64, to: u64) -> Did {
-        Did { thread: 0, op, seen, from: Duration::from_micros(from), to: Duration::from_micros(to) }
+        Did { thread: 0, way: 0, op, seen, from: Duration::from_micros(from), to: Duration::from_micros(to) }
     }
 
     fn explained(history: &[Did]) -> bool {
@@ -122,6 +137,27 @@ mod tests {
         assert!(!explained(&[make(1, Seen::Done), make(2, Seen::Done)]));
         let removed = did(Op::Unlink(place), Seen::Done, 0, 10);
         assert!(explained(&[make(1, Seen::Done), removed, make(2, Seen::Done)]));
+    }
+
+    #[test]
+    fn several_mounts_see_names_that_are_being_moved_as_they_were() {
+        use crate::race::op::How;
+        let (a, b) = (Place(0), Place(1));
+        let made = [did(Op::Symlink(a, 1), Seen::Done, 0, 1), did(Op::Symlink(b, 2), Seen::Done, 0, 1)];
+        let is_explained = |did: &[Did]| is_explained(&[&made, did].concat(), Rules::SeveralMounts);
+        let exchange = did(Op::Rename(a, b, How::Exchange), Seen::Done, 10, 20);
+        let other = |way, op, seen, from| Did { thread: 1, way, ..did(op, seen, from, from + 2) };
+        // By the first name it finds what the second stands for until then.
+        let nothing = |from| other(1, Op::Rename(a, b, How::Plain), Seen::Done, from);
+        let after = |a_has| [did(Op::ReadLink(a), Seen::Number(a_has), 30, 31)];
+        assert!(is_explained(&[exchange, nothing(15), after(2)[0]]));
+        assert!(!is_explained(&[exchange, nothing(22), after(2)[0]]));
+        // The first reader has seen it.
+        let first = other(1, Op::ReadLink(a), Seen::Number(2), 11);
+        let late = |way, from| other(way, Op::ReadLink(a), Seen::Number(1), from);
+        assert!(is_explained(&[exchange, first, late(0, 14)]));
+        assert!(!is_explained(&[exchange, first, late(1, 14)]));
+        assert!(!is_explained(&[exchange, first, late(0, 22)]));
     }
 
     #[test]

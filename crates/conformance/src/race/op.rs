@@ -95,6 +95,26 @@ impl Op {
     }
 }
 
+impl Op {
+    /// Whether it may have come to `seen` and done nothing because a rename by another was under way: a rename sees one name as it was before and the other
+    /// as it is after an exchange of both; or, of the `same_mount`, a name is still cached that is being moved.
+    pub fn is_excused_by(self, seen: Seen, rename: Op, same_mount: bool) -> bool {
+        let Self::Rename(from, to, how) = rename else { return false };
+        match (self, seen) {
+            (Self::Rename(a, b, How::Plain | How::Exchange), Seen::Done) => {
+                how == How::Exchange && ((a, b) == (from, to) || (a, b) == (to, from))
+            }
+            (_, Seen::Done) => false,
+            (Self::Rename(a, b, _), _) => same_mount && [a, b].iter().any(|place| [from, to].contains(place)),
+            (
+                Self::ReadLink(a) | Self::RmDir(a) | Self::Unlink(a) | Self::Symlink(a, _) | Self::MkDir(a),
+                _,
+            ) => same_mount && [from, to].contains(&a),
+            (Self::Read | Self::Write(_), _) => false,
+        }
+    }
+}
+
 impl State {
     /// What an operation may have left behind that has come to `seen`.
     pub fn after(&self, op: Op, seen: Seen, rules: Rules) -> Option<Self> {

@@ -184,7 +184,7 @@ impl FuseDoor {
         if self.has_epochs
             && let Some(Notifiers { names, .. }) = self.notifiers.get()
         {
-            names.inc_epoch_now();
+            names.inc_epoch();
         }
     }
 

@@ -111,7 +111,10 @@ pub fn serve(
     });
     let background = tree.as_mut().and_then(|tree| tree.background.take());
     let peers = tree.as_mut().and_then(|tree| tree.peers.take());
-    let tree_served = tree.as_ref().map(|tree| Served { server: Arc::clone(&tree.server), url: url.clone() });
+    let tree_served = tree.as_ref().map(|tree| {
+        let (server, superblock) = (Arc::clone(&tree.server), tree.superblock.clone());
+        Served { server, superblock, url: url.clone() }
+    });
     let data_served = data.map(|data| DataServed::new(data, url));
     std::thread::scope(|scope| {
         let (stop_clock, stopped) = channel::<()>();
@@ -244,6 +247,7 @@ async fn told_to_end() {
 /// What tells how a server is.
 struct Served {
     server: Arc<Server>,
+    superblock: Superblock,
     url: String,
 }
 
@@ -267,6 +271,7 @@ impl Told for Served {
     fn complete(&self, status: &mut Status) {
         status.url = Some(self.url.clone());
         status.clients = Some(self.server.connections());
+        status.ranks = self.server.ranks_status(&self.superblock);
     }
 }
 

@@ -7,10 +7,12 @@ use std::time::Duration;
 use espalier_meta::{Input, PeerMessage};
 use espalier_net::{ConnectError, Connection, Limits, Message, NetError, Security, Sender, connect};
 use espalier_proto::{ClientId, ClusterId, Hello, Rank, Service};
+use espalier_store::Superblock;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
 use super::machine::{Inner, Server};
+use crate::control::RanksStatus;
 
 /// What one metadata server says to another.
 #[derive(Debug, Serialize, Deserialize)]
@@ -146,6 +148,15 @@ impl Server {
             inputs.take(if is_current { usize::MAX } else { 0 })
         });
         is_current
+    }
+
+    /// How it is with the others.
+    pub fn ranks_status(&self, superblock: &Superblock) -> Option<RanksStatus> {
+        let Superblock { rank: Rank(rank), ranks, .. } = *superblock;
+        let inner = self.lock().ok().filter(|_| ranks > 1)?;
+        let (connected, open) =
+            (inner.ranks.keys().map(|rank| rank.0).collect(), inner.meta.open_transactions());
+        Some(RanksStatus { rank, ranks, connected, open })
     }
 
     fn detach_rank(&self, rank: Rank, connection: u64) {
