@@ -1,6 +1,6 @@
 #!/bin/bash
 # cluster-data-test.sh: big files are striped over the data servers of a cluster, are the same from all mounts, and outlast the
-# death of any server; what nobody refers to is freed.
+# death of any server; what nobody refers to is freed. Clients have bytes from the data servers themselves, for as long as they may.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${TARGET:-target}/release/espalier")
@@ -8,15 +8,22 @@ conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 cluster=$work/cluster
-a=$work/a b=$work/b
-mkdir "$a" "$b"
+a=$work/a b=$work/b c=$work/c
+mkdir "$a" "$b" "$c"
+stopped=
 cleanup() {
-    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    [ -z "$stopped" ] || kill -CONT "$stopped" 2> /dev/null || true
+    for mount in "$a" "$b" "$c"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
 . scripts/cluster-functions.sh
+
+# sent MOUNT WHAT: so many messages.
+sent() {
+    "$bin" status "$1" --counters | awk -v what="sent.$2" '$1 == what { print $2 }'
+}
 
 # datafiles: as many as there are.
 datafiles() {
@@ -42,6 +49,11 @@ echo '== big files are striped, and whole from everywhere'
 head -c 5000000 /dev/urandom > "$work/bytes"
 for n in 1 2 3 4; do cp "$work/bytes" "$a/big-$n"; done
 for n in 1 2 3 4; do cmp "$work/bytes" "$b/big-$n"; done
+# The metadata server has seen none of these bytes.
+for mount in "$a" "$b"; do
+    is "$(sent "$mount" streams)" 0
+    [ "$(sent "$mount" data)" -ge 4 ] || fail 'nothing is asked of data servers'
+done
 is "$(datafiles)" 12
 is "$(stat -c %s "$b/big-1")" 5000000
 is "$(du -B1 --apparent-size "$b/big-1" | cut -f 1)" 5000000
@@ -62,7 +74,16 @@ for n in $(seq 300); do echo "b $n" >> "$b/log"; done
 wait $!
 is "$(wc -l < "$a/log")" 600
 is "$(getfattr --absolute-names --only-values -n user.espalier.rbytes "$a")" "$(find "$a" -type f -printf '%s\n' | awk '{s += $1} END {print s}')"
-rm "$a"/big-* "$a/log"
+# What one has written the other reads, both with the file open.
+cp "$work/bytes" "$a/shared"
+exec 7<> "$a/shared" 8<> "$b/shared"
+for n in $(seq 100); do
+    [ $((n % 2)) = 0 ] && to=7 from=8 || to=8 from=7
+    printf '%05d' "$n" | dd "of=/proc/self/fd/$to" bs=5 seek=$((n * 4000)) conv=notrunc status=none
+    is "$(dd "if=/proc/self/fd/$from" bs=5 skip=$((n * 4000)) count=1 status=none)" "$(printf '%05d' "$n")"
+done
+exec 7<&- 8<&-
+rm "$a"/big-* "$a/log" "$a/shared"
 until_true no_datafiles 0
 
 # All servers are on one disk here: together they have as much room as so many.
@@ -151,6 +172,40 @@ cmp <(cat "$work/bytes"; printf more) "$work/read"
 cmp "$work/bytes" "$b/kept"
 rm "$a"/a-* "$b"/b-*
 until_true no_datafiles 3
+
+echo '== a client that vanishes, and comes back'
+sed -i 's/^\(lease\|session\)_seconds = .*/\1_seconds = 12/' "$cluster/server-0/server.toml"
+kill_server 0
+up
+"$bin" mount "$url" "$c" -o "credentials=$credentials" --log-file "$work/c.log"
+cp "$work/bytes" "$c/late"
+mkfifo "$work/began" "$work/go-on"
+# No other process has the file open, for it would wait for the mount when it ends.
+{
+    exec 7<> "$c/late"
+    flock -n 7
+    printf first >&7
+    echo > "$work/began"
+    read -r _ < "$work/go-on"
+    printf LATE! >&7
+} 2> "$work/late" & late=$!
+read -r _ < "$work/began"
+# Its capability is good, and what it writes next is on its way when the mount stops.
+stopped=$("$bin" status "$c" --json | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
+[ -n "$stopped" ] || fail 'the mount has no process'
+kill -STOP "$stopped"
+echo > "$work/go-on"
+# What it has locked others have when nothing can come of it any more.
+timeout 120 flock "$b/late" head -c 5 "$b/late" > "$work/locked" || fail 'its lock is not given up'
+is "$(cat "$work/locked")" first
+rm "$b/late"
+until_true no_datafiles 3
+kill -CONT "$stopped"
+stopped=
+if wait "$late"; then fail 'who was gone for too long writes'; fi
+# What it would have written is nowhere.
+no_datafiles 3 || fail 'what was removed is back'
+umount "$c"
 
 echo '== removed while its servers are down, by servers that are killed'
 exec 8< "$a/kept"

@@ -6,8 +6,8 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use espalier_net::Identity;
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
+use espalier_net::{Identity, SealKey};
 use espalier_proto::ServerId;
 use espalier_runtime::{MkfsOptions, Servers, Status};
 
@@ -17,6 +17,8 @@ use crate::serve::{Config, DataEntry, MetaEntry, Role};
 
 /// A server's configuration, in its directory.
 const CONFIG: &str = "server.toml";
+/// The secret that a cluster's servers share, in the directory of each.
+const DATA_KEY: &str = "data.key";
 /// The client that `init` makes.
 const ADMIN: &str = "admin";
 /// How long certificates are good.
@@ -46,10 +48,14 @@ fn init(args: &InitArgs) -> Result<ExitCode> {
     fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let configs = configs(args)?;
     let authority = if args.insecure { None } else { Some(Authority::create(dir, Validity::years(YEARS))?) };
+    let data_key = SealKey::generate()?;
     let mut stores = Vec::new();
     for config in &configs {
         let server = dir.join(format!("server-{}", config.number));
         fs::create_dir(&server)?;
+        if let Some(file) = &config.data_key {
+            SealKey::write(&data_key, &server.join(file))?;
+        }
         let mut text = String::from("# A server of Espalier; docs/cluster.md says what can be set.\n");
         text.push_str(&toml::to_string(config)?);
         fs::write(server.join(CONFIG), text)?;
@@ -99,7 +105,9 @@ fn configs(args: &InitArgs) -> Result<Vec<Config>> {
         } else {
             (vec![Role::Data], Vec::new(), Vec::new())
         };
-        Ok(Config { number, roles, meta, data, ..Config::new(address(number)?, args.insecure) })
+        let data_key = Some(DATA_KEY.into());
+        let new = Config::new(address(number)?, args.insecure);
+        Ok(Config { number, roles, meta, data, data_key, ..new })
     };
     (0..args.servers).map(config).collect()
 }

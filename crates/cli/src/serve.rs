@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use espalier_net::{Limits, Security};
+use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{Access, DataRole, DataStore, MetaRole, OpenOptions, Rights, ServeOptions, Striping};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -103,6 +103,10 @@ pub(crate) struct Config {
     /// A big file lies on so many data servers, if there are as many.
     #[serde(default = "Config::default_width")]
     pub stripe_width: usize,
+    /// The file with the secret that all servers of the cluster share, by which clients are let talk to data servers themselves. Without
+    /// it all bytes go by the metadata server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_key: Option<PathBuf>,
     /// The metadata servers that share the tree, this one among them. Without any, there is no other.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub meta: Vec<MetaEntry>,
@@ -122,6 +126,7 @@ impl Config {
             data_store: Self::default_data_store(),
             stripe_strip: None,
             stripe_width: Self::default_width(),
+            data_key: None,
             meta: Vec::new(),
             data: Vec::new(),
             listen,
@@ -281,11 +286,12 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         drain: DRAIN,
     };
     raise_limit(config.max_connections);
+    let data_key = config.data_key.as_ref().map(|file| SealKey::load(&base.join(file))).transpose()?;
     let data = match config.has(Role::Data) {
         true => {
             let store = base.join(&config.data_store);
             let store = patiently(&store, || DataStore::open(&store, number, config.sync))?;
-            Some(DataRole { store })
+            Some(DataRole { store, data_key: data_key.clone() })
         }
         false => None,
     };
@@ -300,7 +306,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
             let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
             let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
             let data_servers = config.data.into_iter().map(address).collect();
-            Some(MetaRole { volume, store, access, session_ms, ranks, data_servers })
+            Some(MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key })
         }
         false => None,
     };

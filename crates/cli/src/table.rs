@@ -52,10 +52,11 @@ pub(crate) fn mount(status: &MountStatus) -> String {
     let MountStatus { cache_inodes, cache_names, cache_hits, messages, .. } = status;
     let _ =
         writeln!(out, "cache       {cache_inodes} inodes, {cache_names} names; answered {cache_hits} calls");
-    let Messages { requests, forgets, streams, others, replies, revocations, notices } = messages;
+    let Messages { requests, forgets, streams, data, others, replies, revocations, notices } = messages;
     let _ = writeln!(
         out,
         "sent        {requests} requests, {forgets} batches of what is no longer used, {streams} reads and writes of streams, {others} others\n\
+                     {data} reads and writes to data servers\n\
          received    {replies} replies, {revocations} revocations, {notices} notices"
     );
     out
@@ -79,6 +80,7 @@ fn kinds(prefix: &str, messages: &Messages) -> impl Iterator<Item = (String, u64
         ("sent.requests", messages.requests),
         ("sent.forgets", messages.forgets),
         ("sent.streams", messages.streams),
+        ("sent.data", messages.data),
         ("sent.others", messages.others),
         ("received.replies", messages.replies),
         ("received.revocations", messages.revocations),

@@ -8,20 +8,24 @@
 extern crate alloc;
 
 mod cache;
+mod delegated;
 mod link;
 mod locks;
 mod striped;
 
 use alloc::borrow::Cow;
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    AllocateMode, Attr, Capacity, Copied, Dirent, Entry, Errno, FileType, Home, Ino, Lock, Name, NewNode,
-    Opened, Reply, Request, SeekWhat, SetAttr, StreamIo, Time,
+    Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Home, Ino,
+    Lock, Name, NewNode, Opened, Reply, Request, SeekWhat, SetAttr, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
+
+use delegated::Way;
 
 pub use cache::{Binding, Cache, CacheCounts, Users};
 pub use link::{Begun, Link};
@@ -68,6 +72,17 @@ pub enum Call<'a> {
 }
 
 impl Call<'_> {
+    /// The file whose bytes it reads or changes, but for copies.
+    pub fn stream(&self) -> Option<Ino> {
+        match *self {
+            Call::Read { ino, .. }
+            | Call::Write { ino, .. }
+            | Call::Allocate { ino, .. }
+            | Call::Seek { ino, .. } => Some(ino),
+            _ => None,
+        }
+    }
+
     /// The same call, with all that it needs for itself, to be kept until it can go on.
     pub fn into_owned(self) -> Call<'static> {
         match self {
@@ -99,6 +114,8 @@ pub enum Next {
     Release(Ino),
     /// Do this with streams; its result is the answer.
     Stream(StreamIo),
+    /// As [`Self::Stream`], by asking data servers; or [`Client::stale`] follows.
+    Data(Arc<Delegation>, StreamIo),
     Answer(Result<Answer, Errno>),
 }
 
@@ -151,6 +168,7 @@ struct OpenFile {
     streamed: bool,
     /// Whoever has it open reads and writes its stream through the kernel; otherwise nobody does.
     passthrough: bool,
+    way: Way,
 }
 
 /// The client's machine. See the crate's description.
@@ -159,6 +177,8 @@ pub struct Client {
     files: HashMap<Ino, OpenFile, FxBuildHasher>,
     /// The door can let the kernel read and write streams itself.
     pub can_pass_through: bool,
+    /// The door can ask data servers itself.
+    pub can_ask_data_servers: bool,
 }
 
 impl Client {
@@ -168,13 +188,13 @@ impl Client {
         match *call {
             Call::Request(ref request) => Next::Ask(request.clone()),
             Call::Read { ino, offset, size, .. } if streamed(ino) => {
-                Next::Stream(StreamIo::Read { ino, offset, size })
+                self.do_itself(ino, Access::READ, StreamIo::Read { ino, offset, size })
             }
             Call::Read { ino, offset, size, noatime } => {
                 Next::Ask(Request::Read { ino, offset, size, noatime })
             }
             Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
-            Call::Write { ino, .. } if streamed(ino) => extend(call),
+            Call::Write { ino, .. } if streamed(ino) => self.write(call),
             Call::Write { ino, offset, ref data, kill_suid_gid } => {
                 Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid })
             }
@@ -189,7 +209,7 @@ impl Client {
                 Next::Ask(Request::Allocate { ino, offset, length, mode })
             }
             Call::Seek { ino, offset, what } if streamed(ino) => {
-                Next::Stream(StreamIo::Seek { ino, offset, what })
+                self.do_itself(ino, Access::READ, StreamIo::Seek { ino, offset, what })
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
             Call::Copy { from, to, .. } if streamed(from) && streamed(to) && from.rank() == to.rank() => {
@@ -216,11 +236,15 @@ impl Client {
             Reply::Created(entry, opened) => Answer::Created(entry, self.opened(entry.attr.ino, opened)),
             Reply::Done => match call {
                 Call::Write { data, .. } => Answer::Written(data.len() as u32),
+                Call::Request(Request::SetXattr { ino, .. }) => {
+                    self.ask_anew(*ino);
+                    Answer::Done
+                }
                 _ => Answer::Done,
             },
             // It was asked to take set-id bits away before a write to the stream.
             Reply::Attr(attr) => match *call {
-                Call::Write { .. } => return extend(call),
+                Call::Write { .. } => return self.write(call),
                 _ => Answer::Attr(attr),
             },
             Reply::Entry(entry) => Answer::Entry(entry),
@@ -244,7 +268,8 @@ impl Client {
             Reply::InTheWay(lock) => Answer::InTheWay(lock),
             // Whoever takes calls keeps it until it has what it waits for.
             Reply::Waits => return Next::Answer(Err(Errno::EIO)),
-            Reply::Granted => return to_stream(call),
+            Reply::Granted => return self.granted(call),
+            Reply::Delegated(delegation) => return self.delegated(call, delegation),
         }))
     }
 
@@ -273,13 +298,7 @@ impl Client {
 
     /// The file was stuffed when it was opened and is not any more.
     fn turn_to_stream(&mut self, call: &Call<'_>) -> Next {
-        let ino = match call {
-            Call::Read { ino, .. }
-            | Call::Write { ino, .. }
-            | Call::Allocate { ino, .. }
-            | Call::Seek { ino, .. } => *ino,
-            _ => return Next::Answer(Err(Errno::EIO)),
-        };
+        let Some(ino) = call.stream() else { return Next::Answer(Err(Errno::EIO)) };
         self.files.entry(ino).or_default().streamed = true;
         self.start(call)
     }

@@ -1,10 +1,11 @@
 //! The data server's state machine: takes requests on datafiles, says which of them are done now, and answers. It waits
 //! for nothing.
 //!
-//! It keeps three promises. What was asked earlier does not land on what is asked later: a request that comes again, over a new
+//! It keeps four promises. What was asked earlier does not land on what is asked later: a request that comes again, over a new
 //! connection, while it is being done is not done twice at the same time; and a metadata server that was started anew is served
 //! when all is done that it asked before. What replaces a datafile as a whole runs alone on it, in the order in which it
-//! came. And a removal is answered when it is durable, many of them by one sync.
+//! came. A removal is answered when it is durable, many of them by one sync. And of a client's session that has ended nothing is done
+//! any more (`sessions.rs`).
 //!
 //! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
 #![no_std]
@@ -12,15 +13,18 @@
 
 extern crate alloc;
 
+mod sessions;
 #[cfg(test)]
 mod tests;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ToData};
+use espalier_proto::{ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ServerId, ToData};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
+
+use sessions::{Session, Sessions};
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -28,18 +32,32 @@ type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoId(pub u64);
 
+/// Who asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Asker {
+    /// A metadata server, which may ask for everything.
+    Server(ServerId),
+    /// A client, which may ask for what its capabilities say.
+    Client(ClientId),
+}
+
 #[derive(Debug)]
 pub enum Input {
     /// Somebody has connected. What comes by earlier connections of the same is not listened to any more. `incarnation`: tells one
     /// start of it from the next.
     Connect {
-        from: ClientId,
+        from: Asker,
         incarnation: u64,
         connection: u64,
     },
-    /// `connection`: by which the sender is to be answered.
+    /// A connection has ended.
+    Disconnect {
+        from: Asker,
+        connection: u64,
+    },
+    /// `connection`: by which the sender is to be answered. Its capability has a good seal.
     Request {
-        from: ClientId,
+        from: Asker,
         connection: u64,
         message: ToData,
     },
@@ -66,23 +84,35 @@ pub struct Outbox {
 }
 
 /// Who asked, in which incarnation, and by which number.
-type Asked = (ClientId, u64, RequestId);
+type Asked = (Asker, u64, RequestId);
 
 /// Somebody who has connected.
 #[derive(Debug)]
 struct Peer {
     incarnation: u64,
     connection: u64,
-    /// What waits for the end of what an earlier incarnation has asked.
+    /// Requests of earlier incarnations that are under way, and what waits for their end.
+    old: usize,
     early: VecDeque<ToData>,
+}
+
+/// A request that has not been answered.
+#[derive(Debug)]
+struct UnderWay {
+    /// The connection that waits for it.
+    connection: u64,
+    /// Of a client: the session on whose behalf it is done.
+    session: Option<Session>,
 }
 
 /// The data server's machine. See the crate's description.
 #[derive(Debug, Default)]
 pub struct Data {
-    peers: Map<ClientId, Peer>,
-    /// Requests that have not been answered, and the connections that wait for them.
-    under_way: Map<Asked, u64>,
+    peers: Map<Asker, Peer>,
+    under_way: Map<Asked, UnderWay>,
+    sessions: Sessions,
+    /// What is answered when nothing is under way any more of sessions that have ended.
+    admissions: Vec<Asked>,
     running: Map<IoId, Running>,
     files: Map<Ino, File>,
     next_io: u64,
@@ -124,17 +154,26 @@ impl Data {
     pub fn on(&mut self, input: Input, out: &mut Outbox) {
         match input {
             Input::Connect { from, incarnation, connection } => {
-                self.peers.insert(from, Peer { incarnation, connection, early: VecDeque::new() });
+                let is_old = |(of, when, _): &&Asked| *of == from && *when != incarnation;
+                let old = self.under_way.keys().filter(is_old).count();
+                self.peers.insert(from, Peer { incarnation, connection, old, early: VecDeque::new() });
+                if let Asker::Server(server) = from {
+                    self.sessions.begin(server, incarnation);
+                }
+            }
+            Input::Disconnect { from, connection } => {
+                if self.peers.get(&from).is_some_and(|peer| peer.connection == connection) {
+                    self.peers.remove(&from);
+                }
             }
             Input::Request { from, connection, message } => {
                 let Some(peer) = self.peers.get_mut(&from).filter(|peer| peer.connection == connection)
                 else {
                     return;
                 };
-                let old = |(of, when, _): &Asked| *of == from && *when != peer.incarnation;
-                if peer.early.is_empty() && !self.under_way.keys().any(old) {
-                    let asked = (from, peer.incarnation, message.id);
-                    self.begin(asked, connection, message.request, out);
+                if peer.old == 0 {
+                    let incarnation = peer.incarnation;
+                    self.begin((from, incarnation), connection, message, out);
                 } else {
                     peer.early.push_back(message);
                 }
@@ -165,14 +204,52 @@ impl Data {
         }
     }
 
-    fn begin(&mut self, asked: Asked, connection: u64, request: DataRequest, out: &mut Outbox) {
-        if self.under_way.insert(asked, connection).is_some() {
-            // Its answer goes to the new connection.
+    fn begin(
+        &mut self,
+        (from, incarnation): (Asker, u64),
+        connection: u64,
+        message: ToData,
+        out: &mut Outbox,
+    ) {
+        let ToData { id, request, capability } = message;
+        let asked = (from, incarnation, id);
+        if let Some(under_way) = self.under_way.get_mut(&asked) {
+            under_way.connection = connection;
             return;
         }
+        let is_client = matches!(from, Asker::Client(_));
+        let capability = capability.filter(|_| is_client);
+        let session = capability.as_ref().map(Session::of);
+        self.under_way.insert(asked, UnderWay { connection, session });
+        let may = !is_client || capability.is_some_and(|capability| capability.permits(&request));
         match request.check() {
             Err(errno) => self.answer(asked, Err(errno), out),
+            Ok(()) if !may => self.answer(asked, Err(Errno::EACCES), out),
+            Ok(()) if session.is_some_and(|session| !self.sessions.has(session)) => {
+                self.answer(asked, Ok(DataReply::Stale), out);
+            }
             Ok(()) => self.take(asked, request, out),
+        }
+    }
+
+    /// What a metadata server says of its sessions: answered when nothing is done any more for those that have ended.
+    fn admit(&mut self, asked: Asked, below: u64, live: Vec<u64>, out: &mut Outbox) {
+        if let Asker::Server(server) = asked.0 {
+            self.sessions.admit(server, below, live);
+        }
+        self.admissions.push(asked);
+        self.answer_admissions(out);
+    }
+
+    fn answer_admissions(&mut self, out: &mut Outbox) {
+        for asked in core::mem::take(&mut self.admissions) {
+            let of = |session: &Session| Asker::Server(session.server) == asked.0;
+            let mut sessions = self.under_way.values().filter_map(|under_way| under_way.session);
+            if sessions.any(|session| of(&session) && !self.sessions.has(session)) {
+                self.admissions.push(asked);
+            } else {
+                self.answer(asked, Ok(DataReply::Done), out);
+            }
         }
     }
 
@@ -182,6 +259,9 @@ impl Data {
     }
 
     fn take(&mut self, asked: Asked, request: DataRequest, out: &mut Outbox) {
+        if let DataRequest::Admit { below, live } = request {
+            return self.admit(asked, below, live, out);
+        }
         let Some((ino, how)) = used(&request) else {
             return self.run(Running::Request(asked, None), Io::Request(request), out);
         };
@@ -238,17 +318,20 @@ impl Data {
     }
 
     fn answer(&mut self, asked: Asked, result: Result<DataReply, Errno>, out: &mut Outbox) {
-        if let Some(connection) = self.under_way.remove(&asked) {
-            out.replies.push((connection, FromData { id: asked.2, result }));
+        let Some(UnderWay { connection, session }) = self.under_way.remove(&asked) else { return };
+        out.replies.push((connection, FromData { id: asked.2, result }));
+        if session.is_some() && !self.admissions.is_empty() {
+            self.answer_admissions(out);
         }
         let (from, incarnation, _) = asked;
         let Some(peer) = self.peers.get_mut(&from).filter(|peer| peer.incarnation != incarnation) else {
             return;
         };
-        if !self.under_way.keys().any(|(of, when, _)| *of == from && *when != peer.incarnation) {
+        peer.old = peer.old.saturating_sub(1);
+        if peer.old == 0 {
             let (now, connection) = (peer.incarnation, peer.connection);
-            for ToData { id, request } in core::mem::take(&mut peer.early) {
-                self.begin((from, now, id), connection, request, out);
+            for message in core::mem::take(&mut peer.early) {
+                self.begin((from, now), connection, message, out);
             }
         }
     }
@@ -267,6 +350,6 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
         | DataRequest::Truncate { ino, .. }
         | DataRequest::SetMtime { ino, .. }
         | DataRequest::Remove { ino } => Some((*ino, Use::Alone)),
-        DataRequest::Stat { .. } | DataRequest::New | DataRequest::Space => None,
+        DataRequest::Stat { .. } | DataRequest::New | DataRequest::Space | DataRequest::Admit { .. } => None,
     }
 }

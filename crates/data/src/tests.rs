@@ -1,10 +1,12 @@
 use alloc::vec;
 
-use espalier_proto::StreamStat;
+use espalier_proto::{Access, Capability, StreamStat};
 
 use super::*;
 
-const A: ClientId = ClientId(1);
+const SERVER: ServerId = ServerId(1);
+const A: Asker = Asker::Server(SERVER);
+const CLIENT: Asker = Asker::Client(ClientId(77));
 const FILE: Ino = Ino(9);
 
 struct Server {
@@ -24,8 +26,24 @@ impl Server {
     }
 
     fn ask(&mut self, connection: u64, id: u64, request: DataRequest) {
-        let message = ToData { id: RequestId(id), request };
+        let message = ToData { id: RequestId(id), request, capability: None };
         self.data.on(Input::Request { from: A, connection, message }, &mut self.out);
+    }
+
+    /// A client asks, by the connection 9.
+    fn ask_with(&mut self, capability: Capability, id: u64, request: DataRequest) {
+        let message = ToData { id: RequestId(id), request, capability: Some(capability) };
+        self.data.on(Input::Request { from: CLIENT, connection: 9, message }, &mut self.out);
+    }
+
+    fn admit(&mut self, id: u64, below: u64, live: &[u64]) {
+        self.ask(1, id, DataRequest::Admit { below, live: live.into() });
+    }
+
+    /// The results of the client's requests.
+    fn told(&mut self) -> Vec<Result<DataReply, Errno>> {
+        let of_client = self.out.replies.drain(..).filter(|(connection, _)| *connection == 9);
+        of_client.map(|(_, reply)| reply.result).collect()
     }
 
     /// Does what the machine has asked for first; what that was.
@@ -142,4 +160,116 @@ fn what_was_asked_before_a_restart_is_done_before_what_is_asked_after() {
     assert_eq!(server.work(), Io::Request(write(2)));
     assert_eq!(server.work(), Io::Request(DataRequest::New));
     assert_eq!(server.answered().last(), Some(&(2, 2)));
+}
+
+/// As the server's incarnation 1 gives it to a session.
+fn capability(session: u64) -> Capability {
+    let access = Access::READ | Access::WRITE;
+    Capability { ino: FILE, access, server: SERVER, incarnation: 1, session, seal: [0; 32] }
+}
+
+fn with_client() -> Server {
+    let mut server = Server::new();
+    server.data.on(Input::Connect { from: CLIENT, incarnation: 0, connection: 9 }, &mut server.out);
+    server
+}
+
+const STALE: Result<DataReply, Errno> = Ok(DataReply::Stale);
+const DONE: Result<DataReply, Errno> = Ok(DataReply::Done);
+
+#[test]
+fn clients_do_what_their_capabilities_say() {
+    let mut server = with_client();
+    server.admit(1, 1, &[]);
+    let read_only = Capability { access: Access::READ, ..capability(1) };
+    server.ask_with(read_only, 1, DataRequest::Read { ino: FILE, offset: 0, size: 1 });
+    server.ask_with(read_only, 2, DataRequest::Stat { inos: vec![FILE] });
+    server.ask_with(capability(1), 3, write(1));
+    assert_eq!(server.out.io.len(), 3);
+    server.told();
+    server.ask_with(read_only, 4, write(1));
+    server.ask_with(capability(1), 5, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![1] });
+    server.ask_with(capability(1), 6, DataRequest::Stat { inos: vec![FILE, Ino(8)] });
+    for (id, request) in [
+        DataRequest::Truncate { ino: FILE, size: 0 },
+        DataRequest::Remove { ino: FILE },
+        DataRequest::Sync { ino: FILE },
+        DataRequest::New,
+        DataRequest::Admit { below: 1, live: vec![] },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        server.ask_with(capability(1), 7 + id as u64, request);
+    }
+    let message = ToData { id: RequestId(20), request: write(1), capability: None };
+    server.data.on(Input::Request { from: CLIENT, connection: 9, message }, &mut server.out);
+    assert_eq!(server.out.io.len(), 3);
+    assert_eq!(server.told(), vec![Err(Errno::EACCES); 9]);
+}
+
+#[test]
+fn nothing_is_done_for_a_session_that_has_ended() {
+    let mut server = with_client();
+    server.ask_with(capability(1), 1, write(1));
+    assert_eq!(server.told(), [STALE], "of that server nothing has been heard");
+    server.admit(1, 1, &[]);
+    server.ask_with(capability(1), 2, write(1));
+    server.ask_with(capability(2), 3, write(2));
+    server.ask(1, 5, DataRequest::Truncate { ino: FILE, size: 0 });
+    server.ask_with(capability(1), 4, write(3));
+    assert_eq!(server.answered(), [(1, 1)]);
+    server.admit(6, 3, &[2]);
+    server.ask_with(capability(1), 5, write(1));
+    assert_eq!(server.told(), [STALE]);
+    server.ask_with(capability(3), 6, write(3));
+    assert_eq!(server.told(), [], "one that is newer waits for the truncation");
+    let mut order = Vec::new();
+    while !server.out.io.is_empty() {
+        server.work();
+        order.extend(server.answered().into_iter().map(|(_, id)| id));
+    }
+    assert_eq!(order, [2, 3, 5, 4, 6, 6], "the end of a session is the end of what it has asked");
+    // What comes late does not bring it back.
+    server.admit(7, 2, &[1]);
+    server.admit(8, 3, &[1, 2]);
+    server.ask_with(capability(1), 7, write(1));
+    server.ask_with(capability(2), 8, write(1));
+    assert_eq!(server.told(), [STALE]);
+}
+
+#[test]
+fn a_metadata_server_that_was_started_anew_knows_no_old_capabilities() {
+    let mut server = with_client();
+    server.admit(1, 1, &[]);
+    server.ask_with(capability(1), 1, write(1));
+    server.connect(2, 2);
+    server.ask_with(capability(1), 2, write(1));
+    let next = Capability { incarnation: 2, ..capability(1) };
+    server.ask_with(next, 3, write(1));
+    assert_eq!(server.told(), [STALE, STALE], "it has not said anything yet");
+    server.ask(2, 1, DataRequest::Admit { below: 1, live: vec![] });
+    assert_eq!(server.answered(), [], "what the old one let a client do is under way");
+    server.ask_with(next, 4, write(1));
+    server.work();
+    assert_eq!(server.answered(), [(9, 1), (2, 1)]);
+    server.work();
+    assert_eq!(server.told(), [DONE]);
+}
+
+#[test]
+fn the_requests_of_a_client_that_connects_again_are_not_done_twice_at_a_time() {
+    let mut server = with_client();
+    server.admit(1, 1, &[]);
+    server.ask_with(capability(1), 1, write(1));
+    server.data.on(Input::Disconnect { from: CLIENT, connection: 9 }, &mut server.out);
+    server.ask_with(capability(1), 2, write(2));
+    server.data.on(Input::Connect { from: CLIENT, incarnation: 0, connection: 9 }, &mut server.out);
+    server.ask_with(capability(1), 1, write(1));
+    assert_eq!(server.out.io.len(), 1);
+    server.told();
+    server.work();
+    assert_eq!(server.told(), [DONE]);
+    server.data.on(Input::Disconnect { from: CLIENT, connection: 9 }, &mut server.out);
+    assert_eq!(server.data.peers.len(), 1, "who is gone takes no room");
 }

@@ -123,7 +123,7 @@ impl Session {
         let client = ClientId(u64::from_ne_bytes(number));
         let servers = Servers { addresses, security, limits: Limits::default(), client, leases: true };
         let first = servers.reach().await?;
-        let remote = Arc::new(Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), ranks(&first.0)));
+        let remote = Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), &servers, ranks(&first.0));
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(Arc::clone(&remote), servers, first, stopped));
         let User { uid, gid, groups, umask } = user;

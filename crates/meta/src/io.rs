@@ -32,6 +32,8 @@ pub(crate) enum Purpose {
     SyncStream(Ino, u64),
     /// Between releasing what expired sessions held.
     Abandoned,
+    /// Of sessions that are to end.
+    Admit,
 }
 
 impl Meta {
@@ -108,6 +110,7 @@ impl Meta {
             (Some(Purpose::SettleStream(_) | Purpose::RemoveDatafile), Err(_))
             | (Some(Purpose::RemoveDatafile), Ok(_)) => {}
             (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
+            (Some(Purpose::Admit), result) => self.cut_off(now, result.is_ok(), out),
             (None, _) => {}
         }
     }

@@ -310,6 +310,7 @@ impl Meta {
             Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name),
             Request::StatFs { ino } => self.statfs(cx, *ino),
             Request::Extend { ino, offset, length, from } => self.extend(cx, *ino, *offset, *length, *from),
+            Request::Delegate { ino, access } => self.delegate(cx, *ino, *access),
             Request::RemoveTree { dir } => self.remove_tree(cx, *dir),
             Request::CopyTree(copy) => self.copy_tree(cx, copy),
             Request::Lock { .. }

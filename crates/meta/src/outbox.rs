@@ -111,6 +111,12 @@ pub enum Io {
     },
     /// The files that have layouts are on data servers: [`StreamCall::requests`] says what these are asked.
     Stream(StreamCall, Layouts),
+    /// Have all data servers told which sessions go on, as in [`DataRequest::Admit`](espalier_proto::DataRequest); again with each new
+    /// connection, before anything else. Done when all have answered.
+    Admit {
+        below: u64,
+        live: Vec<u64>,
+    },
     /// Append a frame to the journal (there is one at a time), and with `sync` make all of the journal durable.
     Journal {
         frame: Vec<u8>,
@@ -146,6 +152,7 @@ pub enum IoDone {
         frame: Vec<u8>,
     },
     Synced,
+    Admitted,
     Staged,
     Paused,
     Published {

@@ -8,6 +8,7 @@ mod ops {
     mod allocate;
     mod copy_tree;
     mod create;
+    mod delegate;
     mod extend;
     mod forget;
     mod fsync;

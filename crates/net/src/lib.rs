@@ -19,6 +19,7 @@ mod message;
 mod outbox;
 pub mod pki;
 mod receiver;
+mod seal;
 mod security;
 mod sender;
 #[cfg(test)]
@@ -33,5 +34,6 @@ pub use identity::{Identity, IdentityError};
 pub use limits::Limits;
 pub use message::Message;
 pub use receiver::Receiver;
+pub use seal::{SealError, SealKey};
 pub use security::{Security, SecurityError};
 pub use sender::Sender;

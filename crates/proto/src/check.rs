@@ -52,6 +52,10 @@ impl Request {
             Self::Read { size, .. } => require(*size as usize <= MAX_IO_BYTES, Errno::EINVAL),
             Self::Write { data, .. } => require(data.len() <= MAX_IO_BYTES, Errno::EINVAL),
             Self::Allocate { mode, .. } => known(*mode),
+            Self::Delegate { access, .. } => {
+                let of_bytes = Access::READ | Access::WRITE;
+                require(!access.is_empty() && of_bytes.contains(*access), Errno::EINVAL)
+            }
             Self::ReadDir { limit, .. } => require(*limit <= Request::MAX_ENTRIES, Errno::EINVAL),
             Self::SetXattr { name, value, .. } => {
                 named(name)?;
@@ -107,6 +111,7 @@ impl Request {
             | Self::Recount { ino }
             | Self::Place { ino }
             | Self::Extend { ino, .. }
+            | Self::Delegate { ino, .. }
             | Self::Find { ino, .. }
             | Self::Lock { ino, .. }
             | Self::Unlock { ino, .. }
@@ -135,6 +140,7 @@ impl Request {
             Self::Open { how, .. } | Self::Find { open: Some(how), .. } => {
                 how.truncate || how.access.contains(Access::WRITE)
             }
+            Self::Delegate { access, .. } => access.contains(Access::WRITE),
             Self::SetAttr { .. }
             | Self::Create { .. }
             | Self::TmpFile { .. }

@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AllocateMode, Errno, Ino, RequestId, SeekWhat, Space, StreamStat, Time};
+use crate::{AllocateMode, Capability, Errno, Ino, RequestId, SeekWhat, Space, StreamStat, Time};
 
 /// Something to be done with datafiles, which are named by their files. One that was never written is empty. All of it may be done
 /// twice, as it is when a connection is lost.
@@ -69,6 +69,12 @@ pub enum DataRequest {
     /// The datafiles that were filled and never settled.
     New,
     Space,
+    /// Of the sessions that the metadata server counts, those below that number have ended, but for these: answered when nothing is
+    /// under way of any that has. Before this has come no client of that server is served.
+    Admit {
+        below: u64,
+        live: Vec<u64>,
+    },
 }
 
 /// The answer to a [`DataRequest`].
@@ -81,14 +87,19 @@ pub enum DataReply {
     Stats(Vec<StreamStat>),
     Inos(Vec<Ino>),
     Space(Space),
+    /// The capability is of a session that has ended, or of a metadata server that has been started anew, or not been heard of yet:
+    /// it has to be asked for another.
+    Stale,
 }
 
-/// From a metadata server to a data server.
+/// To a data server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToData {
     /// Unique among unanswered requests.
     pub id: RequestId,
     pub request: DataRequest,
+    /// Of a client: metadata servers need none.
+    pub capability: Option<Capability>,
 }
 
 /// From a data server.
@@ -101,6 +112,8 @@ pub struct FromData {
 impl DataRequest {
     /// In one `Stat`.
     pub const MAX_INODES: usize = 4096;
+    /// In one `Admit`.
+    pub const MAX_SESSIONS: usize = 20_000;
     /// In one read or write: as much as a client can ask of a file at once.
     const MAX_BYTES: usize = 1 << 20;
 
@@ -114,6 +127,7 @@ impl DataRequest {
             // Where a datafile ends is not where its file ends.
             Self::Write { offset, data, .. } => data.len() <= Self::MAX_BYTES && *offset != crate::END,
             Self::Fill { data, .. } => data.len() <= Self::MAX_BYTES,
+            Self::Admit { live, .. } => live.len() <= Self::MAX_SESSIONS,
             Self::Stat { inos } => inos.len() <= Self::MAX_INODES,
             Self::Allocate { mode, .. } if AllocateMode::from_bits(mode.bits()).is_none() => {
                 return Err(Errno::EOPNOTSUPP);

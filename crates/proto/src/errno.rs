@@ -46,6 +46,7 @@ errnos! {
     ENFILE = 23, "too many open files in system";
     EMFILE = 24, "too many open files";
     ENOTTY = 25, "inappropriate ioctl";
+    ETXTBSY = 26, "text file busy";
     EFBIG = 27, "file too large";
     ENOSPC = 28, "no space left on device";
     EROFS = 30, "read-only file system";

@@ -16,6 +16,7 @@ impl Request {
             | Self::Unlink { dir: ino, .. }
             | Self::RmDir { dir: ino, .. }
             | Self::Open { ino, .. }
+            | Self::Delegate { ino, .. }
             | Self::Read { ino, .. }
             | Self::Write { ino, .. }
             | Self::Allocate { ino, .. }
@@ -115,6 +116,8 @@ impl Reply {
             | Self::Written(_)
             | Self::StatFs(_)
             | Self::Granted
+            // A file has but one number.
+            | Self::Delegated(_)
             | Self::Waits
             | Self::InTheWay(_) => {}
         }

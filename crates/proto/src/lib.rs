@@ -7,6 +7,7 @@
 extern crate alloc;
 
 mod attr;
+mod capability;
 mod check;
 mod data;
 mod errno;
@@ -20,6 +21,7 @@ mod time;
 mod wire;
 
 pub use attr::{Attr, FileType, SetAttr, SetTime, mode};
+pub use capability::{Capability, Delegation};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
 pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId};

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
-use crate::{Attr, ClientId, FileType, Ino, Lock, LockOwner, Name, SetAttr, Time};
+use crate::{Attr, ClientId, Delegation, FileType, Ino, Lock, LockOwner, Name, SetAttr, Time};
 
 bitflags! {
     /// `renameat2`'s flags, with Linux's numbers.
@@ -216,6 +216,12 @@ pub enum Request {
         /// The bytes are a copy of what another file has from an offset on, if it has so many.
         from: Option<(Ino, u64)>,
     },
+    /// The client is about to read or write the bytes of a file itself; as with `Extend` nobody else is to have cached what it
+    /// writes. `access`: what it lets the client do, until its session ends.
+    Delegate {
+        ino: Ino,
+        access: Access,
+    },
     /// Removes a directory with all that is below it, if the caller might do so one by one; what is below goes on to be
     /// freed in the background.
     RemoveTree {
@@ -347,6 +353,8 @@ pub enum Reply {
     StatFs(Capacity),
     /// `Extend`: go on.
     Granted,
+    /// `Delegate`; `None`: the file's bytes are to be asked for here.
+    Delegated(Option<Box<Delegation>>),
     /// `RemoveTree`: the directory had this name in that directory.
     Removed {
         dir: Ino,

@@ -27,6 +27,8 @@ pub enum Service {
     Metadata { leases: bool },
     /// The datafiles of the data server of that number, for metadata servers.
     Data(ServerId),
+    /// What capabilities let clients have of the same.
+    Delegated(ServerId),
     /// What metadata servers say to each other: the one of rank `from` to that of rank `to`.
     Peer { from: Rank, to: Rank },
 }

@@ -46,7 +46,10 @@ pub fn mount_servers(
     let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
     let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, options.ttl, session.granted());
     set_notifiers(&mut session, &door)?;
-    let remote = Arc::new(Remote::new(door, Cache::new(CACHED, Users::Tell), ranks(&first.0)));
+    let remote = {
+        let _entered = runtime.enter();
+        Remote::new(door, Cache::new(CACHED, Users::Tell), servers, ranks(&first.0))
+    };
     runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), first));
     runtime.spawn({
         let remote = Arc::clone(&remote);

@@ -63,6 +63,8 @@ impl Disk {
                 journal.trim(trim);
                 Ok(IoDone::Published { used: journal.used() })
             }
+            // Of data servers, whom a disk does not know.
+            Io::Admit { .. } => Err(Errno::EIO),
             Io::Yield => {
                 std::thread::yield_now();
                 Ok(IoDone::Paused)

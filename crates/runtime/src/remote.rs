@@ -2,13 +2,14 @@
 //! thread-safe rest around them.
 //!
 //! The thread that brings a call sends what it asks of a server; the task that receives the answer leads the call on and
-//! answers it.
+//! answers it. `direct.rs` has what is asked of data servers.
 
+mod direct;
 mod end;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use espalier_client::{Answer, Begun, Cache, Call, Client, Next, Sighting};
@@ -23,7 +24,9 @@ use serde::{Deserialize, Serialize};
 use crate::caller::groups;
 use crate::calls::{Calls, Door, Interrupt, Outcome};
 use crate::door::FOREVER;
+use crate::servers::Servers;
 use crate::watch::Kind;
+use direct::{Asking, Direct};
 pub use end::Messages;
 use end::{End, Finished, Parked, Seen, tell};
 
@@ -37,6 +40,8 @@ pub struct Remote<D: Door> {
     receiving: Mutex<()>,
     inner: Mutex<Inner<D::Ticket>>,
     door: D,
+    direct: Direct,
+    own: Weak<Self>,
 }
 
 /// How a session with a server is.
@@ -55,6 +60,8 @@ struct Inner<T> {
     started: Instant,
     /// By rank.
     ends: Vec<End<T>>,
+    /// Calls that wait for data servers.
+    asking: Asking<T>,
 }
 
 /// A call as it comes from the door.
@@ -67,15 +74,17 @@ struct Asked<'a, T> {
 }
 
 impl<D: Door> Remote<D> {
-    /// Of a cluster with so many metadata servers.
-    pub fn new(door: D, cache: Cache, ranks: usize) -> Self {
+    /// Of a cluster with so many metadata servers. `servers`: as who data servers are asked, in tasks of this thread's runtime.
+    pub fn new(door: D, cache: Cache, servers: &Servers, ranks: usize) -> Arc<Self> {
         let inner = Inner {
             client: Client::default(),
             cache,
             started: Instant::now(),
             ends: (0..ranks).map(|_| End::default()).collect(),
+            asking: Asking::default(),
         };
-        Self { receiving: Mutex::default(), inner: Mutex::new(inner), door }
+        let (receiving, inner, direct) = (Mutex::default(), Mutex::new(inner), Direct::new(servers));
+        Arc::new_cyclic(|own| Self { receiving, inner, door, direct, own: Weak::clone(own) })
     }
 
     /// The incarnation of the server that the session was last in.
@@ -117,6 +126,8 @@ impl<D: Door> Remote<D> {
     pub fn connected(&self, rank: Rank, welcome: &Welcome, sender: Sender<FromClient>) {
         let _turn = self.receive();
         let Ok(mut inner) = self.lock() else { return };
+        self.direct.learn(&welcome.servers);
+        inner.client.can_ask_data_servers = !welcome.servers.data.is_empty();
         let mut finished = Vec::new();
         let Some(end) = inner.end(rank) else { return };
         let Begun { distrust, lost, unlocked } = end.link.connected(welcome, &mut end.out);
@@ -132,11 +143,15 @@ impl<D: Door> Remote<D> {
         if let Some((sender, out)) = end.take_out() {
             tell(&sender, out);
         }
+        let is_lost = distrust.is_some() && !welcome.resumed;
         for id in lost {
             end.given_up.remove(&id);
             if let Some(parked) = end.parked.remove(&id) {
                 finished.push(Finished::new(parked.ticket, Err(Errno::EIO)));
             }
+        }
+        if is_lost {
+            finished.extend(inner.asking.lose(rank));
         }
         // What is told again does not say what it has changed.
         inner.cache.distrust_rank(rank);
@@ -164,7 +179,9 @@ impl<D: Door> Remote<D> {
         for end in &mut inner.ends {
             end.link.tell_forgotten(&mut end.out);
         }
-        self.settle(inner, Vec::new());
+        inner.release_put_off();
+        let finished = self.give_up_stuck(&mut inner);
+        self.settle(inner, finished);
     }
 
     /// Takes what has come from a server.
@@ -218,6 +235,7 @@ impl<D: Door> Remote<D> {
 
     /// Tells the servers that this client goes, and waits until that is sent.
     pub async fn farewell(&self) {
+        self.direct.close();
         let senders = self
             .lock()
             .map(|mut inner| inner.ends.iter_mut().filter_map(|end| end.sender.take()).collect::<Vec<_>>());
@@ -284,6 +302,7 @@ impl<D: Door> Remote<D> {
 
     fn settle(&self, mut inner: MutexGuard<'_, Inner<D::Ticket>>, finished: Vec<Finished<D::Ticket>>) {
         let out: Vec<_> = inner.ends.iter_mut().filter_map(End::take_out).collect();
+        self.ask_data_servers(&mut inner);
         drop(inner);
         for (sender, messages) in out {
             tell(&sender, messages);
@@ -427,12 +446,18 @@ impl<T> Inner<T> {
             Next::Ask(request) | Next::Find(request, _) | Next::Tell(request, _) => request.rank(),
             Next::Release(ino) => ino.rank(),
             Next::Stream(io) => io.rank(),
+            Next::Data(delegation, _) => delegation.capability.ino.rank(),
         };
         if let Next::Find(_, sighting) = &next {
             let (now, left) = (self.now(), lease.as_millis() as u64);
             self.cache.sighted(&call, sighting, left, now);
             let until = if sighting.leased { now.saturating_add(left) } else { 0 };
             seen = Seen { sighting: Some(*sighting), until, ..seen };
+        }
+        if let Next::Tell(Request::Release { ino }, _) | Next::Release(ino) = next
+            && self.asking.puts_off(ino)
+        {
+            return finished.push(Finished::new(ticket, Ok(Answer::Done)));
         }
         let sent = Instant::now();
         let Some(end) = self.end(rank) else {
@@ -441,6 +466,12 @@ impl<T> Inner<T> {
         };
         let id = match next {
             Next::Answer(result) => return finished.push(Finished { ticket, result, lease }),
+            Next::Data(delegation, io) => {
+                end.messages.data += 1;
+                let call = call.into_owned();
+                let parked = Parked { call_id, caller, call, ticket, sent, seen, interrupted };
+                return self.asking.park(parked, delegation, io);
+            }
             Next::Tell(request, answer) => {
                 end.ask(caller, request);
                 return finished.push(Finished::new(ticket, Ok(answer)));
@@ -509,7 +540,10 @@ impl<D: Door> Calls<D> for Remote<D> {
                 return Interrupt::Heard;
             }
         }
-        Interrupt::Unknown
+        let interrupt = inner.asking.interrupt(call_id, dies);
+        let finished = self.give_up_stuck(&mut inner);
+        self.settle(inner, finished);
+        interrupt
     }
 
     fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {

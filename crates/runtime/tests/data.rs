@@ -7,12 +7,12 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
-use espalier_net::{ConnectError, Connection, Identity, Limits, Reason, Security, connect};
+use espalier_net::{ConnectError, Connection, Identity, Limits, Reason, SealKey, Security, connect};
 use espalier_proto::{
-    ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId, ServerId, Service,
-    ToData, Welcome,
+    Access, Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId,
+    ServerId, Service, ToData, Welcome,
 };
-use espalier_runtime::{DataRole, DataStore, ServeOptions, mkfs_data, serve};
+use espalier_runtime::{DataRole, DataStore, Holder, ServeOptions, mkfs_data, serve};
 
 type Asker = Connection<FromData, ToData>;
 
@@ -25,7 +25,7 @@ fn credentials(dir: &Path, name: &str, issued: &Issued) -> Security {
 }
 
 /// Serves as the data server 3, for as long as the test's process runs.
-fn data_server(dir: &Path, security: Security) -> SocketAddr {
+fn data_server(dir: &Path, security: Security, key: SealKey) -> SocketAddr {
     let path = dir.join("data");
     mkfs_data(&path, ServerId(3)).unwrap();
     assert!(DataStore::open(&path, ServerId(2), false).is_err(), "it is another's");
@@ -44,7 +44,7 @@ fn data_server(dir: &Path, security: Security) -> SocketAddr {
     let (ready, address) = channel();
     std::thread::spawn(move || {
         let ready = |address| ready.send(address).unwrap();
-        serve(None, Some(DataRole { store }), options, ready).unwrap();
+        serve(None, Some(DataRole { store, data_key: Some(key) }), options, ready).unwrap();
     });
     address.recv().unwrap()
 }
@@ -59,7 +59,15 @@ async fn reach(
 }
 
 async fn ask(asker: &mut Asker, request: DataRequest) -> Result<DataReply, Errno> {
-    asker.sender.send(ToData { id: RequestId(7), request }).unwrap();
+    ask_with(asker, None, request).await
+}
+
+async fn ask_with(
+    asker: &mut Asker,
+    capability: Option<Capability>,
+    request: DataRequest,
+) -> Result<DataReply, Errno> {
+    asker.sender.send(ToData { id: RequestId(7), request, capability }).unwrap();
     let mut batch = Vec::new();
     while batch.is_empty() {
         asker.receiver.next(&mut batch).await.unwrap();
@@ -67,34 +75,84 @@ async fn ask(asker: &mut Asker, request: DataRequest) -> Result<DataReply, Errno
     batch.remove(0).result
 }
 
-#[tokio::test]
-async fn data_servers_are_for_servers() {
-    let dir = tempfile::tempdir().unwrap();
-    let authority = Authority::create(dir.path(), Validity::years(1)).unwrap();
-    let hosts = ["127.0.0.1".to_string()];
-    let issue = |name: &str| {
+/// A cluster's members, and its data server 3.
+struct Cluster {
+    dir: tempfile::TempDir,
+    authority: Authority,
+    key: SealKey,
+    address: SocketAddr,
+}
+
+fn new_key(path: &Path) -> SealKey {
+    SealKey::write(&SealKey::generate().unwrap(), path).unwrap();
+    SealKey::load(path).unwrap()
+}
+
+impl Cluster {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let authority = Authority::create(dir.path(), Validity::years(1)).unwrap();
+        let key = new_key(&dir.path().join("data.key"));
+        let mut cluster = Self { dir, authority, key, address: ([127, 0, 0, 1], 0).into() };
+        let own = cluster.server("server-3");
+        cluster.address = data_server(cluster.dir.path(), own, cluster.key.clone());
+        cluster
+    }
+
+    fn server(&self, name: &str) -> Security {
         let identity = Identity::server(name).unwrap();
-        authority.issue_server(&identity, &hosts, Validity::years(1)).unwrap()
-    };
-    let own = credentials(dir.path(), "own", &issue("server-3"));
-    let server = credentials(dir.path(), "server", &issue("server-0"));
-    let issued = authority.issue_client(&Identity::client("eve").unwrap(), Validity::years(1)).unwrap();
-    let client = credentials(dir.path(), "client", &issued);
-    let address = data_server(dir.path(), own);
-    let refused = |outcome: Result<(Welcome, Asker), ConnectError>| match outcome {
+        let hosts = ["127.0.0.1".to_string()];
+        let issued = self.authority.issue_server(&identity, &hosts, Validity::years(1)).unwrap();
+        credentials(self.dir.path(), name, &issued)
+    }
+
+    fn client(&self, name: &str) -> Security {
+        let issued =
+            self.authority.issue_client(&Identity::client(name).unwrap(), Validity::years(1)).unwrap();
+        credentials(self.dir.path(), name, &issued)
+    }
+
+    /// As the server 0 makes it for the client of that name, in the incarnation 1.
+    fn capability(&self, name: &str, session: u64) -> Capability {
+        let (server, access) = (ServerId(0), Access::READ | Access::WRITE);
+        let mut capability = Capability { ino: INO, access, server, incarnation: 1, session, seal: [0; 32] };
+        Holder::new(Some(&Identity::client(name).unwrap()), ClientId(0)).seal(&mut capability, &self.key);
+        capability
+    }
+}
+
+const INO: Ino = Ino(9);
+
+fn data(number: u16) -> Service {
+    Service::Data(ServerId(number))
+}
+
+fn write() -> DataRequest {
+    DataRequest::Write { ino: INO, offset: 5, data: b"bytes".to_vec() }
+}
+
+fn refused(outcome: Result<(Welcome, Asker), ConnectError>) -> Reason {
+    match outcome {
         Err(ConnectError::Refused { refusal, .. }) => refusal.reason,
         Err(other) => panic!("{other}"),
         Ok(_) => panic!("it was taken"),
-    };
-    let data = |number| Service::Data(ServerId(number));
+    }
+}
+
+#[tokio::test]
+async fn data_servers_are_for_servers() {
+    let cluster = Cluster::new();
+    let (address, server, client) = (cluster.address, cluster.server("server-0"), cluster.client("eve"));
     assert_eq!(refused(reach(address, &client, data(3)).await), Reason::Identity);
     assert_eq!(refused(reach(address, &server, data(2)).await), Reason::Service);
-    assert_eq!(refused(reach(address, &client, Service::Metadata { leases: true }).await), Reason::Service);
+    let metadata = Service::Metadata { leases: true };
+    assert_eq!(refused(reach(address, &client, metadata).await), Reason::Service);
+    let other = Service::Delegated(ServerId(2));
+    assert_eq!(refused(reach(address, &client, other).await), Reason::Service);
 
     let (_, mut asker) = reach(address, &server, data(3)).await.unwrap();
-    let ino = Ino(9);
-    let write = DataRequest::Write { ino, offset: 5, data: b"bytes".to_vec() };
-    assert_eq!(ask(&mut asker, write).await, Ok(DataReply::Done));
+    let ino = INO;
+    assert_eq!(ask(&mut asker, write()).await, Ok(DataReply::Done));
     let read = || DataRequest::Read { ino, offset: 3, size: 100 };
     assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(b"\0\0bytes".to_vec())));
     assert_eq!(ask(&mut asker, DataRequest::Sync { ino }).await, Ok(DataReply::Done));
@@ -111,4 +169,79 @@ async fn data_servers_are_for_servers() {
     }
     let far = DataRequest::Write { ino, offset: espalier_proto::END, data: vec![1] };
     assert_eq!(ask(&mut asker, far).await, Err(Errno::EINVAL));
+}
+
+#[tokio::test]
+async fn clients_have_what_they_have_capabilities_for() {
+    let cluster = Cluster::new();
+    let service = Service::Delegated(ServerId(3));
+    let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
+    let (_, mut alice) = reach(cluster.address, &cluster.client("alice"), service).await.unwrap();
+    let (_, mut eve) = reach(cluster.address, &cluster.client("eve"), service).await.unwrap();
+    let capability = cluster.capability("alice", 1);
+    let stale = Ok(DataReply::Stale);
+    assert_eq!(ask_with(&mut alice, Some(capability), write()).await, stale, "of no server that is known");
+    let admit = |below, live: &[u64]| DataRequest::Admit { below, live: live.into() };
+    assert_eq!(ask(&mut server, admit(1, &[])).await, Ok(DataReply::Done));
+    assert_eq!(ask_with(&mut alice, Some(capability), write()).await, Ok(DataReply::Done));
+    let read = || DataRequest::Read { ino: INO, offset: 5, size: 100 };
+    assert_eq!(ask_with(&mut alice, Some(capability), read()).await, Ok(DataReply::Bytes(b"bytes".into())));
+
+    // None, another's, and one's own with something else in it.
+    let own = cluster.capability("eve", 2);
+    let mut by_stranger = own;
+    let other_key = new_key(&cluster.dir.path().join("other.key"));
+    Holder::new(Some(&Identity::client("eve").unwrap()), ClientId(0)).seal(&mut by_stranger, &other_key);
+    for forged in [
+        None,
+        Some(capability),
+        Some(by_stranger),
+        Some(Capability { ino: Ino(10), ..own }),
+        Some(Capability { session: 3, ..own }),
+        Some(Capability { incarnation: 2, ..own }),
+        Some(Capability { server: ServerId(1), ..own }),
+        Some(Capability { access: Access::READ, ..own }),
+        Some(Capability { seal: [0; 32], ..own }),
+    ] {
+        assert_eq!(ask_with(&mut eve, forged, write()).await, Err(Errno::EACCES), "{forged:?}");
+    }
+    let elsewhere = DataRequest::Read { ino: Ino(10), offset: 0, size: 1 };
+    assert_eq!(ask_with(&mut eve, Some(own), elsewhere).await, Err(Errno::EACCES));
+    assert_eq!(ask_with(&mut eve, Some(own), DataRequest::Remove { ino: INO }).await, Err(Errno::EACCES));
+    assert_eq!(ask_with(&mut eve, Some(own), admit(9, &[])).await, Err(Errno::EACCES));
+    assert_eq!(ask_with(&mut eve, Some(own), write()).await, Ok(DataReply::Done));
+
+    // The one session ends, the other goes on; then the server is started anew.
+    assert_eq!(ask(&mut server, admit(3, &[2])).await, Ok(DataReply::Done));
+    assert_eq!(ask_with(&mut alice, Some(capability), write()).await, stale);
+    assert_eq!(ask_with(&mut eve, Some(own), write()).await, Ok(DataReply::Done));
+    let hello =
+        Hello { cluster: ClusterId::ANY, service: data(3), client: ClientId(0), incarnation: Some(2) };
+    let security = Security::load_from(&cluster.dir.path().join("server-0")).unwrap();
+    let anew = connect(&cluster.address.to_string(), &security, &Limits::default(), hello).await;
+    let (_, mut anew): (Welcome, Asker) = anew.unwrap();
+    assert_eq!(ask(&mut anew, admit(1, &[])).await, Ok(DataReply::Done));
+    assert_eq!(ask_with(&mut eve, Some(own), write()).await, stale);
+}
+
+/// Neither who asks for much without reading, nor who asks the same again and again, keeps others from being served.
+#[tokio::test]
+async fn a_client_that_does_not_read_is_not_in_the_way() {
+    let cluster = Cluster::new();
+    let service = Service::Delegated(ServerId(3));
+    let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
+    assert_eq!(ask(&mut server, DataRequest::Admit { below: 1, live: vec![] }).await, Ok(DataReply::Done));
+    let bytes = DataRequest::Write { ino: INO, offset: 0, data: vec![1; 1 << 20] };
+    assert_eq!(ask(&mut server, bytes).await, Ok(DataReply::Done));
+    let (_, greedy) = reach(cluster.address, &cluster.client("greedy"), service).await.unwrap();
+    let capability = Some(cluster.capability("greedy", 1));
+    for id in 0..4096 {
+        let request = DataRequest::Read { ino: INO, offset: 0, size: 1 << 20 };
+        greedy.sender.send(ToData { id: RequestId(id % 1024), request, capability }).unwrap();
+    }
+    let (_, mut alice) = reach(cluster.address, &cluster.client("alice"), service).await.unwrap();
+    for _ in 0..100 {
+        let capability = Some(cluster.capability("alice", 2));
+        assert_eq!(ask_with(&mut alice, capability, write()).await, Ok(DataReply::Done));
+    }
 }

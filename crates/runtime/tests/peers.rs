@@ -44,7 +44,8 @@ fn role(store: &Path, ranks: Vec<String>) -> MetaRole {
         ..OpenOptions::default()
     };
     let (volume, store) = (Volume::open(store, open).unwrap(), store.to_path_buf());
-    MetaRole { volume, store, access: Access::default(), session_ms, ranks, data_servers: Vec::new() }
+    let (access, data_servers, data_key) = (Access::default(), Vec::new(), None);
+    MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key }
 }
 
 fn options(security: Security) -> ServeOptions {

@@ -69,7 +69,7 @@ fn run(number: u16, store: PathBuf, listen: SocketAddr, ranks: Vec<String>, read
         slow: None,
         drain: Duration::from_secs(30),
     };
-    let (access, data_servers) = (Access::default(), Vec::new());
-    let meta = MetaRole { volume, store, access, session_ms, ranks, data_servers };
+    let (access, data_servers, data_key) = (Access::default(), Vec::new(), None);
+    let meta = MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key };
     serve(Some(meta), None, options, |_| ready()).unwrap();
 }

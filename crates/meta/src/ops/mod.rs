@@ -4,6 +4,7 @@ mod access;
 mod allocate;
 mod copy_tree;
 mod create;
+mod delegate;
 mod extend;
 mod forget;
 mod fsync;

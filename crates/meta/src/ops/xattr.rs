@@ -86,6 +86,10 @@ impl Meta {
         }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
+        if name == CAPABILITY && inode.layout().is_some() && self.is_written(cx.client, ino) {
+            // Others' writes would not take it away.
+            return Err(Errno::ETXTBSY.into());
+        }
         let list = self.state.xattr_list(ino)?;
         let at = list.binary_search_by(|(n, _)| n.as_ref().cmp(name));
         match (how, at) {

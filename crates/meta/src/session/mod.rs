@@ -4,6 +4,7 @@
 //! An embedded machine ([`Config::session_ms`](crate::Config) is `None`) has none of this: its client ends with it.
 
 mod completed;
+mod data;
 mod kept;
 mod proof;
 mod reclaim;
@@ -21,7 +22,7 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo, Touched,
+    Caller, ClientId, DataRequest, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo, Touched,
 };
 
 use crate::event::Event;
@@ -35,7 +36,7 @@ use crate::task::Task;
 use crate::trash::ITSELF;
 
 /// Sessions at a time.
-const MAX_SESSIONS: usize = 20_000;
+const MAX_SESSIONS: usize = DataRequest::MAX_SESSIONS;
 /// So far may the number of a request be beyond that of the first whose answer the client has not acknowledged.
 const WINDOW: u64 = 1024;
 /// With those that tell what the client has.
@@ -57,6 +58,8 @@ pub(crate) struct Sessions {
     releasing: bool,
     /// Sessions that were there when the machine began, and have not said all that they have.
     awaited: usize,
+    /// What is to be said to data servers.
+    data: data::Sessions,
     /// When the machine began, as far as it has been told.
     began_ms: Option<u64>,
     /// Whatever clients were told before the machine began they no longer use.
@@ -77,6 +80,8 @@ struct Session {
     held: Map<Ino, Hold>,
     /// It may use what is below this directory only.
     root: Option<Ino>,
+    /// What data servers may do for it.
+    reach: data::Reach,
     /// The client has gone.
     left: bool,
     /// It has not said all that it has since the machine began.
@@ -280,6 +285,7 @@ impl Meta {
             | Request::Allocate { ino, .. }
             | Request::Seek { ino, .. }
             | Request::Extend { ino, .. }
+            | Request::Delegate { ino, .. }
             | Request::SetAttr { ino, set: SetAttr { through_handle: true, .. } }
                 if session.opens(*ino) == 0 =>
             {
@@ -394,19 +400,20 @@ impl Meta {
 
     /// A client goes, and needs nothing any more of what it holds.
     pub(crate) fn leave(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
-        if let Some(session) = self.sessions.clients.get_mut(&client) {
-            if session.is_busy() {
-                // As soon as that is done: its outcome would be nobody's.
-                session.left = true;
-            } else {
-                self.end_session(now, client, out);
-                self.release_abandoned_soon(now, out);
-            }
+        let Some(session) = self.sessions.clients.get_mut(&client) else { return };
+        session.left = true;
+        // What is under way ends first: its outcome would be nobody's.
+        if !session.is_busy() && self.end_session(now, client, out) {
+            self.release_abandoned_soon(now, out);
         }
     }
 
-    fn end_session(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
-        let Some(session) = self.sessions.clients.remove(&client) else { return };
+    /// Whether it has ended: before, data servers are to do nothing for the client any more.
+    fn end_session(&mut self, now: Now, client: ClientId, out: &mut Outbox) -> bool {
+        if !self.is_cut_off(client, out) {
+            return false;
+        }
+        let Some(session) = self.sessions.clients.remove(&client) else { return false };
         self.sessions.abandoned.extend(session.held);
         self.journal_session(client, false);
         self.drop_leases(now, client, out);
@@ -414,6 +421,7 @@ impl Meta {
         if session.awaited {
             self.await_no_more(now, out);
         }
+        true
     }
 
     /// An inode may have lost its last name. Others than the client that has taken it may still know it, and would keep it and
@@ -487,8 +495,8 @@ impl Meta {
         for client in expired {
             self.give_up_groups(now, client, out);
             // What is under way ends first: its outcome would be nobody's.
-            if self.sessions.clients.get(&client).is_some_and(|session| !session.is_busy()) {
-                self.end_session(now, client, out);
+            let is_quiet = self.sessions.clients.get(&client).is_some_and(|session| !session.is_busy());
+            if is_quiet && self.end_session(now, client, out) {
                 out.expired.push(client);
             }
         }

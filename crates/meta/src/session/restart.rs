@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Errno, Held, Home, Ino, Reply};
 
 use super::completed::Outcome;
+use super::data::Reach;
 use super::proof::{Proven, prove};
 use super::{Hold, Session, Sessions};
 use crate::lease::Leases;
@@ -29,7 +30,8 @@ impl Meta {
         self.sessions.leases_over = self.config.lease_ms.is_none();
         self.sessions.awaited = clients.len();
         for client in clients {
-            let mut session = Session { awaited: true, ..Session::default() };
+            let reach = if self.config.striping.is_some() { Reach::BEFORE } else { Reach::default() };
+            let mut session = Session { awaited: true, reach, ..Session::default() };
             let kept =
                 self.state.sessions.get(&client).map(|kept| kept.completed.clone()).unwrap_or_default();
             for (id, outcome) in kept {

@@ -140,6 +140,7 @@ impl Disk {
                 Ok(IoDone::Synced)
             }
             Io::Yield | Io::Rest => Ok(IoDone::Paused),
+            Io::Admit { .. } => Ok(IoDone::Admitted),
         }
     }
 

@@ -41,7 +41,7 @@ pub struct Harness {
     pub answers: HashMap<u64, Result<Reply, Errno>>,
     /// I/O that is not done yet.
     pub waiting: Vec<(IoId, Io)>,
-    /// Journal and checkpoint I/O stays in `waiting` until [`Self::settle`].
+    /// Journal and checkpoint I/O, and what is said to data servers, stays in `waiting` until [`Self::settle`].
     pub lazy: bool,
     /// What the machine has asked clients to forget.
     pub recalled: Vec<Recall>,
@@ -231,7 +231,12 @@ impl Harness {
         for (id, io) in out.io {
             let later = matches!(
                 io,
-                Io::Journal { .. } | Io::Sync | Io::Stage { .. } | Io::Publish { .. } | Io::Rest
+                Io::Journal { .. }
+                    | Io::Sync
+                    | Io::Stage { .. }
+                    | Io::Publish { .. }
+                    | Io::Rest
+                    | Io::Admit { .. }
             );
             if self.shuffle.is_some() || (self.lazy && later) {
                 self.waiting.push((id, io));

@@ -6,6 +6,6 @@ mod store;
 mod striper;
 
 pub use serve::DataServer;
-pub use servers::DataServers;
+pub use servers::{Asker, DataServers, Pass};
 pub use store::{DataStore, mkfs_data};
-pub use striper::Striper;
+pub use striper::{Stale, Striper, answers};

@@ -1,19 +1,22 @@
 //! The driver of a data server's machine. What a request does is done by a thread of its own, for it may take as long as the disk
 //! likes; so requests on one file overtake each other where the machine lets them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use espalier_data::{Data, Input, Io, IoId, Outbox};
-use espalier_net::{Connection, NetError, Sender};
-use espalier_proto::{ClientId, FromData, Hello, ServerId, ToData};
+use espalier_data::{Asker, Data, Input, Io, IoId, Outbox};
+use espalier_net::{Connection, Incoming, NetError, Reason, Refusal, SealKey, Sender};
+use espalier_proto::{Capability, Errno, FromData, RequestId, ServerId, ToData, Welcome};
 
 use super::store::DataStore;
+use crate::capability::Holder;
 
 /// A data server. See the module's description.
 pub struct DataServer {
     pub store: DataStore,
+    /// By which capabilities are sealed; `None`: there are none.
+    key: Option<SealKey>,
     inner: Mutex<Inner>,
     next_connection: AtomicU64,
 }
@@ -21,61 +24,161 @@ pub struct DataServer {
 #[derive(Default)]
 struct Inner {
     machine: Data,
-    connections: HashMap<u64, Sender<FromData>>,
+    peers: HashMap<u64, Peer>,
+}
+
+/// Somebody who is connected.
+struct Peer {
+    asker: Asker,
+    sender: Sender<FromData>,
+    /// Requests that have not been answered, and what goes with them, in bytes.
+    under_way: HashMap<RequestId, usize>,
+    bytes: usize,
 }
 
 /// So many bytes may wait until somebody reads them; then nothing more is taken from it.
 const UNSENT: usize = 16 << 20;
-/// As many requests may be under way; then nothing more is taken.
+/// Of one peer as many requests, and bytes with them, may be under way; then nothing more is taken. More than that none of ours
+/// asks for at a time.
 const UNDER_WAY: usize = 256;
+const BYTES_UNDER_WAY: usize = 16 << 20;
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 
+impl Peer {
+    fn takes_more(&self) -> bool {
+        let is_full = self.under_way.len() >= UNDER_WAY || self.bytes >= BYTES_UNDER_WAY;
+        !is_full && self.sender.unsent() <= UNSENT
+    }
+}
+
 impl DataServer {
-    pub fn new(store: DataStore) -> Self {
-        Self { store, inner: Mutex::default(), next_connection: AtomicU64::new(1) }
+    /// `key`: as the metadata servers have it; without one, no clients are served.
+    pub fn new(store: DataStore, key: Option<SealKey>) -> Self {
+        Self { store, key, inner: Mutex::default(), next_connection: AtomicU64::new(1) }
     }
 
-    /// Metadata servers that are connected.
+    /// Peers that are connected.
     pub fn connections(&self) -> usize {
-        self.inner.lock().map_or(0, |inner| inner.connections.len())
+        self.inner.lock().map_or(0, |inner| inner.peers.len())
     }
 
     /// Serves a metadata server, as long as the connection lasts.
     ///
     /// # Errors
     /// Why it has ended.
-    pub async fn converse(
+    pub async fn serve_server(
         self: &Arc<Self>,
-        hello: &Hello,
+        incoming: Incoming,
+        welcome: Welcome,
+    ) -> Result<(), NetError> {
+        let hello = incoming.hello().clone();
+        let Ok(number) = u16::try_from(hello.client.0) else {
+            incoming.refuse(Refusal::new(Reason::Malformed, "no server has such a number")).await;
+            return Ok(());
+        };
+        let connection = incoming.welcome(welcome).await?;
+        tracing::info!(server = number, "a metadata server has connected");
+        let asker = Asker::Server(ServerId(number));
+        self.converse(asker, hello.incarnation.unwrap_or_default(), connection, |_| true).await
+    }
+
+    /// Serves a client, as far as its capabilities go.
+    ///
+    /// # Errors
+    /// As [`Self::serve_server`].
+    pub async fn serve_client(
+        self: &Arc<Self>,
+        incoming: Incoming,
+        welcome: Welcome,
+    ) -> Result<(), NetError> {
+        let Some(key) = self.key.clone() else {
+            let text = "this data server takes no clients: its configuration has no data_key";
+            incoming.refuse(Refusal::new(Reason::Service, text)).await;
+            return Ok(());
+        };
+        let holder = Holder::new(incoming.identity(), incoming.hello().client);
+        let asker = Asker::Client(holder.number(&self.store.superblock().hash_key));
+        let connection = incoming.welcome(welcome).await?;
+        let is_good = move |capability: &Capability| holder.has(capability, &key);
+        self.converse(asker, 0, connection, is_good).await
+    }
+
+    /// `is_good`: whether a capability is the peer's own, and sealed.
+    async fn converse(
+        self: &Arc<Self>,
+        asker: Asker,
+        incarnation: u64,
         connection: Connection<ToData, FromData>,
+        is_good: impl Fn(&Capability) -> bool,
     ) -> Result<(), NetError> {
         let Connection { mut receiver, sender } = connection;
         let number = self.next_connection.fetch_add(1, Ordering::Relaxed);
-        let (from, incarnation) = (hello.client, hello.incarnation.unwrap_or_default());
-        if let Ok(mut inner) = self.inner.lock() {
-            inner.connections.insert(number, sender.clone());
-        }
-        self.input([Input::Connect { from, incarnation, connection: number }]);
+        self.attach(number, asker, sender.clone());
+        self.input([Input::Connect { from: asker, incarnation, connection: number }]);
         let mut batch = Vec::new();
-        let ended = loop {
+        let ended = 'connection: loop {
             if let Err(error) = receiver.next(&mut batch).await {
                 break Err(error);
             }
-            let request = |message| Input::Request { from, connection: number, message };
-            self.input(batch.drain(..).map(request));
-            while sender.unsent() > UNSENT || self.under_way() > UNDER_WAY {
-                tokio::time::sleep(PAUSE).await;
+            let mut waiting = VecDeque::new();
+            for message in batch.drain(..) {
+                if message.capability.as_ref().is_none_or(&is_good) {
+                    waiting.push_back(message);
+                } else {
+                    tracing::warn!(
+                        ?asker,
+                        "a capability was refused: it is another's, or no server has made it"
+                    );
+                    let _ = sender.send(FromData { id: message.id, result: Err(Errno::EACCES) });
+                }
+            }
+            while !waiting.is_empty() {
+                let Some(taken) = self.take(number, &mut waiting) else {
+                    // It has connected anew.
+                    break 'connection Ok(());
+                };
+                let request = |message| Input::Request { from: asker, connection: number, message };
+                self.input(taken.into_iter().map(request));
+                if !waiting.is_empty() {
+                    tokio::time::sleep(PAUSE).await;
+                }
             }
         };
         sender.end();
+        self.input([Input::Disconnect { from: asker, connection: number }]);
         if let Ok(mut inner) = self.inner.lock() {
-            inner.connections.remove(&number);
+            inner.peers.remove(&number);
         }
         ended
     }
 
-    fn under_way(&self) -> usize {
-        self.inner.lock().map_or(0, |inner| inner.machine.under_way())
+    /// Somebody has connected; what it had connected before is of no more use.
+    fn attach(&self, number: u64, asker: Asker, sender: Sender<FromData>) {
+        let Ok(mut inner) = self.inner.lock() else { return };
+        inner.peers.retain(|_, peer| {
+            if peer.asker == asker {
+                peer.sender.end();
+            }
+            peer.asker != asker
+        });
+        inner.peers.insert(number, Peer { asker, sender, under_way: HashMap::new(), bytes: 0 });
+    }
+
+    /// As many requests of a peer as may be under way; `None`: it is not listened to any more.
+    fn take(&self, number: u64, waiting: &mut VecDeque<ToData>) -> Option<Vec<ToData>> {
+        let mut inner = self.inner.lock().ok()?;
+        let peer = inner.peers.get_mut(&number)?;
+        let mut taken = Vec::new();
+        while peer.takes_more()
+            && let Some(message) = waiting.pop_front()
+        {
+            let bytes = message.request.bytes();
+            if peer.under_way.insert(message.id, bytes).is_none() {
+                peer.bytes += bytes;
+            }
+            taken.push(message);
+        }
+        Some(taken)
     }
 
     fn input(self: &Arc<Self>, inputs: impl IntoIterator<Item = Input>) {
@@ -85,10 +188,12 @@ impl DataServer {
         inputs.into_iter().for_each(|input| inner.machine.on(input, &mut out));
         let mut senders = Vec::new();
         for (connection, reply) in out.replies {
-            if let Some(sender) = inner.connections.get(&connection)
-                && sender.queue(reply).is_ok()
-            {
-                senders.push((connection, sender.clone()));
+            let Some(peer) = inner.peers.get_mut(&connection) else { continue };
+            if let Some(bytes) = peer.under_way.remove(&reply.id) {
+                peer.bytes = peer.bytes.saturating_sub(bytes);
+            }
+            if peer.sender.queue(reply).is_ok() {
+                senders.push((connection, peer.sender.clone()));
             }
         }
         drop(inner);
@@ -111,9 +216,4 @@ impl DataServer {
         };
         self.input([Input::Done { id, result }]);
     }
-}
-
-/// How a metadata server calls itself to data servers.
-pub fn asker(number: ServerId) -> ClientId {
-    ClientId(number.0.into())
 }

@@ -1,45 +1,59 @@
 //! The data servers of a cluster, as who asks them sees them: what is asked of one that cannot be reached waits until it can.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use espalier_net::{ConnectError, Connection, Limits, NetError, Receiver, Security, Sender, connect};
 use espalier_proto::{
-    ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId, ServerId, Service, Space,
-    ToData, Welcome,
+    Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId,
+    ServerId, Service, Space, ToData, Welcome,
 };
 use tokio::sync::oneshot;
-
-use super::serve::asker;
 
 /// What a data server answers, when it does.
 pub type Answer = oneshot::Receiver<Result<DataReply, Errno>>;
 
 /// All data servers. See the module's description.
 pub struct DataServers {
-    links: HashMap<ServerId, Link>,
+    links: Mutex<HashMap<ServerId, Arc<Link>>>,
     /// What is known of the room on each.
     space: Mutex<BTreeMap<ServerId, Space>>,
-    how: How,
-}
-
-/// How they are reached.
-struct How {
+    /// Which clients' sessions go on, as in [`DataRequest::Admit`].
+    sessions: Mutex<(u64, Vec<u64>)>,
     security: Security,
     limits: Limits,
-    /// Who asks.
-    own: ServerId,
-    incarnation: u64,
+    asker: Asker,
+}
+
+/// Who asks data servers.
+#[derive(Clone, Copy, Debug)]
+pub enum Asker {
+    /// A metadata server. `incarnation`: tells one start of it from the next.
+    Server {
+        number: ServerId,
+        incarnation: u64,
+    },
+    Client(ClientId),
+}
+
+/// What shows that a client may ask.
+#[derive(Clone, Debug)]
+pub struct Pass {
+    pub capability: Capability,
+    /// There for as long as what it has been shown for may still be done.
+    pub _held: Arc<()>,
 }
 
 struct Link {
-    address: String,
     inner: Mutex<Inner>,
 }
 
 #[derive(Default)]
 struct Inner {
+    address: String,
+    /// Somebody keeps it connected.
+    is_kept: bool,
     next: u64,
     /// Requests that have not been answered, by number: they are sent again over the next connection.
     unanswered: BTreeMap<u64, Asked>,
@@ -54,8 +68,13 @@ struct Inner {
 
 struct Asked {
     request: DataRequest,
+    pass: Option<Pass>,
     tell: oneshot::Sender<Result<DataReply, Errno>>,
 }
+
+/// Of requests with which a metadata server begins; nothing else has these numbers.
+const NEW: RequestId = RequestId(0);
+const ADMIT: RequestId = RequestId(1);
 
 /// More than that is not on its way to a server, or back, at a time: neither side's queue is ever too long.
 const UNDER_WAY: usize = 16 << 20;
@@ -64,27 +83,40 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl DataServers {
-    /// `addresses`: where the servers are, as `HOST:PORT`. `own`: the number of the server that asks.
-    pub fn new(
-        addresses: Vec<(ServerId, String)>,
-        security: Security,
-        limits: Limits,
-        own: ServerId,
-        incarnation: u64,
-    ) -> Self {
-        let link = |(server, address)| (server, Link { address, inner: Mutex::default() });
-        let how = How { security, limits, own, incarnation };
-        Self { links: addresses.into_iter().map(link).collect(), space: Mutex::default(), how }
+    /// `addresses`: where the servers are, as `HOST:PORT`.
+    pub fn new(addresses: Vec<(ServerId, String)>, security: Security, limits: Limits, asker: Asker) -> Self {
+        let (links, space, sessions) = Default::default();
+        let servers = Self { links, space, sessions, security, limits, asker };
+        servers.learn(addresses);
+        servers
     }
 
-    pub fn numbers(&self) -> impl Iterator<Item = ServerId> + '_ {
-        self.links.keys().copied()
+    /// Where servers are, or are now.
+    pub fn learn(&self, addresses: Vec<(ServerId, String)>) {
+        let mut links = self.lock();
+        for (server, address) in addresses {
+            let new = || Arc::new(Link { inner: Mutex::new(Inner { next: ADMIT.0, ..Inner::default() }) });
+            links.entry(server).or_insert_with(new).lock().address = address;
+        }
+    }
+
+    pub fn numbers(&self) -> Vec<ServerId> {
+        self.lock().keys().copied().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<ServerId, Arc<Link>>> {
+        // It is whole between any two statements.
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn link(&self, server: ServerId) -> Option<Arc<Link>> {
+        self.lock().get(&server).cloned()
     }
 
     /// Asks a server. Whoever is no longer interested drops the answer.
-    pub fn ask(&self, server: ServerId, request: DataRequest) -> Answer {
+    pub fn ask(&self, server: ServerId, request: DataRequest, pass: Option<Pass>) -> Answer {
         let (tell, answer) = oneshot::channel();
-        let Some(link) = self.links.get(&server) else {
+        let Some(link) = self.link(server) else {
             tracing::error!(%server, "a file lies on a data server that the configuration does not name");
             let _ = tell.send(Err(Errno::EIO));
             return answer;
@@ -92,24 +124,41 @@ impl DataServers {
         let mut inner = link.lock();
         inner.next += 1;
         let number = inner.next;
-        inner.unanswered.insert(number, Asked { request, tell });
+        inner.unanswered.insert(number, Asked { request, pass, tell });
         inner.fill();
         answer
     }
 
+    /// Tells all servers which clients' sessions go on. Those that cannot be reached are told as soon as they can, before anything
+    /// else.
+    pub fn admit(&self, below: u64, live: Vec<u64>) -> Vec<Answer> {
+        *self.sessions.lock().unwrap_or_else(PoisonError::into_inner) = (below, live.clone());
+        let request = DataRequest::Admit { below, live };
+        self.numbers().into_iter().map(|server| self.ask(server, request.clone(), None)).collect()
+    }
+
     /// Whether all of these can be reached, as far as is known.
     pub fn are_reached(&self, servers: &[ServerId]) -> bool {
-        let reached = |link: &Link| link.lock().sender.is_some();
-        servers.iter().all(|server| self.links.get(server).is_none_or(reached))
+        let reached = |server: &ServerId| self.link(*server).is_none_or(|link| link.lock().sender.is_some());
+        servers.iter().all(reached)
+    }
+
+    /// Which of these nobody keeps connected; from now on somebody does.
+    pub fn unkept(&self, servers: &[ServerId]) -> Vec<ServerId> {
+        let take = |server: &&ServerId| {
+            let link = self.link(**server);
+            link.is_some_and(|link| !std::mem::replace(&mut link.lock().is_kept, true))
+        };
+        servers.iter().filter(take).copied().collect()
     }
 
     /// Asks how much room there is, and remembers the answers.
     pub async fn measure_space(&self) {
-        for server in self.links.keys() {
-            if self.are_reached(&[*server])
-                && let Ok(Ok(DataReply::Space(space))) = self.ask(*server, DataRequest::Space).await
+        for server in self.numbers() {
+            if self.are_reached(&[server])
+                && let Ok(Ok(DataReply::Space(space))) = self.ask(server, DataRequest::Space, None).await
             {
-                self.space.lock().unwrap_or_else(PoisonError::into_inner).insert(*server, space);
+                self.space.lock().unwrap_or_else(PoisonError::into_inner).insert(server, space);
             }
         }
     }
@@ -119,15 +168,16 @@ impl DataServers {
         self.space.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect()
     }
 
-    /// Stays connected to a server, for ever. `new`: is told, once and before anything is asked, which datafiles it has that were never
-    /// settled.
+    /// Stays connected to a server, for ever. `new`: is told, once and before anything is asked by a metadata server, which datafiles it
+    /// has that were never settled.
     pub async fn keep_connected(&self, server: ServerId, new: impl Fn(ServerId, Vec<Ino>)) {
-        let Some(link) = self.links.get(&server) else { return };
+        let Some(link) = self.link(server) else { return };
+        let link = &*link;
         let (mut pause, mut told) = (FIRST_PAUSE, false);
         loop {
             match self.reach(server, link).await {
                 Ok((_, Connection { receiver, sender })) => {
-                    tracing::info!(%server, address = link.address, "connected to a data server");
+                    tracing::info!(%server, "connected to a data server");
                     (pause, told) = (FIRST_PAUSE, false);
                     let error = self.converse(server, link, receiver, sender, &new).await;
                     tracing::warn!(%server, %error, "the connection to a data server is lost: connecting again");
@@ -149,10 +199,15 @@ impl DataServers {
         server: ServerId,
         link: &Link,
     ) -> Result<(Welcome, Connection<FromData, ToData>), ConnectError> {
-        let How { security, limits, own, incarnation } = &self.how;
-        let (service, incarnation) = (Service::Data(server), Some(*incarnation));
-        let hello = Hello { cluster: ClusterId::ANY, service, client: asker(*own), incarnation };
-        connect(&link.address, security, limits, hello).await
+        let (service, client, incarnation) = match self.asker {
+            Asker::Server { number, incarnation } => {
+                (Service::Data(server), ClientId(number.0.into()), Some(incarnation))
+            }
+            Asker::Client(client) => (Service::Delegated(server), client, None),
+        };
+        let hello = Hello { cluster: ClusterId::ANY, service, client, incarnation };
+        let address = link.lock().address.clone();
+        connect(&address, &self.security, &self.limits, hello).await
     }
 
     async fn converse(
@@ -164,24 +219,13 @@ impl DataServers {
         new: impl Fn(ServerId, Vec<Ino>),
     ) -> NetError {
         let mut batch = Vec::new();
-        if !link.lock().known {
-            // The number 0 is nobody else's.
-            send(&sender, [ToData { id: RequestId(0), request: DataRequest::New }]);
-            loop {
-                if let Err(error) = receiver.next(&mut batch).await {
-                    return error;
-                }
-                match batch.pop().map(|message| message.result) {
-                    Some(Ok(DataReply::Inos(inos))) => {
-                        new(server, inos);
-                        break;
-                    }
-                    Some(other) => {
-                        tracing::error!(%server, ?other, "a data server does not tell what it has");
-                        tokio::time::sleep(LONGEST_PAUSE).await;
-                        send(&sender, [ToData { id: RequestId(0), request: DataRequest::New }]);
-                    }
-                    None => {}
+        if let Asker::Server { .. } = self.asker {
+            let (below, live) = self.sessions.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            send(&sender, [plain(ADMIT, DataRequest::Admit { below, live })]);
+            if !link.lock().known {
+                match ask_for_new(server, &mut receiver, &sender).await {
+                    Ok(inos) => new(server, inos),
+                    Err(error) => return error,
                 }
             }
         }
@@ -199,8 +243,9 @@ impl DataServers {
             }
             let mut inner = link.lock();
             for FromData { id, result } in batch.drain(..) {
-                if let Some(Asked { request, tell }) = inner.unanswered.remove(&id.0) {
+                if let Some(Asked { request, pass, tell }) = inner.unanswered.remove(&id.0) {
                     inner.under_way = inner.under_way.saturating_sub(request.bytes());
+                    drop(pass);
                     // Nobody may be interested any more.
                     let _ = tell.send(result);
                 }
@@ -215,12 +260,13 @@ impl Inner {
     fn fill(&mut self) {
         let Some(sender) = &self.sender else { return };
         let mut messages = Vec::new();
-        for (number, Asked { request, .. }) in self.unanswered.range(self.sent..) {
+        for (number, Asked { request, pass, .. }) in self.unanswered.range(self.sent..) {
             if self.under_way > 0 && self.under_way + request.bytes() > UNDER_WAY {
                 break;
             }
             (self.sent, self.under_way) = (number + 1, self.under_way + request.bytes());
-            messages.push(ToData { id: RequestId(*number), request: request.clone() });
+            let capability = pass.as_ref().map(|pass| pass.capability);
+            messages.push(ToData { id: RequestId(*number), request: request.clone(), capability });
         }
         send(sender, messages);
     }
@@ -230,6 +276,32 @@ impl Link {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // It is whole between any two statements.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn plain(id: RequestId, request: DataRequest) -> ToData {
+    ToData { id, request, capability: None }
+}
+
+/// Asks until it is told.
+async fn ask_for_new(
+    server: ServerId,
+    receiver: &mut Receiver<FromData>,
+    sender: &Sender<ToData>,
+) -> Result<Vec<Ino>, NetError> {
+    let mut batch = Vec::new();
+    loop {
+        send(sender, [plain(NEW, DataRequest::New)]);
+        let other = loop {
+            receiver.next(&mut batch).await?;
+            match batch.drain(..).find(|message| message.id == NEW).map(|message| message.result) {
+                Some(Ok(DataReply::Inos(inos))) => return Ok(inos),
+                Some(other) => break other,
+                None => {}
+            }
+        };
+        tracing::error!(%server, ?other, "a data server does not tell what it has");
+        tokio::time::sleep(LONGEST_PAUSE).await;
     }
 }
 

@@ -133,6 +133,8 @@ impl DataStore {
             DataRequest::Settle { ino } => store.stream_settle(ino)?,
             DataRequest::Sync { ino } => store.stream_sync(ino)?,
             DataRequest::Remove { ino } => store.stream_remove(ino)?,
+            // The machine's own.
+            DataRequest::Admit { .. } => {}
         }
         Ok(DataReply::Done)
     }

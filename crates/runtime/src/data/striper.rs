@@ -9,7 +9,7 @@ use espalier_proto::{
     DataReply, DataRequest, END, Errno, Ino, Layout, Reply, ServerId, StreamIo, StreamStat,
 };
 
-use super::servers::{Answer, DataServers};
+use super::servers::{Answer, DataServers, Pass};
 
 /// See the module's description.
 pub struct Striper {
@@ -18,16 +18,26 @@ pub struct Striper {
     appending: Mutex<HashMap<Ino, Weak<tokio::sync::Mutex<()>>>>,
 }
 
+/// A capability has to be asked for again. What it was shown for may have been done in part.
+#[derive(Clone, Copy, Debug)]
+pub struct Stale;
+
 impl Striper {
     pub fn new(servers: DataServers) -> Self {
         Self { servers, appending: Mutex::default() }
     }
 
-    /// What a client wants to be done with a file. `data`: what is written.
+    /// What a client wants to be done with a file. `data`: what is written. `pass`: of a client that asks itself.
     ///
     /// # Errors
-    /// Those of the data servers.
-    pub async fn stream(&self, layout: Arc<Layout>, io: StreamIo, data: Vec<u8>) -> Result<Reply, Errno> {
+    /// What is passed is out of date.
+    pub async fn stream(
+        &self,
+        layout: Arc<Layout>,
+        io: StreamIo,
+        data: Vec<u8>,
+        pass: Option<&Pass>,
+    ) -> Result<Result<Reply, Errno>, Stale> {
         let appended =
             if let StreamIo::Write { ino, offset: END } = io { Some(self.appended(ino)) } else { None };
         let _turn = match &appended {
@@ -37,8 +47,14 @@ impl Striper {
         let (mut striped, mut turn) = Striped::start(layout, io, data);
         loop {
             match turn {
-                Turn::Done(result) => return result,
-                Turn::Ask(asks) => turn = striped.go_on(answers(self.ask(asks)).await),
+                Turn::Done(result) => return Ok(result),
+                Turn::Ask(asks) => {
+                    let replies = answers(self.ask(asks, pass)).await;
+                    if replies.contains(&Ok(DataReply::Stale)) {
+                        return Err(Stale);
+                    }
+                    turn = striped.go_on(replies);
+                }
             }
         }
     }
@@ -54,13 +70,13 @@ impl Striper {
         local: impl Fn(Ino) -> Result<StreamStat, Errno>,
     ) -> Result<StreamDone, Errno> {
         let asked = call.requests(layouts)?;
-        let replies = answers(self.ask(asked.clone())).await;
+        let replies = answers(self.ask(asked.clone(), None)).await;
         call.combine(layouts, &asked, replies, local)
     }
 
     /// All are asked before this returns, so that they are asked in the order of the calls.
-    fn ask(&self, asks: Vec<(ServerId, DataRequest)>) -> Vec<Answer> {
-        asks.into_iter().map(|(server, request)| self.servers.ask(server, request)).collect()
+    fn ask(&self, asks: Vec<(ServerId, DataRequest)>, pass: Option<&Pass>) -> Vec<Answer> {
+        asks.into_iter().map(|(server, request)| self.servers.ask(server, request, pass.cloned())).collect()
     }
 
     fn appended(&self, ino: Ino) -> Arc<tokio::sync::Mutex<()>> {
@@ -75,7 +91,7 @@ impl Striper {
     }
 }
 
-async fn answers(answers: Vec<Answer>) -> Vec<Result<DataReply, Errno>> {
+pub async fn answers(answers: Vec<Answer>) -> Vec<Result<DataReply, Errno>> {
     let mut come = Vec::with_capacity(answers.len());
     for answer in answers {
         come.push(answer.await.unwrap_or(Err(Errno::EIO)));

@@ -19,6 +19,9 @@ pub struct Messages {
     pub forgets: u64,
     /// Sent: reads and writes of streams.
     pub streams: u64,
+    /// Reads and writes of streams that were asked of data servers instead.
+    #[serde(default)]
+    pub data: u64,
     /// Sent: all others.
     pub others: u64,
     /// Received.
@@ -51,6 +54,7 @@ impl Messages {
             requests: self.requests + other.requests,
             forgets: self.forgets + other.forgets,
             streams: self.streams + other.streams,
+            data: self.data + other.data,
             others: self.others + other.others,
             replies: self.replies + other.replies,
             revocations: self.revocations + other.revocations,

@@ -1,13 +1,11 @@
 //! One client's connection, from its first byte to its last.
 
-use std::hash::Hasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
 use espalier_proto::{ClientId, ClusterId, Hello, Rank, ServerMap, Service, Welcome};
-use siphasher::sip::SipHasher24;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -15,6 +13,7 @@ use tokio::sync::Semaphore;
 use super::machine::{Origin, Server};
 use super::peers;
 use super::rights::Access;
+use crate::capability::Holder;
 use crate::data::DataServer;
 
 /// A client may have so many requests unanswered.
@@ -59,7 +58,7 @@ pub struct Metadata {
     /// As clients are told.
     pub servers: ServerMap,
     pub access: Access,
-    /// Hashes a client's identity and the number it gives itself: nobody can find another's session.
+    /// Hashes clients: nobody can find another's session.
     pub secret: [u8; 16],
 }
 
@@ -105,7 +104,7 @@ impl Gate {
             Ok(incoming) => incoming,
             Err(error) => return tracing::warn!(peer, %error, "a connection was not accepted"),
         };
-        let is_client = matches!(incoming.hello().service, Service::Metadata { .. });
+        let is_client = matches!(incoming.hello().service, Service::Metadata { .. } | Service::Delegated(_));
         let refusal = if is_full && is_client {
             Some(Refusal::new(Reason::Full, "the server has as many clients as it may: try again later"))
         } else {
@@ -123,6 +122,9 @@ impl Gate {
             (Service::Data(number), _, Some(data)) if number == data.store.number() => {
                 self.serve_data(data, incoming, &peer).await
             }
+            (Service::Delegated(number), _, Some(data)) if number == data.store.number() => {
+                data.serve_client(incoming, self.welcome_to_server(Rank(0))).await.map_err(Into::into)
+            }
             (Service::Peer { from, to }, Some(meta), _) if meta.is_peer(from, to) => {
                 self.serve_peer(meta, from, incoming, &peer).await
             }
@@ -131,7 +133,7 @@ impl Gate {
                     Service::Metadata { .. } => {
                         "this server serves no metadata: name another in the URL".into()
                     }
-                    Service::Data(number) => {
+                    Service::Data(number) | Service::Delegated(number) => {
                         format!("this is not data server {number}: mend [[data]] in server.toml")
                     }
                     Service::Peer { from, to } => format!(
@@ -179,10 +181,7 @@ impl Gate {
 
     async fn serve_data(&self, data: &Arc<DataServer>, incoming: Incoming, peer: &str) -> Ended {
         let Some(incoming) = Self::servers_only(incoming, peer).await else { return Ok(()) };
-        let hello = incoming.hello().clone();
-        let connection = incoming.welcome(self.welcome_to_server(Rank(0))).await?;
-        tracing::info!(peer, server = hello.client.0, "a metadata server has connected");
-        Ok(data.converse(&hello, connection).await?)
+        Ok(data.serve_server(incoming, self.welcome_to_server(Rank(0))).await?)
     }
 
     async fn converse(&self, meta: &Metadata, incoming: Incoming, peer: &str, leases: bool) -> Ended {
@@ -201,7 +200,9 @@ impl Gate {
             incoming.refuse(Refusal::new(Reason::Identity, text)).await;
             return Ok(());
         }
-        let client = meta.client(incoming.identity(), incoming.hello().client);
+        let holder = Holder::new(incoming.identity(), incoming.hello().client);
+        // 1 is the embedded mount's.
+        let client = ClientId(holder.number(&meta.secret).0.max(2));
         let known = incoming.hello().incarnation == Some(self.incarnation);
         let resumed = match meta.server.connect(client, leases).await? {
             Ok(resumed) => resumed,
@@ -230,7 +231,7 @@ impl Gate {
             servers: meta.servers.clone(),
         };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
-        let connection = meta.server.attach(client, sender.clone());
+        let connection = meta.server.attach(client, holder, sender.clone());
         let origin = Origin { client, rights, connection };
         tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
         let mut batch = Vec::new();
@@ -268,13 +269,5 @@ impl Gate {
 impl Metadata {
     fn is_peer(&self, from: Rank, to: Rank) -> bool {
         to == self.rank && from != to && from.0 < self.ranks
-    }
-
-    fn client(&self, identity: Option<&Identity>, given: ClientId) -> ClientId {
-        let mut hasher = SipHasher24::new_with_key(&self.secret);
-        hasher.write(identity.map(ToString::to_string).unwrap_or_default().as_bytes());
-        hasher.write_u64(given.0);
-        // 1 is the embedded mount's.
-        ClientId(hasher.finish().max(2))
     }
 }

@@ -17,10 +17,12 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
+use super::delegate::Sealer;
 use super::peers::Link;
 use super::rights::Rights;
 use super::striped::{Striped, Striping};
 use super::subtree::{self, Subtree};
+use crate::capability::Holder;
 use crate::clock;
 use crate::data::Striper;
 use crate::disk::Disk;
@@ -32,6 +34,8 @@ pub struct Server {
     inner: Mutex<Inner>,
     pub errands: Errands,
     pub(super) striped: Option<Striped>,
+    /// Of capabilities; `None`: clients do not talk to data servers.
+    pub(super) sealer: Option<Sealer>,
 }
 
 pub(super) struct Inner {
@@ -59,6 +63,7 @@ pub(super) struct Inner {
 /// A connected client.
 pub(super) struct Peer {
     connection: u64,
+    pub(super) holder: Holder,
     pub(super) sender: Sender<FromServer>,
 }
 
@@ -98,6 +103,7 @@ impl Server {
         disk: Arc<Disk>,
         watch: Watch,
         striper: Option<(Striper, Handle)>,
+        sealer: Option<Sealer>,
     ) -> (Arc<Self>, Background) {
         let (errands, background) = Errands::new(disk, watch);
         let inner = Inner {
@@ -115,7 +121,7 @@ impl Server {
         };
         let server = Arc::new_cyclic(|server| {
             let striped = striper.map(|(striper, runtime)| Striped::new(striper, runtime, server));
-            Self { inner: Mutex::new(inner), errands, striped }
+            Self { inner: Mutex::new(inner), errands, striped, sealer }
         });
         (server, background)
     }
@@ -145,7 +151,7 @@ impl Server {
     }
 
     /// From now on the client is reached by this connection; the number of it.
-    pub fn attach(&self, client: ClientId, sender: Sender<FromServer>) -> u64 {
+    pub fn attach(&self, client: ClientId, holder: Holder, sender: Sender<FromServer>) -> u64 {
         let Ok(mut inner) = self.lock() else { return 0 };
         inner.next_connection += 1;
         let connection = inner.next_connection;
@@ -155,7 +161,7 @@ impl Server {
             .filter(|((of, _), _)| *of == client)
             .map(|((_, id), (_, pid))| FromServer::AskGroups { id: *id, pid: *pid })
             .collect();
-        let old = inner.peers.insert(client, Peer { connection, sender: sender.clone() });
+        let old = inner.peers.insert(client, Peer { connection, holder, sender: sender.clone() });
         drop(inner);
         if let Some(old) = old {
             old.sender.end();
@@ -395,7 +401,10 @@ impl Server {
             if matches!(result, Ok(Reply::StatFs(_))) && self.measure_then(to, id, lease_ms, &result) {
                 continue;
             }
-            let result = result.and_then(|reply| self.complete(reply));
+            let result = result.and_then(|reply| match reply {
+                Reply::Delegated(given) => Ok(Reply::Delegated(self.sealed(inner, to, given))),
+                reply => self.complete(reply),
+            });
             work.send.push((to, FromServer::Reply { id, lease_ms, touched, result }));
         }
         let out = &mut work.out;
@@ -479,6 +488,10 @@ impl Server {
             Io::Journal { sync: false, .. } => Some((id, self.errands.timed(io))),
             Io::Journal { sync: true, .. } | Io::Sync => {
                 self.errands.put_off(id, io);
+                None
+            }
+            Io::Admit { below, live } => {
+                self.admit(id, below, live);
                 None
             }
             Io::Stream(call, layouts) if !layouts.is_empty() => self.ask_data_servers(id, call, layouts),

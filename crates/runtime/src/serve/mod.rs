@@ -1,6 +1,7 @@
 //! A server: a store's machine behind a socket, for the clients of a cluster; or datafiles, for its servers; or both.
 
 mod connection;
+mod delegate;
 mod machine;
 mod peers;
 mod rights;
@@ -14,18 +15,19 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use espalier_net::{Acceptor, Limits, Security};
+use espalier_net::{Acceptor, Limits, SealKey, Security};
 use espalier_proto::{ClusterId, Errno, Ino, ServerId, ServerMap};
 use espalier_store::Superblock;
 use tokio::runtime::Handle;
 
 use crate::control::{self, Status, Told};
-use crate::data::{DataServer, DataServers, DataStore, Striper};
+use crate::data::{Asker, DataServer, DataServers, DataStore, Striper};
 use crate::errands::Background;
 use crate::error::Error;
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 use connection::{Gate, Metadata, accept};
+use delegate::Sealer;
 use machine::Server;
 use peers::Peers;
 pub use rights::{Access, Rights};
@@ -60,11 +62,15 @@ pub struct MetaRole {
     pub ranks: Vec<String>,
     /// Where the data servers are, as `HOST:PORT`.
     pub data_servers: Vec<(ServerId, String)>,
+    /// By which clients are let talk to data servers themselves; `None`: they are not.
+    pub data_key: Option<SealKey>,
 }
 
 /// The datafiles that a server serves.
 pub struct DataRole {
     pub store: DataStore,
+    /// As the metadata servers have it; `None`: it serves no clients.
+    pub data_key: Option<SealKey>,
 }
 
 /// Serves until the process is told to end. `ready` is called with the address once clients may connect.
@@ -97,7 +103,7 @@ pub fn serve(
     let incarnation = crate::clock::incarnation();
     let tree = meta.map(|role| Tree::new(role, &options, &runtime, incarnation)).transpose()?;
     let (metadata, mut tree) = tree.unzip();
-    let data = data.map(|DataRole { store }| Arc::new(DataServer::new(store)));
+    let data = data.map(|DataRole { store, data_key }| Arc::new(DataServer::new(store, data_key)));
     let data_control = data.as_ref().and_then(|data| control::Listener::of_store(data.store.path()));
     let gate = Arc::new(Gate {
         meta: metadata,
@@ -186,8 +192,11 @@ impl Tree {
         runtime: &Handle,
         incarnation: u64,
     ) -> Result<(Metadata, Self), Error> {
-        let MetaRole { volume, store, access, session_ms, ranks, data_servers } = role;
-        let servers = ServerMap { ranks, data: data_servers.clone() };
+        let MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key } = role;
+        let number = options.number;
+        let sealer = data_key.map(|key| Sealer { key, number, incarnation });
+        let data = if sealer.is_some() { data_servers.clone() } else { Vec::new() };
+        let servers = ServerMap { ranks, data };
         let named = servers.ranks.len().max(1);
         if named != usize::from(volume.superblock.ranks) {
             return Err(Error::Ranks { path: store, ranks: volume.superblock.ranks, named });
@@ -197,12 +206,13 @@ impl Tree {
             None
         } else {
             let (security, limits) = (options.security.clone(), options.limits.clone());
-            let servers = DataServers::new(data_servers, security, limits, options.number, incarnation);
+            let asker = Asker::Server { number, incarnation };
+            let servers = DataServers::new(data_servers, security, limits, asker);
             Some((Striper::new(servers), runtime.clone()))
         };
         let Volume { disk, meta, superblock, .. } = volume;
         let watch = Watch::new(options.threads, options.slow);
-        let (server, background) = Server::new(meta, disk, watch, striper);
+        let (server, background) = Server::new(meta, disk, watch, striper, sealer);
         let cluster = ClusterId(superblock.uuid.into_bytes());
         let secret = superblock.hash_key;
         let control = control::Listener::of_store(&store);

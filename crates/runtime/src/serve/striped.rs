@@ -17,10 +17,10 @@ use crate::watch::Span;
 
 /// The data servers, of a server that has some.
 pub struct Striped {
-    striper: Striper,
+    pub(super) striper: Striper,
     /// Where what waits for them runs.
-    runtime: Handle,
-    server: Weak<Server>,
+    pub(super) runtime: Handle,
+    pub(super) server: Weak<Server>,
 }
 
 /// Something that is being done with striped files.
@@ -144,7 +144,8 @@ impl Server {
         // It cannot end before it is noted: its end needs the lock.
         let task = runtime.spawn(async move {
             let Some(Striped { striper, .. }) = &server.striped else { return };
-            let result = striper.stream(file, io, data).await;
+            // A server needs no capability.
+            let result = striper.stream(file, io, data, None).await.unwrap_or(Err(Errno::EIO));
             // It may have been given up just now.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
             if is_noted {

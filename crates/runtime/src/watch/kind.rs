@@ -73,7 +73,7 @@ impl Kind {
             Request::Unlink { dir, .. } => (Self::Unlink, *dir),
             Request::RmDir { dir, .. } => (Self::RmDir, *dir),
             Request::Rename { from_dir, .. } => (Self::Rename, *from_dir),
-            Request::Open { ino, .. } => (Self::Open, *ino),
+            Request::Open { ino, .. } | Request::Delegate { ino, .. } => (Self::Open, *ino),
             Request::Release { ino } => (Self::Release, *ino),
             Request::Read { ino, .. } => (Self::Read, *ino),
             Request::Write { ino, .. } | Request::Extend { ino, .. } => (Self::Write, *ino),

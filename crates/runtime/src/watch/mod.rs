@@ -99,7 +99,7 @@ impl IoKind {
         IoKind::CheckpointPublish,
     ];
 
-    /// `None` for pauses, which are none.
+    /// `None` for what is none on this machine's disk.
     pub(crate) fn of(io: &Io) -> Option<Self> {
         Some(match io {
             Io::Load(_) => Self::Load,
@@ -109,7 +109,7 @@ impl IoKind {
             Io::Journal { sync: true, .. } | Io::Sync => Self::JournalSync,
             Io::Stage { .. } => Self::CheckpointPiece,
             Io::Publish { .. } => Self::CheckpointPublish,
-            Io::Yield | Io::Rest => return None,
+            Io::Yield | Io::Rest | Io::Admit { .. } => return None,
         })
     }
 

@@ -1,0 +1,85 @@
+//! Files whose bytes the client reads and writes without the metadata server, once that has told it how. What the
+//! metadata server alone knows stays with it: where a file ends that is appended to, and all that is more than bytes.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
+
+use crate::{Call, Client, Next, extend, to_stream};
+
+/// Whom a file's bytes are to be asked of.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Way {
+    /// That is to be asked first.
+    #[default]
+    Unknown,
+    MetadataServer,
+    DataServers(Arc<Delegation>),
+}
+
+impl Client {
+    /// Reads or writes a stream.
+    pub(crate) fn do_itself(&self, ino: Ino, access: Access, io: StreamIo) -> Next {
+        let way = self.files.get(&ino).map_or(&Way::Unknown, |file| &file.way);
+        match way {
+            _ if !self.can_ask_data_servers => Next::Stream(io),
+            Way::MetadataServer => Next::Stream(io),
+            Way::DataServers(delegation) if delegation.capability.access.contains(access) => {
+                Next::Data(Arc::clone(delegation), io)
+            }
+            Way::DataServers(delegation) => {
+                Next::Ask(Request::Delegate { ino, access: access | delegation.capability.access })
+            }
+            Way::Unknown => Next::Ask(Request::Delegate { ino, access }),
+        }
+    }
+
+    /// Writes to a stream; whoever allows that is asked first, if that is needed.
+    pub(crate) fn write(&self, call: &Call<'_>) -> Next {
+        let Call::Write { ino, offset, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
+        match self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset }) {
+            _ if offset == END => extend(call),
+            Next::Stream(_) => extend(call),
+            Next::Data(delegation, _) if delegation.limited => extend(call),
+            next => next,
+        }
+    }
+
+    /// The metadata server allows what a call does to a stream.
+    pub(crate) fn granted(&self, call: &Call<'_>) -> Next {
+        match *call {
+            Call::Write { ino, offset, .. } if offset != END => {
+                self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset })
+            }
+            _ => to_stream(call),
+        }
+    }
+
+    /// The metadata server has said whom the bytes are to be asked of.
+    pub(crate) fn delegated(&mut self, call: &Call<'_>, delegation: Option<Box<Delegation>>) -> Next {
+        let Some(ino) = call.stream() else { return Next::Answer(Err(Errno::EIO)) };
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.way = delegation.map_or(Way::MetadataServer, |given| Way::DataServers(Arc::from(given)));
+        }
+        self.start(call)
+    }
+
+    /// It may have been given the capabilities of a program, which the next write has to take away.
+    pub(crate) fn ask_anew(&mut self, ino: Ino) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            file.way = Way::Unknown;
+        }
+    }
+
+    /// Data servers do not take a capability any more: how the call goes on with another.
+    pub fn stale(&mut self, call: &Call<'_>, delegation: &Arc<Delegation>) -> Next {
+        if let Some(file) = call.stream().and_then(|ino| self.files.get_mut(&ino))
+            && let Way::DataServers(known) = &file.way
+            && Arc::ptr_eq(known, delegation)
+        {
+            file.way = Way::Unknown;
+        }
+        self.start(call)
+    }
+}

@@ -1,0 +1,97 @@
+//! What data servers may do for clients. With the first capability that a session gets it is counted; before it ends, and with it what
+//! holds others back, all data servers have said that they do nothing for it any more.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Errno};
+
+use crate::io::Purpose;
+use crate::machine::Meta;
+use crate::outbox::{Io, Now, Outbox};
+use crate::step::Step;
+
+/// What data servers may do for a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Reach {
+    #[default]
+    Nothing,
+    /// What capabilities say that name this number.
+    Granted(u64),
+    /// Nothing any more, when they know. `told`: they are being told.
+    Ending { told: bool },
+}
+
+impl Reach {
+    /// What the machine gave before it was started anew. No session has that number.
+    pub const BEFORE: Self = Self::Granted(0);
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    /// The number of the last one.
+    last: u64,
+    /// Data servers are being told.
+    telling: bool,
+}
+
+impl Meta {
+    /// The number by which data servers know a client's session.
+    pub(crate) fn data_session(&mut self, client: ClientId) -> Step<u64> {
+        let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
+        if let Reach::Granted(number) = session.reach
+            && session.reach != Reach::BEFORE
+        {
+            return Ok(number);
+        }
+        self.sessions.data.last += 1;
+        session.reach = Reach::Granted(self.sessions.data.last);
+        Ok(self.sessions.data.last)
+    }
+
+    /// Whether data servers do nothing for a session any more. If not they are told, and [`Self::cut_off`] follows.
+    pub(super) fn is_cut_off(&mut self, client: ClientId, out: &mut Outbox) -> bool {
+        let Some(session) = self.sessions.clients.get_mut(&client) else { return true };
+        if session.reach == Reach::Nothing {
+            return true;
+        }
+        if let Reach::Granted(_) = session.reach {
+            session.reach = Reach::Ending { told: false };
+        }
+        self.tell_data_servers(out);
+        false
+    }
+
+    fn tell_data_servers(&mut self, out: &mut Outbox) {
+        if self.sessions.data.telling {
+            return;
+        }
+        let (mut live, mut is_news) = (Vec::new(), false);
+        for session in self.sessions.clients.values_mut() {
+            match &mut session.reach {
+                Reach::Granted(number) if *number > 0 => live.push(*number),
+                Reach::Ending { told } => is_news |= !core::mem::replace(told, true),
+                _ => {}
+            }
+        }
+        if is_news {
+            live.sort_unstable();
+            self.sessions.data.telling = true;
+            let below = self.sessions.data.last + 1;
+            self.ask(Purpose::Admit, Io::Admit { below, live }, out);
+        }
+    }
+
+    /// All data servers know which sessions go on, or could not be told. A client that has been heard of again may ask for new
+    /// capabilities.
+    pub(crate) fn cut_off(&mut self, now: Now, is_done: bool, out: &mut Outbox) {
+        self.sessions.data.telling = false;
+        for session in self.sessions.clients.values_mut() {
+            if session.reach == (Reach::Ending { told: true }) {
+                session.reach = if is_done { Reach::Nothing } else { Reach::Ending { told: false } };
+            }
+        }
+        self.expire(now, out);
+        // Others may have had to wait.
+        self.tell_data_servers(out);
+    }
+}

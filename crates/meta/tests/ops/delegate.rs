@@ -1,0 +1,195 @@
+//! What clients do with data servers themselves, and how that ends.
+
+use espalier_meta::{Acknowledge, Config, Input, Io, Striping};
+use espalier_proto::*;
+
+use crate::harness::{DataServers, Harness, ROOT_CALLER, STRIP, config, name, open_how};
+
+const SESSION_MS: u32 = 10_000;
+const ONE: ClientId = ClientId(101);
+const OTHER: ClientId = ClientId(102);
+
+/// Data servers, and two clients.
+fn cluster() -> Harness {
+    let servers = (0..2).map(ServerId).collect();
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 2).unwrap();
+    let (session_ms, acknowledge) = (Some(SESSION_MS), Acknowledge::Written);
+    let mut fs = Harness::with(Config { striping: Some(striping), session_ms, acknowledge, ..config() });
+    fs.data = DataServers::new(2);
+    connect(&mut fs);
+    fs
+}
+
+fn connect(fs: &mut Harness) {
+    for client in [ONE, OTHER] {
+        fs.input(Input::Connect { client, leases: true });
+    }
+}
+
+fn ask(fs: &mut Harness, client: ClientId, request: Request) -> Result<Reply, Errno> {
+    let id = fs.send_from(client, &ROOT_CALLER, request);
+    while !fs.answers.contains_key(&id) && fs.settle_one() {}
+    fs.answers.remove(&id).expect("an answer")
+}
+
+/// A striped file that the client has open.
+fn big(fs: &mut Harness, client: ClientId, file: &str) -> Ino {
+    let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
+    let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
+    let create = Request::Create { dir, name: name(file), node, perm, umask, open, exclusive };
+    let Ok(Reply::Created(entry, _)) = ask(fs, client, create) else { panic!("not created") };
+    let write = Request::Write {
+        ino: entry.attr.ino,
+        offset: 0,
+        data: vec![1; STRIP as usize + 1],
+        kill_suid_gid: false,
+    };
+    assert_eq!(ask(fs, client, write), Ok(Reply::Streamed));
+    entry.attr.ino
+}
+
+fn delegate(
+    fs: &mut Harness,
+    client: ClientId,
+    ino: Ino,
+    access: Access,
+) -> Result<Option<Delegation>, Errno> {
+    match ask(fs, client, Request::Delegate { ino, access })? {
+        Reply::Delegated(given) => Ok(given.map(|given| *given)),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Time goes by in which only one client is heard of.
+fn outlast(fs: &mut Harness, heard: ClientId) {
+    for _ in 0..=SESSION_MS / 1000 {
+        fs.uptime_ms += 1000;
+        fs.input(Input::Heard { client: heard });
+        fs.input(Input::Tick);
+    }
+}
+
+/// What waits to be said to data servers.
+fn said(fs: &Harness) -> Vec<(u64, Vec<u64>)> {
+    let admit = |(_, io): &(_, Io)| match io {
+        Io::Admit { below, live } => Some((*below, live.clone())),
+        _ => None,
+    };
+    fs.waiting.iter().filter_map(admit).collect()
+}
+
+#[test]
+fn capabilities_are_for_those_who_have_the_file_open() {
+    let fs = &mut cluster();
+    let ino = big(fs, ONE, "big");
+    let first = delegate(fs, ONE, ino, Access::READ).unwrap().expect("it is striped");
+    let Capability { ino: of, access, session, .. } = first.capability;
+    assert_eq!((of, access, session, first.limited), (ino, Access::READ, 1, false));
+    assert_eq!(first.layout.servers().len(), 2);
+    assert_eq!(delegate(fs, ONE, ino, Access::WRITE).unwrap().unwrap().capability.session, 1);
+    assert_eq!(delegate(fs, OTHER, ino, Access::READ), Err(Errno::EBADF));
+    ask(fs, OTHER, Request::Lookup { dir: Ino::ROOT, name: name("big") }).unwrap();
+    assert_eq!(delegate(fs, OTHER, ino, Access::READ), Err(Errno::EBADF));
+    ask(fs, OTHER, Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
+    assert_eq!(delegate(fs, OTHER, ino, Access::READ).unwrap().unwrap().capability.session, 2);
+    // Another's writes must not leave it a program with more rights than it has.
+    let set = Request::SetXattr {
+        ino,
+        name: (*b"security.capability").into(),
+        value: (*b"all").into(),
+        mode: XattrMode::Any,
+        kill_sgid: false,
+    };
+    assert_eq!(ask(fs, OTHER, set.clone()), Err(Errno::ETXTBSY));
+    ask(fs, OTHER, Request::Release { ino }).unwrap();
+    assert_eq!(ask(fs, ONE, set), Ok(Reply::Done), "who does so itself asks anew");
+    let listed = |fs: &mut Harness| match ask(fs, ONE, Request::ListXattr { ino }) {
+        Ok(Reply::Bytes(names)) => names.len(),
+        other => panic!("{other:?}"),
+    };
+    delegate(fs, ONE, ino, Access::READ).unwrap();
+    assert_ne!(listed(fs), 0);
+    delegate(fs, ONE, ino, Access::WRITE).unwrap();
+    assert_eq!(listed(fs), 0);
+}
+
+#[test]
+fn what_is_no_data_servers_is_asked_for_here() {
+    let fs = &mut cluster();
+    let Ok(Reply::Created(entry, _)) = ask(
+        fs,
+        ONE,
+        Request::Create {
+            dir: Ino::ROOT,
+            name: name("small"),
+            node: NewNode::Regular,
+            perm: 0o644,
+            umask: 0,
+            open: Some(open_how(Access::WRITE, false)),
+            exclusive: true,
+        },
+    ) else {
+        panic!("not created")
+    };
+    assert_eq!(delegate(fs, ONE, entry.attr.ino, Access::WRITE), Ok(None));
+    // Nor need anybody know when its session ends.
+    fs.lazy = true;
+    fs.input(Input::Leave { client: ONE });
+    assert_eq!(said(fs), []);
+}
+
+/// What the session held is free for others only when no data server does anything for it any more.
+#[test]
+fn a_session_ends_when_data_servers_know() {
+    let fs = &mut cluster();
+    let ino = big(fs, ONE, "big");
+    delegate(fs, ONE, ino, Access::WRITE).unwrap();
+    ask(fs, OTHER, Request::Lookup { dir: Ino::ROOT, name: name("big") }).unwrap();
+    ask(fs, OTHER, Request::Open { ino, how: open_how(Access::WRITE, false) }).unwrap();
+    delegate(fs, OTHER, ino, Access::WRITE).unwrap();
+    let owner = LockOwner { flock: true, number: 1 };
+    let lock = Lock { owner, kind: LockKind::Exclusive, pid: 1, first: 0, last: u64::MAX };
+    let request = Request::Lock { ino, lock, wait: None };
+    assert_eq!(ask(fs, ONE, request.clone()), Ok(Reply::Done));
+    fs.lazy = true;
+    outlast(fs, OTHER);
+    assert_eq!(said(fs), [(3, vec![2])]);
+    assert_eq!(fs.expired, []);
+    assert_eq!(ask(fs, OTHER, request.clone()), Err(Errno::EAGAIN));
+    fs.settle();
+    assert_eq!(fs.expired, [ONE]);
+    fs.lazy = false;
+    assert_eq!(ask(fs, OTHER, request), Ok(Reply::Done));
+}
+
+#[test]
+fn a_client_that_comes_back_meanwhile_keeps_its_session() {
+    let fs = &mut cluster();
+    let ino = big(fs, ONE, "big");
+    assert_eq!(delegate(fs, ONE, ino, Access::WRITE).unwrap().unwrap().capability.session, 1);
+    fs.lazy = true;
+    outlast(fs, OTHER);
+    assert_eq!(said(fs), [(2, vec![])]);
+    fs.input(Input::Heard { client: ONE });
+    fs.settle();
+    fs.lazy = false;
+    assert_eq!(fs.expired, []);
+    assert_eq!(delegate(fs, ONE, ino, Access::WRITE).unwrap().unwrap().capability.session, 2);
+}
+
+/// Nobody remembers what a machine has given to whom that was killed.
+#[test]
+fn sessions_of_before_a_restart_end_when_data_servers_know() {
+    let mut fs = cluster();
+    let ino = big(&mut fs, ONE, "big");
+    delegate(&mut fs, ONE, ino, Access::WRITE).unwrap();
+    fs.checkpoint();
+    let mut fs = fs.crash();
+    fs.lazy = true;
+    fs.input(Input::Tick);
+    outlast(&mut fs, OTHER);
+    assert_eq!(said(&fs), [(1, vec![])]);
+    assert!(!fs.expired.contains(&ONE));
+    fs.settle();
+    assert!(fs.expired.contains(&ONE));
+}

@@ -1,0 +1,51 @@
+//! How capabilities are sealed: for one client, as data servers see it.
+
+use std::hash::Hasher;
+
+use espalier_net::{Identity, SealKey};
+use espalier_proto::{Capability, ClientId};
+use siphasher::sip::SipHasher24;
+
+/// A client as every server of the cluster knows it: by its certificate, and by the number that it gives itself.
+#[derive(Clone, Debug)]
+pub struct Holder {
+    identity: String,
+    client: ClientId,
+}
+
+impl Holder {
+    /// `identity`: `None` where nobody shows any.
+    pub fn new(identity: Option<&Identity>, client: ClientId) -> Self {
+        Self { identity: identity.map(ToString::to_string).unwrap_or_default(), client }
+    }
+
+    pub fn seal(&self, capability: &mut Capability, key: &SealKey) {
+        capability.seal = key.seal(&self.bytes(capability));
+    }
+
+    pub fn has(&self, capability: &Capability, key: &SealKey) -> bool {
+        key.is_sealed(&self.bytes(capability), &capability.seal)
+    }
+
+    /// A number for it that nobody can find who does not know the secret.
+    pub fn number(&self, secret: &[u8; 16]) -> ClientId {
+        let mut hasher = SipHasher24::new_with_key(secret);
+        hasher.write(self.identity.as_bytes());
+        hasher.write_u64(self.client.0);
+        ClientId(hasher.finish())
+    }
+
+    /// Of known lengths, but for the last: so no two capabilities have the same.
+    fn bytes(&self, capability: &Capability) -> Vec<u8> {
+        let Capability { ino, access, server, incarnation, session, seal: _ } = capability;
+        let mut bytes = b"espalier capability 1".to_vec();
+        bytes.extend(ino.0.to_be_bytes());
+        bytes.extend(access.bits().to_be_bytes());
+        bytes.extend(server.0.to_be_bytes());
+        bytes.extend(incarnation.to_be_bytes());
+        bytes.extend(session.to_be_bytes());
+        bytes.extend(self.client.0.to_be_bytes());
+        bytes.extend(self.identity.as_bytes());
+        bytes
+    }
+}
