@@ -6,7 +6,7 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, Entry, Errno, FromClient, Held, Home, Ino, LockOwner, Opened, Reply, Request, RequestId,
+    Access, Caller, Entry, Errno, FromClient, Held, Home, Ino, LockOwner, Opened, Reply, Request, RequestId,
     StreamIo, Welcome,
 };
 use hashbrown::HashMap;
@@ -54,6 +54,8 @@ struct Hold {
     opens: u32,
     told: u64,
     opened: u64,
+    /// It was opened for writing, and has been open since: that is what `opened` proves.
+    writes: bool,
 }
 
 /// What has become of the session when a connection begins.
@@ -256,12 +258,12 @@ impl Link {
         }
         match (message, result) {
             (_, Ok(Reply::Entry(entry))) => self.note(entry),
-            (_, Ok(Reply::Created(entry, opened))) => {
+            (Message::Request(_, request), Ok(Reply::Created(entry, opened))) => {
                 self.note(entry);
-                self.note_opened(entry.attr.ino, opened);
+                self.note_opened(entry.attr.ino, request, opened);
             }
-            (Message::Request(_, Request::Open { ino, .. }), Ok(Reply::Opened(opened))) => {
-                self.note_opened(*ino, opened);
+            (Message::Request(_, request @ Request::Open { ino, .. }), Ok(Reply::Opened(opened))) => {
+                self.note_opened(*ino, request, opened);
             }
             (_, Ok(Reply::Listing { entries, .. })) => {
                 for entry in entries.iter().filter_map(|dirent| dirent.entry.as_ref()) {
@@ -273,22 +275,26 @@ impl Link {
     }
 
     fn note(&mut self, entry: &Entry) {
-        let new = Hold { home: entry.home, lookups: 0, opens: 0, told: 0, opened: 0 };
+        let new = Hold { home: entry.home, lookups: 0, opens: 0, told: 0, opened: 0, writes: false };
         let hold = self.held.entry(entry.attr.ino).or_insert(new);
         (hold.home, hold.told) = (entry.home, entry.proof);
         hold.lookups += 1;
     }
 
-    fn note_opened(&mut self, ino: Ino, opened: &Opened) {
+    fn note_opened(&mut self, ino: Ino, request: &Request, opened: &Opened) {
+        let to_write = request.opens_for().is_some_and(|access| access.contains(Access::WRITE));
         self.change(ino, |hold| {
             hold.opens += 1;
-            hold.opened = opened.proof;
+            if to_write || !hold.writes {
+                (hold.opened, hold.writes) = (opened.proof, to_write);
+            }
         });
     }
 
     fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Hold)) {
         if let Some(hold) = self.held.get_mut(&ino) {
             change(hold);
+            hold.writes &= hold.opens > 0;
             if hold.lookups == 0 && hold.opens == 0 {
                 self.held.remove(&ino);
             }
@@ -350,7 +356,7 @@ impl Link {
             .held
             .iter()
             .map(|(ino, hold)| {
-                let Hold { home, lookups, opens, told, opened } = *hold;
+                let Hold { home, lookups, opens, told, opened, writes: _ } = *hold;
                 Held { ino: *ino, home, lookups, opens, told, opened }
             })
             .collect();

@@ -147,6 +147,41 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
 }
 
 #[test]
+fn what_was_opened_for_writing_is_proved_to_be() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    let id = link.ask(Caller::SERVER, create(), &mut out);
+    link.answered(id, &created(5), true, &mut out);
+    let open = |link: &mut Link, access, proof| {
+        let how = OpenHow { access, kill_suid_gid: false, truncate: false, sync: false };
+        let id = link.ask(Caller::SERVER, Request::Open { ino: Ino(5), how }, &mut Vec::new());
+        let opened = Opened { streamed: false, keep_cache: true, limited: false, proof };
+        link.answered(id, &Ok(Reply::Opened(opened)), true, &mut Vec::new());
+    };
+    let release = |link: &mut Link| {
+        let id = link.ask(Caller::SERVER, Request::Release { ino: Ino(5) }, &mut Vec::new());
+        link.answered(id, &Ok(Reply::Done), true, &mut Vec::new());
+    };
+    let mut incarnation = 1;
+    let mut proved = |link: &mut Link| {
+        incarnation += 1;
+        link.disconnected();
+        let mut out = Vec::new();
+        link.connected(&welcome(incarnation, true), &mut out);
+        let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
+        held[0].opened
+    };
+    release(&mut link);
+    open(&mut link, Access::READ, 11);
+    assert_eq!(proved(&mut link), 11);
+    open(&mut link, Access::WRITE, 12);
+    open(&mut link, Access::READ, 11);
+    assert_eq!(proved(&mut link), 12);
+    (0..3).for_each(|_| release(&mut link));
+    open(&mut link, Access::READ, 11);
+    assert_eq!(proved(&mut link), 11, "since then it was closed");
+}
+
+#[test]
 fn what_is_let_go_is_held_until_the_server_has_answered() {
     let (mut link, mut out) = (connected(), Vec::new());
     let id = link.ask(Caller::SERVER, create(), &mut out);

@@ -79,7 +79,11 @@ impl Client {
 
     /// Returns what proves it.
     fn open(&mut self, fs: &mut Harness, ino: Ino) -> u64 {
-        match self.ask(fs, Request::Open { ino, how: open_how(Access::READ, false) }) {
+        self.open_for(fs, ino, Access::READ | Access::WRITE)
+    }
+
+    fn open_for(&mut self, fs: &mut Harness, ino: Ino, access: Access) -> u64 {
+        match self.ask(fs, Request::Open { ino, how: open_how(access, false) }) {
             Ok(Reply::Opened(opened)) => opened.proof,
             other => panic!("{other:?}"),
         }
@@ -753,6 +757,53 @@ fn what_a_client_says_it_has_open_it_must_prove() {
     reclaim(&mut fs, &mut liar, &[Held { opened, ..seen }]);
     reclaim(&mut fs, &mut one, &[honest]);
     assert_eq!(liar.ask(&mut fs, read), Ok(Reply::Bytes(vec![])));
+}
+
+/// Whoever may read a file may not write to it, before a restart and after; who has opened it for writing may until he has closed it.
+#[test]
+fn a_client_writes_to_what_it_has_opened_for_writing() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let mut one = Client::connect(&mut fs, 1);
+    let reply = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
+    let ino = entry(Ok(reply.clone()));
+    let truncate = SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() };
+    let changes = [
+        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false },
+        Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
+        Request::Extend { ino, offset: 0, length: 9, from: None },
+        Request::Delegate { ino, access: Access::READ | Access::WRITE },
+        Request::SetAttr { ino, set: truncate },
+    ];
+    let write = StreamIo::Write { ino, offset: 0 };
+    let may_write = |fs: &mut Harness, one: &mut Client| {
+        let read = Request::Read { ino, offset: 0, size: 1, noatime: false };
+        assert!(one.ask(fs, read).is_ok());
+        assert_eq!(fs.meta.may_stream(one.id, &StreamIo::Read { ino, offset: 0, size: 1 }), Ok(()));
+        assert_eq!(one.ask(fs, Request::Delegate { ino, access: Access::READ }), Ok(Reply::Delegated(None)));
+        let may = fs.meta.may_stream(one.id, &write).is_ok();
+        for change in &changes {
+            let result = one.ask(fs, change.clone());
+            assert_eq!(result.is_ok(), may, "{change:?}: {result:?}");
+            assert!(may || result == Err(Errno::EBADF), "{change:?}: {result:?}");
+        }
+        may
+    };
+    let reads = one.open_for(&mut fs, ino, Access::READ);
+    assert!(!may_write(&mut fs, &mut one));
+    fs = killed(fs, Memory::Cold);
+    reclaim(&mut fs, &mut one, &[Held { opened: reads, ..held(&reply, 1, 1) }]);
+    assert!(!may_write(&mut fs, &mut one));
+
+    let writes = one.open_for(&mut fs, ino, Access::WRITE);
+    assert!(may_write(&mut fs, &mut one));
+    one.ask(&mut fs, Request::Release { ino }).unwrap();
+    assert!(may_write(&mut fs, &mut one), "it has not closed all, and nobody knows which");
+    fs = killed(fs, Memory::Cold);
+    reclaim(&mut fs, &mut one, &[Held { opened: writes, ..held(&reply, 1, 1) }]);
+    assert!(may_write(&mut fs, &mut one));
+    one.ask(&mut fs, Request::Release { ino }).unwrap();
+    one.open_for(&mut fs, ino, Access::READ);
+    assert!(!may_write(&mut fs, &mut one));
 }
 
 /// What a client that never comes back had is freed when its session ends, and not before.

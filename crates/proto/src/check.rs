@@ -160,7 +160,39 @@ impl Request {
     }
 }
 
+impl Request {
+    /// For what it opens a file, if it does.
+    pub fn opens_for(&self) -> Option<Access> {
+        match self {
+            Self::Open { how, .. }
+            | Self::Create { open: Some(how), .. }
+            | Self::Find { open: Some(how), .. } => Some(how.access),
+            // There is no other way to put something into it.
+            Self::TmpFile { .. } => Some(Access::READ | Access::WRITE),
+            _ => None,
+        }
+    }
+
+    /// The file whose bytes it changes, for whoever has that open for writing.
+    pub fn writes(&self) -> Option<Ino> {
+        match self {
+            Self::Write { ino, .. } | Self::Allocate { ino, .. } | Self::Extend { ino, .. } => Some(*ino),
+            Self::Delegate { ino, access } if access.contains(Access::WRITE) => Some(*ino),
+            Self::SetAttr { ino, set } if set.through_handle && set.size.is_some() => Some(*ino),
+            _ => None,
+        }
+    }
+}
+
 impl StreamIo {
+    /// As [`Request::writes`].
+    pub fn writes(&self) -> Option<Ino> {
+        match self {
+            Self::Write { ino, .. } | Self::Allocate { ino, .. } | Self::Copy { to: ino, .. } => Some(*ino),
+            Self::Read { .. } | Self::Seek { .. } => None,
+        }
+    }
+
     /// The rank that it goes to.
     pub fn rank(&self) -> Rank {
         let (Self::Read { ino, .. }

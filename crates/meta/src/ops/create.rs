@@ -51,11 +51,9 @@ impl Meta {
         let attr = inode.attr(None);
         self.commit(cx, &Event::Create { dir, name: name.clone(), inode })?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
-        if open.is_none() {
-            return Ok(Reply::Entry(entry));
-        }
+        let Some(how) = open else { return Ok(Reply::Entry(entry)) };
         self.opened(attr.ino);
-        let proof = self.proof(cx.client, attr.ino, Proven::Opened);
+        let proof = self.proof(cx.client, attr.ino, Proven::opened(how.access));
         Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false, proof }))
     }
 

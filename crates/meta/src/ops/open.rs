@@ -44,7 +44,7 @@ impl Meta {
         }
         self.opened(ino);
         self.tell_inode(cx, ino);
-        let proof = self.proof(cx.client, ino, Proven::Opened);
+        let proof = self.proof(cx.client, ino, Proven::opened(how.access));
         Ok(Reply::Opened(Opened { streamed, keep_cache, limited, proof }))
     }
 

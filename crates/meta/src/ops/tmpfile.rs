@@ -17,7 +17,7 @@ impl Meta {
             cached.nameless = true;
         }
         self.opened(attr.ino);
-        let proof = self.proof(cx.client, attr.ino, Proven::Opened);
+        let proof = self.proof(cx.client, attr.ino, Proven::OpenedToWrite);
         Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false, proof }))
     }
 }

@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use espalier_proto::{Copied, Entry, Errno, FileType, Home, Ino, Name, Opened, Reply, Request};
+use espalier_proto::{Access, Copied, Entry, Errno, FileType, Home, Ino, Name, Opened, Reply, Request};
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Cx, Meta};
@@ -22,7 +22,8 @@ pub enum Outcome {
         home: Home,
         /// Whether the name may be cached.
         named: Option<bool>,
-        opened: bool,
+        /// For what.
+        opened: Option<Access>,
     },
     Streamed,
     Removed {
@@ -67,10 +68,10 @@ impl Outcome {
             (_, Err(errno)) => Self::Failed(*errno),
             (_, Ok(Reply::Done)) => Self::Done,
             (_, Ok(Reply::Attr(attr))) => Self::Attr(attr.ino),
-            (_, Ok(Reply::Entry(entry))) => given(entry, false),
-            (_, Ok(Reply::Created(entry, _))) => given(entry, true),
-            (Request::Open { ino, .. }, Ok(Reply::Opened(_))) => {
-                Self::Given { ino: *ino, home: home?, named: None, opened: true }
+            (_, Ok(Reply::Entry(entry))) => given(entry, None),
+            (_, Ok(Reply::Created(entry, _))) => given(entry, request.opens_for()),
+            (Request::Open { ino, how }, Ok(Reply::Opened(_))) => {
+                Self::Given { ino: *ino, home: home?, named: None, opened: Some(how.access) }
             }
             (_, Ok(Reply::Streamed)) => Self::Streamed,
             (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
@@ -96,14 +97,14 @@ impl Meta {
                 let home = if now == Home::Orphan { *home } else { now };
                 let streamed = inode.is_streamed();
                 let limited = streamed && self.state.is_limited(*ino)?;
-                let proof = self.proof(cx.client, *ino, Proven::Opened);
+                let proof = self.proof(cx.client, *ino, Proven::opened(opened.unwrap_or(Access::empty())));
                 let how = Opened { streamed, keep_cache: false, limited, proof };
                 let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
                 // No lease is given on what is told late.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
                 let proof = self.proof(cx.client, *ino, Proven::Told);
                 let entry = Entry { attr, cacheable, name_leased, attr_leased, home, proof };
-                if *opened { Reply::Created(entry, how) } else { Reply::Entry(entry) }
+                if opened.is_some() { Reply::Created(entry, how) } else { Reply::Entry(entry) }
             }
             Outcome::Streamed => Reply::Streamed,
             Outcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },

@@ -22,7 +22,8 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, DataRequest, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo, Touched,
+    Access, Caller, ClientId, DataRequest, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo,
+    Touched,
 };
 
 use crate::event::Event;
@@ -104,6 +105,13 @@ enum Progress {
 struct Hold {
     lookups: u64,
     opens: u32,
+    /// It was opened for writing, and has been open since.
+    writes: bool,
+}
+
+impl Hold {
+    const LOOKUP: Self = Self { lookups: 1, opens: 0, writes: false };
+    const OPENING: Self = Self { lookups: 0, opens: 1, writes: false };
 }
 
 impl Session {
@@ -111,18 +119,25 @@ impl Session {
         let held = self.held.entry(ino).or_default();
         held.lookups = held.lookups.saturating_add(hold.lookups);
         held.opens = held.opens.saturating_add(hold.opens);
+        held.writes |= hold.writes;
     }
 
     fn opens(&self, ino: Ino) -> u32 {
         self.held.get(&ino).map_or(0, |hold| hold.opens)
     }
 
+    fn writes(&self, ino: Ino) -> bool {
+        self.held.get(&ino).is_some_and(|hold| hold.writes)
+    }
+
     /// Takes away as much of what it has of an inode, or what there is.
     fn let_go(&mut self, ino: Ino, wanted: Hold) -> Hold {
         let Some(held) = self.held.get_mut(&ino) else { return Hold::default() };
-        let taken = Hold { lookups: wanted.lookups.min(held.lookups), opens: wanted.opens.min(held.opens) };
+        let (lookups, opens) = (wanted.lookups.min(held.lookups), wanted.opens.min(held.opens));
+        let taken = Hold { lookups, opens, writes: held.writes };
         held.lookups -= taken.lookups;
         held.opens -= taken.opens;
+        held.writes &= held.opens > 0;
         if held.lookups == 0 && held.opens == 0 {
             self.held.remove(&ino);
         }
@@ -215,7 +230,7 @@ impl Meta {
             Some(progress @ Progress::Told(_)) => {
                 if let Progress::Told(inos) = core::mem::replace(progress, Progress::Running) {
                     for ino in inos {
-                        let told = session.let_go(ino, Hold { lookups: 1, opens: 0 });
+                        let told = session.let_go(ino, Hold::LOOKUP);
                         self.sessions.abandoned.push_back((ino, told));
                     }
                 }
@@ -249,24 +264,24 @@ impl Meta {
         }
         let result = match request {
             Request::Forget { ino, lookups } => {
-                *lookups = session.let_go(*ino, Hold { lookups: *lookups, opens: 0 }).lookups;
+                *lookups = session.let_go(*ino, Hold { lookups: *lookups, ..Hold::default() }).lookups;
                 if *lookups > 0 { return true } else { Ok(Reply::Done) }
             }
             Request::ForgetAll { inodes, released } => {
                 released.retain(|ino| {
-                    let taken = session.let_go(*ino, Hold { lookups: 0, opens: 1 });
+                    let taken = session.let_go(*ino, Hold::OPENING);
                     if session.opens(*ino) == 0 {
                         self.locks.close(from, *ino);
                     }
                     taken.opens > 0
                 });
                 for (ino, lookups) in inodes.iter_mut() {
-                    *lookups = session.let_go(*ino, Hold { lookups: *lookups, opens: 0 }).lookups;
+                    *lookups = session.let_go(*ino, Hold { lookups: *lookups, ..Hold::default() }).lookups;
                 }
                 return true;
             }
             Request::Release { ino } => {
-                let taken = session.let_go(*ino, Hold { lookups: 0, opens: 1 });
+                let taken = session.let_go(*ino, Hold::OPENING);
                 if session.opens(*ino) == 0 {
                     self.locks.close(from, *ino);
                 }
@@ -291,6 +306,7 @@ impl Meta {
             {
                 Err(Errno::EBADF)
             }
+            _ if request.writes().is_some_and(|ino| !session.writes(ino)) => Err(Errno::EBADF),
             // The machine asks this of itself alone.
             Request::Sweep | Request::Enter { .. } | Request::Recount { .. } | Request::Place { .. } => {
                 Err(Errno::EINVAL)
@@ -451,7 +467,9 @@ impl Meta {
             | StreamIo::Seek { ino, .. } => is_open(ino),
             StreamIo::Copy { from, to, .. } => is_open(from) && is_open(to),
         };
-        if all_open { Ok(()) } else { Err(Errno::EBADF) }
+        let session = self.sessions.clients.get(&client);
+        let may_write = |ino| session.is_some_and(|session| session.writes(ino));
+        if all_open && io.writes().is_none_or(may_write) { Ok(()) } else { Err(Errno::EBADF) }
     }
 
     /// Whether a request of a client's is to be answered some time.
@@ -524,7 +542,7 @@ impl Meta {
     /// Releases some of what was abandoned, as if the client had.
     pub(crate) fn release_abandoned(&mut self, now: Now, out: &mut Outbox) {
         let count = self.sessions.abandoned.len().min(RELEASE);
-        for (ino, Hold { lookups, opens }) in self.sessions.abandoned.drain(..count).collect::<Vec<_>>() {
+        for (ino, Hold { lookups, opens, .. }) in self.sessions.abandoned.drain(..count).collect::<Vec<_>>() {
             if lookups > 0 {
                 let request = Request::Forget { ino, lookups };
                 self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
@@ -546,19 +564,26 @@ impl Meta {
 /// What an answer gives to the client that gets it.
 fn each_given(request: &Request, result: &Result<Reply, Errno>, mut give: impl FnMut(Ino, Hold)) {
     match (request, result) {
-        (_, Ok(Reply::Entry(entry))) => give(entry.attr.ino, Hold { lookups: 1, opens: 0 }),
-        (_, Ok(Reply::Created(entry, _))) => give(entry.attr.ino, Hold { lookups: 1, opens: 1 }),
+        (_, Ok(Reply::Entry(entry))) => give(entry.attr.ino, Hold::LOOKUP),
+        (_, Ok(Reply::Created(entry, _))) => {
+            give(entry.attr.ino, Hold { lookups: 1, opens: 1, writes: opens_to_write(request) });
+        }
         (_, Ok(Reply::Listing { entries, .. })) => {
             for entry in entries.iter().filter(|entry| entry.entry.is_some()) {
-                give(entry.ino, Hold { lookups: 1, opens: 0 });
+                give(entry.ino, Hold::LOOKUP);
             }
         }
-        // A release that has failed gives back what was taken for it.
-        (Request::Open { ino, .. }, Ok(_)) | (Request::Release { ino }, Err(_)) => {
-            give(*ino, Hold { lookups: 0, opens: 1 });
+        (Request::Open { ino, .. }, Ok(_)) => {
+            give(*ino, Hold { writes: opens_to_write(request), ..Hold::OPENING });
         }
+        // A release that has failed gives back what was taken for it.
+        (Request::Release { ino }, Err(_)) => give(*ino, Hold::OPENING),
         _ => {}
     }
+}
+
+fn opens_to_write(request: &Request) -> bool {
+    request.opens_for().is_some_and(|access| access.contains(Access::WRITE))
 }
 
 /// What an answer takes of memory, about, in bytes.

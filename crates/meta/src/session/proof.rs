@@ -4,7 +4,7 @@
 
 use core::hash::Hasher;
 
-use espalier_proto::{ClientId, Ino};
+use espalier_proto::{Access, ClientId, Ino};
 use siphasher::sip::SipHasher24;
 
 use crate::machine::Meta;
@@ -16,6 +16,14 @@ pub(crate) enum Proven {
     Told,
     /// It has opened it.
     Opened,
+    /// It has opened it for writing.
+    OpenedToWrite,
+}
+
+impl Proven {
+    pub(crate) fn opened(access: Access) -> Self {
+        if access.contains(Access::WRITE) { Self::OpenedToWrite } else { Self::Opened }
+    }
 }
 
 impl Meta {

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Errno, Held, Home, Ino, Reply};
+use espalier_proto::{Access, ClientId, Errno, Held, Home, Ino, Reply};
 
 use super::completed::Outcome;
 use super::data::Reach;
@@ -36,7 +36,11 @@ impl Meta {
                 self.state.sessions.get(&client).map(|kept| kept.completed.clone()).unwrap_or_default();
             for (id, outcome) in kept {
                 if let Outcome::Given { ino, home, named, opened } = outcome {
-                    let hold = Hold { lookups: named.is_some().into(), opens: opened.into() };
+                    let hold = Hold {
+                        lookups: named.is_some().into(),
+                        opens: opened.is_some().into(),
+                        writes: opened.is_some_and(|access| access.contains(Access::WRITE)),
+                    };
                     session.hold(ino, hold);
                     session.reserved.insert(id, (ino, hold));
                     self.state.reclaim(hold.of(ino, home));
@@ -66,11 +70,13 @@ impl Meta {
         for held in held.iter().filter(|held| held.ino.0 < next_ino) {
             let proves = |proof, what| proof == prove(&hash_key, client, held.ino, what);
             let lookups = if proves(held.told, Proven::Told) { held.lookups } else { 0 };
-            let opens = if proves(held.opened, Proven::Opened) { held.opens } else { 0 };
+            let writes = proves(held.opened, Proven::OpenedToWrite);
+            let opens = if writes || proves(held.opened, Proven::Opened) { held.opens } else { 0 };
             let has = session.held.get(&held.ino).copied().unwrap_or_default();
             let hold = Hold {
                 lookups: lookups.min(MAX_LOOKUPS.saturating_sub(has.lookups)),
                 opens: opens.min(MAX_OPENS.saturating_sub(has.opens)),
+                writes,
             };
             if hold.lookups > 0 || hold.opens > 0 {
                 session.hold(held.ino, hold);

@@ -35,7 +35,7 @@ impl Meta {
             return Ok(Reply::Done);
         }
         // As long as it is held it can be found by its number.
-        let hold = Hold { lookups: 1, opens: 0 };
+        let hold = Hold::LOOKUP;
         if let Some(cached) = self.state.inodes.get_mut(&root) {
             cached.lookups += 1;
             session.hold(root, hold);
