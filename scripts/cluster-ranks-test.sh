@@ -224,6 +224,30 @@ wait "$waits"
 is "$(cat "$a/$down/file")" late
 is "$(cat "$b/${others[0]}/${others[1]}")" text
 
+echo '== all killed at once'
+busy() {
+    local n
+    for n in $(seq 100000); do
+        mkdir "$1-$n" && mv "$1-$n" "$a/home-2/${1##*/}-$n" && rmdir "$a/home-2/${1##*/}-$n" || return 0
+    done
+}
+workers=()
+for n in 1 2 3 4 5 6; do
+    busy "$a/home-$((n % 2 * 2 + 1))/$n" 2> /dev/null & workers+=($!)
+done
+sleep 2
+for n in 0 1 2 3; do pids[n]=$(pid "$n"); done
+kill -9 "${pids[@]}"
+# Those who have to do with it must have been told first; then it goes by itself, maybe.
+unmounted() { umount -f "$1"; ! mountpoint -q "$1"; }
+for mount in "$a" "$b"; do until_true unmounted "$mount"; done
+wait "${workers[@]}"
+for pid in "${pids[@]}"; do until_true test ! -e "/proc/$pid"; done
+# What was under way is brought to its end.
+"$bin" cluster fsck "$cluster"
+up
+for mount in "$a" "$b"; do "$bin" mount "$url" "$mount" -o "credentials=$credentials" --log-file "$work/${mount##*/}.log"; done
+
 echo '== the end'
 umount "$a" "$b"
 # None of them waits for the others.

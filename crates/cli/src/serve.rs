@@ -187,8 +187,9 @@ impl Config {
         })?;
         let config: Self = toml::from_str(&text)
             .with_context(|| format!("{} is no server's configuration", file.display()))?;
-        if !(5..=3600).contains(&config.session_seconds) {
-            bail!("session_seconds in {} is 5 to 3600", file.display());
+        // A client that has nothing to say is heard of every 5 seconds.
+        if !(10..=3600).contains(&config.session_seconds) {
+            bail!("session_seconds in {} is 10 to 3600", file.display());
         }
         if !(1..=config.session_seconds).contains(&config.lease_seconds) {
             bail!("lease_seconds in {} is 1 to session_seconds", file.display());

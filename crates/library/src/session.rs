@@ -8,7 +8,7 @@ use std::time::Duration;
 use espalier_client::{Answer, Cache, Call, Users};
 use espalier_net::{ConnectError as NetConnectError, Limits, Security, SecurityError};
 use espalier_proto::{Caller, ClientId, Errno, Ino, Request};
-use espalier_runtime::{Calls, Conversation, Messages, Remote, Servers, keep_connected, ranks};
+use espalier_runtime::{Calls, Conversation, Messages, Remote, Servers, keep_connected, rank_count};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -123,7 +123,8 @@ impl Session {
         let client = ClientId(u64::from_ne_bytes(number));
         let servers = Servers { addresses, security, limits: Limits::default(), client, leases: true };
         let first = servers.reach().await?;
-        let remote = Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), &servers, ranks(&first.0));
+        let remote =
+            Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), &servers, rank_count(&first.0));
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(Arc::clone(&remote), servers, first, stopped));
         let User { uid, gid, groups, umask } = user;

@@ -191,3 +191,17 @@ fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
         assert_eq!(fs.data.ask(server, &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled in the end");
     }
 }
+
+#[test]
+fn what_another_rank_has_not_settled_is_not_removed() {
+    let mut fs = cluster(Acknowledge::Volatile);
+    let (server, own, other) = (ServerId(0), Ino(900), Ino(Ino::none_of(Rank(1)).0 + 900));
+    for ino in [own, other] {
+        let fill =
+            DataRequest::Fill { ino, data: b"new".to_vec(), size: 3, mtime: Time::default(), sync: false };
+        assert_eq!(fs.data.ask(server, &fill), Ok(DataReply::Done));
+    }
+    fs.input(Input::NewDatafiles { server, inos: vec![own, other] });
+    fs.drain();
+    assert_eq!(fs.data.files(), BTreeMap::from([(other, 1)]));
+}

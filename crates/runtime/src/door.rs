@@ -90,7 +90,6 @@ pub struct Notifiers {
 }
 
 /// How an answer is to be put.
-#[derive(Clone, Copy)]
 enum Form {
     Plain,
     /// An extended attribute's value or a list of names, of which only the size is asked with 0.
@@ -98,7 +97,8 @@ enum Form {
     /// Of a change that may take from somebody the right to search a directory.
     Restricting,
     /// Of names, which the kernel then takes for cached for as long as those that they had before.
-    Moving,
+    /// On kernels that can only be told to forget single names, these.
+    Moving(Option<Box<[(Ino, Name); 2]>>),
     /// Of a file that is only written to by who opens it.
     WriteOnly,
     /// Of a file that is opened to be appended to, which may end elsewhere than the kernel believes: it must not cache what is
@@ -263,8 +263,10 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::Rename { name: from, new_parent, new_name, flags } => {
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
                 let (from, to) = (name(from)?, name(new_name)?);
+                let names = || Box::new([(ino, from.clone()), (Ino(new_parent), to.clone())]);
+                let form = Form::Moving((!self.calls.door().has_epochs).then(names));
                 let request = Request::Rename { from_dir: ino, from, to_dir: Ino(new_parent), to, flags };
-                Ok((Call::Request(request), Form::Moving))
+                Ok((Call::Request(request), form))
             }
             Op::Open { flags, kill_suid_gid } => {
                 // The kernel truncates by itself, when the file is open.

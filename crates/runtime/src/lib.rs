@@ -40,7 +40,7 @@ pub use mount::{MountOptions, mount, wanted};
 pub use remote::{Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair};
 pub use serve::{Access, DataRole, MetaRole, Rights, ServeOptions, serve};
-pub use servers::{Conversation, Servers, UrlError, keep_connected, ranks};
+pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{
     CacheFigures, CheckpointFigures, ClientFigures, DirectoryFigures, Figures, IoFigures, JournalFigures,

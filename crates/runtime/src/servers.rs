@@ -87,7 +87,7 @@ impl Servers {
 }
 
 /// How many metadata servers there are, as one of them says.
-pub fn ranks(welcome: &Welcome) -> usize {
+pub fn rank_count(welcome: &Welcome) -> usize {
     welcome.servers.ranks.len().max(usize::from(welcome.rank.0) + 1)
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use espalier_proto::Rank;
 use espalier_store::{FormatOptions, LocalStore, Mended, StoreError, SuperblockError, mend, superblock};
 use tempfile::TempDir;
 
@@ -191,4 +192,29 @@ fn a_crash_at_any_moment_of_writing_leaves_one_that_is_whole() {
     put(&new, Some(half));
     drop(LocalStore::open(fixture.path(), false).unwrap());
     assert_eq!(std::fs::read(&copy).unwrap(), renamed_bytes);
+}
+
+#[test]
+fn a_store_of_several_ranks_says_which_it_is_of() {
+    let fixture = Fixture::new();
+    let read = |body: &str| {
+        let checksum = xxhash_rust::xxh3::xxh3_64(body.as_bytes());
+        for file in fixture.files() {
+            std::fs::write(file, format!("{body}checksum = \"{checksum:016x}\"\n")).unwrap();
+        }
+        superblock::read(fixture.path()).map(|superblock| (superblock.rank, superblock.ranks))
+    };
+    let text = String::from_utf8(fixture.bytes.clone()).unwrap();
+    let (body, _) = text.rsplit_once("checksum").unwrap();
+    let with = |rank, ranks| {
+        body.replace("rank = 0\n", &format!("rank = {rank}\n"))
+            .replace("ranks = 1\n", &format!("ranks = {ranks}\n"))
+    };
+    assert_eq!(read(&with(0, 1)).unwrap(), (Rank(0), 1));
+    assert_eq!(read(&with(2, 3)).unwrap(), (Rank(2), 3));
+    assert!(matches!(read(&with(3, 3)), Err(SuperblockError::Damaged { .. })));
+    // As they were before there were ranks.
+    let alone = body.replace("rank = 0\n", "").replace("ranks = 1\n", "");
+    assert!(!alone.contains("rank"));
+    assert_eq!(read(&alone).unwrap(), (Rank(0), 1));
 }

@@ -76,9 +76,11 @@ impl Door for FuseDoor {
                 calls.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
             (Answer::Done, Form::Written(written)) => reply.written(written),
-            (Answer::Done, Form::Moving) => {
+            (Answer::Done, Form::Moving(names)) => {
                 if lease.is_zero() {
                     self.distrust_names();
+                    let names = names.into_iter().flat_map(|names| *names);
+                    self.tell(names.map(|(dir, name)| News::Entry(dir, name)).collect());
                 }
                 reply.ok();
             }
@@ -118,9 +120,13 @@ impl Door for FuseDoor {
 
     fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static) {
         match lease {
-            // The kernel has the lock that forgetting it would take.
-            Lease::Name { .. } if is_own && self.has_epochs => {
-                self.distrust_names();
+            // The kernel has the lock that forgetting it takes, and nobody is to wait for that.
+            Lease::Name { dir, name } if is_own => {
+                if self.has_epochs {
+                    self.distrust_names();
+                } else {
+                    self.tell([News::Entry(*dir, name.clone())].into());
+                }
                 done();
             }
             Lease::Name { dir, name } => {
