@@ -1,18 +1,16 @@
 //! `espalier du` and `espalier quota`: what a mounted file system tells of a directory by its extended attributes.
 
 use std::fmt::Display;
-use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use indicatif::HumanBytes;
 use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
 use rustix::io::Errno;
 
 use crate::args::{DuArgs, QuotaArgs, QuotaCommand};
-use crate::place::Place;
 
 const FILES: &str = "user.espalier.rfiles";
 const DIRS: &str = "user.espalier.rsubdirs";
@@ -20,63 +18,9 @@ const BYTES: &str = "user.espalier.rbytes";
 const MAX_FILES: &str = "user.espalier.quota.max_files";
 const MAX_BYTES: &str = "user.espalier.quota.max_bytes";
 
-/// What is below a directory.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Below {
-    files: u64,
-    directories: u64,
-    bytes: u64,
-}
-
-impl Below {
-    fn told(path: &Path) -> Result<Self> {
-        Ok(Self {
-            files: figure(path, FILES)?,
-            directories: figure(path, DIRS)?,
-            bytes: figure(path, BYTES)?,
-        })
-    }
-
-    /// Where several servers have a part of it, nobody knows without looking at everything.
-    fn counted(path: &Path) -> Result<Self> {
-        let (mut below, mut dirs) = (Self::default(), vec![path.to_owned()]);
-        while let Some(dir) = dirs.pop() {
-            let cannot = || format!("cannot list {}", dir.display());
-            for entry in dir.read_dir().with_context(cannot)? {
-                let entry = entry.with_context(cannot)?;
-                let path = entry.path();
-                match entry.metadata() {
-                    Ok(metadata) if metadata.is_dir() => {
-                        below.directories += 1;
-                        dirs.push(path);
-                    }
-                    Ok(metadata) => {
-                        below.files += 1;
-                        below.bytes += metadata.len();
-                    }
-                    // It has been removed meanwhile.
-                    Err(error) if error.kind() == ErrorKind::NotFound => {}
-                    Err(error) => {
-                        return Err(error).with_context(|| format!("cannot examine {}", path.display()));
-                    }
-                }
-            }
-        }
-        Ok(below)
-    }
-}
-
-/// Whether a directory lies in a tree that several servers share.
-fn is_shared(path: &Path) -> Result<bool> {
-    let cannot = || format!("cannot examine {}", path.display());
-    let refused = getxattr(path, FILES, &mut [0; 32]) == Err(Errno::OPNOTSUPP);
-    Ok(refused && path.is_dir() && Place::of(File::open(path).with_context(cannot)?)?.espalier)
-}
-
 pub(crate) fn du(args: &DuArgs) -> Result<ExitCode> {
     let path = &args.path;
-    let Below { files, directories, bytes } =
-        if is_shared(path)? { Below::counted(path)? } else { Below::told(path)? };
+    let (files, directories, bytes) = (figure(path, FILES)?, figure(path, DIRS)?, figure(path, BYTES)?);
     let (max_files, max_bytes) = (limit(path, MAX_FILES)?, limit(path, MAX_BYTES)?);
     if args.json {
         let quota = serde_json::json!({ "files": max_files, "bytes": max_bytes });
@@ -106,11 +50,6 @@ fn tell(text: &dyn Display) -> Result<ExitCode> {
 }
 
 pub(crate) fn quota(args: &QuotaArgs) -> Result<ExitCode> {
-    let (QuotaCommand::Get { path, .. } | QuotaCommand::Set { path, .. } | QuotaCommand::Remove { path, .. }) =
-        &args.command;
-    if is_shared(path)? {
-        bail!("there are no quotas in {}: several metadata servers share its file system", path.display());
-    }
     match &args.command {
         QuotaCommand::Get { path, json } => {
             // Says what is wrong with another file system or a file.

@@ -176,6 +176,9 @@ impl State {
             Event::Decided { id, commit } => self.apply_decided(*id, *commit)?,
             Event::Committed { id, part, ranks } => self.apply_committed(*id, part, ranks)?,
             Event::Forgotten { id } => self.forget_transaction(*id),
+            Event::Told { to } => self.apply_told(*to),
+            Event::Heard { from, change } => self.apply_heard(*from, *change)?,
+            Event::Counted { by } => self.apply_counted(*by),
             Event::Purge { ino } => {
                 self.inode(*ino)?;
                 self.watched.remove(ino);

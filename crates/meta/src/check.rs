@@ -1,18 +1,18 @@
 //! What `fsck` checks: that the tables of a checkpoint fit together.
 
-use alloc::collections::BTreeSet;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::format;
 use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use espalier_proto::{FileType, Ino, Layout, ObjectId, ObjectKind, ServerId};
+use espalier_proto::{FileType, Ino, Layout, ObjectId, ObjectKind, Rank, ServerId};
 
-use crate::rank::Elsewhere;
+use crate::rank::{Elsewhere, Tally};
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
-use crate::session::is_kept;
+use crate::session::{KeptKey, is_kept};
 use crate::state::{Map, orphan_key};
 
 /// Something that is not as it should be.
@@ -31,6 +31,7 @@ pub struct Check {
     /// What is said of each inode number.
     seen: Map<Ino, Seen>,
     recount: Recount,
+    tallies: BTreeMap<Rank, Tally>,
     striped: Map<Ino, Datafiles>,
     elsewhere: Elsewhere,
     pub records: u64,
@@ -82,6 +83,7 @@ impl Check {
             super_record: None,
             seen: Map::default(),
             recount: Recount::default(),
+            tallies: BTreeMap::new(),
             striped: Map::default(),
             elsewhere: Elsewhere::default(),
             records: 0,
@@ -110,7 +112,12 @@ impl Check {
                 self.inode(&inode, ORPHAN, Ino(0));
                 placed
             }),
-            ObjectKind::Sessions => object == ObjectId::SESSIONS && is_kept(key, value),
+            ObjectKind::Sessions => {
+                if let Some(KeptKey::Tally(rank)) = KeptKey::from_bytes(key) {
+                    self.tallies.extend(decode(value).ok().map(|tally| (rank, tally)));
+                }
+                object == ObjectId::SESSIONS && is_kept(key, value)
+            }
         };
         if !understood {
             self.find(
@@ -144,6 +151,7 @@ impl Check {
             }
             Dentry::Remote { ino, kind } if ino.rank() != dir.rank() => {
                 self.seen.entry(dir).or_default().subdirs += u32::from(kind == FileType::Directory);
+                self.recount.elsewhere(dir, ino, kind);
                 self.elsewhere.name(ino, dir);
             }
             Dentry::Remote { ino, .. } => {
@@ -275,29 +283,31 @@ impl Check {
         let mut elsewhere = Elsewhere::default();
         let mut findings = Vec::new();
         let is_alone = checks.len() == 1;
+        let (mut recount, mut tallies) = (Recount::default(), BTreeMap::new());
         for mut check in checks {
+            let rank = check.super_record.as_ref().map_or(Ino::ROOT.rank(), |it| Ino(it.next_ino).rank());
             elsewhere.add(core::mem::take(&mut check.elsewhere));
+            recount.add(core::mem::take(&mut check.recount));
+            tallies.extend(core::mem::take(&mut check.tallies).into_iter().map(|(to, it)| ((rank, to), it)));
             let is_dir = |seen: &Seen| !is_alone && seen.flags & (DIRECTORY | ORPHAN) == DIRECTORY;
             let dirs = check.seen.iter().filter(|(_, seen)| is_dir(seen));
             elsewhere.parents.extend(dirs.map(|(ino, seen)| (*ino, Ino(seen.a))));
             findings.append(&mut check.finish_one());
         }
-        let found = elsewhere.finish().into_iter();
+        recount.leave_out(&tallies);
+        let mut recounted = recount.finish();
+        recounted.sort_unstable();
+        let found = recounted.into_iter().chain(elsewhere.finish());
         findings.extend(found.map(|(ino, what)| Finding { ino: Some(ino), what }));
         findings
     }
 
-    /// As [`Self::finish`], of one rank of several: what is said of others is not looked at.
+    /// As [`Self::finish`], of one rank of several: what is said of others is not looked at, nor what all of them count.
     pub fn finish_one(mut self) -> Vec<Finding> {
         let mut inos: Vec<Ino> = self.seen.keys().copied().collect();
         inos.sort_unstable();
         for ino in &inos {
             self.check_ino(*ino);
-        }
-        let mut recounted = core::mem::take(&mut self.recount).finish();
-        recounted.sort_unstable();
-        for (ino, what) in recounted {
-            self.find(Some(ino), what);
         }
         let mut has_root = true;
         match self.super_record.take() {

@@ -12,7 +12,7 @@ use crate::acl::Acl;
 use crate::rank::{Part, TransactionId, Vote};
 use crate::record::{Corrupt, Inode};
 use crate::session::Outcome;
-use crate::usage::Quota;
+use crate::usage::{Quota, Usage};
 
 /// One change. `time` becomes the ctime of what changes, and the mtime of the directories involved.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -182,6 +182,19 @@ pub enum Event {
     Forgotten {
         id: TransactionId,
     },
+    /// Another rank is told what came to directories of its own, or went from them.
+    Told {
+        to: Rank,
+    },
+    /// The next of what another rank tells of such is counted. `None`: the directory is gone.
+    Heard {
+        from: Rank,
+        change: Option<(Ino, Usage)>,
+    },
+    /// A rank has counted what it was told.
+    Counted {
+        by: Rank,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -215,7 +228,10 @@ impl Event {
             | Self::Prepared { .. }
             | Self::Decided { .. }
             | Self::Committed { .. }
-            | Self::Forgotten { .. } => [None, None],
+            | Self::Forgotten { .. }
+            | Self::Told { .. }
+            | Self::Counted { .. } => [None, None],
+            Self::Heard { change, .. } => [change.map(|(dir, _)| dir), None],
             Self::SetAttr { ino, .. }
             | Self::Write { ino, .. }
             | Self::Resize { ino, .. }

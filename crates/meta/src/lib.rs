@@ -58,4 +58,4 @@ pub use repair::{Repair, Repaired};
 pub use session::{Outcome, is_kept};
 pub use step::{Load, StreamCall, StreamDone};
 pub use striping::{Layouts, Place, Striping};
-pub use usage::{Quota, Usage};
+pub use usage::{Limits, Quota, Usage};

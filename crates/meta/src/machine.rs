@@ -458,6 +458,9 @@ impl Meta {
             self.start_checkpoint(out);
         }
         self.inquire(|_| true);
+        if !self.draining {
+            self.tell_usage();
+        }
         self.flush(0, true, out);
         self.tick_leases(now, out);
     }

@@ -5,8 +5,9 @@ use alloc::format;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use espalier_proto::Ino;
+use espalier_proto::{FileType, Ino, Rank};
 
+use crate::rank::Tally;
 use crate::record::{Body, Inode};
 use crate::state::{Map, NO_DIR};
 use crate::usage::Usage;
@@ -31,6 +32,8 @@ struct Dir {
     lies: Option<(Ino, u64)>,
     /// Where its record of that says that it is.
     place: Option<(Ino, u64)>,
+    /// The directory that counts it: the one that it was found in, or one at another rank.
+    above: Option<Ino>,
 }
 
 #[derive(Debug)]
@@ -45,7 +48,8 @@ impl Recount {
         let within = &mut self.dirs.entry(dir).or_default().within;
         if inode.is_dir() {
             within.dirs += 1;
-            self.dirs.entry(inode.ino).or_default().lies = Some((dir, hash));
+            let child = self.dirs.entry(inode.ino).or_default();
+            (child.lies, child.above) = (Some((dir, hash)), Some(dir));
         } else {
             *within = within.plus(inode.weight());
         }
@@ -55,6 +59,36 @@ impl Recount {
         self.remotes.push((ino, dir));
     }
 
+    /// A name whose inode is at another rank.
+    pub(crate) fn elsewhere(&mut self, dir: Ino, ino: Ino, kind: FileType) {
+        if kind == FileType::Directory {
+            self.dirs.entry(dir).or_default().within.dirs += 1;
+        } else {
+            self.remotes.push((ino, dir));
+        }
+    }
+
+    /// Another rank's.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.dirs.extend(other.dirs);
+        self.files.extend(other.files);
+        self.remotes.extend(other.remotes);
+    }
+
+    /// What ranks know and those of the directories above have not counted. By the rank that knows it and the one that does not.
+    pub(crate) fn leave_out(&mut self, tallies: &BTreeMap<(Rank, Rank), Tally>) {
+        for ((by, to), tally) in tallies {
+            let heard = tallies.get(&(*to, *by)).map_or(0, |its| its.heard);
+            let unheard = tally.told.saturating_sub(heard).min(tally.unanswered.len() as u64) as usize;
+            let unheard = tally.unanswered.iter().rev().take(unheard).copied();
+            for (dir, usage) in unheard.chain(tally.owed.iter().map(|(dir, usage)| (*dir, *usage))) {
+                if let Some(dir) = self.dirs.get_mut(&dir) {
+                    dir.within = dir.within.minus(usage);
+                }
+            }
+        }
+    }
+
     /// An inode, wherever it lies.
     pub(crate) fn inode(&mut self, inode: &Inode, in_table: bool) {
         match &inode.body {
@@ -62,7 +96,7 @@ impl Recount {
                 let dir = self.dirs.entry(inode.ino).or_default();
                 dir.kept = directory.usage;
                 if in_table && inode.ino != Ino::ROOT {
-                    dir.lies = Some((NO_DIR, 0));
+                    (dir.lies, dir.above) = (Some((NO_DIR, 0)), Some(directory.parent));
                 }
             }
             _ if in_table => {
@@ -84,7 +118,9 @@ impl Recount {
         let mut found = Vec::new();
         let mut names: Map<Ino, BTreeMap<Ino, u32>> = Map::default();
         for (ino, dir) in core::mem::take(&mut self.remotes) {
-            *names.entry(ino).or_default().entry(dir).or_default() += 1;
+            if dir.rank() == ino.rank() {
+                *names.entry(ino).or_default().entry(dir).or_default() += 1;
+            }
             if let Some(file) = self.files.get(&ino) {
                 let within = &mut self.dirs.entry(dir).or_default().within;
                 *within = within.plus(file.weight);
@@ -117,7 +153,7 @@ impl Recount {
             for _ in 0..=self.dirs.len() {
                 let Some(dir) = above.and_then(|ino| self.dirs.get_mut(&ino)) else { break };
                 dir.below = dir.below.plus(within);
-                above = dir.lies.map(|(above, _)| above);
+                above = dir.above;
             }
         }
     }

@@ -4,7 +4,7 @@
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Ino, Name, ObjectId, TableWrite};
+use espalier_proto::{ClientId, Ino, Name, ObjectId, Rank, TableWrite};
 use serde::Serialize;
 
 use crate::rank::TransactionId;
@@ -21,6 +21,7 @@ pub(crate) enum Changed {
     Session(ClientId),
     Moved(Ino),
     Transaction(TransactionId),
+    Tally(Rank),
 }
 
 /// The checkpoint under way.
@@ -70,6 +71,7 @@ impl State {
                 }
                 Changed::Remote(dir, slot) => self.encode_remote(dir, &slot),
                 Changed::Moved(ino) => self.encode_moved(ino),
+                Changed::Tally(rank) => self.encode_tally(rank),
                 Changed::Transaction(id) => {
                     if self.transactions.get(&id).is_some_and(|it| it.track.epoch == was) {
                         self.encode_transaction(id);

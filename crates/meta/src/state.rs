@@ -7,12 +7,12 @@ use alloc::vec::Vec;
 use core::cell::Cell as Mutable;
 
 pub(crate) use espalier_proto::Home;
-use espalier_proto::{ClientId, Errno, FileType, Ino, Name, ObjectId, TableWrite};
+use espalier_proto::{ClientId, Errno, FileType, Ino, Name, ObjectId, Rank, TableWrite};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
-use crate::rank::{Locks, Transaction, TransactionId};
+use crate::rank::{Locks, Tally, Transaction, TransactionId};
 use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
 use crate::session::{Kept, Reclaimed};
 use crate::snapshot::{Changed, Snapshot, encode_strip, encode_xattrs};
@@ -190,6 +190,8 @@ pub(crate) struct State {
     pub transactions: BTreeMap<TransactionId, Transaction>,
     /// What these have locked; nothing while an event is applied.
     pub locks: Option<Box<Locks>>,
+    /// With each other rank.
+    pub tallies: BTreeMap<Rank, Tally>,
     pub reclaimed: Reclaimed,
     /// The current epoch: grows with every checkpoint.
     pub epoch: u32,
@@ -230,6 +232,7 @@ impl State {
             sessions: BTreeMap::new(),
             transactions: BTreeMap::new(),
             locks: None,
+            tallies: BTreeMap::new(),
             reclaimed: Reclaimed::default(),
             epoch: 1,
             published: 0,

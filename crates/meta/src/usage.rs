@@ -3,6 +3,7 @@
 //! It is in the directory's own record. Each event changes the records of all directories above what it changes, live and
 //! in replay alike, so that the journal need not speak of them. A file counts once for each of its names, where the name
 //! is: then a directory's figures depend on nothing outside of it, and move as they are when it is renamed.
+//! What comes to a directory at another rank that rank is told later (`rank/tally.rs`).
 
 use alloc::vec::Vec;
 
@@ -60,6 +61,23 @@ pub struct Quota {
     pub bytes: Option<u64>,
 }
 
+/// Of the quotas above a place, those that leave the least room, and how much there is below each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Files and directories together.
+    pub files: Option<Limit>,
+    pub bytes: Option<Limit>,
+}
+
+impl Limits {
+    /// As if they were on one directory, and what would be below that.
+    fn to_quota(self) -> (Quota, Usage) {
+        let quota = Quota { files: self.files.map(|it| it.max), bytes: self.bytes.map(|it| it.max) };
+        let used = |limit: Option<Limit>| limit.map_or(0, |it| it.used);
+        (quota, Usage { files: used(self.files), dirs: 0, bytes: used(self.bytes) })
+    }
+}
+
 impl Quota {
     const NONE: Self = Self { files: None, bytes: None };
 
@@ -94,30 +112,35 @@ impl Inode {
 }
 
 impl Cached {
-    /// The directories at its rank that its names are in, and how many names in each.
+    /// The directories that its names are in, and how many names in each.
     pub(crate) fn parents(&self) -> Vec<(Ino, u32)> {
         match self.home {
             Home::Dentry { dir, .. } => [(dir, 1)].into(),
-            Home::Table => {
-                let names = self.inode.names.iter().flat_map(|names| names.iter().copied());
-                names.filter(|(dir, _)| dir.rank() == self.inode.ino.rank()).collect()
-            }
+            Home::Table => self.inode.names.iter().flat_map(|names| names.iter().copied()).collect(),
             Home::Orphan => Vec::new(),
         }
     }
 }
 
 impl State {
+    /// Whether an inode is at this rank.
+    pub(crate) fn is_here(&self, ino: Ino) -> bool {
+        ino.rank() == Ino(self.next_ino).rank()
+    }
+
     /// Looks at each directory from one up to the last that has nothing above it, and tells that: it is the root, unless the
-    /// directory was removed, or one above it with all that is below.
+    /// directory was removed, or one above it with all that is below. Or up to the first at another rank, and tells that.
     fn each_above(&self, dir: Ino, mut look: impl FnMut(Ino, &Directory) -> Step<()>) -> Step<Ino> {
         let mut dir = dir;
         // More steps than there are inodes would be a circle, in a store that is damaged.
         for _ in 0..=self.files {
+            if !self.is_here(dir) {
+                return Ok(dir);
+            }
             let inode = self.dir_even_if_locked(dir)?;
             let Body::Directory(directory) = &inode.body else { break };
             look(dir, directory)?;
-            if dir == Ino::ROOT || inode.nlink == 0 || directory.parent.rank() != dir.rank() {
+            if dir == Ino::ROOT || inode.nlink == 0 {
                 return Ok(dir);
             }
             dir = directory.parent;
@@ -135,7 +158,8 @@ impl State {
         if self.trash.is_empty() {
             return Ok(self.dir(dir)?.nlink == 0);
         }
-        Ok(self.each_above(dir, |_, _| Ok(()))? != Ino::ROOT)
+        let top = self.each_above(dir, |_, _| Ok(()))?;
+        Ok(top != Ino::ROOT && self.is_here(top))
     }
 
     /// Whether a directory is another or lies below it.
@@ -174,14 +198,16 @@ impl State {
     /// Something comes to a directory, and something goes from it. All above it must be in memory.
     pub(crate) fn count(&mut self, dir: Ino, gain: Usage, loss: Usage) {
         let mut dir = dir;
-        while let Some(cached) = self.touch_inode(dir) {
+        while self.is_here(dir) {
+            let Some(cached) = self.touch_inode(dir) else { return };
             let Body::Directory(directory) = &mut cached.inode.body else { return };
             directory.usage = directory.usage.plus(gain).minus(loss);
-            if dir == Ino::ROOT || cached.inode.nlink == 0 || directory.parent.rank() != dir.rank() {
+            if dir == Ino::ROOT || cached.inode.nlink == 0 {
                 return;
             }
             dir = directory.parent;
         }
+        self.owe(dir, gain, loss);
     }
 
     /// A file with names in these directories is counted for another size.
@@ -195,7 +221,7 @@ impl State {
     /// `EDQUOT` unless all quotas allow that these come to directories, and these go.
     pub(crate) fn admit(&self, gains: &[(Ino, Usage)], losses: &[(Ino, Usage)]) -> Step<()> {
         for (dir, _) in gains {
-            self.each_above(*dir, |above, directory| {
+            let top = self.each_above(*dir, |above, directory| {
                 if directory.quota == Quota::NONE {
                     return Ok(());
                 }
@@ -206,6 +232,12 @@ impl State {
                     Err(Errno::EDQUOT.into())
                 }
             })?;
+            if let Some((quota, now)) = self.limits_elsewhere(top).map(Limits::to_quota) {
+                let (gain, loss) = (self.total_below(top, gains)?, self.total_below(top, losses)?);
+                if !quota.allows(now, gain, loss) {
+                    return Err(Errno::EDQUOT.into());
+                }
+            }
         }
         Ok(())
     }
@@ -213,12 +245,14 @@ impl State {
     fn total_below(&self, above: Ino, changes: &[(Ino, Usage)]) -> Step<Usage> {
         let mut total = Usage::default();
         for (dir, usage) in changes {
-            self.each_above(*dir, |ino, _| {
-                if ino == above {
-                    total = total.plus(*usage);
-                }
+            let mut is_below = false;
+            let top = self.each_above(*dir, |ino, _| {
+                is_below |= ino == above;
                 Ok(())
             })?;
+            if is_below || top == above {
+                total = total.plus(*usage);
+            }
         }
         Ok(total)
     }
@@ -232,41 +266,47 @@ impl State {
     }
 
     /// Of the limits on bytes and on files above, those that leave the least room. Of a file, those above its first name.
-    pub(crate) fn limits(&self, ino: Ino) -> Step<(Option<Limit>, Option<Limit>)> {
+    pub(crate) fn limits(&self, ino: Ino) -> Step<Limits> {
         let cached = self.cached(ino)?;
         let first =
             if cached.inode.is_dir() { Some(ino) } else { cached.parents().first().map(|(dir, _)| *dir) };
-        let (mut bytes, mut files) = (None, None);
         // Nothing is above a directory that has been removed.
-        if let Some(dir) = first.filter(|_| cached.inode.nlink > 0) {
-            self.each_above(dir, |_, directory| {
-                tighten(&mut bytes, directory.quota.bytes, directory.usage.bytes);
-                tighten(&mut files, directory.quota.files, directory.usage.inodes());
-                Ok(())
-            })?;
+        match first.filter(|_| cached.inode.nlink > 0) {
+            Some(dir) => self.limits_below(dir),
+            None => Ok(Limits::default()),
         }
-        Ok((bytes, files))
+    }
+
+    /// As [`Self::limits`], of what is in a directory.
+    pub(crate) fn limits_below(&self, dir: Ino) -> Step<Limits> {
+        let mut limits = Limits::default();
+        let top = self.each_above(dir, |_, directory| {
+            let max = |max: Option<u64>, used| max.map(|max| Limit { max, used });
+            tighten(&mut limits.bytes, max(directory.quota.bytes, directory.usage.bytes));
+            tighten(&mut limits.files, max(directory.quota.files, directory.usage.inodes()));
+            Ok(())
+        })?;
+        let elsewhere = self.limits_elsewhere(top).unwrap_or_default();
+        tighten(&mut limits.bytes, elsewhere.bytes);
+        tighten(&mut limits.files, elsewhere.files);
+        Ok(limits)
     }
 
     /// Whether a quota on bytes is on a directory that the file has a name below.
     pub(crate) fn is_limited(&self, ino: Ino) -> Step<bool> {
         let mut limited = false;
         for (dir, _) in self.cached(ino)?.parents() {
-            self.each_above(dir, |_, directory| {
-                limited |= directory.quota.bytes.is_some();
-                Ok(())
-            })?;
+            limited |= self.limits_below(dir)?.bytes.is_some();
         }
         Ok(limited)
     }
 }
 
-fn tighten(limit: &mut Option<Limit>, max: Option<u64>, used: u64) {
-    if let Some(max) = max {
-        let new = Limit { max, used };
-        if limit.is_none_or(|limit| new.free() < limit.free()) {
-            *limit = Some(new);
-        }
+fn tighten(limit: &mut Option<Limit>, new: Option<Limit>) {
+    if let Some(new) = new
+        && limit.is_none_or(|limit| new.free() < limit.free())
+    {
+        *limit = Some(new);
     }
 }
 

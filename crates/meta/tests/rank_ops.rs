@@ -3,7 +3,7 @@
 
 mod harness;
 
-use espalier_meta::{Check, Config, Input, Revocation};
+use espalier_meta::{Check, Config, Input, PeerMessage, Revocation, Usage};
 use espalier_proto::*;
 use harness::{Harness, ROOT_CALLER, STRIP, config, name, open_how, user};
 
@@ -109,12 +109,41 @@ impl Ranks {
         self.deliver();
     }
 
+    fn tick(&mut self) {
+        for host in &mut self.0 {
+            host.input(Input::Tick);
+        }
+        self.deliver();
+    }
+
+    /// Until each rank knows all that is below its directories.
+    fn tell_usage(&mut self) {
+        for _ in 0..20 {
+            if self.0.iter().all(|host| host.meta.untold_usage() == 0) {
+                return;
+            }
+            self.tick();
+        }
+        panic!("there is always something to tell");
+    }
+
+    /// Files, directories and bytes below a directory.
+    fn usage(&mut self, dir: Ino) -> [u64; 3] {
+        ["rfiles", "rsubdirs", "rbytes"].map(|figure| {
+            let name = format!("user.espalier.{figure}").into_bytes().into();
+            let Ok(Reply::Bytes(value)) = self.ask(Request::GetXattr { ino: dir, name }) else { panic!() };
+            str::from_utf8(&value).unwrap().parse().unwrap()
+        })
+    }
+
+    fn write(&mut self, ino: Ino, bytes: usize) {
+        let (data, kill_suid_gid) = (vec![1; bytes], false);
+        assert!(self.ask(Request::Write { ino, offset: 0, data, kill_suid_gid }).is_ok());
+    }
+
     fn fsck(&mut self) {
         for _ in 0..5 {
-            for host in &mut self.0 {
-                host.input(Input::Tick);
-            }
-            self.deliver();
+            self.tick();
         }
         for host in &mut self.0 {
             assert_eq!(host.meta.open_transactions(), 0);
@@ -357,15 +386,148 @@ fn what_only_one_rank_can_do_is_refused() {
     let levels = vec![CopyLevel { from: far, to: Ino::ROOT, after: 0 }];
     let copy = Request::CopyTree(CopyTree { levels, preserve: false, umask: 0 });
     assert_eq!(fs.ask(copy), Err(Errno::EXDEV));
-    for file in ["user.espalier.rbytes", "user.espalier.quota.max_files"] {
-        let name: Box<[u8]> = file.as_bytes().into();
-        let get = Request::GetXattr { ino: far, name: name.clone() };
-        assert_eq!(fs.ask(get), Err(Errno::EOPNOTSUPP));
-        let (value, mode) = (b"5".as_slice().into(), XattrMode::Any);
-        let set = Request::SetXattr { ino: far, name, value, mode, kill_sgid: false };
-        assert_eq!(fs.ask(set), Err(Errno::EOPNOTSUPP));
-    }
     fs.fsck();
+}
+
+#[test]
+fn directories_tell_of_all_below_them_at_any_rank() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let near = fs.mkdir_at(0, far, "near", 0o755);
+    let file = fs.create_as(&ROOT_CALLER, near, "file", NewNode::Regular, 0o644);
+    fs.write(file, 10);
+    fs.tell_usage();
+    assert_eq!((fs.usage(near), fs.usage(far)), ([1, 0, 10], [1, 1, 10]));
+    assert_eq!(fs.usage(Ino::ROOT), [1, 2, 10]);
+    // A name counts where it is, wherever its file is.
+    assert!(fs.ask(Request::Link { ino: file, dir: far, name: name("linked") }).is_ok());
+    fs.write(file, 30);
+    fs.tell_usage();
+    assert_eq!((fs.usage(near), fs.usage(far)), ([1, 0, 30], [2, 1, 60]));
+    assert_eq!(fs.usage(Ino::ROOT), [2, 2, 60]);
+    fs.rename((far, "near"), (Ino::ROOT, "near")).unwrap();
+    fs.tell_usage();
+    assert_eq!((fs.usage(far), fs.usage(Ino::ROOT)), ([1, 0, 30], [2, 2, 60]));
+    fs.rename((near, "file"), (far, "moved")).unwrap();
+    fs.ask(Request::Unlink { dir: far, name: name("linked") }).unwrap();
+    fs.tell_usage();
+    assert_eq!((fs.usage(near), fs.usage(far)), ([0, 0, 0], [1, 0, 30]));
+    assert_eq!(fs.usage(Ino::ROOT), [1, 2, 30]);
+    fs.fsck();
+}
+
+#[test]
+fn what_is_told_of_a_directory_that_is_gone_is_not_counted_and_holds_up_nothing() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let other = fs.mkdir_at(1, Ino::ROOT, "other", 0o755);
+    fs.tell_usage();
+    fs.mkdir_at(0, far, "near", 0o755);
+    fs.mkdir_at(0, other, "near", 0o755);
+    // It is journaled and sent, but does not arrive.
+    fs.0[0].input(Input::Tick);
+    fs.0[0].peers.clear();
+    fs.connect();
+    assert_eq!((fs.usage(far), fs.usage(other)), ([0, 0, 0], [0, 0, 0]));
+    fs.ask(Request::RmDir { dir: far, name: name("near") }).unwrap();
+    fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("far") }).unwrap();
+    fs.0[1].send(&ROOT_CALLER, Request::Forget { ino: far, lookups: 1 });
+    fs.deliver();
+    assert_eq!(fs.ask(Request::GetAttr { ino: far }), Err(Errno::ESTALE));
+    fs.tell_usage();
+    assert_eq!((fs.usage(other), fs.usage(Ino::ROOT)), ([0, 1, 0], [0, 2, 0]));
+    fs.fsck();
+}
+
+#[test]
+fn a_quota_bounds_what_other_ranks_make_below() {
+    let fs = &mut Ranks::new(2);
+    let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
+    let far = fs.mkdir_at(1, top, "far", 0o755);
+    let near = fs.mkdir_at(0, far, "near", 0o755);
+    let limit = |figure: &str, max: &str| {
+        let name = format!("user.espalier.quota.{figure}").into_bytes().into();
+        let (value, mode) = (max.as_bytes().into(), XattrMode::Any);
+        Request::SetXattr { ino: top, name, value, mode, kill_sgid: false }
+    };
+    fs.ask(limit("max_files", "5")).unwrap();
+    let make = |dir, file: &str| Request::Create {
+        dir,
+        name: name(file),
+        node: NewNode::Regular,
+        perm: 0o644,
+        umask: 0,
+        open: None,
+        exclusive: true,
+    };
+    // There is room for three more; what is below a directory that is below another rank's hears of it last.
+    fs.ask(make(far, "a")).unwrap();
+    fs.ask(make(near, "b")).unwrap();
+    fs.tell_usage();
+    fs.ask(make(far, "c")).unwrap();
+    assert_eq!(fs.ask(make(far, "d")), Err(Errno::EDQUOT));
+    let dir = Request::Create {
+        dir: far,
+        name: name("d"),
+        node: NewNode::Directory,
+        perm: 0o755,
+        umask: 0,
+        open: None,
+        exclusive: true,
+    };
+    for _ in 0..2 {
+        assert_eq!(fs.ask(dir.clone()), Err(Errno::EDQUOT));
+    }
+    fs.tell_usage();
+    for dir in [top, far] {
+        assert_eq!(fs.ask(make(dir, "d")), Err(Errno::EDQUOT));
+    }
+    // Here nothing is known of it until there is something to tell.
+    fs.ask(make(near, "d")).unwrap();
+    fs.tell_usage();
+    assert_eq!(fs.ask(make(near, "e")), Err(Errno::EDQUOT));
+    fs.ask(Request::Unlink { dir: near, name: name("d") }).unwrap();
+    fs.tell_usage();
+    fs.ask(Request::Unlink { dir: far, name: name("a") }).unwrap();
+    fs.ask(make(far, "e")).unwrap();
+    assert_eq!(fs.ask(make(far, "f")), Err(Errno::EDQUOT));
+    fs.ask(limit("max_files", "100")).unwrap();
+    assert_eq!(fs.ask(make(far, "f")), Err(Errno::EDQUOT));
+    // Who is refused asks.
+    fs.tick();
+    fs.ask(make(far, "f")).unwrap();
+    fs.ask(limit("max_bytes", "20")).unwrap();
+    let file = fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
+    fs.tell_usage();
+    fs.write(file, 20);
+    let (data, kill_suid_gid) = (vec![1; 21], false);
+    assert_eq!(fs.ask(Request::Write { ino: file, offset: 0, data, kill_suid_gid }), Err(Errno::EDQUOT));
+    fs.fsck();
+}
+
+/// What `fsck` finds wrong with what directories count, where the first rank may have been told a lie before.
+fn miscounted(lie: bool) -> Vec<Option<Ino>> {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    if lie {
+        let usage = Usage { files: 7, ..Usage::default() };
+        let message = PeerMessage::Usage { last: 1, changes: vec![(Ino::ROOT, usage)], about: vec![] };
+        fs.0[0].input(Input::Peer { from: Rank(1), message });
+        fs.tell_usage();
+    }
+    fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
+    for host in &mut fs.0 {
+        host.drain();
+    }
+    assert_eq!(fs.0[1].meta.untold_usage(), 1);
+    let findings = Check::finish_all(fs.0.iter().map(|host| host.disk.checked(&host.config)).collect());
+    findings.iter().filter(|finding| finding.what.contains("counts")).map(|finding| finding.ino).collect()
+}
+
+#[test]
+fn fsck_knows_what_ranks_have_not_told_yet_and_finds_what_is_wrong() {
+    assert_eq!(miscounted(false), []);
+    assert_eq!(miscounted(true), [Some(Ino::ROOT)]);
 }
 
 #[test]

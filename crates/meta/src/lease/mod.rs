@@ -331,7 +331,11 @@ impl State {
             | Event::Prepared { .. }
             | Event::Decided { .. }
             | Event::Committed { .. }
-            | Event::Forgotten { .. } => {}
+            | Event::Forgotten { .. }
+            // Clients do not cache it.
+            | Event::Told { .. }
+            | Event::Heard { .. }
+            | Event::Counted { .. } => {}
         }
         Ok(())
     }

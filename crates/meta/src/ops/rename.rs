@@ -96,7 +96,7 @@ impl Meta {
 
     /// What comes to a directory must fit below a limit of bytes.
     pub(crate) fn is_bounded(&self, dir: Ino) -> Step<bool> {
-        Ok(self.state.limits(dir)?.0.is_some())
+        Ok(self.state.limits(dir)?.bytes.is_some())
     }
 
     /// A directory may not move into itself; and its `..` changes, which its owner must allow.

@@ -48,9 +48,6 @@ fn directory(inode: &Inode) -> Option<&Directory> {
 
 impl Meta {
     pub(super) fn get_virtual(&mut self, cx: &mut Cx<'_>, ino: Ino, which: Virtual) -> Step<Reply> {
-        if self.config.ranks > 1 {
-            return Err(Errno::EOPNOTSUPP.into());
-        }
         let inode = self.state.inode(ino)?;
         cx.check(inode, Access::READ)?;
         if directory(inode).is_none() {
@@ -79,9 +76,6 @@ impl Meta {
         value: Option<&[u8]>,
         how: XattrMode,
     ) -> Step<Reply> {
-        if self.config.ranks > 1 {
-            return Err(Errno::EOPNOTSUPP.into());
-        }
         let inode = self.state.inode(dir)?;
         let mut quota = directory(inode).map_or(Quota::default(), |directory| directory.quota);
         let Some(limit) = which.limit(&mut quota) else { return Err(Errno::EPERM.into()) };

@@ -123,6 +123,9 @@ impl State {
             Edit::Make { inode } => {
                 self.files += 1;
                 self.insert_inode((**inode).clone(), Home::Table);
+                if let Body::Directory(directory) = &inode.body {
+                    self.owe_gain(directory.parent, inode.ino);
+                }
             }
             Edit::Link { ino, dir, .. } => {
                 self.leave_dentry(*ino);
@@ -134,10 +137,16 @@ impl State {
                 if let Some(cached) = self.inodes.get_mut(ino) {
                     cached.nameless = false;
                 }
+                self.owe_gain(*dir, *ino);
             }
-            Edit::Unlink { ino, dir, .. } => self.lose_name(*ino, *dir, time),
+            Edit::Unlink { ino, dir, .. } => {
+                self.owe_loss(*dir, *ino);
+                self.lose_name(*ino, *dir, time);
+            }
             Edit::Move { ino, from, to, .. } => {
                 self.leave_dentry(*ino);
+                self.owe_loss(*from, *ino);
+                self.owe_gain(*to, *ino);
                 self.change(*ino, |inode| {
                     inode.ctime = time;
                     if let Body::Directory(directory) = &mut inode.body {
@@ -169,11 +178,25 @@ impl State {
         }
     }
 
-    /// What a name is counted for: nothing, if its inode is at another rank.
+    /// What a name is counted for: nothing, if its inode is at another rank, which tells that.
     fn weight_in(&self, dir: Ino, ino: Ino) -> Usage {
         match self.inodes.get(&ino) {
             Some(cached) if ino.rank() == dir.rank() => cached.inode.weight(),
             _ => Usage::default(),
+        }
+    }
+
+    /// An inode gets a name, which counts here only if its directory is at another rank: `PutName` does it otherwise.
+    fn owe_gain(&mut self, dir: Ino, ino: Ino) {
+        if let Some(cached) = self.inodes.get(&ino).filter(|_| !self.is_here(dir)) {
+            self.owe(dir, cached.inode.weight(), Usage::default());
+        }
+    }
+
+    /// It loses one.
+    fn owe_loss(&mut self, dir: Ino, ino: Ino) {
+        if let Some(cached) = self.inodes.get(&ino).filter(|_| !self.is_here(dir)) {
+            self.owe(dir, Usage::default(), cached.inode.weight());
         }
     }
 

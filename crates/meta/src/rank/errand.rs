@@ -18,11 +18,13 @@ use crate::state::{Cached, Home, Target};
 use crate::step::{Step, Stop, StreamCall, Wait};
 use crate::task::Task;
 use crate::trash::ITSELF;
+use crate::usage::Usage;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Errand {
     Answer { from: Rank, id: TransactionId, question: Question },
     Decide { from: Rank, id: TransactionId, commit: bool },
+    Count { from: Rank, last: u64, changes: Vec<(Ino, Usage)>, about: Vec<Ino> },
 }
 
 /// Things are not as the coordinator has seen them. So are they if an inode does not exist any more (`ESTALE`).
@@ -32,6 +34,8 @@ impl Errand {
     pub(super) fn key(&self) -> (Rank, TransactionId) {
         match self {
             Self::Answer { from, id, .. } | Self::Decide { from, id, .. } => (*from, *id),
+            // One at a time. No transaction began so early.
+            Self::Count { from, .. } => (*from, TransactionId { began: 0, number: 0, rank: *from }),
         }
     }
 }
@@ -60,6 +64,7 @@ impl Meta {
     pub(crate) fn run_errand(&mut self, cx: &mut Cx<'_>, errand: &Errand) -> Step<Reply> {
         match errand {
             Errand::Decide { id, commit, .. } => self.decide(cx, *id, *commit)?,
+            Errand::Count { from, last, changes, about } => self.count_told(*from, *last, changes, about)?,
             Errand::Answer { from, id, question } => {
                 let answer = self.answer_rank(cx, *id, question)?;
                 let is_ready = matches!(answer, Answer::Ready { .. });
@@ -99,8 +104,14 @@ impl Meta {
                 }
                 self.resume_locked_out(now, out);
             }
+            (Errand::Count { from, last, .. }, Err(Errno::ESTALE)) => {
+                if self.skip_gone(*from, *last) {
+                    self.begin_errand(now, errand.clone(), Caller::SERVER, out);
+                }
+            }
             // The next tick asks again what becomes of it.
-            (Errand::Decide { .. }, Err(_)) | (Errand::Answer { .. }, Ok(_)) => {}
+            (Errand::Decide { .. } | Errand::Count { .. }, Err(_))
+            | (Errand::Answer { .. } | Errand::Count { .. }, Ok(_)) => {}
         }
     }
 

@@ -6,6 +6,7 @@ use espalier_proto::{Caller, Errno, FileType, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
+use crate::usage::{Limits, Usage};
 
 /// Names what one rank wants of others, for good: no two of its incarnations use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -54,6 +55,18 @@ pub enum PeerMessage {
     Inquire {
         id: TransactionId,
         vote: Vote,
+    },
+    /// This has come to directories of the other rank's, as differences: the changes up to this number. Answered by `Counted`, when
+    /// it is counted there, durably. `about`: directories that bound what is made here.
+    Usage {
+        last: u64,
+        changes: Vec<(Ino, Usage)>,
+        about: Vec<Ino>,
+    },
+    /// With the quotas above the directories that it was about, as far as they are known at once.
+    Counted {
+        last: u64,
+        limits: Vec<(Ino, Limits)>,
     },
 }
 

@@ -11,6 +11,7 @@ mod kept;
 mod lock;
 mod message;
 mod ops;
+mod tally;
 
 pub(crate) use agree::Dealings;
 pub(crate) use check::Elsewhere;
@@ -21,6 +22,7 @@ pub(crate) use kept::Transaction;
 pub(crate) use lock::Locks;
 pub(crate) use message::Age;
 pub use message::{Answer, PeerMessage, Question, TransactionId, Vote};
+pub(crate) use tally::Tally;
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -129,6 +131,11 @@ impl Meta {
             }
             PeerMessage::Finished { id } => self.finished(from, id),
             PeerMessage::Inquire { id, vote } => self.inquired(from, id, vote),
+            PeerMessage::Usage { last, changes, about } => {
+                let errand = Errand::Count { from, last, changes, about };
+                self.begin_errand(now, errand, espalier_proto::Caller::SERVER, out);
+            }
+            PeerMessage::Counted { last, limits } => self.usage_counted(from, last, limits),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::machine::{Cx, Meta};
 use crate::record::Inode;
 use crate::state::Target;
 use crate::step::{Step, Stop};
+use crate::usage::Usage;
 
 const DIRECTORY: FileType = FileType::Directory;
 /// Ranks that a path may lead through, one after another.
@@ -85,6 +86,7 @@ impl Meta {
         inode: Inode,
     ) -> Step<Reply> {
         let parent = self.state.dir(dir)?;
+        self.state.admit(&[(dir, inode.weight())], &[])?;
         let (cacheable, slot) = (parent.searchable_by_all(), self.state.slot(name));
         let put = |ino| Edit::PutName { dir, name: name.clone(), ino, kind: DIRECTORY };
         let (ino, none) = (Ino::none_of(rank), Time::default());
@@ -127,6 +129,8 @@ impl Meta {
         if self.state.target(dir, &slot)?.ino().is_some() {
             return Err(Errno::EEXIST.into());
         }
+        // How big it is, its rank tells later.
+        self.state.admit(&[(dir, Usage { files: 1, ..Usage::default() })], &[])?;
         let put = |kind| [Edit::PutName { dir, name: name.clone(), ino, kind }];
         self.revoke_edits(cx, &put(FileType::Regular))?;
         let (_, kind) = self.agree(cx, &[Edit::Link { ino, dir, kind: None }])?.ok_or(Errno::EIO)?;

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Home, Ino, ObjectId, Rank, RequestId, TableWrite};
 
 use super::completed::Outcome;
-use crate::rank::{Transaction, TransactionId};
+use crate::rank::{Tally, Transaction, TransactionId};
 use crate::record::{Corrupt, decode, encode};
 use crate::snapshot::Changed;
 use crate::state::{State, Track};
@@ -83,6 +83,7 @@ impl State {
             }
             KeptKey::Moved(ino) => self.loaded_moved(ino, value),
             KeptKey::Transaction(id) => self.loaded_transaction(id, value),
+            KeptKey::Tally(rank) => self.loaded_tally(rank, value),
         }
     }
 
@@ -105,6 +106,8 @@ pub(crate) enum KeptKey {
     Moved(Ino),
     /// What lasts of a transaction with other ranks.
     Transaction(TransactionId),
+    /// What another rank and this one have told each other of usage.
+    Tally(Rank),
 }
 
 impl KeptKey {
@@ -112,6 +115,7 @@ impl KeptKey {
         let (tag, number) = match self {
             Self::Session(client) => (b's', client.0),
             Self::Moved(ino) => (b'm', ino.0),
+            Self::Tally(rank) => (b'u', rank.0.into()),
             Self::Transaction(id) => {
                 let mut key = Vec::with_capacity(19);
                 key.push(b't');
@@ -127,7 +131,7 @@ impl KeptKey {
         key
     }
 
-    fn from_bytes(key: &[u8]) -> Option<Self> {
+    pub(crate) fn from_bytes(key: &[u8]) -> Option<Self> {
         let (tag, number) = key.split_first()?;
         if *tag == b't' {
             let (began, rest) = number.split_first_chunk()?;
@@ -140,6 +144,7 @@ impl KeptKey {
         match tag {
             b's' => Some(Self::Session(ClientId(number))),
             b'm' => Some(Self::Moved(Ino(number))),
+            b'u' => Some(Self::Tally(Rank(number.try_into().ok()?))),
             _ => None,
         }
     }
@@ -151,6 +156,7 @@ pub fn is_kept(key: &[u8], value: &[u8]) -> bool {
         Some(KeptKey::Session(_)) => decode::<BTreeMap<RequestId, Outcome>>(value).is_ok(),
         Some(KeptKey::Moved(_)) => decode::<Home>(value).is_ok(),
         Some(KeptKey::Transaction(_)) => Transaction::is_kept(value),
+        Some(KeptKey::Tally(_)) => decode::<Tally>(value).is_ok(),
         None => false,
     }
 }

@@ -193,6 +193,9 @@ impl Cluster {
             }
         }
         self.quiesce();
+        if self.random.bool() {
+            self.settle_usage();
+        }
         assert_eq!(self.fsck(), [], "seed {}", self.setting.seed);
         self.cached
     }
@@ -590,6 +593,17 @@ impl Cluster {
         let open: Vec<_> = self.hosts.iter().map(|host| host.fs.meta.open_transactions()).collect();
         let asked: Vec<_> = self.clients.iter().map(|client| &client.asked).collect();
         panic!("seed {}: transactions stay open: {open:?}; unanswered: {asked:?}", self.setting.seed);
+    }
+
+    /// Until all ranks have counted all that there is. What they have not, `fsck` knows.
+    fn settle_usage(&mut self) {
+        for _ in 0..100 {
+            if self.hosts.iter().all(|host| host.fs.meta.untold_usage() == 0) {
+                return;
+            }
+            self.quiesce();
+        }
+        panic!("seed {}: ranks go on telling each other of usage", self.setting.seed);
     }
 
     fn ask_now(&mut self, client: usize, request: Request) {
