@@ -276,7 +276,6 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     }
     let number = ServerId(config.number);
     let options = ServeOptions {
-        number,
         listen,
         security,
         limits: Limits { eager_bytes: config.eager_bytes, ..Limits::default() },

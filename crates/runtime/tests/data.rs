@@ -31,7 +31,6 @@ fn data_server(dir: &Path, security: Security, key: SealKey) -> SocketAddr {
     assert!(DataStore::open(&path, ServerId(2), false).is_err(), "it is another's");
     let store = DataStore::open(&path, ServerId(3), false).unwrap();
     let options = ServeOptions {
-        number: ServerId(3),
         listen: ([127, 0, 0, 1], 0).into(),
         security,
         limits: Limits::default(),

@@ -13,7 +13,7 @@ use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity
 use espalier_net::{ConnectError, Connection, Identity, Limits, Message, Reason, Security, connect};
 use espalier_proto::{
     Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Name, NewNode, Rank, Reply, Request,
-    RequestId, ServerId, Service,
+    RequestId, Service,
 };
 use espalier_runtime::{
     Access, Error, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Volume, fsck, fsck_cluster, mkfs_ranks,
@@ -50,7 +50,6 @@ fn role(store: &Path, ranks: Vec<String>) -> MetaRole {
 
 fn options(security: Security) -> ServeOptions {
     ServeOptions {
-        number: ServerId(0),
         listen: ([127, 0, 0, 1], 0).into(),
         security,
         limits: Limits::default(),

@@ -7,7 +7,6 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use espalier_net::{Limits, Security};
-use espalier_proto::ServerId;
 use espalier_runtime::{Access, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Volume, mkfs_ranks, serve};
 
 /// Serves an empty file system by so many servers that share the tree, for as long as the test's process runs; its URL.
@@ -27,12 +26,12 @@ pub fn servers(ranks: u16) -> String {
     let addresses = addresses(ranks);
     let known: Vec<_> = addresses.iter().map(ToString::to_string).collect();
     let dir = std::sync::Arc::new(dir);
-    for (number, (store, listen)) in (0..).zip(stores.into_iter().zip(addresses)) {
+    for (store, listen) in stores.into_iter().zip(addresses) {
         let ranks = if ranks == 1 { Vec::new() } else { known.clone() };
         let (dir, (ready, is_ready)) = (dir.clone(), channel());
         std::thread::spawn(move || {
             let _dir = dir;
-            run(number, store, listen, ranks, || ready.send(()).unwrap());
+            run(store, listen, ranks, || ready.send(()).unwrap());
         });
         is_ready.recv().unwrap();
     }
@@ -48,7 +47,7 @@ fn addresses(count: u16) -> Vec<SocketAddr> {
     (first..first + count).map(|port| SocketAddr::new(ip, port)).collect()
 }
 
-fn run(number: u16, store: PathBuf, listen: SocketAddr, ranks: Vec<String>, ready: impl FnOnce()) {
+fn run(store: PathBuf, listen: SocketAddr, ranks: Vec<String>, ready: impl FnOnce()) {
     let (session_ms, lease_ms) = (1_200_000, 600_000);
     let with_ranks = ranks.len() > 1;
     let open = OpenOptions {
@@ -59,7 +58,6 @@ fn run(number: u16, store: PathBuf, listen: SocketAddr, ranks: Vec<String>, read
     };
     let volume = Volume::open(&store, open).unwrap();
     let options = ServeOptions {
-        number: ServerId(number),
         listen,
         security: Security::Insecure,
         limits: Limits::default(),

@@ -35,8 +35,6 @@ pub use rights::{Access, Rights};
 /// How a server serves.
 #[derive(Clone, Debug)]
 pub struct ServeOptions {
-    /// Which of the cluster's servers it is.
-    pub number: ServerId,
     pub listen: SocketAddr,
     pub security: Security,
     pub limits: Limits,
@@ -193,7 +191,8 @@ impl Tree {
         incarnation: u64,
     ) -> Result<(Metadata, Self), Error> {
         let MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key } = role;
-        let number = options.number;
+        // Data servers tell metadata servers apart by their ranks.
+        let number = ServerId(volume.superblock.rank.0);
         let sealer = data_key.map(|key| Sealer { key, number, incarnation });
         let data = if sealer.is_some() { data_servers.clone() } else { Vec::new() };
         let servers = ServerMap { ranks, data };
