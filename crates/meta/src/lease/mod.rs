@@ -111,7 +111,7 @@ impl Meta {
     }
 
     /// A file's stream may be written to by others, of which the machine hears nothing.
-    pub(crate) fn is_written(&self, client: ClientId, ino: Ino) -> bool {
+    fn is_written(&self, client: ClientId, ino: Ino) -> bool {
         let has_others =
             |cached: &Cached| self.sessions.in_grace() || cached.opens > self.opens_of(client, ino);
         self.state.watched.get(&ino).is_some_and(|watched| watched.written)

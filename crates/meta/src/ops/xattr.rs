@@ -86,7 +86,7 @@ impl Meta {
         }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
-        if name == CAPABILITY && inode.layout().is_some() && self.is_written(cx.client, ino) {
+        if name == CAPABILITY && inode.layout().is_some() && self.others_write(cx.client, ino)? {
             // Others' writes would not take it away.
             return Err(Errno::ETXTBSY.into());
         }

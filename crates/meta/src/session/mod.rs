@@ -33,6 +33,7 @@ use crate::lease::Promise;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Answered, Connected, Now, Outbox};
 use crate::state::Map;
+use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 use crate::trash::ITSELF;
 
@@ -484,6 +485,14 @@ impl Meta {
     pub fn knows(&self, client: ClientId, ino: Ino) -> bool {
         let session = self.sessions.clients.get(&client);
         session.is_some_and(|session| ino == Ino::ROOT || session.held.contains_key(&ino))
+    }
+
+    /// Whether others than a client have a file open for writing, which is not known before all have said what they have.
+    pub(crate) fn others_write(&self, client: ClientId, ino: Ino) -> Step<bool> {
+        if self.sessions.in_grace() {
+            return Err(Stop::Wait(Wait::Grace));
+        }
+        Ok(self.sessions.clients.iter().any(|(other, session)| *other != client && session.writes(ino)))
     }
 
     /// How often a client has an inode open, as far as answers have been given.
