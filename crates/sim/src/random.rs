@@ -1,0 +1,36 @@
+//! Random numbers that are the same on every machine.
+
+use std::hash::Hasher as _;
+
+use rand::SeedableRng;
+
+/// A source of random numbers. Its algorithm is fixed: a seed gives the same numbers for ever.
+pub type Random = rand_pcg::Pcg64;
+
+/// What a run's random numbers are made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed(pub u64);
+
+impl Seed {
+    /// The numbers for one purpose of one node. So what one draws does not change what others do.
+    pub fn random(self, purpose: &str, number: u64) -> Random {
+        let mut hasher = siphasher::sip::SipHasher13::new_with_keys(self.0, number);
+        hasher.write(purpose.as_bytes());
+        Random::seed_from_u64(hasher.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::Rng;
+
+    use super::*;
+
+    #[test]
+    fn numbers_are_the_same_for_ever() {
+        let first = |seed: u64, number| Seed(seed).random("network", number).random::<u64>();
+        assert_eq!(first(7, 3), 8_181_295_787_461_096_440);
+        assert_ne!(first(7, 3), first(7, 4));
+        assert_ne!(first(7, 3), first(8, 3));
+    }
+}
