@@ -8,9 +8,11 @@
 extern crate alloc;
 
 mod cache;
+mod data_link;
 mod delegated;
 mod link;
 mod locks;
+mod sessions;
 mod striped;
 
 use alloc::borrow::Cow;
@@ -28,7 +30,9 @@ use rustc_hash::FxBuildHasher;
 use delegated::Way;
 
 pub use cache::{Binding, Cache, CacheCounts, Users};
+pub use data_link::{Came, DataLink};
 pub use link::{Begun, Link};
+pub use sessions::{Asked, DataAsk, ForDoor, Interrupt, Outcome, Sessions, Told};
 pub use striped::{Striped, Turn};
 
 /// What a program wants, as a door understands it.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use espalier_client::{Answer, Call};
+use espalier_client::{Answer, Call, Interrupt};
 use espalier_proto::{Caller, Errno, Ino, Lease, LockOwner, Recall, Request};
 
 /// Where calls come from and answers go to.
@@ -49,18 +49,6 @@ pub enum Outcome<'a> {
     Answer(Answer),
     /// What was read.
     Data(&'a [u8]),
-}
-
-/// What becomes of a signal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Interrupt {
-    /// There is no such call.
-    Unknown,
-    /// The call waits no longer than it must.
-    Heard,
-    /// The caller goes on living, and programs do not expect that files fail because of that: as on other file systems, only what waits
-    /// for a lock on a file is interrupted.
-    Survived,
 }
 
 /// Who takes a door's calls: the machines of this process, or servers.

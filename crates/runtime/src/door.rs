@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use espalier_client::Call;
+use espalier_client::{Call, Interrupt};
 use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, Transport};
 use espalier_meta::Atime;
 use espalier_proto::{
@@ -21,7 +21,7 @@ use locks::Lockers;
 
 use crate::bulk::{self, Copies, CopyKey};
 use crate::caller::dies;
-use crate::calls::{Calls, Interrupt};
+use crate::calls::Calls;
 
 /// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
 pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);

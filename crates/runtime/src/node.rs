@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
-use espalier_client::{Answer, Call, Client, Next};
+use espalier_client::{Answer, Call, Client, Interrupt, Next};
 use espalier_meta::{Input, Meta, Now, Outbox, Waiting};
 use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, StreamIo};
 
-use crate::calls::{Calls, Door, Interrupt, Outcome};
+use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
 use crate::disk::Disk;
 use crate::door::FOREVER;

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use espalier_client::{Came, DataLink};
 use espalier_net::{ConnectError, Connection, Limits, NetError, Receiver, Security, Sender, connect};
 use espalier_proto::{
-    Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId,
-    ServerId, Service, Space, ToData, Welcome,
+    Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, ServerId, Service,
+    Space, ToData, Welcome,
 };
 use tokio::sync::oneshot;
 
@@ -49,35 +50,19 @@ struct Link {
     inner: Mutex<Inner>,
 }
 
-#[derive(Default)]
 struct Inner {
     address: String,
     /// Somebody keeps it connected.
     is_kept: bool,
-    next: u64,
-    /// Requests that have not been answered, by number: they are sent again over the next connection.
-    unanswered: BTreeMap<u64, Asked>,
-    /// There, once it has been said what the server has of files that were never settled.
+    link: DataLink<Waits>,
     sender: Option<Sender<ToData>>,
-    known: bool,
-    /// All with smaller numbers have been sent over this connection.
-    sent: u64,
-    /// Bytes that go with those of them that have not been answered.
-    under_way: usize,
 }
 
-struct Asked {
-    request: DataRequest,
-    pass: Option<Pass>,
+/// Who waits for an answer.
+struct Waits {
     tell: oneshot::Sender<Result<DataReply, Errno>>,
+    _pass: Option<Pass>,
 }
-
-/// Of requests with which a metadata server begins; nothing else has these numbers.
-const NEW: RequestId = RequestId(0);
-const ADMIT: RequestId = RequestId(1);
-
-/// More than that is not on its way to a server, or back, at a time: neither side's queue is ever too long.
-const UNDER_WAY: usize = 16 << 20;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -94,8 +79,11 @@ impl DataServers {
     /// Where servers are, or are now.
     pub fn learn(&self, addresses: Vec<(ServerId, String)>) {
         let mut links = self.lock();
+        let asks_for_new = matches!(self.asker, Asker::Server { .. });
         for (server, address) in addresses {
-            let new = || Arc::new(Link { inner: Mutex::new(Inner { next: ADMIT.0, ..Inner::default() }) });
+            let link = DataLink::new(asks_for_new);
+            let inner = Inner { address: String::new(), is_kept: false, link, sender: None };
+            let new = || Arc::new(Link { inner: Mutex::new(inner) });
             links.entry(server).or_insert_with(new).lock().address = address;
         }
     }
@@ -121,11 +109,10 @@ impl DataServers {
             let _ = tell.send(Err(Errno::EIO));
             return answer;
         };
+        let (mut out, capability) = (Vec::new(), pass.as_ref().map(|pass| pass.capability));
         let mut inner = link.lock();
-        inner.next += 1;
-        let number = inner.next;
-        inner.unanswered.insert(number, Asked { request, pass, tell });
-        inner.fill();
+        inner.link.ask(request, capability, Waits { tell, _pass: pass }, &mut out);
+        inner.send(out);
         answer
     }
 
@@ -139,7 +126,8 @@ impl DataServers {
 
     /// Whether all of these can be reached, as far as is known.
     pub fn are_reached(&self, servers: &[ServerId]) -> bool {
-        let reached = |server: &ServerId| self.link(*server).is_none_or(|link| link.lock().sender.is_some());
+        let reached =
+            |server: &ServerId| self.link(*server).is_none_or(|link| link.lock().link.is_connected());
         servers.iter().all(reached)
     }
 
@@ -181,7 +169,7 @@ impl DataServers {
                     (pause, told) = (FIRST_PAUSE, false);
                     let error = self.converse(server, link, receiver, sender, &new).await;
                     tracing::warn!(%server, %error, "the connection to a data server is lost: connecting again");
-                    link.lock().sender = None;
+                    link.lock().lose();
                 }
                 Err(error) if told => tracing::debug!(%server, %error, "not connected yet"),
                 Err(error) => {
@@ -218,97 +206,80 @@ impl DataServers {
         sender: Sender<ToData>,
         new: impl Fn(ServerId, Vec<Ino>),
     ) -> NetError {
-        let mut batch = Vec::new();
-        if let Asker::Server { .. } = self.asker {
-            let (below, live) = self.sessions.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            send(&sender, [plain(ADMIT, DataRequest::Admit { below, live })]);
-            if !link.lock().known {
-                match ask_for_new(server, &mut receiver, &sender).await {
-                    Ok(inos) => new(server, inos),
-                    Err(error) => return error,
-                }
+        let admit = match self.asker {
+            Asker::Server { .. } => {
+                Some(self.sessions.lock().unwrap_or_else(PoisonError::into_inner).clone())
             }
-        }
-        {
-            let mut inner = link.lock();
-            inner.known = true;
-            inner.unanswered.retain(|_, asked| !asked.tell.is_closed());
-            (inner.sent, inner.under_way) = (0, 0);
-            inner.sender = Some(sender);
-            inner.fill();
-        }
+            Asker::Client(_) => None,
+        };
+        link.begin(sender, admit);
+        let mut batch = Vec::new();
         loop {
             if let Err(error) = receiver.next(&mut batch).await {
                 return error;
             }
-            let mut inner = link.lock();
-            for FromData { id, result } in batch.drain(..) {
-                if let Some(Asked { request, pass, tell }) = inner.unanswered.remove(&id.0) {
-                    inner.under_way = inner.under_way.saturating_sub(request.bytes());
-                    drop(pass);
-                    // Nobody may be interested any more.
-                    let _ = tell.send(result);
+            let others = link.take(batch.drain(..));
+            for other in others {
+                match other {
+                    Came::New(inos) => new(server, inos),
+                    Came::NoNew(result) => {
+                        tracing::error!(%server, ?result, "a data server does not tell what it has");
+                        tokio::time::sleep(LONGEST_PAUSE).await;
+                        link.ask_for_new();
+                    }
+                    Came::Answer(..) | Came::Nothing => {}
                 }
             }
-            inner.fill();
         }
     }
 }
 
 impl Inner {
-    /// Sends what may be sent, in order.
-    fn fill(&mut self) {
-        let Some(sender) = &self.sender else { return };
-        let mut messages = Vec::new();
-        for (number, Asked { request, pass, .. }) in self.unanswered.range(self.sent..) {
-            if self.under_way > 0 && self.under_way + request.bytes() > UNDER_WAY {
-                break;
-            }
-            (self.sent, self.under_way) = (number + 1, self.under_way + request.bytes());
-            let capability = pass.as_ref().map(|pass| pass.capability);
-            messages.push(ToData { id: RequestId(*number), request: request.clone(), capability });
+    fn lose(&mut self) {
+        self.sender = None;
+        self.link.disconnected();
+    }
+
+    /// What a lost connection does not take any more is sent again by the next.
+    fn send(&self, messages: Vec<ToData>) {
+        let Some(sender) = self.sender.as_ref().filter(|_| !messages.is_empty()) else { return };
+        let queued = messages.into_iter().try_for_each(|message| sender.queue(message));
+        if let Err(error) = queued.and_then(|()| sender.flush()) {
+            tracing::debug!(%error, "a message to a data server was not sent");
         }
-        send(sender, messages);
     }
 }
 
 impl Link {
+    fn begin(&self, sender: Sender<ToData>, admit: Option<(u64, Vec<u64>)>) {
+        let (mut inner, mut out) = (self.lock(), Vec::new());
+        inner.link.connected(admit, |waits| !waits.tell.is_closed(), &mut out);
+        inner.sender = Some(sender);
+        inner.send(out);
+    }
+
+    /// Tells those who wait; what nobody waits for is returned.
+    fn take(&self, messages: impl Iterator<Item = FromData>) -> Vec<Came<Waits>> {
+        let (mut inner, mut out, mut others) = (self.lock(), Vec::new(), Vec::new());
+        for message in messages {
+            match inner.link.received(message, &mut out) {
+                // Nobody may be interested any more.
+                Came::Answer(Waits { tell, .. }, result) => drop(tell.send(result)),
+                other => others.push(other),
+            }
+        }
+        inner.send(out);
+        others
+    }
+
+    fn ask_for_new(&self) {
+        let (inner, mut out) = (self.lock(), Vec::new());
+        inner.link.ask_for_new(&mut out);
+        inner.send(out);
+    }
+
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // It is whole between any two statements.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn plain(id: RequestId, request: DataRequest) -> ToData {
-    ToData { id, request, capability: None }
-}
-
-/// Asks until it is told.
-async fn ask_for_new(
-    server: ServerId,
-    receiver: &mut Receiver<FromData>,
-    sender: &Sender<ToData>,
-) -> Result<Vec<Ino>, NetError> {
-    let mut batch = Vec::new();
-    loop {
-        send(sender, [plain(NEW, DataRequest::New)]);
-        let other = loop {
-            receiver.next(&mut batch).await?;
-            match batch.drain(..).find(|message| message.id == NEW).map(|message| message.result) {
-                Some(Ok(DataReply::Inos(inos))) => return Ok(inos),
-                Some(other) => break other,
-                None => {}
-            }
-        };
-        tracing::error!(%server, ?other, "a data server does not tell what it has");
-        tokio::time::sleep(LONGEST_PAUSE).await;
-    }
-}
-
-/// What a lost connection does not take any more is sent again by the next.
-fn send(sender: &Sender<ToData>, messages: impl IntoIterator<Item = ToData>) {
-    let queued = messages.into_iter().try_for_each(|message| sender.queue(message));
-    if let Err(error) = queued.and_then(|()| sender.flush()) {
-        tracing::debug!(%error, "a message to a data server was not sent");
     }
 }

@@ -1,0 +1,520 @@
+//! A client of a cluster: a session with each metadata server, what they have told, and the calls that wait for them. It leads each
+//! call of its door to its answer, whatever becomes of connections and servers meanwhile.
+
+mod asking;
+mod end;
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use espalier_proto::{
+    Caller, Delegation, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Rank, Recall, Reply,
+    Request, RequestId, StreamIo, Touched, Welcome,
+};
+
+use crate::{Answer, Begun, Cache, Call, Client, Next, Sighting};
+use asking::Asking;
+use end::{End, Parked, Seen};
+
+pub use asking::Outcome;
+
+/// Extended attributes that kernels ask for by themselves, whoever may read them.
+const ASKED_OFTEN: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
+
+/// A client's sessions. See the module's description. Times are milliseconds of one clock that nobody sets.
+#[derive(Debug)]
+pub struct Sessions<T> {
+    client: Client,
+    cache: Cache,
+    /// With those that have been needed yet.
+    ends: BTreeMap<Rank, End<T>>,
+    ranks: usize,
+    /// The door tells callers what names stand for from what others have been told.
+    shares_names: bool,
+    /// Calls that wait for data servers.
+    asking: Asking<T>,
+}
+
+/// A call as it comes from the door.
+#[derive(Debug)]
+pub struct Asked<'a, T> {
+    /// Not 0, and unlike that of any other call that has not been answered.
+    pub call_id: u64,
+    pub caller: Caller,
+    pub call: Call<'a>,
+    /// What the door needs to answer it.
+    pub ticket: T,
+}
+
+/// What is to be done, each list in its order.
+#[derive(Debug)]
+pub struct Told<T> {
+    /// To be sent first. What cannot be, for want of a connection, is dropped: it is said again when there is one, if need be.
+    pub send: Vec<(Rank, FromClient)>,
+    pub door: Vec<ForDoor<T>>,
+    /// Data servers are to be asked: [`Sessions::data_came`] follows.
+    pub data: Vec<DataAsk>,
+    /// Nobody waits any more for what data servers were asked under these numbers.
+    pub abandoned: Vec<u64>,
+}
+
+/// What a door is told.
+#[derive(Debug)]
+pub enum ForDoor<T> {
+    /// A call is answered, with what may be cached for so many milliseconds.
+    Answer { ticket: T, result: Result<Answer, Errno>, lease_ms: u64 },
+    /// What the lease is for may be cached no longer: [`Sessions::revoked`] follows when it is not. `is_own`: what a call of this door
+    /// changes waits for that.
+    Revoke { rank: Rank, number: u64, lease: Lease, is_own: bool },
+    /// No name that has been told until now may be cached any longer, and nothing of these inodes.
+    Distrust(Vec<Ino>),
+    /// Callers need not know these inodes any longer.
+    Recall(Vec<Recall>),
+    /// These have other attributes than callers have been told.
+    Changed(Vec<Ino>),
+    /// The supplementary groups of a process are asked for: [`Sessions::groups`] follows.
+    Groups { rank: Rank, id: RequestId, pid: u32 },
+    /// A server has given up this client's locks on so many files, for it had not heard of it for too long.
+    Unlocked(usize),
+}
+
+/// Something that data servers are to do.
+#[derive(Debug)]
+pub struct DataAsk {
+    pub number: u64,
+    pub delegation: Arc<Delegation>,
+    pub io: StreamIo,
+    /// What is to be written.
+    pub data: Vec<u8>,
+    /// To be dropped when nothing of it will be done any more, also when nobody waits for it.
+    pub held: Arc<()>,
+}
+
+/// What becomes of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// There is no such call.
+    Unknown,
+    /// The call waits no longer than it must.
+    Heard,
+    /// The caller goes on living, and programs do not expect that files fail because of that: as on other file systems, only what waits
+    /// for a lock on a file is interrupted.
+    Survived,
+}
+
+impl<T> Default for Told<T> {
+    fn default() -> Self {
+        Self { send: Vec::new(), door: Vec::new(), data: Vec::new(), abandoned: Vec::new() }
+    }
+}
+
+impl<T> Told<T> {
+    fn answer(&mut self, ticket: T, result: Result<Answer, Errno>) {
+        self.door.push(ForDoor::Answer { ticket, result, lease_ms: 0 });
+    }
+}
+
+impl<T> Sessions<T> {
+    /// Of a cluster with so many metadata servers. `shares_names`: callers may be told what names stand for from what others have been
+    /// told.
+    pub fn new(cache: Cache, ranks: usize, shares_names: bool) -> Self {
+        let (client, asking) = (Client::default(), Asking::default());
+        Self { client, cache, ends: BTreeMap::new(), ranks, shares_names, asking }
+    }
+
+    pub fn cache(&mut self) -> &mut Cache {
+        &mut self.cache
+    }
+
+    /// How many metadata servers there are.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// The incarnation of the server that the session was last in.
+    pub fn incarnation(&self, rank: Rank) -> Option<u64> {
+        self.ends.get(&rank)?.link.incarnation()
+    }
+
+    /// Calls that wait for a server.
+    pub fn waiting(&self, rank: Rank) -> usize {
+        self.ends.get(&rank).map_or(0, |end| end.parked.len())
+    }
+
+    // ---- What the door wants
+
+    /// Answers a call from what is known, with for how many milliseconds that may be cached: before anything else is given to the
+    /// machine, since that may revoke it.
+    pub fn answer(&mut self, now: u64, call: &Call<'_>) -> Option<(Result<Answer, Errno>, u64)> {
+        let (answer, left) = match call {
+            Call::Request(Request::Lookup { dir, name }) if self.shares_names => {
+                self.cache.look_up(*dir, name, now)?
+            }
+            Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(*ino, now)?,
+            Call::Request(Request::GetXattr { ino, name })
+                if ASKED_OFTEN.iter().any(|often| name.starts_with(often))
+                    && self.cache.is_bare(*ino, now) =>
+            {
+                return Some((Err(Errno::ENODATA), 0));
+            }
+            _ => return None,
+        };
+        Some((Ok(answer), left))
+    }
+
+    /// Takes a call that [`Self::answer`] has no answer to.
+    pub fn call(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
+        self.cache.sent(&asked.call);
+        let known = if self.shares_names { self.known_elsewhere(now, &asked.call) } else { None };
+        let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
+        self.advance(now, (asked, false), next, lease, Seen::default(), told);
+        self.say(told);
+    }
+
+    /// Callers have forgotten what replies have told them of an inode so many times.
+    pub fn forget(&mut self, ino: Ino, lookups: u64) {
+        self.cache.forget(ino, lookups);
+    }
+
+    /// Tells servers what is known no longer.
+    pub fn tell_forgotten(&mut self, told: &mut Told<T>) {
+        self.give_up_forgotten();
+        self.say(told);
+    }
+
+    /// A signal has come to the caller of a call. `dies`: whether a thread of that number is about to end. `is_stuck`: whether some of
+    /// the data servers of such a file cannot be reached.
+    pub fn interrupt(
+        &mut self,
+        call_id: u64,
+        dies: impl Fn(u32) -> bool,
+        is_stuck: impl Fn(&Layout) -> bool,
+        told: &mut Told<T>,
+    ) -> Interrupt {
+        for end in self.ends.values_mut() {
+            if end.outlives(call_id, &dies) {
+                return Interrupt::Survived;
+            }
+            if let (true, gone) = end.interrupt(call_id) {
+                if let Some(parked) = gone {
+                    told.answer(parked.ticket, Err(Errno::EINTR));
+                }
+                self.say(told);
+                return Interrupt::Heard;
+            }
+        }
+        let interrupt = self.asking.interrupt(call_id, dies);
+        self.asking.give_up_stuck(is_stuck, told);
+        interrupt
+    }
+
+    /// Whether an owner has locked anything of a file.
+    pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
+        self.ends.get(&ino.rank()).is_some_and(|end| end.link.has_locks(ino, owner))
+    }
+
+    /// Unlocks all that an owner has locked of a file. Nobody waits for it.
+    pub fn unlock(&mut self, ino: Ino, owner: LockOwner, told: &mut Told<T>) {
+        if let Some(end) = self.end(ino.rank()) {
+            end.ask(Caller::SERVER, Request::Unlock { ino, owner, first: 0, last: u64::MAX });
+        }
+        self.say(told);
+    }
+
+    /// What a [`ForDoor::Revoke`] was for is cached no longer.
+    pub fn revoked(&mut self, rank: Rank, number: u64, told: &mut Told<T>) {
+        told.send.push((rank, FromClient::Revoked { number }));
+    }
+
+    /// The groups that a [`ForDoor::Groups`] has asked for.
+    pub fn groups(&mut self, rank: Rank, id: RequestId, groups: Arc<[u32]>, told: &mut Told<T>) {
+        told.send.push((rank, FromClient::Groups { id, groups }));
+    }
+
+    // ---- What servers say
+
+    /// A connection to a server has begun.
+    pub fn connected(&mut self, rank: Rank, welcome: &Welcome, told: &mut Told<T>) {
+        self.client.can_ask_data_servers = !welcome.servers.data.is_empty();
+        let Some(end) = self.end(rank) else { return };
+        let Begun { distrust, lost, unlocked } = end.link.connected(welcome, &mut end.out);
+        if !unlocked.is_empty() {
+            told.door.push(ForDoor::Unlocked(unlocked.len()));
+        }
+        let is_lost = distrust.is_some() && !welcome.resumed;
+        let mut failed = Vec::new();
+        for id in lost {
+            end.given_up.remove(&id);
+            failed.extend(end.parked.remove(&id));
+        }
+        // What is told again does not say what it has changed.
+        self.cache.distrust_rank(rank);
+        self.forget_seen(|dir| dir.rank() == rank);
+        if let Some(inos) = distrust {
+            told.door.push(ForDoor::Distrust(inos));
+        }
+        failed.into_iter().for_each(|parked| told.answer(parked.ticket, Err(Errno::EIO)));
+        if is_lost {
+            self.asking.lose(rank, told);
+        }
+        self.say(told);
+    }
+
+    pub fn disconnected(&mut self, rank: Rank) {
+        if let Some(end) = self.ends.get_mut(&rank) {
+            end.link.disconnected();
+        }
+    }
+
+    /// Comes a few times a second. `is_stuck`: as in [`Self::interrupt`].
+    pub fn tick(&mut self, now: u64, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
+        self.cache.expire(now);
+        self.give_up_forgotten();
+        for end in self.ends.values_mut() {
+            end.link.tell_forgotten(&mut end.out);
+        }
+        for ino in self.asking.released() {
+            if let Some(end) = self.end(ino.rank()) {
+                end.ask(Caller::SERVER, Request::Release { ino });
+            }
+        }
+        self.asking.give_up_stuck(is_stuck, told);
+        self.say(told);
+    }
+
+    /// Takes what has come from a server.
+    pub fn received(&mut self, now: u64, rank: Rank, message: FromServer, told: &mut Told<T>) {
+        let Some(end) = self.end(rank) else { return };
+        match message {
+            FromServer::Reply { id, lease_ms, touched, result } => {
+                self.reply(now, (rank, id), (lease_ms.into(), touched), result, told);
+                self.give_up_forgotten();
+            }
+            FromServer::AskGroups { id, pid } => told.door.push(ForDoor::Groups { rank, id, pid }),
+            FromServer::Revoke { number, lease } => {
+                self.cache.revoke(&lease);
+                let (Lease::Name { dir, .. } | Lease::Inode { ino: dir }) = lease;
+                self.forget_seen(|seen| seen == dir);
+                let is_own = self.moves(&lease);
+                told.door.push(ForDoor::Revoke { rank, number, lease, is_own });
+            }
+            FromServer::Locked { wait } => {
+                end.link.locked(wait);
+                if let Some(parked) = end.waits.remove(&wait) {
+                    told.answer(parked.ticket, Ok(Answer::Done));
+                }
+            }
+            FromServer::Recall(recalls) => {
+                recalls.iter().for_each(|recall| self.cache.recall(recall.ino));
+                self.give_up_forgotten();
+                told.door.push(ForDoor::Recall(recalls));
+            }
+            FromServer::Changed(inos) => {
+                inos.iter().for_each(|ino| self.cache.touched(*ino));
+                told.door.push(ForDoor::Changed(inos));
+            }
+        }
+        self.say(told);
+    }
+
+    /// Data servers have done what they were asked under that number, or want another capability.
+    pub fn data_came(&mut self, now: u64, number: u64, outcome: Outcome, told: &mut Told<T>) {
+        // It may have been given up just now.
+        let Some((parked, delegation)) = self.asking.came(number) else { return };
+        match outcome {
+            Outcome::Done(result) => self.lead_on(now, parked, result, 0, told),
+            Outcome::Stale => {
+                let next = self.client.stale(&parked.call, &delegation);
+                let seen = parked.seen;
+                self.advance(now, parked.into_asked(), next, 0, seen, told);
+            }
+        }
+        self.say(told);
+    }
+
+    // ---- How a call goes on
+
+    fn reply(
+        &mut self,
+        now: u64,
+        (rank, id): (Rank, RequestId),
+        (lease, touched): (u64, Touched),
+        result: Result<Reply, Errno>,
+        told: &mut Told<T>,
+    ) {
+        let Some(end) = self.end(rank) else { return };
+        let parked = end.parked.remove(&id);
+        let over = end.link.answered(id, &result, parked.is_some(), &mut end.out);
+        if let Some(waited) = over.and_then(|wait| end.waits.remove(&wait)) {
+            return told.answer(waited.ticket, result.map(|_| Answer::Done));
+        }
+        let parked = match parked {
+            Some(parked) if result == Ok(Reply::Waits) => return end.wait(parked),
+            parked => parked,
+        };
+        let given_up = end.given_up.remove(&id);
+        // Of what nobody waits for it is not known when it was asked. Milliseconds that have begun count.
+        let sent = parked.as_ref().map(|parked| parked.sent);
+        let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
+        if let Some(parked) = parked {
+            self.lead_on(now, parked, result, lease, told);
+        }
+        self.cache.changed(&touched, lease, now);
+        if given_up {
+            // What it has changed was told to nobody.
+            self.cache.distrust();
+            let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
+            told.door.push(ForDoor::Distrust(changed.collect()));
+        }
+    }
+
+    /// A call goes on with a server's reply. `lease`: what is left of it.
+    fn lead_on(
+        &mut self,
+        now: u64,
+        parked: Parked<T>,
+        result: Result<Reply, Errno>,
+        lease: u64,
+        told: &mut Told<T>,
+    ) {
+        let seen = parked.seen;
+        let Some(sighting) = seen.sighting else {
+            let next = self.client.reply(&parked.call, result);
+            if let Next::Answer(result) = &next {
+                self.cache.answered(&parked.call, result.as_ref().ok(), lease, now);
+            }
+            return self.advance(now, parked.into_asked(), next, lease, seen, told);
+        };
+        // The lease on the name may have ended since.
+        let left = seen.until.saturating_sub(now);
+        let sighting = Sighting { leased: left > 0, ..sighting };
+        let next = self.client.found(&parked.call, &sighting, seen.gone == Some(sighting.ino), result);
+        if let Next::Answer(result) = &next {
+            self.cache.found(result.as_ref().ok(), lease, now);
+        }
+        let lease = if left > 0 { lease.min(left) } else { lease };
+        let seen = Seen { gone: Some(sighting.ino), ..Seen::default() };
+        self.advance(now, parked.into_asked(), next, lease, seen, told);
+    }
+
+    /// Leads a call on until it is finished or must wait. `lease`: of what has been told last.
+    fn advance(
+        &mut self,
+        now: u64,
+        (asked, interrupted): (Asked<'_, T>, bool),
+        next: Next,
+        lease: u64,
+        mut seen: Seen,
+        told: &mut Told<T>,
+    ) {
+        let Asked { call_id, caller, call, ticket } = asked;
+        let rank = match &next {
+            Next::Answer(_) => Rank(0),
+            Next::Ask(request) | Next::Find(request, _) | Next::Tell(request, _) => request.rank(),
+            Next::Release(ino) => ino.rank(),
+            Next::Stream(io) => io.rank(),
+            Next::Data(delegation, _) => delegation.capability.ino.rank(),
+        };
+        if let Next::Find(_, sighting) = &next {
+            self.cache.sighted(&call, sighting, lease, now);
+            let until = if sighting.leased { now.saturating_add(lease) } else { 0 };
+            seen = Seen { sighting: Some(*sighting), until, ..seen };
+        }
+        if let Next::Tell(Request::Release { ino }, _) | Next::Release(ino) = next
+            && self.asking.puts_off(ino)
+        {
+            return told.answer(ticket, Ok(Answer::Done));
+        }
+        let Some(end) = self.end(rank) else {
+            // No server has told of such an inode.
+            return told.answer(ticket, Err(Errno::ESTALE));
+        };
+        let id = match next {
+            Next::Answer(result) => {
+                return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
+            }
+            Next::Data(delegation, io) => {
+                let call = call.into_owned();
+                let parked = Parked { call_id, caller, call, ticket, sent: now, seen, interrupted };
+                return self.asking.ask(parked, delegation, io, told);
+            }
+            Next::Tell(request, answer) => {
+                end.ask(caller, request);
+                return told.answer(ticket, Ok(answer));
+            }
+            Next::Release(ino) => {
+                end.link.release(ino, &mut end.out);
+                return told.answer(ticket, Ok(Answer::Done));
+            }
+            Next::Ask(request) | Next::Find(request, _) => end.ask(caller.clone(), request),
+            Next::Stream(io) => {
+                let data = match (&call, io) {
+                    (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_vec(),
+                    _ => Vec::new(),
+                };
+                end.link.stream(io, data, &mut end.out)
+            }
+        };
+        let call = call.into_owned();
+        end.parked.insert(id, Parked { call_id, caller, call, ticket, sent: now, seen, interrupted });
+        if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
+            told.answer(gone.ticket, Err(Errno::EINTR));
+        }
+    }
+
+    /// The first step of a call for a name that is known to stand for an inode at another rank, of which nothing is known; and for how
+    /// long the name is known.
+    fn known_elsewhere(&self, now: u64, call: &Call<'_>) -> Option<(Next, u64)> {
+        let Call::Request(Request::Lookup { dir, name }) = call else { return None };
+        let (sighting, left) = self.cache.sighting(*dir, name, now)?;
+        let find = Request::Find { ino: sighting.ino, kind: sighting.kind, open: None };
+        Some((Next::Find(find, sighting), left))
+    }
+
+    // ---- What is left
+
+    fn end(&mut self, rank: Rank) -> Option<&mut End<T>> {
+        (usize::from(rank.0) < self.ranks).then(|| self.ends.entry(rank).or_default())
+    }
+
+    /// Has what there is to say to servers sent.
+    fn say(&mut self, told: &mut Told<T>) {
+        for (rank, end) in &mut self.ends {
+            told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
+        }
+    }
+
+    /// What the cache knows no longer the servers need not know to be known.
+    fn give_up_forgotten(&mut self) {
+        for (ino, lookups) in self.cache.forgotten() {
+            if let Some(end) = self.end(ino.rank()) {
+                end.link.forget(ino, lookups, &mut end.out);
+            }
+        }
+    }
+
+    /// There are no leases any more on names in these directories.
+    fn forget_seen(&mut self, is_one: impl Fn(Ino) -> bool) {
+        // A cluster with one rank has none.
+        if self.ranks > 1 {
+            for parked in self.ends.values_mut().flat_map(|end| end.parked.values_mut()) {
+                if parked.seen.sighting.is_some_and(|sighting| is_one(sighting.dir)) {
+                    parked.seen.until = 0;
+                }
+            }
+        }
+    }
+
+    /// Whether a lease is on a name that a call under way moves: then one rank has asked for this on behalf of another.
+    fn moves(&self, lease: &Lease) -> bool {
+        let Lease::Name { dir, name } = lease else { return false };
+        let mut calls = self.ends.values().flat_map(|end| end.parked.values()).map(|parked| &parked.call);
+        calls.any(|call| match call {
+            Call::Request(Request::Rename { from_dir, from, to_dir, to, .. }) => {
+                [(from_dir, from), (to_dir, to)].contains(&(dir, name))
+            }
+            _ => false,
+        })
+    }
+}

@@ -1,0 +1,108 @@
+//! A client's end of its session with one server: what it has asked, what waits for that, and what is to be sent.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Caller, FromClient, Ino, Request, RequestId};
+use hashbrown::{HashMap, HashSet};
+use rustc_hash::FxBuildHasher;
+
+use super::Asked;
+use crate::{Call, Link, Sighting};
+
+/// A client's end of its session with one server.
+#[derive(Debug)]
+pub(super) struct End<T> {
+    pub link: Link,
+    pub out: Vec<FromClient>,
+    /// Calls that wait for the server, by the request's number.
+    pub parked: HashMap<RequestId, Parked<T>, FxBuildHasher>,
+    /// Calls that wait for a lock, by the number under which they do.
+    pub waits: HashMap<u64, Parked<T>, FxBuildHasher>,
+    /// Requests that nobody waits for any more, and that may be done all the same.
+    pub given_up: HashSet<RequestId, FxBuildHasher>,
+}
+
+/// A call that waits.
+#[derive(Debug)]
+pub(super) struct Parked<T> {
+    /// The door's number of it.
+    pub call_id: u64,
+    pub caller: Caller,
+    pub call: Call<'static>,
+    pub ticket: T,
+    pub sent: u64,
+    pub seen: Seen,
+    /// The caller does not want to wait any longer.
+    pub interrupted: bool,
+}
+
+/// What another rank has told of the name that a call is about.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// What the name stands for, while the inode's rank is asked.
+    pub sighting: Option<Sighting>,
+    /// When the lease on the name ends; 0: there is none.
+    pub until: u64,
+    /// An inode that it has stood for, and that was gone by then.
+    pub gone: Option<Ino>,
+}
+
+impl<T> Parked<T> {
+    /// The call, to go on with it, and whether it was interrupted.
+    pub fn into_asked(self) -> (Asked<'static, T>, bool) {
+        let Self { call_id, caller, call, ticket, interrupted, .. } = self;
+        (Asked { call_id, caller, call, ticket }, interrupted)
+    }
+}
+
+impl<T> Default for End<T> {
+    fn default() -> Self {
+        Self {
+            link: Link::default(),
+            out: Vec::new(),
+            parked: HashMap::default(),
+            waits: HashMap::default(),
+            given_up: HashSet::default(),
+        }
+    }
+}
+
+impl<T> End<T> {
+    pub fn ask(&mut self, caller: Caller, request: Request) -> RequestId {
+        self.link.ask(caller, request, &mut self.out)
+    }
+
+    /// The server says that a call has to wait for a lock.
+    pub fn wait(&mut self, parked: Parked<T>) {
+        if let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call {
+            if parked.interrupted {
+                self.link.stop_waiting(wait, &mut self.out);
+            }
+            self.waits.insert(wait, parked);
+        }
+    }
+
+    /// Whether the caller of a call goes on living, and waits for something else than a lock.
+    pub fn outlives(&self, call_id: u64, dies: impl Fn(u32) -> bool) -> bool {
+        let parked = self.parked.values().find(|parked| parked.call_id == call_id);
+        parked.is_some_and(|parked| {
+            !matches!(parked.call, Call::Request(Request::Lock { .. })) && !dies(parked.caller.pid)
+        })
+    }
+
+    /// The caller of a call does not want to wait any longer. Whether there is such a call, and the call if it is to end now: while
+    /// there is no connection nobody can say when an answer would come.
+    pub fn interrupt(&mut self, call_id: u64) -> (bool, Option<Parked<T>>) {
+        let found = self.parked.iter_mut().find(|(_, parked)| parked.call_id == call_id);
+        if let Some((&id, parked)) = found {
+            parked.interrupted = true;
+            let goes_on = self.link.cancel(id, &mut self.out);
+            let gone = if goes_on { None } else { self.parked.remove(&id) };
+            self.given_up.extend(gone.as_ref().map(|_| id));
+            return (true, gone);
+        }
+        let is_known = self.waits.contains_key(&call_id);
+        let goes_on = self.link.stop_waiting(call_id, &mut self.out);
+        (is_known, if goes_on { None } else { self.waits.remove(&call_id) })
+    }
+}

@@ -1,0 +1,166 @@
+//! Calls through sessions with servers: what is cached, and what becomes of connections.
+
+use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Sessions, Told, Users};
+use espalier_proto::{
+    Attr, Caller, Entry, Errno, FileType, FromClient, FromServer, Home, Ino, Lease, Name, Rank, Reply,
+    Request, RequestId, ServerMap, Time, Touched, Welcome,
+};
+
+const NEAR: Rank = Rank(0);
+const FAR: Rank = Rank(1);
+const THERE: Ino = Ino(1 << 48 | 7);
+
+/// Sessions with two ranks; tickets are numbers.
+fn sessions() -> Sessions<u64> {
+    let mut sessions = Sessions::new(Cache::new(1000, Users::AtOnce), 2, true);
+    connect(&mut sessions, NEAR, 1, true);
+    connect(&mut sessions, FAR, 1, true);
+    sessions
+}
+
+fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64, resumed: bool) -> Told<u64> {
+    let mut told = Told::default();
+    let servers = ServerMap::NONE;
+    let welcome = Welcome { incarnation, resumed, window: 8, session_ms: 60_000, rank, servers };
+    sessions.connected(rank, &welcome, &mut told);
+    told
+}
+
+fn name() -> Name {
+    Name::new(b"a").expect("a name")
+}
+
+fn lookup() -> Call<'static> {
+    Call::Request(Request::Lookup { dir: Ino::ROOT, name: name() })
+}
+
+fn entry(ino: Ino) -> Entry {
+    let (time, kind) = (Time::new(1, 0), FileType::Regular);
+    let (perm, nlink, uid, gid, rdev, size, blocks) = (0o644, 1, 0, 0, 0, 0, 0);
+    let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
+    let attr = Attr {
+        ino,
+        kind,
+        perm,
+        nlink,
+        uid,
+        gid,
+        rdev,
+        size,
+        blocks,
+        atime,
+        mtime,
+        ctime,
+        btime,
+        streamed,
+        bare,
+    };
+    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: Home::Table, proof: 1 }
+}
+
+fn reply(id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) -> FromServer {
+    FromServer::Reply { id, lease_ms, touched: Touched::default(), result }
+}
+
+/// Makes a call that is not answered at once; the request that is sent last for it.
+fn call(sessions: &mut Sessions<u64>, now: u64, ticket: u64, call: Call<'static>) -> (Rank, RequestId) {
+    assert!(sessions.answer(now, &call).is_none(), "nobody has told that");
+    let mut told = Told::default();
+    let asked = Asked { call_id: ticket, caller: Caller::SERVER, call, ticket };
+    sessions.call(now, asked, &mut told);
+    sent(&told)
+}
+
+fn sent(told: &Told<u64>) -> (Rank, RequestId) {
+    match &told.send[..] {
+        [.., (rank, FromClient::Request { id, .. })] => (*rank, *id),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Names in the root are cached only while it is leased itself.
+fn lease_root(sessions: &mut Sessions<u64>) {
+    let get_attr = Call::Request(Request::GetAttr { ino: Ino::ROOT });
+    let (rank, id) = call(sessions, 0, 0, get_attr);
+    let attr = Attr { kind: FileType::Directory, ..entry(Ino::ROOT).attr };
+    sessions.received(0, rank, reply(id, 60_000, Ok(Reply::Attr(attr))), &mut Told::default());
+}
+
+#[test]
+fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
+    let mut sessions = sessions();
+    lease_root(&mut sessions);
+    let (rank, id) = call(&mut sessions, 1000, 1, lookup());
+    let mut told = Told::default();
+    sessions.received(1400, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
+    let [ForDoor::Answer { ticket: 1, result: Ok(Answer::Entry(_)), lease_ms: 500..=600 }] = &told.door[..]
+    else {
+        panic!("{:?}", told.door)
+    };
+    assert!(matches!(sessions.answer(1900, &lookup()), Some((Ok(Answer::Entry(_)), 1..=100))));
+    assert!(sessions.answer(2001, &lookup()).is_none(), "1000 ms after it was asked for");
+    let lease = Lease::Name { dir: Ino::ROOT, name: name() };
+    let mut told = Told::default();
+    sessions.received(1500, rank, FromServer::Revoke { number: 3, lease }, &mut told);
+    assert!(matches!(told.door[..], [ForDoor::Revoke { rank: NEAR, number: 3, is_own: false, .. }]));
+    assert!(told.send.is_empty(), "the door has not given it up yet");
+    assert!(sessions.answer(1500, &lookup()).is_none());
+    sessions.revoked(rank, 3, &mut told);
+    assert!(matches!(told.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
+}
+
+#[test]
+fn a_name_that_is_revoked_while_its_inode_is_asked_for_is_not_cached() {
+    for is_revoked in [false, true] {
+        let mut sessions = sessions();
+        lease_root(&mut sessions);
+        let (rank, id) = call(&mut sessions, 0, 1, lookup());
+        let (kind, cacheable, name_leased) = (FileType::Regular, true, true);
+        let elsewhere = Reply::Elsewhere { ino: THERE, kind, cacheable, name_leased };
+        let mut told = Told::default();
+        sessions.received(0, rank, reply(id, 1000, Ok(elsewhere)), &mut told);
+        let (far, find) = sent(&told);
+        assert_eq!((rank, far), (NEAR, FAR));
+        if is_revoked {
+            let lease = Lease::Name { dir: Ino::ROOT, name: name() };
+            sessions.received(1, NEAR, FromServer::Revoke { number: 3, lease }, &mut told);
+        }
+        let mut told = Told::default();
+        sessions.received(2, FAR, reply(find, 1000, Ok(Reply::Entry(entry(THERE)))), &mut told);
+        let [ForDoor::Answer { result: Ok(Answer::Entry(found)), .. }] = &told.door[..] else { panic!() };
+        assert_eq!(found.name_leased, !is_revoked);
+        assert_eq!(sessions.answer(3, &lookup()).is_none(), is_revoked);
+    }
+}
+
+#[test]
+fn a_session_that_is_lost_fails_what_may_have_been_done_and_is_distrusted_first() {
+    let mut sessions = sessions();
+    let mkdir = Request::Unlink { dir: Ino::ROOT, name: name() };
+    call(&mut sessions, 0, 1, Call::Request(mkdir));
+    sessions.disconnected(NEAR);
+    let told = connect(&mut sessions, NEAR, 2, false);
+    let [ForDoor::Distrust(_), ForDoor::Answer { ticket: 1, result: Err(Errno::EIO), .. }] = &told.door[..]
+    else {
+        panic!("{:?}", told.door)
+    };
+}
+
+#[test]
+fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
+    let mut sessions = sessions();
+    let (rank, id) = call(&mut sessions, 0, 1, lookup());
+    sessions.disconnected(NEAR);
+    let mut told = Told::default();
+    let survives = sessions.interrupt(1, |_| false, |_| false, &mut told);
+    assert_eq!((survives, told.door.len()), (Interrupt::Survived, 0));
+    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut told), Interrupt::Heard);
+    assert!(matches!(told.door[..], [ForDoor::Answer { ticket: 1, result: Err(Errno::EINTR), .. }]));
+    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut told), Interrupt::Unknown);
+    let told = connect(&mut sessions, NEAR, 1, true);
+    assert_eq!(sent(&told), (rank, id), "it is sent again, for it may have been done");
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
+    assert!(matches!(told.door[..], [ForDoor::Distrust(_)]), "{:?}", told.door);
+    assert!(sessions.answer(1, &lookup()).is_none());
+}

@@ -1,0 +1,83 @@
+//! A connection to a server, and what has gone over it and those before it.
+
+use espalier_net::Sender;
+use espalier_proto::{FromClient, FromServer, Request};
+use serde::{Deserialize, Serialize};
+
+use crate::watch::Kind;
+
+/// Messages of a session, by kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Messages {
+    /// Sent: what programs asked for, `forgets` excepted.
+    pub requests: u64,
+    /// Sent: what is no longer known, many inodes at once.
+    pub forgets: u64,
+    /// Sent: reads and writes of streams.
+    pub streams: u64,
+    /// Reads and writes of streams that were asked of data servers instead.
+    #[serde(default)]
+    pub data: u64,
+    /// Sent: all others.
+    pub others: u64,
+    /// Received.
+    pub replies: u64,
+    pub revocations: u64,
+    pub notices: u64,
+}
+
+impl Messages {
+    /// Of two sessions together.
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            requests: self.requests + other.requests,
+            forgets: self.forgets + other.forgets,
+            streams: self.streams + other.streams,
+            data: self.data + other.data,
+            others: self.others + other.others,
+            replies: self.replies + other.replies,
+            revocations: self.revocations + other.revocations,
+            notices: self.notices + other.notices,
+        }
+    }
+}
+
+pub(super) struct Line {
+    /// While there is a connection.
+    pub sender: Option<Sender<FromClient>>,
+    pub messages: Messages,
+    /// Of these the requests and what is done with streams, by [`Kind`].
+    pub kinds: [u64; Kind::ALL.len()],
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { sender: None, messages: Messages::default(), kinds: [0; Kind::ALL.len()] }
+    }
+}
+
+impl Line {
+    pub fn count_sent(&mut self, message: &FromClient) {
+        let (count, kind) = match message {
+            FromClient::Request { request, .. } => {
+                let is_forget = matches!(request, Request::ForgetAll { .. });
+                let Messages { requests, forgets, .. } = &mut self.messages;
+                (if is_forget { forgets } else { requests }, Some(Kind::of_request(request)))
+            }
+            FromClient::Stream { io, .. } => (&mut self.messages.streams, Some(Kind::of_stream(io))),
+            _ => (&mut self.messages.others, None),
+        };
+        *count += 1;
+        if let Some((kind, _)) = kind {
+            self.kinds[kind as usize] += 1;
+        }
+    }
+
+    pub fn count_received(&mut self, message: &FromServer) {
+        *match message {
+            FromServer::Reply { .. } => &mut self.messages.replies,
+            FromServer::Revoke { .. } => &mut self.messages.revocations,
+            _ => &mut self.messages.notices,
+        } += 1;
+    }
+}
