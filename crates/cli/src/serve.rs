@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use espalier_meta::Rights;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
-use espalier_runtime::{Access, DataRole, DataStore, MetaRole, OpenOptions, Rights, ServeOptions, Striping};
+use espalier_runtime::{Access, DataRole, DataStore, MetaRole, OpenOptions, ServeOptions, Striping};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 

@@ -39,7 +39,7 @@ pub use fsck::{FsckReport, fsck, fsck_cluster};
 pub use mount::{MountOptions, mount, wanted};
 pub use remote::{Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair};
-pub use serve::{Access, DataRole, MetaRole, Rights, ServeOptions, serve};
+pub use serve::{Access, DataRole, MetaRole, ServeOptions, serve};
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{

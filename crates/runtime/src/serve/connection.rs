@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use espalier_meta::{Connected, Refused};
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
 use espalier_proto::{ClientId, ClusterId, Hello, Rank, ServerMap, Service, Welcome};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
+use super::access::Access;
 use super::machine::{Origin, Server};
 use super::peers;
-use super::rights::Access;
 use crate::capability::Holder;
 use crate::data::DataServer;
 
@@ -29,7 +30,7 @@ const HANDSHAKES: usize = 256;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a connection has ended.
-type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
+pub type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
 /// What all connections of a server share.
 pub struct Gate {
@@ -204,24 +205,23 @@ impl Gate {
         // 1 is the embedded mount's.
         let client = ClientId(holder.number(&meta.secret).0.max(2));
         let known = incoming.hello().incarnation == Some(self.incarnation);
-        let resumed = match meta.server.connect(client, leases).await? {
-            Ok(resumed) => resumed,
-            Err(errno) => {
+        let resumed = match meta.server.connect(client, leases, &rights).await? {
+            Ok(Connected { resumed, .. }) => resumed,
+            Err(Refused::Session(errno)) => {
                 let text = format!(
                     "the server takes no new clients now ({errno}): see its status, or try again later"
                 );
                 incoming.refuse(Refusal::new(Reason::Full, text)).await;
                 return Ok(());
             }
+            Err(Refused::Subtree(errno)) => {
+                let text =
+                    format!("the directory that this client is restricted to cannot be entered: {errno}");
+                tracing::warn!(peer, "a client was refused: {text}");
+                incoming.refuse(Refusal::new(Reason::Identity, text)).await;
+                return Ok(());
+            }
         };
-        if let Some(subtree) = &rights.subtree
-            && let Err(errno) = meta.server.restrict(client, subtree).await?
-        {
-            let text = format!("the directory that this client is restricted to cannot be entered: {errno}");
-            tracing::warn!(peer, "a client was refused: {text}");
-            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
-            return Ok(());
-        }
         let welcome = Welcome {
             incarnation: self.incarnation,
             resumed,
@@ -242,22 +242,22 @@ impl Gate {
             }
             // A client that asks for much and reads slowly is not read from meanwhile.
             let mut rest = std::mem::take(&mut batch);
-            let fault = loop {
+            let taken = loop {
                 let later = rest.split_off(rest.len().min(AT_ONCE));
                 if let Err(fault) = meta.server.received(&origin, &mut rest) {
-                    break Some(fault);
+                    break Err(fault);
                 }
                 while sender.unsent() > UNSENT {
                     tokio::time::sleep(UNSENT_PAUSE).await;
                 }
                 rest = later;
                 if rest.is_empty() {
-                    break None;
+                    break Ok(());
                 }
             };
             batch = rest;
-            if let Some(fault) = fault {
-                break Err(fault.into());
+            if taken.is_err() {
+                break taken;
             }
         };
         sender.end();

@@ -8,20 +8,21 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use espalier_client::Answer;
-use espalier_meta::{Answered, Connected, Input, Io, IoDone, IoId, Meta, Now, Outbox};
+use espalier_meta::{
+    Connected, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
+};
 use espalier_net::{NetError, Sender};
 use espalier_proto::{
-    ClientId, Errno, FromClient, FromServer, Ino, Layout, Rank, Reply, RequestId, StreamIo, Touched,
+    ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, StreamIo, Touched,
 };
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
+use super::connection::Ended;
 use super::delegate::Sealer;
 use super::peers::Link;
-use super::rights::Rights;
 use super::striped::{Striped, Striping};
-use super::subtree::{self, Subtree};
 use crate::capability::Holder;
 use crate::clock;
 use crate::data::Striper;
@@ -39,22 +40,16 @@ pub struct Server {
 }
 
 pub(super) struct Inner {
-    pub(super) meta: Meta,
+    pub(super) front: Front,
     pub(super) peers: HashMap<ClientId, Peer>,
     /// Of requests that have not been answered.
     spans: HashMap<(ClientId, RequestId), Span>,
-    /// Of requests that wait to be told their callers' groups.
-    groups: HashMap<(ClientId, RequestId), (IoId, u32)>,
     /// Clients whose sessions are about to begin.
-    connecting: HashMap<ClientId, oneshot::Sender<Result<bool, Errno>>>,
+    connecting: HashMap<ClientId, oneshot::Sender<Result<Connected, Refused>>>,
     /// What clients have asked to be done with striped files.
     pub(super) striping: HashMap<(ClientId, RequestId), Striping>,
     /// What the machine has asked to be done with striped files.
     pub(super) asking: HashMap<IoId, Striping>,
-    /// Those of which it is not known yet where the bytes are.
-    pub(super) unplaced: Vec<(Ino, Stream)>,
-    /// Clients that are about to be restricted.
-    entering: HashMap<ClientId, oneshot::Sender<Result<(), Errno>>>,
     /// Other ranks that are connected.
     pub(super) ranks: BTreeMap<Rank, Link>,
     pub(super) next_connection: u64,
@@ -78,24 +73,6 @@ pub struct Origin {
 
 pub(super) type Locked<'a> = MutexGuard<'a, Inner>;
 
-/// What follows from inputs.
-pub(super) struct Work {
-    out: Outbox,
-    pub(super) send: Vec<(ClientId, FromServer)>,
-    pub(super) streams: Vec<Stream>,
-    turn: Turn,
-}
-
-/// Something to be done with a stream, for a request.
-pub(super) struct Stream {
-    pub of: (ClientId, RequestId),
-    pub io: StreamIo,
-    /// Of the file, if it is a striped one.
-    pub layout: Option<Arc<Layout>>,
-    pub data: Vec<u8>,
-    pub span: Span,
-}
-
 impl Server {
     /// `striper`: of the data servers, if there are any, and where to run what is done with them.
     pub fn new(
@@ -107,15 +84,12 @@ impl Server {
     ) -> (Arc<Self>, Background) {
         let (errands, background) = Errands::new(disk, watch);
         let inner = Inner {
-            meta,
+            front: Front::new(meta),
             peers: HashMap::new(),
             spans: HashMap::new(),
-            groups: HashMap::new(),
             connecting: HashMap::new(),
             striping: HashMap::new(),
             asking: HashMap::new(),
-            unplaced: Vec::new(),
-            entering: HashMap::new(),
             ranks: BTreeMap::new(),
             next_connection: 0,
         };
@@ -126,49 +100,32 @@ impl Server {
         (server, background)
     }
 
-    /// Begins a client's session, or goes on with it: then `true` comes. The machine may refuse it.
-    pub fn connect(&self, client: ClientId, leases: bool) -> oneshot::Receiver<Result<bool, Errno>> {
+    /// Begins a client's session, or goes on with it. It may be refused.
+    pub fn connect(
+        &self,
+        client: ClientId,
+        leases: bool,
+        rights: &Rights,
+    ) -> oneshot::Receiver<Result<Connected, Refused>> {
         let (tell, told) = oneshot::channel();
         if let Ok((mut inner, turn)) = self.turn() {
-            let mut work = Work::new(turn);
             inner.connecting.insert(client, tell);
-            self.input(&mut inner, &mut work, 0, Input::Connect { client, leases });
-            self.settle(inner, work);
-        }
-        told
-    }
-
-    /// Restricts a client to a subtree. It is looked for at each connection.
-    pub fn restrict(&self, client: ClientId, subtree: &Subtree) -> oneshot::Receiver<Result<(), Errno>> {
-        let (tell, told) = oneshot::channel();
-        if let Ok((mut inner, turn)) = self.turn() {
-            let mut work = Work::new(turn);
-            inner.entering.insert(client, tell);
-            self.input(&mut inner, &mut work, 0, Input::Enter { client, path: subtree.path().into() });
-            self.settle(inner, work);
+            inner.front.connect(now(0), client, leases, rights);
+            self.settle(inner, turn);
         }
         told
     }
 
     /// From now on the client is reached by this connection; the number of it.
     pub fn attach(&self, client: ClientId, holder: Holder, sender: Sender<FromServer>) -> u64 {
-        let Ok(mut inner) = self.lock() else { return 0 };
+        let Ok((mut inner, turn)) = self.turn() else { return 0 };
         inner.next_connection += 1;
         let connection = inner.next_connection;
-        let waiting: Vec<_> = inner
-            .groups
-            .iter()
-            .filter(|((of, _), _)| *of == client)
-            .map(|((_, id), (_, pid))| FromServer::AskGroups { id: *id, pid: *pid })
-            .collect();
-        let old = inner.peers.insert(client, Peer { connection, holder, sender: sender.clone() });
-        drop(inner);
-        if let Some(old) = old {
+        if let Some(old) = inner.peers.insert(client, Peer { connection, holder, sender }) {
             old.sender.end();
         }
-        for ask in waiting {
-            tell(&sender, ask);
-        }
+        inner.front.attach(client);
+        self.settle(inner, turn);
         connection
     }
 
@@ -178,6 +135,7 @@ impl Server {
             && inner.peers.get(&origin.client).is_some_and(|peer| peer.connection == origin.connection)
         {
             inner.peers.remove(&origin.client);
+            inner.front.detach(origin.client);
             // What is still under way is answered to the next connection, and not counted.
             inner.spans.retain(|(client, _), _| *client != origin.client);
         }
@@ -192,71 +150,32 @@ impl Server {
     ///
     /// # Errors
     /// Why nothing is taken from it any more.
-    pub fn received(&self, origin: &Origin, batch: &mut Vec<FromClient>) -> Result<(), &'static str> {
+    pub fn received(&self, origin: &Origin, batch: &mut Vec<FromClient>) -> Ended {
         let client = origin.client;
-        let Ok((mut inner, turn)) = self.turn() else { return Err("the server has failed") };
-        let mut work = Work::new(turn);
-        let mut left = batch.len();
+        let (mut inner, turn) = self.turn().map_err(|_| "the server has failed")?;
+        let (mut left, mut taken) = (batch.len(), Ok(()));
         for message in batch.drain(..) {
             left -= 1;
-            match message {
-                FromClient::Request { id, below, caller, mut request } => {
-                    if let Some(root) = inner.meta.root_of(client) {
-                        subtree::take(root, &mut request);
-                    } else if origin.rights.subtree.is_some() {
-                        return Err("the session of a client that is restricted to a subtree has ended");
-                    }
-                    if let Err(refusal) = origin.rights.check(&request) {
-                        work.send.push((client, plain(id, Err(refusal))));
-                        continue;
-                    }
-                    let (kind, ino) = Kind::of_request(&request);
-                    let caller = origin.rights.caller(caller);
-                    inner.spans.insert((client, id), Span::start(kind, caller.pid, ino, turn));
-                    let input = Input::Request { from: client, id, below, caller, request };
-                    self.input(&mut inner, &mut work, left, input);
-                    // A copy of what has been answered, for instance, will not be.
-                    let is_answered =
-                        work.out.replies.last().is_some_and(|last| (last.to, last.id) == (client, id));
-                    if !is_answered && !inner.meta.is_under_way(client, id) {
-                        inner.spans.remove(&(client, id));
-                    }
+            let mut request = None;
+            match &message {
+                FromClient::Request { id, caller, request: asked, .. } => {
+                    let (kind, ino) = Kind::of_request(asked);
+                    let root = inner.front.meta().root_of(client).filter(|_| ino == Ino::ROOT);
+                    let ino = root.unwrap_or(ino);
+                    inner.spans.insert((client, *id), Span::start(kind, caller.pid, ino, turn));
+                    request = Some(*id);
                 }
-                FromClient::Stream { id, below, io, data } => {
-                    let allowed = origin.rights.check_stream(&io, &data);
-                    if let Err(refusal) = allowed.and_then(|()| inner.meta.may_stream(client, &io)) {
-                        work.send.push((client, plain(id, Err(refusal))));
-                        continue;
-                    }
-                    if !inner.meta.begin_stream(now(left), (client, id), below, &mut work.out) {
-                        continue;
-                    }
-                    let (kind, ino) = Kind::of_stream(&io);
-                    let span = Span::start(kind, 0, ino, turn);
-                    let stream = Stream { of: (client, id), io, layout: None, data, span };
-                    self.place(&mut inner, &mut work, stream);
-                }
-                FromClient::Cancel { id } => {
-                    self.give_up(&mut inner, &mut work, (client, id));
-                    self.input(&mut inner, &mut work, left, Input::Cancel { from: client, id });
-                }
-                FromClient::Revoked { number } => {
-                    self.input(&mut inner, &mut work, left, Input::Revoked { client, number });
-                }
-                FromClient::Goodbye => self.input(&mut inner, &mut work, left, Input::Leave { client }),
-                FromClient::Groups { id, groups } => {
-                    if let Some((io, _)) = inner.groups.remove(&(client, id)) {
-                        let input =
-                            Input::Done { id: io, result: Ok(IoDone::Groups(origin.rights.groups(groups))) };
-                        self.input(&mut inner, &mut work, left, input);
-                    }
-                }
+                FromClient::Cancel { id } => self.give_up(&mut inner, (client, *id)),
+                _ => {}
+            }
+            match (inner.front.take(now(left), client, &origin.rights, message), request) {
+                (Ok(false), Some(id)) => drop(inner.spans.remove(&(client, id))),
+                (Ok(_), _) => {}
+                (Err(unrestricted), _) => taken = Err(unrestricted.into()),
             }
         }
-        // What came last may not have been for the machine, which waits for the end of the batch to flush.
-        self.input(&mut inner, &mut work, 0, Input::Heard { client });
-        self.settle(inner, work);
-        Ok(())
+        self.settle(inner, turn);
+        taken
     }
 
     /// Comes once a second: tells the time and the space left.
@@ -282,7 +201,7 @@ impl Server {
             self.feed(Input::Drain);
             match self.lock() {
                 Err(_) => return false,
-                Ok(inner) if inner.meta.is_quiet() => return inner.meta.broken().is_none(),
+                Ok(inner) if inner.front.meta().is_quiet() => return inner.front.meta().broken().is_none(),
                 Ok(_) if Instant::now() > deadline => return false,
                 Ok(_) => {}
             }
@@ -292,14 +211,15 @@ impl Server {
 
     /// Inodes in use, and what is wrong, if anything is.
     pub fn state(&self) -> (u64, Option<Errno>) {
-        self.lock().map_or((0, Some(Errno::EIO)), |inner| (inner.meta.files(), inner.meta.failure()))
+        self.lock()
+            .map_or((0, Some(Errno::EIO)), |inner| (inner.front.meta().files(), inner.front.meta().failure()))
     }
 
     pub fn figures(&self) -> MachineFigures {
         let Ok(inner) = self.lock() else { return MachineFigures::default() };
         let now = Instant::now();
         let longest = inner.spans.values().map(|span| now.saturating_duration_since(span.mark())).max();
-        MachineFigures::of(&inner.meta, inner.spans.len(), longest.unwrap_or_default())
+        MachineFigures::of(inner.front.meta(), inner.spans.len(), longest.unwrap_or_default())
     }
 
     /// What the server has done since its start, for Prometheus.
@@ -310,7 +230,7 @@ impl Server {
     }
 
     pub fn path_of(&self, ino: Ino) -> Option<String> {
-        let path = self.lock().ok()?.meta.path_of(ino)?;
+        let path = self.lock().ok()?.front.meta().path_of(ino)?;
         Some(String::from_utf8_lossy(&path).into_owned())
     }
 
@@ -324,14 +244,13 @@ impl Server {
         I: IntoIterator<Item = Input, IntoIter: ExactSizeIterator>,
     {
         let Ok((mut inner, turn)) = self.turn() else { return };
-        let mut work = Work::new(turn);
         let inputs = inputs(&mut inner).into_iter();
         let mut left = inputs.len();
         for input in inputs {
             left -= 1;
-            self.input(&mut inner, &mut work, left, input);
+            inner.front.input(now(left), input);
         }
-        self.settle(inner, work);
+        self.settle(inner, turn);
     }
 
     fn turn(&self) -> Result<(Locked<'_>, Turn), Errno> {
@@ -345,19 +264,39 @@ impl Server {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
 
-    /// `queued`: inputs that will follow before any I/O is done.
-    pub(super) fn input(&self, inner: &mut Inner, work: &mut Work, queued: usize, input: Input) {
-        inner.meta.on(now(queued), input, &mut work.out);
-    }
-
     /// Does all that follows, and what follows from that, until nothing is left to do.
-    fn settle<'a>(&'a self, mut inner: Locked<'a>, mut work: Work) {
+    pub(super) fn settle<'a>(&'a self, mut inner: Locked<'a>, mut turn: Turn) {
         loop {
-            self.route(&mut inner, &mut work);
-            let io = std::mem::take(&mut work.out.io);
+            let Routed { waiting, connected, ended, send, peers, streams, io } = inner.front.route();
+            for (client, id, waiting) in waiting {
+                if let Some(span) = inner.spans.get_mut(&(client, id)) {
+                    span.resume(turn);
+                    span.turn_to(Stage::from(waiting), Instant::now());
+                }
+            }
+            for (client, connected) in connected {
+                if let Some(tell) = inner.connecting.remove(&client) {
+                    let _ = tell.send(connected);
+                }
+            }
+            for client in ended {
+                tracing::info!(
+                    client = client.0,
+                    "a session has ended: its client has left, or has not been heard of"
+                );
+                if let Some(peer) = inner.peers.remove(&client) {
+                    peer.sender.end();
+                }
+            }
             // In the order in which the machine has decided: a lease must be told of before it is revoked.
-            let senders = queue(&inner, work.send.drain(..));
-            let ranks = inner.tell_ranks(work.out.peers.drain(..));
+            let mut clients = Vec::new();
+            for (client, message) in send {
+                if let Some(message) = self.ready(&mut inner, turn, client, message) {
+                    inner.queue(client, message, &mut clients);
+                }
+            }
+            let senders: Vec<_> = clients.iter().filter_map(|client| inner.sender_to(*client)).collect();
+            let ranks = inner.tell_ranks(peers.into_iter());
             drop(inner);
             // It fails with the connection, of which its own task hears.
             for sender in senders {
@@ -366,108 +305,39 @@ impl Server {
             for sender in ranks {
                 let _ = sender.flush();
             }
-            if !work.streams.is_empty() {
-                block_in_place(|| work.streams.drain(..).for_each(|stream| self.stream(stream)));
+            if !streams.is_empty() {
+                block_in_place(|| streams.into_iter().for_each(|stream| self.stream(stream, turn)));
             }
             let done: Vec<_> = io.into_iter().filter_map(|(id, io)| self.execute(id, io)).collect();
             if done.is_empty() {
                 return;
             }
             let Ok(locked) = self.turn() else { return };
-            (inner, work.turn) = locked;
+            (inner, turn) = locked;
             let mut left = done.len();
             for (id, result) in done {
                 left -= 1;
-                self.input(&mut inner, &mut work, left, Input::Done { id, result });
+                inner.front.input(now(left), Input::Done { id, result });
             }
         }
     }
 
-    /// Puts what the machine has decided into messages.
-    fn route(&self, inner: &mut Inner, work: &mut Work) {
-        let out = &mut work.out;
-        for (client, id, waiting) in out.waiting.drain(..) {
-            if let Some(span) = inner.spans.get_mut(&(client, id)) {
-                span.resume(work.turn);
-                span.turn_to(Stage::from(waiting), Instant::now());
-            }
+    /// A message with all that the machine does not know; `None`: it comes later.
+    fn ready(&self, inner: &mut Inner, turn: Turn, to: ClientId, message: FromServer) -> Option<FromServer> {
+        let FromServer::Reply { id, lease_ms, touched, result } = message else { return Some(message) };
+        if let Some(mut span) = inner.spans.remove(&(to, id)) {
+            span.resume(turn);
+            span.turn_to(Stage::Work, Instant::now());
+            self.errands.watch.record(&span, result.is_err());
         }
-        for Answered { to, id, result, lease_ms, touched } in std::mem::take(&mut out.replies) {
-            if let Some(mut span) = inner.spans.remove(&(to, id)) {
-                span.resume(work.turn);
-                span.turn_to(Stage::Work, Instant::now());
-                self.errands.watch.record(&span, result.is_err());
-            }
-            if matches!(result, Ok(Reply::StatFs(_))) && self.measure_then(to, id, lease_ms, &result) {
-                continue;
-            }
-            let result = result.and_then(|reply| match reply {
-                Reply::Delegated(given) => Ok(Reply::Delegated(self.sealed(inner, to, given))),
-                reply => self.complete(reply),
-            });
-            work.send.push((to, FromServer::Reply { id, lease_ms, touched, result }));
+        if matches!(result, Ok(Reply::StatFs(_))) && self.measure_then(to, id, lease_ms, &result) {
+            return None;
         }
-        let out = &mut work.out;
-        for (ino, found) in std::mem::take(&mut out.placed) {
-            self.placed(inner, work, ino, found);
-        }
-        let out = &mut work.out;
-        let locked = out.locked.drain(..).map(|(client, wait)| (client, FromServer::Locked { wait }));
-        work.send.extend(locked);
-        for revocation in out.revocations.drain(..) {
-            let message = FromServer::Revoke { number: revocation.number, lease: revocation.lease };
-            work.send.push((revocation.client, message));
-        }
-        let (recalls, changed) = (std::mem::take(&mut out.recalls), std::mem::take(&mut out.changed));
-        let is_told = !recalls.is_empty() || !changed.is_empty();
-        for client in inner.peers.keys().copied().filter(|_| is_told) {
-            let knows = |ino| inner.meta.knows(client, ino);
-            let recalled: Vec<_> = recalls.iter().filter(|recall| knows(recall.ino)).cloned().collect();
-            if !recalled.is_empty() {
-                work.send.push((client, FromServer::Recall(recalled)));
-            }
-            let seen: Vec<_> = changed.iter().filter(|ino| knows(**ino)).copied().collect();
-            if !seen.is_empty() {
-                work.send.push((client, FromServer::Changed(seen)));
-            }
-        }
-        for (client, message) in &mut work.send {
-            if let Some(root) = inner.meta.root_of(*client) {
-                subtree::give(&inner.meta, *client, root, message);
-            }
-        }
-        for (client, entered) in out.entered.drain(..) {
-            if let Some(tell) = inner.entering.remove(&client) {
-                let _ = tell.send(entered);
-            }
-        }
-        for Connected { client, resumed } in out.connected.drain(..) {
-            if let Some(tell) = inner.connecting.remove(&client) {
-                let _ = tell.send(Ok(resumed));
-            }
-        }
-        for (client, errno) in out.refused.drain(..) {
-            if let Some(tell) = inner.connecting.remove(&client) {
-                let _ = tell.send(Err(errno));
-            }
-        }
-        for client in out.expired.drain(..) {
-            tracing::info!(
-                client = client.0,
-                "a session has ended: its client has left, or has not been heard of"
-            );
-            inner.groups.retain(|(of, _), _| *of != client);
-            if let Some(peer) = inner.peers.remove(&client) {
-                peer.sender.end();
-            }
-        }
-        for (id, io) in &out.io {
-            if let Io::Groups { of: (client, request), pid } = io {
-                inner.groups.insert((*client, *request), (*id, *pid));
-                work.send.push((*client, FromServer::AskGroups { id: *request, pid: *pid }));
-            }
-        }
-        out.io.retain(|(_, io)| !matches!(io, Io::Groups { .. }));
+        let result = result.and_then(|reply| match reply {
+            Reply::Delegated(given) => Ok(Reply::Delegated(self.sealed(inner, to, given))),
+            reply => self.complete(reply),
+        });
+        Some(FromServer::Reply { id, lease_ms, touched, result })
     }
 
     /// Adds what the machine does not know.
@@ -501,7 +371,10 @@ impl Server {
         }
     }
 
-    fn stream(&self, Stream { of, io, layout, data, mut span }: Stream) {
+    fn stream(&self, stream: StreamRequest, turn: Turn) {
+        let StreamRequest { of, io, layout, data } = stream;
+        let (kind, ino) = Kind::of_stream(&io);
+        let mut span = Span::start(kind, 0, ino, turn);
         let disk = &self.errands.disk;
         span.turn_to(Stage::Disk, Instant::now());
         if let Some(layout) = layout {
@@ -525,58 +398,32 @@ impl Server {
         self.streamed(of, span, result);
     }
 
-    pub(super) fn streamed(
-        &self,
-        (client, id): (ClientId, RequestId),
-        mut span: Span,
-        result: Result<Reply, Errno>,
-    ) {
+    pub(super) fn streamed(&self, of: (ClientId, RequestId), mut span: Span, result: Result<Reply, Errno>) {
         span.turn_to(Stage::Work, Instant::now());
         self.errands.watch.record(&span, result.is_err());
-        let Ok(mut inner) = self.lock() else { return };
-        let told = inner.meta.end_stream((client, id), &result);
-        let sender = inner.peers.get(&client).filter(|_| told).map(|peer| peer.sender.clone());
-        drop(inner);
-        if let Some(sender) = sender {
-            tell(&sender, plain(id, result));
-        }
-    }
-}
-
-impl Work {
-    fn new(turn: Turn) -> Self {
-        Self { out: Outbox::default(), send: Vec::new(), streams: Vec::new(), turn }
+        let Ok((mut inner, turn)) = self.turn() else { return };
+        inner.front.end_stream(of, result);
+        self.settle(inner, turn);
     }
 }
 
 /// `queued`: as in [`Now`].
-fn now(queued: usize) -> Now {
+pub(super) fn now(queued: usize) -> Now {
     Now { time: clock::now(), uptime_ms: clock::uptime_ms(), queued }
 }
 
-/// An answer that the machine has no part in.
-pub(super) fn plain(id: RequestId, result: Result<Reply, Errno>) -> FromServer {
-    FromServer::Reply { id, lease_ms: 0, touched: Touched::default(), result }
-}
-
-/// What a connection does not take any more the client asks for again when it has another.
-pub(super) fn tell(sender: &Sender<FromServer>, message: FromServer) {
-    if let Err(error) = sender.send(message) {
-        tracing::debug!(%error, "a message to a client was not sent");
-    }
-}
-
-/// Queues messages for those who are connected; others are told when they are, or need not know. Returns the connections that
-/// have something to send.
-fn queue(inner: &Inner, messages: impl Iterator<Item = (ClientId, FromServer)>) -> Vec<Sender<FromServer>> {
-    let mut clients: Vec<ClientId> = Vec::new();
-    for (client, message) in messages {
-        let Some(peer) = inner.peers.get(&client) else { continue };
+impl Inner {
+    /// Queues a message for a client, if it is connected; others are told when they are, or need not know. Notes that there is
+    /// something to be sent.
+    fn queue(&self, client: ClientId, message: FromServer, clients: &mut Vec<ClientId>) {
+        let Some(Peer { sender, .. }) = self.peers.get(&client) else { return };
         let id = if let FromServer::Reply { id, .. } = &message { Some(*id) } else { None };
-        match (peer.sender.queue(message), id) {
+        match (sender.queue(message), id) {
             (Err(NetError::TooLong { .. }), Some(id)) => {
-                let _ = peer.sender.queue(plain(id, Err(Errno::E2BIG)));
+                let (touched, result) = (Touched::default(), Err(Errno::E2BIG));
+                let _ = sender.queue(FromServer::Reply { id, lease_ms: 0, touched, result });
             }
+            // The client asks again when it has another connection.
             (Err(error), _) => {
                 tracing::debug!(%error, client = client.0, "a message to a client was not sent")
             }
@@ -586,5 +433,8 @@ fn queue(inner: &Inner, messages: impl Iterator<Item = (ClientId, FromServer)>) 
             clients.push(client);
         }
     }
-    clients.iter().filter_map(|client| inner.peers.get(client)).map(|peer| peer.sender.clone()).collect()
+
+    pub(super) fn sender_to(&self, client: ClientId) -> Option<Sender<FromServer>> {
+        Some(self.peers.get(&client)?.sender.clone())
+    }
 }

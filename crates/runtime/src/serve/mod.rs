@@ -1,12 +1,11 @@
 //! A server: a store's machine behind a socket, for the clients of a cluster; or datafiles, for its servers; or both.
 
+mod access;
 mod connection;
 mod delegate;
 mod machine;
 mod peers;
-mod rights;
 mod striped;
-mod subtree;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -26,11 +25,11 @@ use crate::errands::Background;
 use crate::error::Error;
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
+pub use access::Access;
 use connection::{Gate, Metadata, accept};
 use delegate::Sealer;
 use machine::Server;
 use peers::Peers;
-pub use rights::{Access, Rights};
 
 /// How a server serves.
 #[derive(Clone, Debug)]

@@ -155,7 +155,7 @@ impl Server {
         let Superblock { rank: Rank(rank), ranks, .. } = *superblock;
         let inner = self.lock().ok().filter(|_| ranks > 1)?;
         let (connected, open) =
-            (inner.ranks.keys().map(|rank| rank.0).collect(), inner.meta.open_transactions());
+            (inner.ranks.keys().map(|rank| rank.0).collect(), inner.front.meta().open_transactions());
         Some(RanksStatus { rank, ranks, connected, open })
     }
 

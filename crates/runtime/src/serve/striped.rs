@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use espalier_meta::{Input, IoDone, IoId, Layouts, Place, StreamCall};
+use espalier_meta::{Input, IoDone, IoId, Layouts, StreamCall};
 use espalier_proto::{
     ClientId, Errno, FromServer, Ino, Layout, Reply, RequestId, ServerId, Space, StreamIo, Touched,
 };
@@ -10,7 +10,7 @@ use espalier_store::Store;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::machine::{Inner, Server, Stream, Work, plain, tell};
+use super::machine::{Inner, Server, now};
 use crate::data::Striper;
 use crate::disk::logged;
 use crate::watch::Span;
@@ -93,40 +93,6 @@ impl Server {
         None
     }
 
-    /// Says where the bytes are with which a client wants to do something, or finds out first.
-    pub(super) fn place(&self, inner: &mut Inner, work: &mut Work, stream: Stream) {
-        match inner.meta.place_of(&stream.io) {
-            Place::Store => work.streams.push(stream),
-            Place::Servers(layout) => work.streams.push(Stream { layout: Some(layout), ..stream }),
-            Place::Unknown(ino) => {
-                inner.unplaced.push((ino, stream));
-                self.input(inner, work, 0, Input::Place { ino });
-            }
-        }
-    }
-
-    pub(super) fn placed(&self, inner: &mut Inner, work: &mut Work, ino: Ino, found: Result<(), Errno>) {
-        let (placed, others) =
-            std::mem::take(&mut inner.unplaced).into_iter().partition(|(of, _)| *of == ino);
-        inner.unplaced = others;
-        let placed: Vec<(Ino, Stream)> = placed;
-        for (_, stream) in placed {
-            let errno = match (found, inner.meta.place_of(&stream.io)) {
-                (Err(errno), _) => errno,
-                // It was closed meanwhile, and forgotten.
-                (Ok(()), Place::Unknown(other)) if other == ino => Errno::ESTALE,
-                (Ok(()), _) => {
-                    self.place(inner, work, stream);
-                    continue;
-                }
-            };
-            let (client, id) = stream.of;
-            if inner.meta.end_stream(stream.of, &Err(errno)) {
-                work.send.push((client, plain(id, Err(errno))));
-            }
-        }
-    }
-
     /// Does what a client wants to be done with a striped file.
     pub(super) fn stripe(
         &self,
@@ -157,23 +123,20 @@ impl Server {
     }
 
     /// A caller does not want to wait any longer. Only what waits for a server that cannot be reached may take long.
-    pub(super) fn give_up(&self, inner: &mut Inner, work: &mut Work, of: (ClientId, RequestId)) {
+    pub(super) fn give_up(&self, inner: &mut Inner, of: (ClientId, RequestId)) {
         let Some(Striped { striper, .. }) = &self.striped else { return };
         if inner.striping.get(&of).is_some_and(|striping| striping.is_stuck(striper))
             && let Some(Striping { task, .. }) = inner.striping.remove(&of)
         {
             task.abort();
-            let result: Result<Reply, Errno> = Err(Errno::EINTR);
-            if inner.meta.end_stream(of, &result) {
-                work.send.push((of.0, plain(of.1, result)));
-            }
+            inner.front.end_stream(of, Err(Errno::EINTR));
         }
-        if let Some(id) = inner.meta.stream_io_of(of.0, of.1)
+        if let Some(id) = inner.front.meta().stream_io_of(of.0, of.1)
             && inner.asking.get(&id).is_some_and(|striping| striping.is_stuck(striper))
             && let Some(Striping { task, .. }) = inner.asking.remove(&id)
         {
             task.abort();
-            self.input(inner, work, 0, Input::Done { id, result: Err(Errno::EINTR) });
+            inner.front.input(now(0), Input::Done { id, result: Err(Errno::EINTR) });
         }
     }
 
@@ -201,9 +164,11 @@ impl Server {
             let Some(Striped { striper, .. }) = &server.striped else { return };
             striper.servers.measure_space().await;
             let result = result.and_then(|reply| server.complete(reply));
-            let sender = server.lock().ok().and_then(|inner| Some(inner.peers.get(&to)?.sender.clone()));
-            if let Some(sender) = sender {
-                tell(&sender, FromServer::Reply { id, lease_ms, touched: Touched::default(), result });
+            let sender = server.lock().ok().and_then(|inner| inner.sender_to(to));
+            let reply = FromServer::Reply { id, lease_ms, touched: Touched::default(), result };
+            // What a connection does not take any more the client asks for again when it has another.
+            if let Some(Err(error)) = sender.map(|sender| sender.send(reply)) {
+                tracing::debug!(%error, "a message to a client was not sent");
             }
         });
         true

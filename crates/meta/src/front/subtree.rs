@@ -1,8 +1,13 @@
 //! What a client that is restricted to a subtree sends and gets: to it, the root of that is the root of all.
 
-use espalier_meta::Meta;
+use alloc::boxed::Box;
+use alloc::format;
+use alloc::string::String;
+
 use espalier_proto::{ClientId, FromServer, Ino, Name, Reply, Request};
 use serde::{Deserialize, Serialize};
+
+use crate::machine::Meta;
 
 /// The directory to which a client is restricted: an absolute path in the file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +40,7 @@ impl From<Subtree> for String {
 }
 
 /// A request means by the root the client's.
-pub fn take(root: Ino, request: &mut Request) {
+pub(super) fn take(root: Ino, request: &mut Request) {
     request.each_inode(&mut |ino| {
         if *ino == Ino::ROOT {
             *ino = root;
@@ -44,7 +49,7 @@ pub fn take(root: Ino, request: &mut Request) {
 }
 
 /// A message to a client tells nothing of what is outside, as far as anything would.
-pub fn give(meta: &Meta, client: ClientId, root: Ino, message: &mut FromServer) {
+pub(super) fn give(meta: &Meta, client: ClientId, root: Ino, message: &mut FromServer) {
     match message {
         FromServer::Reply { result: Ok(Reply::Listing { parent, .. }), .. }
             if !meta.knows(client, *parent) =>
@@ -69,6 +74,8 @@ pub fn give(meta: &Meta, client: ClientId, root: Ino, message: &mut FromServer) 
 
 #[cfg(test)]
 mod tests {
+    use alloc::string::ToString;
+
     use super::*;
 
     #[test]

@@ -1,0 +1,383 @@
+//! What clients are told, and in which order; and what is taken from them.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_meta::*;
+use espalier_proto::*;
+use harness::{DataServers, Disk, Engine, STRIP, name, open_how};
+
+const ONE: ClientId = ClientId(100);
+const OTHER: ClientId = ClientId(101);
+
+/// A server without a network.
+struct Server {
+    front: Front,
+    disk: Disk,
+    data: DataServers,
+    config: Config,
+    next: u64,
+    uptime_ms: u64,
+    connected: Vec<(ClientId, Result<Connected, Refused>)>,
+    ended: Vec<ClientId>,
+    said: Vec<(ClientId, FromServer)>,
+    streams: Vec<StreamRequest>,
+    /// Loads are put off.
+    stuck: bool,
+    waiting: Vec<(IoId, Io)>,
+}
+
+impl Server {
+    fn new(config: Config) -> Self {
+        let config = Config {
+            session_ms: Some(60_000),
+            lease_ms: Some(10_000),
+            acknowledge: Acknowledge::Written,
+            ..config
+        };
+        let mut disk = Disk::new(Engine::Memory, &config);
+        let front = Front::new(disk.recover(&config));
+        Self {
+            front,
+            disk,
+            data: DataServers::new(4),
+            config,
+            next: 0,
+            uptime_ms: 0,
+            connected: Vec::new(),
+            ended: Vec::new(),
+            said: Vec::new(),
+            streams: Vec::new(),
+            stuck: false,
+            waiting: Vec::new(),
+        }
+    }
+
+    /// The process ends, and the server is started anew.
+    fn restart(&mut self) {
+        self.disk.sync_journal();
+        self.front = Front::new(self.disk.recover(&self.config));
+        self.said.clear();
+    }
+
+    /// Everything is in the tables.
+    fn checkpoint(&mut self) {
+        for _ in 0..100 {
+            self.front.input(self.now(), Input::Tick);
+            self.settle();
+        }
+    }
+
+    fn now(&self) -> Now {
+        Now { time: Time::new(1000, 0), uptime_ms: self.uptime_ms, queued: 0 }
+    }
+
+    fn settle(&mut self) {
+        loop {
+            let routed = self.front.route();
+            self.connected.extend(routed.connected);
+            self.ended.extend(routed.ended);
+            self.said.extend(routed.send);
+            self.streams.extend(routed.streams);
+            if routed.io.is_empty() {
+                return;
+            }
+            for (id, io) in routed.io {
+                if self.stuck && matches!(io, Io::Load(_)) {
+                    self.waiting.push((id, io));
+                } else {
+                    self.perform(id, io);
+                }
+            }
+        }
+    }
+
+    fn perform(&mut self, id: IoId, io: Io) {
+        let result = match io {
+            Io::Stream(call, layouts) if !layouts.is_empty() => self.data.call(&call, &layouts),
+            io => self.disk.execute(io),
+        };
+        self.front.input(self.now(), Input::Done { id, result });
+    }
+
+    fn connect(&mut self, client: ClientId, rights: &Rights) -> Result<bool, Refused> {
+        self.front.connect(self.now(), client, true, rights);
+        self.settle();
+        let (to, connected) = self.connected.pop().unwrap();
+        assert_eq!((to, self.connected.len()), (client, 0));
+        connected.map(|connected| {
+            self.front.attach(client);
+            self.settle();
+            connected.resumed
+        })
+    }
+
+    /// Takes a message; what is said then.
+    fn take(&mut self, from: ClientId, rights: &Rights, message: FromClient) -> Vec<(ClientId, FromServer)> {
+        self.front.take(self.now(), from, rights, message).unwrap();
+        self.settle();
+        std::mem::take(&mut self.said)
+    }
+
+    fn request(&mut self, caller: Caller, request: Request) -> FromClient {
+        self.next += 1;
+        let id = RequestId(self.next);
+        FromClient::Request { id, below: id, caller, request }
+    }
+
+    fn ask_as(&mut self, from: ClientId, rights: &Rights, request: Request) -> Result<Reply, Errno> {
+        let message = self.request(ROOT, request);
+        let mut said = self.take(from, rights, message);
+        loop {
+            let (to, message) = said.remove(0);
+            match message {
+                FromServer::Reply { result, .. } => return result,
+                FromServer::Revoke { number, .. } => {
+                    let revoked = FromClient::Revoked { number };
+                    said.extend(self.take(to, &Rights::default(), revoked));
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn ask(&mut self, from: ClientId, request: Request) -> Result<Reply, Errno> {
+        self.ask_as(from, &Rights::default(), request)
+    }
+
+    fn make(&mut self, from: ClientId, dir: Ino, file: &str, node: NewNode) -> Ino {
+        match self.ask(from, create(dir, file, node)) {
+            Ok(Reply::Entry(entry)) => entry.attr.ino,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn stream(&mut self, io: StreamIo) -> (RequestId, FromClient) {
+        self.next += 1;
+        let id = RequestId(self.next);
+        (id, FromClient::Stream { id, below: id, io, data: Vec::new() })
+    }
+}
+
+const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
+
+fn create(dir: Ino, file: &str, node: NewNode) -> Request {
+    Request::Create { dir, name: name(file), node, perm: 0o770, umask: 0, open: None, exclusive: true }
+}
+
+fn lookup(dir: Ino, file: &str) -> Request {
+    Request::Lookup { dir, name: name(file) }
+}
+
+fn subtree(path: &str) -> Rights {
+    Rights { subtree: Some(Subtree::try_from(path.to_string()).unwrap()), ..Rights::default() }
+}
+
+/// A caller whose groups matter.
+const USER: Caller = Caller { uid: 7, gid: 7, pid: 70, groups: None };
+
+#[test]
+fn groups_are_asked_for_again_over_the_next_connection() {
+    let mut server = Server::new(harness::config());
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    let dir = server.make(ONE, Ino::ROOT, "dir", NewNode::Directory);
+    let set = SetAttr { gid: Some(1000), ..SetAttr::default() };
+    server.ask(ONE, Request::SetAttr { ino: dir, set }).unwrap();
+    let message = server.request(USER, create(dir, "file", NewNode::Regular));
+    let FromClient::Request { id, .. } = message else { unreachable!() };
+    let asks = [(ONE, FromServer::AskGroups { id, pid: 70 })];
+    assert_eq!(server.take(ONE, &all, message.clone()), asks);
+    assert_eq!(server.front.take(server.now(), ONE, &all, message), Ok(true));
+    server.settle();
+    assert_eq!(server.said, [], "a copy of it is nothing new");
+    server.front.detach(ONE);
+    assert_eq!(server.connect(ONE, &all), Ok(true));
+    assert_eq!(std::mem::take(&mut server.said), asks);
+    let squashed = Rights { root_squash: true, ..Rights::default() };
+    let told = server.take(ONE, &squashed, FromClient::Groups { id, groups: [0, 1000].into() });
+    assert!(matches!(told[0].1, FromServer::Reply { result: Ok(Reply::Entry(_)), .. }), "{told:?}");
+    let again = server.take(ONE, &all, FromClient::Groups { id, groups: [0].into() });
+    assert_eq!(again, [], "nobody has asked");
+}
+
+#[test]
+fn who_leaves_is_not_asked_for_groups_and_told_nothing_more() {
+    let mut server = Server::new(harness::config());
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    let dir = server.make(ONE, Ino::ROOT, "dir", NewNode::Directory);
+    let message = server.request(USER, create(dir, "file", NewNode::Regular));
+    assert_eq!(server.take(ONE, &all, message).len(), 1);
+    server.uptime_ms = 61_000;
+    for _ in 0..2 {
+        server.front.input(server.now(), Input::Tick);
+        server.settle();
+    }
+    assert_eq!(server.ended, [ONE]);
+    server.said.clear();
+    server.front.attach(ONE);
+    server.settle();
+    assert_eq!(server.said, []);
+}
+
+#[test]
+fn a_lease_is_told_before_it_is_revoked_and_the_change_after_that() {
+    let mut server = Server::new(harness::config());
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    server.connect(OTHER, &all).unwrap();
+    server.connect(ClientId(102), &all).unwrap();
+    server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
+    server.ask(OTHER, lookup(Ino::ROOT, "file")).unwrap();
+    let unlink = server.request(ROOT, Request::Unlink { dir: Ino::ROOT, name: name("file") });
+    let told = server.take(ONE, &all, unlink);
+    let numbers: Vec<u64> = told
+        .iter()
+        .map(|(to, message)| match message {
+            FromServer::Revoke { number, .. } if *to == OTHER => *number,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert!(!numbers.is_empty());
+    let mut told = Vec::new();
+    for number in numbers {
+        assert_eq!(told, [], "all leases end first");
+        told = server.take(OTHER, &all, FromClient::Revoked { number });
+    }
+    let (replies, others): (Vec<_>, Vec<_>) =
+        told.into_iter().partition(|(_, message)| matches!(message, FromServer::Reply { .. }));
+    assert!(matches!(replies[..], [(ONE, FromServer::Reply { result: Ok(_), .. })]), "{replies:?}");
+    // It has no name any more: who knows it is asked to forget it, and nobody else.
+    assert!(
+        matches!(others[..], [(ONE, FromServer::Recall(_)), (OTHER, FromServer::Recall(_))]),
+        "{others:?}"
+    );
+}
+
+#[test]
+fn who_may_only_read_is_refused_changes() {
+    let mut server = Server::new(harness::config());
+    let reader = Rights { read_only: true, ..Rights::default() };
+    server.connect(ONE, &reader).unwrap();
+    let asked = create(Ino::ROOT, "file", NewNode::Regular);
+    assert_eq!(server.ask_as(ONE, &reader, asked.clone()), Err(Errno::EROFS));
+    let (_, write) = server.stream(StreamIo::Write { ino: Ino(2), offset: 0 });
+    let told = server.take(ONE, &reader, write);
+    assert!(matches!(told[0].1, FromServer::Reply { result: Err(Errno::EROFS), .. }), "{told:?}");
+    server.ask(ONE, asked).unwrap();
+}
+
+#[test]
+fn to_a_restricted_client_its_directory_is_the_root() {
+    let mut server = Server::new(harness::config());
+    let guest = subtree("/projects/a");
+    server.connect(ONE, &Rights::default()).unwrap();
+    assert_eq!(server.connect(OTHER, &guest), Err(Refused::Subtree(Errno::ENOENT)));
+    let projects = server.make(ONE, Ino::ROOT, "projects", NewNode::Directory);
+    let a = server.make(ONE, projects, "a", NewNode::Directory);
+    assert_eq!(server.connect(OTHER, &guest), Ok(true), "its session had begun");
+    assert_eq!(server.connect(OTHER, &guest), Ok(true));
+    let inside = server.ask_as(OTHER, &guest, create(Ino::ROOT, "inside", NewNode::Directory));
+    let Ok(Reply::Entry(inside)) = inside else { panic!("{inside:?}") };
+    let found = server.ask(ONE, lookup(a, "inside"));
+    assert!(matches!(found, Ok(Reply::Entry(entry)) if entry.attr.ino == inside.attr.ino));
+    let attr = server.ask_as(OTHER, &guest, Request::GetAttr { ino: Ino::ROOT });
+    assert!(matches!(attr, Ok(Reply::Attr(attr)) if attr.ino == Ino::ROOT && attr.nlink == 3), "{attr:?}");
+    let list = |dir| Request::ReadDir { dir, after: 0, limit: 10, plus: false };
+    for dir in [Ino::ROOT, inside.attr.ino] {
+        let listing = server.ask_as(OTHER, &guest, list(dir));
+        assert!(matches!(listing, Ok(Reply::Listing { parent: Ino::ROOT, .. })), "{listing:?}");
+    }
+    assert_eq!(server.ask_as(OTHER, &guest, Request::GetAttr { ino: projects }), Err(Errno::ESTALE));
+    // What it has leased on its root ends under that number, too.
+    let chmod = Request::SetAttr { ino: a, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } };
+    let chmod = server.request(ROOT, chmod);
+    let told = server.take(ONE, &Rights::default(), chmod);
+    let lease = Lease::Inode { ino: Ino::ROOT };
+    assert!(matches!(&told[..], [(OTHER, FromServer::Revoke { lease: of, .. })] if *of == lease), "{told:?}");
+}
+
+#[test]
+fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
+    let mut server = Server::new(harness::config());
+    let guest = subtree("/a");
+    server.connect(ONE, &Rights::default()).unwrap();
+    server.make(ONE, Ino::ROOT, "a", NewNode::Directory);
+    assert_eq!(server.connect(OTHER, &guest), Ok(false));
+    server.take(OTHER, &guest, FromClient::Goodbye);
+    let message = server.request(ROOT, Request::GetAttr { ino: Ino::ROOT });
+    assert_eq!(server.front.take(server.now(), OTHER, &guest, message.clone()), Err(Unrestricted));
+    // A session has begun, and its directory is still looked for.
+    server.checkpoint();
+    server.restart();
+    server.stuck = true;
+    server.front.connect(server.now(), OTHER, true, &guest);
+    server.settle();
+    server.front.connect(server.now(), OTHER, true, &guest);
+    server.settle();
+    assert_eq!((server.connected.len(), server.waiting.len()), (0, 1));
+    assert_eq!(server.front.take(server.now(), OTHER, &guest, message), Err(Unrestricted));
+    server.stuck = false;
+    let (id, io) = server.waiting.remove(0);
+    server.perform(id, io);
+    server.settle();
+    assert!(matches!(server.connected[..], [(OTHER, Ok(Connected { resumed: true, .. }))]));
+}
+
+#[test]
+fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
+    let servers: Vec<_> = (0..4).map(ServerId).collect();
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 3).unwrap();
+    let mut server = Server::new(Config { striping: Some(striping), ..harness::config() });
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    let (dir, how) = (Ino::ROOT, open_how(Access::READ | Access::WRITE, false));
+    let (node, file) = (NewNode::Regular, name("file"));
+    let made =
+        Request::Create { dir, name: file, node, perm: 0o600, umask: 0, open: Some(how), exclusive: true };
+    let made = server.ask(ONE, made);
+    let Ok(Reply::Created(entry, _)) = made else { panic!("{made:?}") };
+    let ino = entry.attr.ino;
+    let read = StreamIo::Read { ino, offset: 0, size: 10 };
+    let write = Request::Write { ino, offset: 0, data: vec![1; STRIP as usize], kill_suid_gid: false };
+    server.ask(ONE, write).unwrap();
+    let set = SetAttr { size: Some(100), ..SetAttr::default() };
+    server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
+    // Files that are written to are loaded at a restart.
+    server.ask(ONE, Request::Release { ino }).unwrap();
+    server.checkpoint();
+    let how = open_how(Access::READ, false);
+    let opened = server.ask(ONE, Request::Open { ino, how });
+    let Ok(Reply::Opened(opened)) = opened else { panic!("{opened:?}") };
+    let (_, message) = server.stream(read);
+    assert_eq!(server.take(ONE, &all, message), []);
+    let first = server.streams.pop().unwrap();
+    assert!(first.io == read && first.layout.is_some(), "{first:?}");
+
+    server.make(ONE, dir, "other", NewNode::Regular);
+    // A server that was started anew has none of this in memory.
+    server.checkpoint();
+    server.restart();
+    server.connect(ONE, &all).unwrap();
+    let held = Held { ino, home: entry.home, lookups: 1, opens: 1, told: entry.proof, opened: opened.proof };
+    server.ask(ONE, Request::Reclaim { held: vec![held], last: true }).unwrap();
+    server.stuck = true;
+    let (id, message) = server.stream(read);
+    assert_eq!(server.take(ONE, &all, message.clone()), []);
+    assert_eq!((server.streams.len(), server.waiting.len()), (0, 1));
+    let (id_io, io) = server.waiting.remove(0);
+    server.stuck = false;
+    server.perform(id_io, io);
+    server.settle();
+    let then = server.streams.pop().unwrap();
+    assert_eq!(then, StreamRequest { of: (ONE, id), ..first });
+    assert_eq!(server.front.take(server.now(), ONE, &all, message), Ok(false), "it is under way");
+    server.front.end_stream((ONE, id), Ok(Reply::Bytes(vec![1; 10])));
+    server.settle();
+    let said = &server.said[..];
+    assert!(
+        matches!(said, [(ONE, FromServer::Reply { id: of, result: Ok(_), .. })] if *of == id),
+        "{said:?}"
+    );
+}
