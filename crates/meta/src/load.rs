@@ -28,7 +28,7 @@ impl State {
                     InoRecord::Inode => self.loaded_inode(decode(value)?, Home::Table),
                     InoRecord::Place => {
                         let (dir, hash) = decode(value)?;
-                        if !self.inodes.contains_key(&ino) {
+                        if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
                             let home = if dir == NO_DIR { Home::Table } else { Home::Dentry { dir, hash } };
                             let known = Known { home, lookups: 0 };
                             self.known.entry(ino).or_insert(known);

@@ -202,7 +202,7 @@ pub(crate) struct State {
     pub erased: Vec<TableWrite>,
     /// Names that went, each with the epoch whose checkpoint tells the store.
     pub gone: VecDeque<(u32, Ino, Slot)>,
-    /// Inodes whose records of their own went, until that epoch's checkpoint has told the store: what it still has of them is
+    /// Inodes whose records of their own went, or those of their places, until that epoch's checkpoint has told the store: what it still has of them is
     /// not so.
     pub outdated: Map<Ino, u32>,
     pub snapshot: Snapshot,
@@ -514,6 +514,7 @@ impl State {
         cached.track.stored = false;
         if cached.inode.is_dir() && home == Home::Orphan {
             self.erase_record(InoRecord::Place, ino, true);
+            self.outdated.insert(ino, self.epoch);
         }
     }
 

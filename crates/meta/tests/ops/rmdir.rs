@@ -1,6 +1,6 @@
 use espalier_proto::*;
 
-use crate::harness::{Harness, ROOT_CALLER, everywhere, under_faults, user};
+use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults, user};
 
 fn rmdir(fs: &mut Harness, caller: &Caller, path: &str) -> Result<Reply, Errno> {
     let (dir, name) = fs.place(path)?;
@@ -21,6 +21,20 @@ fn an_empty_directory_goes_with_its_parents_link() {
         fs.forget(ino);
         assert_eq!(fs.ask(Request::GetAttr { ino }), Err(Errno::ESTALE));
     });
+}
+
+#[test]
+fn who_asks_for_one_that_is_gone_is_told_so_before_a_checkpoint_has_written_that() {
+    let mut fs = Harness::new();
+    fs.mkdir("dir");
+    let ino = fs.mkdir("dir/sub");
+    fs.checkpoint();
+    assert_eq!(rmdir(&mut fs, &ROOT_CALLER, "dir/sub"), Ok(Reply::Done));
+    fs.forget(ino);
+    // The store still has a record of where it was.
+    for _ in 0..2 {
+        assert_eq!(fs.ask(Request::Lookup { dir: ino, name: name("file") }), Err(Errno::ESTALE));
+    }
 }
 
 #[test]
