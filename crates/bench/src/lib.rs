@@ -30,7 +30,7 @@ use tempfile::TempDir;
 pub use error::Error;
 pub use floor::{FLOOR_COMMAND, serve_floor};
 pub use group::{GROUPS, Group, Procs};
-pub use native::{NativeOptions, native};
+pub use native::{NativeOptions, Processors, Sample, native, sample};
 pub use place::Place;
 pub use plot::plot;
 pub use report::{Against, Figures, PhaseReport, Report};

@@ -9,6 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use espalier_library::{Credentials, FileSystem, OpenOptions};
+use hdrhistogram::Histogram;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
@@ -74,15 +75,7 @@ pub fn native(options: &NativeOptions) -> Result<Report, Error> {
     if let Some((option, _)) = least.into_iter().find(|(_, value)| *value == 0_u64) {
         return Err(Error::TooSmall { option, least: 1 });
     }
-    may_open(u64::from(options.clients) + u64::from(options.idle))
-        .map_err(|most| Error::Connections { most })?;
-    let mut outcomes: Vec<Vec<Outcome>> = PHASES.iter().map(|_| Vec::new()).collect();
-    for _ in 0..options.runs {
-        let mut fleet = Fleet::new(options)?;
-        let measured = fleet.connect_idle().and_then(|()| fleet.run(&mut outcomes));
-        let removed = fleet.remove();
-        measured.and(removed)?;
-    }
+    let outcomes = runs(options, &PHASES, &Processors::default)?;
     let transport = if options.credentials == Credentials::Insecure { "no TLS" } else { "TLS" };
     let place = Place {
         dir: options.url.clone().into(),
@@ -92,10 +85,94 @@ pub fn native(options: &NativeOptions) -> Result<Report, Error> {
         durability: "as the server is configured".into(),
     };
     let phases = PHASES.iter().zip(&outcomes).map(|((name, ..), runs)| {
-        PhaseReport::new(format!("native/{name}"), options.clients, &[runs.iter().collect()])
+        let runs = runs.iter().map(|(outcome, _)| outcome).collect();
+        PhaseReport::new(format!("native/{name}"), options.clients, &[runs])
     });
     let phases = phases.collect();
     Ok(Report { algorithm: 1, runs: options.runs, uncached: None, sides: vec![place], phases })
+}
+
+/// What came of an operation, of all clients together.
+#[derive(Debug)]
+pub struct Sample {
+    /// `create`, `stat` of what nobody has told the client yet, or `unlink`.
+    pub name: &'static str,
+    /// From the first to the last.
+    pub seconds: f64,
+    /// Of each call, in nanoseconds.
+    pub latencies: Histogram<u64>,
+    /// For them all.
+    pub processors: Processors,
+}
+
+/// For how long processors have been busy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Processors {
+    pub clients: Duration,
+    pub servers: Duration,
+}
+
+impl Processors {
+    /// Until now: for this process, whose clients measure, and for a server's.
+    pub fn used(server: u32) -> Self {
+        Self { clients: processor_time("self"), servers: processor_time(&server.to_string()) }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self { clients: self.clients + other.clients, servers: self.servers + other.servers }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            clients: self.clients.saturating_sub(other.clients),
+            servers: self.servers.saturating_sub(other.servers),
+        }
+    }
+}
+
+/// Of all threads of a process, to the kernel's tick of 10 ms, usually; 0 if it is gone.
+fn processor_time(process: &str) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // Behind the name, which may contain anything.
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    let ticks: u64 = fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
+}
+
+/// Measures single operations, to make a model of them. `processors`: what processors have done until now, for whomever counts.
+///
+/// # Errors
+/// As [`native`].
+pub fn sample(options: &NativeOptions, processors: &dyn Fn() -> Processors) -> Result<Vec<Sample>, Error> {
+    const SAMPLED: [Phase; 3] = [PHASES[0], PHASES[1], PHASES[3]];
+    let outcomes = runs(options, &SAMPLED, processors)?;
+    let sum = |(phase, runs): (&Phase, Vec<(Outcome, Processors)>)| {
+        let (mut seconds, mut latencies, mut processors) = (0.0, histogram(), Processors::default());
+        for (outcome, took) in runs {
+            (seconds, processors) = (seconds + outcome.seconds, processors.plus(took));
+            latencies += outcome.latencies;
+        }
+        Sample { name: phase.0, seconds, latencies, processors }
+    };
+    Ok(SAMPLED.iter().zip(outcomes).map(sum).collect())
+}
+
+/// By phase, what has come of each run, and what processors have done for it.
+fn runs(
+    options: &NativeOptions,
+    phases: &[Phase],
+    processors: &dyn Fn() -> Processors,
+) -> Result<Vec<Vec<(Outcome, Processors)>>, Error> {
+    may_open(u64::from(options.clients) + u64::from(options.idle))
+        .map_err(|most| Error::Connections { most })?;
+    let mut outcomes: Vec<Vec<_>> = phases.iter().map(|_| Vec::new()).collect();
+    for _ in 0..options.runs {
+        let mut fleet = Fleet::new(options)?;
+        let measured = fleet.connect_idle().and_then(|()| fleet.run(phases, processors, &mut outcomes));
+        let removed = fleet.remove();
+        measured.and(removed)?;
+    }
+    Ok(outcomes)
 }
 
 /// All clients of a run.
@@ -193,20 +270,27 @@ impl<'a> Fleet<'a> {
         Ok(())
     }
 
-    fn run(&mut self, outcomes: &mut [Vec<Outcome>]) -> Result<(), Error> {
+    fn run(
+        &mut self,
+        phases: &[Phase],
+        processors: &dyn Fn() -> Processors,
+        outcomes: &mut [Vec<(Outcome, Processors)>],
+    ) -> Result<(), Error> {
         if let Some(first) = self.clients.first() {
             let (fs, dir) = (first.fs.clone(), self.dir.clone());
             let made = self.on(&first.thread, async move { fs.create_dir(dir).await })?;
             made.map_err(Error::doing(format!("make {}", self.dir)))?;
         }
         self.each(|fs, own| async move { fs.create_dir(own).await })?;
-        for (phase, outcomes) in PHASES.iter().zip(outcomes) {
+        for (phase, outcomes) in phases.iter().zip(outcomes) {
             let (_, work, is_fresh) = *phase;
             if is_fresh {
                 self.connect()?;
                 self.each(|fs, own| async move { fs.metadata(own).await.map(drop) })?;
             }
-            outcomes.push(self.measure(work)?);
+            let before = processors();
+            let outcome = self.measure(work)?;
+            outcomes.push((outcome, processors().minus(before)));
         }
         Ok(())
     }

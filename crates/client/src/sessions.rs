@@ -132,6 +132,11 @@ impl<T> Sessions<T> {
         self.ranks
     }
 
+    /// The servers of which anything has been wanted yet, in order.
+    pub fn needed(&self) -> impl ExactSizeIterator<Item = Rank> {
+        self.ends.keys().copied()
+    }
+
     /// The incarnation of the server that the session was last in.
     pub fn incarnation(&self, rank: Rank) -> Option<u64> {
         self.ends.get(&rank)?.link.incarnation()

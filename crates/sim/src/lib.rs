@@ -2,8 +2,42 @@
 //! networks, processors, disks and clocks, and with faults. A run is a function of its scenario and its seed.
 #![forbid(unsafe_code)]
 
+mod clock;
+mod disk;
+mod dist;
+mod faults;
+mod message;
+mod model;
+mod network;
+mod observe;
+pub mod process;
+mod quantity;
+mod queue;
 mod random;
+mod report;
+mod scenario;
+mod series;
+pub mod source;
+mod station;
+mod storage;
 mod time;
+mod world;
 
+pub use clock::ClockSettings;
+pub use disk::DiskSettings;
+pub use dist::Distribution;
+pub use faults::{Fault, FaultKind, FaultSettings};
+pub use message::{Message, MessageKind, work_of};
+pub use model::{Model, ModelError, ModelSettings, Work};
+pub use network::{NetworkPreset, NetworkSettings};
+pub use observe::{Arrival, Node, Observer, Saboteur};
+pub use quantity::{Bytes, Rate, parse_time};
+pub use queue::Queue;
 pub use random::{Random, Seed};
+pub use report::{KindReport, Report, ServerReport};
+pub use scenario::{Caching, Cluster, Durability, OutputSettings, Scenario, ScenarioError};
+pub use series::{ClientSample, MessageSample, Series, ServerSample};
+pub use station::{Little, Load, Station};
+pub use storage::{Loss, Storage, StorageError};
 pub use time::Nanos;
+pub use world::{Progress, RunError, World};

@@ -64,6 +64,14 @@ impl MemoryStore {
         Self(Mutex::new(state))
     }
 
+    /// The store as it is found after the end of the process that used it: without what was staged and not published.
+    #[must_use]
+    pub fn reopen(&self) -> Self {
+        let mut state = self.state().clone();
+        state.staged.clear();
+        Self(Mutex::new(state))
+    }
+
     /// From now on it is then.
     pub fn set_now(&self, now: Time) {
         self.state().now = now;

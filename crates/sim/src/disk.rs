@@ -1,0 +1,92 @@
+//! Disks: what their operations take, and that they fail.
+
+use serde::Deserialize;
+
+use crate::dist::Distribution;
+use crate::quantity::Rate;
+use crate::random::Random;
+use crate::time::Nanos;
+
+/// The table `[disk]`. A disk does one thing after another.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct DiskSettings {
+    /// Of an operation, but for its bytes.
+    pub latency: Distribution,
+    /// None: bytes take no time.
+    pub bandwidth: Option<Rate>,
+    /// Of making durable what has been written, but for its bytes.
+    pub sync: Distribution,
+}
+
+impl Default for DiskSettings {
+    /// A solid state disk with a cache that survives a loss of power.
+    fn default() -> Self {
+        let micros = |micros: u64| Distribution::constant(Nanos(micros * 1000));
+        Self { latency: micros(80), bandwidth: Some(Rate(1e9)), sync: micros(200) }
+    }
+}
+
+impl DiskSettings {
+    /// No operation takes any time.
+    pub fn free() -> Self {
+        Self { latency: Distribution::ZERO, bandwidth: None, sync: Distribution::ZERO }
+    }
+}
+
+/// Something that a disk does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Reads or writes so many bytes.
+    Transfer(usize),
+    /// Makes durable what has been written, of which so many bytes are not.
+    Sync(usize),
+}
+
+/// How a disk is now.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    settings: DiskSettings,
+    random: Random,
+    /// Everything takes so many times as long.
+    pub slowness: f64,
+    /// Everything fails.
+    pub fails: bool,
+}
+
+impl Disk {
+    pub fn new(settings: &DiskSettings, random: Random) -> Self {
+        Self { settings: settings.clone(), random, slowness: 1.0, fails: false }
+    }
+
+    /// How long something takes.
+    pub fn time(&mut self, access: Access) -> Nanos {
+        let (what, bytes) = match access {
+            Access::Transfer(bytes) => (&self.settings.latency, bytes),
+            Access::Sync(bytes) => (&self.settings.sync, bytes),
+        };
+        let bytes = self.settings.bandwidth.map_or(Nanos::ZERO, |rate| rate.time(bytes));
+        let time = what.sample(&mut self.random) + bytes;
+        Nanos((time.0 as f64 * self.slowness) as u64)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::random::Seed;
+
+    #[test]
+    fn what_is_done_takes_its_time() {
+        let settings: DiskSettings =
+            toml::from_str("latency = \"1 ms\"\nbandwidth = \"1 MB/s\"\nsync = \"5 ms\"").unwrap();
+        let mut disk = Disk::new(&settings, Seed(1).random("disk", 0));
+        assert_eq!(disk.time(Access::Transfer(1000)), Nanos::from_millis(2));
+        assert_eq!(disk.time(Access::Sync(2000)), Nanos::from_millis(7));
+        disk.slowness = 10.0;
+        assert_eq!(disk.time(Access::Sync(0)), Nanos::from_millis(50));
+        let mut free = Disk::new(&DiskSettings::free(), Seed(1).random("disk", 0));
+        assert_eq!(free.time(Access::Sync(1 << 30)), Nanos::ZERO);
+    }
+}

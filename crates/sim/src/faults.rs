@@ -1,0 +1,210 @@
+//! What goes wrong, and when: drawn from the seed, or stated.
+
+use rand::Rng;
+use serde::Deserialize;
+
+use crate::dist::Distribution;
+use crate::random::{Random, Seed};
+use crate::time::Nanos;
+
+/// The table `[faults]`.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FaultSettings {
+    /// Random faults happen from then on.
+    pub from: Nanos,
+    /// Until then, or until all processes have ended.
+    pub until: Option<Nanos>,
+    /// A server's process is killed, and started anew after a while.
+    pub crash: Option<Fault>,
+    /// A server loses power: what was not durable may be lost or torn.
+    pub power: Option<Fault>,
+    /// A client ends with its processes. It does not come back.
+    pub client_crash: Option<Fault>,
+    /// A connection breaks.
+    pub cut: Option<Fault>,
+    /// The nodes are parted: some do not reach the others.
+    pub partition: Option<Fault>,
+    /// What a node sends and receives comes later.
+    pub late: Option<Fault>,
+    /// By how much.
+    pub late_by: Option<Distribution>,
+    /// A server's disk fails. The server is started anew when it works again.
+    pub disk_failure: Option<Fault>,
+    /// A server's disk is slow.
+    pub slow_disk: Option<Fault>,
+    /// Everything takes so many times as long.
+    pub slowness: Option<f64>,
+}
+
+/// How often something goes wrong, and for how long.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Fault {
+    /// The time from one to the next.
+    pub every: Option<Distribution>,
+    /// At these times.
+    pub at: Vec<Nanos>,
+    #[serde(rename = "for")]
+    pub lasts: Option<Distribution>,
+    /// To one of these: servers by their numbers, metadata servers first; clients by theirs. Empty: to any.
+    pub nodes: Vec<u32>,
+}
+
+/// What can go wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum FaultKind {
+    Crash,
+    Power,
+    ClientCrash,
+    Cut,
+    Partition,
+    Late,
+    DiskFailure,
+    SlowDisk,
+}
+
+impl FaultKind {
+    pub const ALL: [Self; 8] = [
+        Self::Crash,
+        Self::Power,
+        Self::ClientCrash,
+        Self::Cut,
+        Self::Partition,
+        Self::Late,
+        Self::DiskFailure,
+        Self::SlowDisk,
+    ];
+
+    /// As scenarios name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Crash => "crash",
+            Self::Power => "power",
+            Self::ClientCrash => "client_crash",
+            Self::Cut => "cut",
+            Self::Partition => "partition",
+            Self::Late => "late",
+            Self::DiskFailure => "disk_failure",
+            Self::SlowDisk => "slow_disk",
+        }
+    }
+}
+
+impl FaultSettings {
+    pub fn of(&self, kind: FaultKind) -> Option<&Fault> {
+        match kind {
+            FaultKind::Crash => self.crash.as_ref(),
+            FaultKind::Power => self.power.as_ref(),
+            FaultKind::ClientCrash => self.client_crash.as_ref(),
+            FaultKind::Cut => self.cut.as_ref(),
+            FaultKind::Partition => self.partition.as_ref(),
+            FaultKind::Late => self.late.as_ref(),
+            FaultKind::DiskFailure => self.disk_failure.as_ref(),
+            FaultKind::SlowDisk => self.slow_disk.as_ref(),
+        }
+    }
+}
+
+/// Where a scenario does not say them.
+static LASTS: Distribution = Distribution::constant(Nanos(1_000_000_000));
+static LATE: Distribution = Distribution::exponential(Nanos(200_000_000));
+
+/// Draws faults.
+#[derive(Debug)]
+pub struct Faults {
+    settings: FaultSettings,
+    /// Of each kind its own: one more of a kind does not move the others.
+    randoms: Vec<Random>,
+}
+
+impl Faults {
+    pub fn new(settings: &FaultSettings, seed: Seed) -> Self {
+        let randoms = FaultKind::ALL.iter().map(|kind| seed.random(kind.name(), 0)).collect();
+        Self { settings: settings.clone(), randoms }
+    }
+
+    pub fn random(&mut self, kind: FaultKind) -> &mut Random {
+        &mut self.randoms[kind as usize]
+    }
+
+    /// All that are stated, and the first of each kind that are drawn.
+    pub fn first(&mut self) -> Vec<(Nanos, FaultKind)> {
+        let mut first = Vec::new();
+        for kind in FaultKind::ALL {
+            let stated = self.settings.of(kind).into_iter().flat_map(|fault| fault.at.iter());
+            first.extend(stated.map(|at| (*at, kind)));
+            first.extend(self.next(kind, self.settings.from).map(|at| (at, kind)));
+        }
+        first
+    }
+
+    /// When the next fault of the kind happens, after one at that time.
+    pub fn next(&mut self, kind: FaultKind, after: Nanos) -> Option<Nanos> {
+        let every = self.settings.of(kind)?.every.as_ref()?;
+        // Not again and again at one time.
+        let at = after + every.sample(&mut self.randoms[kind as usize]).max(Nanos(1));
+        self.settings.until.is_none_or(|until| at <= until).then_some(at)
+    }
+
+    /// Whether a fault at that time is a stated one, after which no other is drawn.
+    pub fn is_stated(&self, kind: FaultKind, at: Nanos) -> bool {
+        self.settings.of(kind).is_some_and(|fault| fault.at.contains(&at))
+    }
+
+    /// Which of so many nodes it is about, and for how long.
+    pub fn draw(&mut self, kind: FaultKind, nodes: usize) -> (usize, Nanos) {
+        let random = &mut self.randoms[kind as usize];
+        let fault = self.settings.of(kind);
+        let of = fault.map_or(&[][..], |fault| &fault.nodes);
+        let node = match of.len() {
+            0 => random.random_range(0..nodes.max(1)),
+            count => of[random.random_range(0..count)] as usize,
+        };
+        let lasts = fault.and_then(|fault| fault.lasts.as_ref()).unwrap_or(&LASTS);
+        (node, lasts.sample(random))
+    }
+
+    /// How late messages are.
+    pub fn lateness(&mut self) -> Nanos {
+        let late = self.settings.late_by.as_ref().unwrap_or(&LATE);
+        late.sample(&mut self.randoms[FaultKind::Late as usize])
+    }
+
+    pub fn slowness(&self) -> f64 {
+        self.settings.slowness.unwrap_or(10.0)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_are_drawn_and_stated() {
+        let settings: FaultSettings = toml::from_str(
+            "from = \"1 s\"\nuntil = \"9 s\"\ncrash = { every = \"3 s\", nodes = [2] }\npower = { at = [\"5 s\"], for = \"2 s\" }",
+        )
+        .unwrap();
+        let seconds = |seconds: u64| Nanos::from_millis(seconds * 1000);
+        let mut faults = Faults::new(&settings, Seed(1));
+        assert_eq!(faults.first(), [(seconds(4), FaultKind::Crash), (seconds(5), FaultKind::Power)]);
+        assert_eq!(faults.next(FaultKind::Crash, seconds(4)), Some(seconds(7)));
+        assert_eq!(faults.next(FaultKind::Crash, seconds(7)), None, "after the end");
+        assert!(faults.is_stated(FaultKind::Power, seconds(5)));
+        assert!(!faults.is_stated(FaultKind::Crash, seconds(4)));
+        assert_eq!(faults.draw(FaultKind::Crash, 4), (2, seconds(1)));
+        assert!(faults.draw(FaultKind::Power, 4).0 < 4);
+    }
+
+    #[test]
+    fn kinds_have_the_names_of_the_fields() {
+        for (place, kind) in FaultKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, place);
+            let settings: FaultSettings =
+                toml::from_str(&format!("{} = {{ every = \"1 s\" }}", kind.name())).unwrap();
+            assert!(settings.of(kind).is_some());
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What nodes say to each other.
+
+use espalier_meta::PeerMessage;
+use espalier_proto::{FromClient, FromData, FromServer, Hello, Request, ToData, Welcome};
+use postcard::ser_flavors::Flavor;
+use serde::Serialize;
+
+use crate::model::Work;
+
+/// A message. What it takes of a network is its size as it would be encoded.
+#[derive(Clone, Debug, Serialize)]
+pub enum Message {
+    /// Whoever connects begins with this.
+    Hello(Hello),
+    Welcome(Box<Welcome>),
+    /// Instead of [`Self::Welcome`].
+    Refused,
+    FromClient(FromClient),
+    FromServer(FromServer),
+    Peer(PeerMessage),
+    ToData(ToData),
+    FromData(FromData),
+    /// A client says that it is there.
+    Alive,
+}
+
+/// What kind of message it is, for counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum MessageKind {
+    Hello,
+    Welcome,
+    Alive,
+    Request,
+    Stream,
+    Revoked,
+    OtherOfClient,
+    Reply,
+    Revoke,
+    Recall,
+    OtherOfServer,
+    Peer,
+    ToData,
+    FromData,
+}
+
+impl MessageKind {
+    pub const ALL: [Self; 14] = [
+        Self::Hello,
+        Self::Welcome,
+        Self::Alive,
+        Self::Request,
+        Self::Stream,
+        Self::Revoked,
+        Self::OtherOfClient,
+        Self::Reply,
+        Self::Revoke,
+        Self::Recall,
+        Self::OtherOfServer,
+        Self::Peer,
+        Self::ToData,
+        Self::FromData,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hello => "hello",
+            Self::Welcome => "welcome",
+            Self::Alive => "alive",
+            Self::Request => "request",
+            Self::Stream => "stream",
+            Self::Revoked => "revoked",
+            Self::OtherOfClient => "other_of_client",
+            Self::Reply => "reply",
+            Self::Revoke => "revoke",
+            Self::Recall => "recall",
+            Self::OtherOfServer => "other_of_server",
+            Self::Peer => "peer",
+            Self::ToData => "to_data",
+            Self::FromData => "from_data",
+        }
+    }
+}
+
+impl Message {
+    pub fn kind(&self) -> MessageKind {
+        match self {
+            Self::Hello(_) => MessageKind::Hello,
+            Self::Welcome(_) | Self::Refused => MessageKind::Welcome,
+            Self::Alive => MessageKind::Alive,
+            Self::FromClient(FromClient::Request { .. }) => MessageKind::Request,
+            Self::FromClient(FromClient::Stream { .. }) => MessageKind::Stream,
+            Self::FromClient(FromClient::Revoked { .. }) => MessageKind::Revoked,
+            Self::FromClient(_) => MessageKind::OtherOfClient,
+            Self::FromServer(FromServer::Reply { .. }) => MessageKind::Reply,
+            Self::FromServer(FromServer::Revoke { .. }) => MessageKind::Revoke,
+            Self::FromServer(FromServer::Recall(_)) => MessageKind::Recall,
+            Self::FromServer(_) => MessageKind::OtherOfServer,
+            Self::Peer(_) => MessageKind::Peer,
+            Self::ToData(_) => MessageKind::ToData,
+            Self::FromData(_) => MessageKind::FromData,
+        }
+    }
+
+    /// Bytes that it takes, and a number that tells it from others.
+    pub fn measure(&self) -> (usize, u64) {
+        // Nothing in a message refuses to be encoded.
+        postcard::serialize_with_flavor(self, Measure::default()).unwrap_or_default()
+    }
+}
+
+/// What a client's message costs a server's processor; `None`: nothing worth mentioning.
+pub fn work_of_client(message: &FromClient) -> Option<Work> {
+    match message {
+        FromClient::Request { request, .. } => Some(work_of(request)),
+        FromClient::Stream { .. } => Some(Work::Data),
+        _ => None,
+    }
+}
+
+/// What kind of work a request is.
+pub fn work_of(request: &Request) -> Work {
+    match request {
+        Request::Create { .. } | Request::TmpFile { .. } | Request::Link { .. } => Work::Create,
+        Request::Unlink { .. } | Request::RmDir { .. } | Request::RemoveTree { .. } => Work::Remove,
+        Request::Rename { .. } => Work::Rename,
+        Request::Lookup { .. }
+        | Request::GetAttr { .. }
+        | Request::ReadLink { .. }
+        | Request::Access { .. }
+        | Request::GetXattr { .. }
+        | Request::ListXattr { .. }
+        | Request::Find { .. } => Work::Lookup,
+        Request::SetAttr { .. } | Request::SetXattr { .. } | Request::RemoveXattr { .. } => Work::SetAttr,
+        Request::ReadDir { .. } => Work::ReadDir,
+        Request::Open { .. } | Request::Release { .. } => Work::Open,
+        Request::Read { .. } | Request::Write { .. } | Request::Allocate { .. } | Request::Seek { .. } => {
+            Work::Data
+        }
+        _ => Work::Other,
+    }
+}
+
+/// Counts and hashes what is encoded instead of keeping it.
+#[derive(Default)]
+struct Measure {
+    bytes: usize,
+    hash: u64,
+}
+
+impl Measure {
+    fn mix(&mut self, word: u64) {
+        self.hash = (self.hash.rotate_left(5) ^ word).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+}
+
+impl Flavor for Measure {
+    type Output = (usize, u64);
+
+    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
+        self.bytes += 1;
+        self.mix(byte.into());
+        Ok(())
+    }
+
+    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
+        self.bytes += bytes.len();
+        let (words, rest) = bytes.as_chunks::<8>();
+        words.iter().for_each(|word| self.mix(u64::from_le_bytes(*word)));
+        rest.iter().for_each(|byte| self.mix((*byte).into()));
+        Ok(())
+    }
+
+    fn finalize(self) -> postcard::Result<Self::Output> {
+        Ok((self.bytes, self.hash))
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use espalier_proto::{Ino, RequestId, StreamIo};
+
+    use super::*;
+
+    #[test]
+    fn a_message_has_the_size_of_its_encoding() {
+        let message = |byte| {
+            let io = StreamIo::Write { ino: Ino(5), offset: 7 };
+            let (id, below) = (RequestId(300), RequestId(299));
+            Message::FromClient(FromClient::Stream { id, below, io, data: vec![byte; 1000] })
+        };
+        let (bytes, number) = message(1).measure();
+        assert_eq!(bytes, postcard::to_allocvec(&message(1)).unwrap().len());
+        assert_eq!(message(1).measure().1, number);
+        assert_ne!(message(2).measure().1, number);
+    }
+
+    #[test]
+    fn kinds_are_in_their_order() {
+        for (place, kind) in MessageKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, place, "{}", kind.name());
+        }
+    }
+}

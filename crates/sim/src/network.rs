@@ -1,0 +1,165 @@
+//! The network: what a message takes from one node to another. Each node has a line to one switch, which sends and receives at
+//! the same time and carries one message after another; the switch itself is never the bottleneck.
+
+use rand::Rng;
+use serde::Deserialize;
+
+use crate::dist::Distribution;
+use crate::quantity::Rate;
+use crate::random::Random;
+use crate::time::Nanos;
+
+/// A network that is known by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkPreset {
+    /// Gigabit Ethernet, of wu 4.3.1.
+    #[default]
+    Gigabit,
+    /// Myri-10G, of wu 4.3.1: 1.2 GB/s.
+    Myri10g,
+    /// One machine.
+    Loopback,
+    /// It takes no time.
+    Free,
+}
+
+/// The table `[network]`: a preset, and what is to be different.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkSettings {
+    pub preset: NetworkPreset,
+    /// From one node to another, but for the bytes.
+    pub latency: Option<Distribution>,
+    /// Of each node's line, each way. None: bytes take no time.
+    pub bandwidth: Option<Rate>,
+    /// The part of messages that is lost and sent again, 0 to 1. The others of the connection wait for them.
+    pub loss: f64,
+    /// After how long a lost message is sent again.
+    pub retransmit: Option<Nanos>,
+    /// After how long a node notices that another does not answer: one that has lost power, or is behind a partition.
+    pub timeout: Option<Nanos>,
+}
+
+/// Bytes that go with each message: headers of Ethernet, IP and TCP.
+const HEADERS: usize = 66;
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Network {
+    latency: Distribution,
+    bandwidth: Option<Rate>,
+    loss: f64,
+    retransmit: Nanos,
+    pub timeout: Nanos,
+    lines: Vec<Line>,
+    random: Random,
+}
+
+/// A node's line to the switch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// When it has carried all that has been sent, and received.
+    sends_until: Nanos,
+    receives_until: Nanos,
+    /// Messages are late by so much, in an overloaded switch for instance.
+    late: Nanos,
+}
+
+impl NetworkSettings {
+    fn preset(&self) -> (Distribution, Option<Rate>) {
+        let micros = |micros: u64| Distribution::constant(Nanos(micros * 1000));
+        match self.preset {
+            NetworkPreset::Gigabit => (micros(50), Some(Rate(125e6))),
+            NetworkPreset::Myri10g => (micros(12), Some(Rate(1.2e9))),
+            NetworkPreset::Loopback => (micros(8), Some(Rate(4e9))),
+            NetworkPreset::Free => (Distribution::ZERO, None),
+        }
+    }
+}
+
+impl Network {
+    /// Between so many nodes.
+    pub fn new(settings: &NetworkSettings, nodes: usize, random: Random) -> Self {
+        let (latency, bandwidth) = settings.preset();
+        Self {
+            latency: settings.latency.clone().unwrap_or(latency),
+            bandwidth: settings.bandwidth.or(bandwidth),
+            loss: settings.loss,
+            retransmit: settings.retransmit.unwrap_or(Nanos::from_millis(200)),
+            timeout: settings.timeout.unwrap_or(Nanos::from_millis(1000)),
+            lines: vec![Line::default(); nodes],
+            random,
+        }
+    }
+
+    /// When a message of so many bytes arrives that is sent now.
+    pub fn send(&mut self, now: Nanos, from: usize, to: usize, bytes: usize) -> Nanos {
+        let time = self.bandwidth.map_or(Nanos::ZERO, |rate| rate.time(bytes + HEADERS));
+        let latency = self.latency.sample(&mut self.random);
+        let begins = now.max(self.lines[from].sends_until);
+        self.lines[from].sends_until = begins + time;
+        // The switch passes on what it receives while it receives it.
+        let line = &mut self.lines[to];
+        line.receives_until = (begins + latency).max(line.receives_until) + time;
+        let mut arrives = line.receives_until + line.late + self.lines[from].late;
+        while self.loss > 0.0 && self.random.random_bool(self.loss) {
+            arrives += self.retransmit;
+        }
+        arrives
+    }
+
+    /// From now on what the node sends and receives is late by so much.
+    pub fn set_late(&mut self, node: usize, late: Nanos) {
+        self.lines[node].late = late;
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::random::Seed;
+
+    fn network(text: &str) -> Network {
+        let settings: NetworkSettings = toml::from_str(text).unwrap();
+        Network::new(&settings, 3, Seed(1).random("network", 0))
+    }
+
+    const SLOW: &str = "latency = \"1 ms\"\nbandwidth = \"1 MB/s\"";
+
+    #[test]
+    fn a_message_takes_its_bytes_and_the_latency() {
+        let mut network = network(SLOW);
+        assert_eq!(network.send(Nanos(0), 0, 1, 934), Nanos(2_000_000));
+        assert_eq!(network.send(Nanos(0), 0, 1, 934), Nanos(3_000_000), "one after the other");
+        assert_eq!(network.send(Nanos(0), 1, 0, 934), Nanos(2_000_000), "both ways at once");
+    }
+
+    #[test]
+    fn who_is_sent_to_by_many_receives_one_after_the_other() {
+        let mut network = network(SLOW);
+        assert_eq!(network.send(Nanos(0), 0, 2, 934), Nanos(2_000_000));
+        assert_eq!(network.send(Nanos(0), 1, 2, 934), Nanos(3_000_000));
+    }
+
+    #[test]
+    fn a_lost_message_comes_later() {
+        let mut network =
+            network("latency = \"1 ms\"\nbandwidth = \"1 GB/s\"\nloss = 0.5\nretransmit = \"1 s\"");
+        let late =
+            (0..1000).filter(|_| network.send(Nanos::ZERO, 0, 1, 0) > Nanos::from_millis(1000)).count();
+        assert!((430..570).contains(&late), "{late}");
+        network.set_late(1, Nanos::from_millis(50_000));
+        assert!(network.send(Nanos::ZERO, 0, 1, 0) > Nanos::from_millis(50_000));
+    }
+
+    #[test]
+    fn presets_are_what_their_names_say() {
+        let arrives =
+            |preset: &str| network(&format!("preset = \"{preset}\"")).send(Nanos::ZERO, 0, 1, 1 << 20);
+        let [gigabit, myri, loopback, free] = ["gigabit", "myri10g", "loopback", "free"].map(arrives);
+        assert!(gigabit > myri && myri > loopback && loopback > free && free == Nanos::ZERO);
+        assert!((gigabit.as_secs_f64() - 0.00844).abs() < 1e-4, "{gigabit}");
+    }
+}

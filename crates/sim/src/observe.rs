@@ -1,0 +1,57 @@
+//! Who looks on at a run, and who spoils it.
+
+use espalier_client::{Answer, Call};
+use espalier_meta::{Io, IoDone};
+use espalier_proto::{Caller, Errno};
+
+use crate::message::Message;
+use crate::storage::Loss;
+use crate::time::Nanos;
+
+/// A node of a run: metadata servers have the first numbers, then data servers, then clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Node(pub u32);
+
+/// Is told what happens in a run.
+pub trait Observer {
+    /// A client's process has called. Its answer comes under the same number, unless the client ends first.
+    fn invoked(&mut self, _now: Nanos, _client: u32, _call: u64, _caller: &Caller, _what: &Call<'_>) {}
+
+    fn answered(&mut self, _now: Nanos, _client: u32, _call: u64, _result: &Result<Answer, Errno>) {}
+
+    /// A server has ended, or a client; of the latter nothing comes any more.
+    fn crashed(&mut self, _now: Nanos, _node: Node, _loss: Loss) {}
+
+    /// A server has begun again.
+    fn began(&mut self, _now: Nanos, _node: Node) {}
+
+    /// A message is on its way.
+    fn sent(&mut self, _now: Nanos, _from: Node, _to: Node, _message: &Message) {}
+}
+
+/// Sees nothing.
+impl Observer for () {}
+
+/// What becomes of a message that arrives.
+#[derive(Debug)]
+pub enum Arrival {
+    Taken(Message),
+    Swallowed,
+    /// It is swallowed, and this is said to who has sent it.
+    Answered(Message),
+}
+
+/// Does what drivers and machines must not do, to see that it is found out.
+pub trait Saboteur {
+    fn arrives(&mut self, _from: Node, _to: Node, message: Message) -> Arrival {
+        Arrival::Taken(message)
+    }
+
+    /// A metadata server is to do an I/O. If something is returned, that is its answer, and it is not done.
+    fn io(&mut self, _node: Node, _io: &mut Io) -> Option<Result<IoDone, Errno>> {
+        None
+    }
+}
+
+/// Spoils nothing.
+impl Saboteur for () {}

@@ -1,0 +1,131 @@
+//! A process: its program, and what a kernel does for it. Paths are walked name by name, open files have places where reading goes on,
+//! and every operation becomes calls of the client's machine, one at a time.
+
+mod files;
+mod task;
+mod walk;
+
+use std::collections::VecDeque;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Caller, Errno, Ino};
+
+use crate::source::{Done, Next, Source};
+use crate::{Nanos, Random};
+use files::Files;
+use task::{Task, Turn};
+
+/// What a process waits for.
+#[derive(Debug)]
+pub enum Act {
+    /// The answer to a call.
+    Call(Caller, Call<'static>),
+    /// That so much time goes by.
+    Pause(Nanos),
+    /// That all processes of its workload that have not ended have come to the barrier of that number, from 0 on.
+    Barrier(u32),
+    /// Nothing: it has ended.
+    End,
+}
+
+/// By which door a program's operations come to the client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Door {
+    /// A kernel, which looks up a name before it asks for anything to be done with it.
+    #[default]
+    Mount,
+    /// The library, which does not if it need not.
+    Library,
+}
+
+/// Who a process is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Unique in a run: what it writes bears this number.
+    pub number: u32,
+    pub caller: Caller,
+    pub umask: u32,
+    pub door: Door,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Process {
+    kernel: Kernel,
+    source: Box<dyn Source>,
+    task: Option<Task>,
+    last: Option<Done>,
+    finished: Vec<Done>,
+    barriers: u32,
+    /// Inodes that are still to be released at its end.
+    left_open: Option<VecDeque<Ino>>,
+}
+
+/// What a kernel knows of a process.
+#[derive(Debug)]
+struct Kernel {
+    identity: Identity,
+    files: Files,
+    /// Bytes written so far bear numbers up to this.
+    writes: u32,
+    /// When the root was last asked for.
+    root_asked: Option<Nanos>,
+}
+
+impl Process {
+    pub fn new(identity: Identity, source: Box<dyn Source>) -> Self {
+        let kernel = Kernel { identity, files: Files::default(), writes: 0, root_asked: None };
+        let (task, last, finished) = (None, None, Vec::new());
+        Self { kernel, source, task, last, finished, barriers: 0, left_open: None }
+    }
+
+    /// Goes on until it waits for something: to be called at first, and when that has come. `answer`: after [`Act::Call`].
+    pub fn step(
+        &mut self,
+        now: Nanos,
+        random: &mut Random,
+        mut answer: Option<Result<Answer, Errno>>,
+    ) -> Act {
+        loop {
+            if self.left_open.is_some() {
+                return self.release_next();
+            }
+            if let Some(mut task) = self.task.take() {
+                match task.step(&mut self.kernel, now, answer.take()) {
+                    Turn::Ask(call) => {
+                        self.task = Some(task);
+                        return Act::Call(self.kernel.identity.caller.clone(), call);
+                    }
+                    Turn::Done(result) => {
+                        let done = Done { kind: task.kind(), begun: task.begun, ended: now, result };
+                        self.finished.push(done);
+                        self.last = Some(done);
+                    }
+                }
+            }
+            match self.source.next(random, self.last.as_ref()) {
+                Next::Do(op) => self.task = Some(Task::new(op, now)),
+                Next::Pause(time) => return Act::Pause(time),
+                Next::Barrier => {
+                    self.barriers += 1;
+                    return Act::Barrier(self.barriers - 1);
+                }
+                Next::End => self.left_open = Some(self.kernel.files.close_all()),
+            }
+        }
+    }
+
+    /// The operations that have ended since this was last asked.
+    pub fn take_finished(&mut self) -> impl Iterator<Item = Done> {
+        self.finished.drain(..)
+    }
+
+    /// When a process ends, the kernel closes what it has left open.
+    fn release_next(&mut self) -> Act {
+        match self.left_open.as_mut().and_then(VecDeque::pop_front) {
+            Some(ino) => Act::Call(self.kernel.identity.caller.clone(), Call::Release { ino }),
+            None => Act::End,
+        }
+    }
+}

@@ -1,0 +1,449 @@
+//! An operation under way: first its paths are walked, then follow the calls that are its own.
+
+use std::borrow::Cow;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{
+    Access, END, Errno, FileType, Ino, NewNode, OpenHow, RenameFlags, Request, SetAttr, mode,
+};
+
+use super::files::Listed;
+use super::walk::{End, Found, Known, Last, Place, Step, Walk};
+use super::{Door, Kernel};
+use crate::Nanos;
+use crate::source::{Op, OpKind, OpenFlags, Target};
+
+/// An inode that has been forgotten between being found and being used is looked up again so often.
+const TRIES: u32 = 4;
+/// No more is read or written at once, in bytes.
+const CHUNK: u64 = 1 << 20;
+/// The root has no name by which its lease could be renewed, so it is asked for so often.
+const ROOT_RENEWAL: Nanos = Nanos(1_000_000_000);
+
+/// How an operation goes on.
+pub(super) enum Turn {
+    Ask(Call<'static>),
+    Done(Result<u64, Errno>),
+}
+
+#[derive(Debug)]
+enum Stage {
+    Start,
+    /// The root is asked for.
+    Root,
+    Walk(Walk),
+    /// Its own call; a part of it is done.
+    Own {
+        done: u64,
+    },
+    /// What it has created is something else, which is opened instead.
+    Reopen,
+}
+
+#[derive(Debug)]
+pub(super) struct Task {
+    op: Op,
+    pub(super) begun: Nanos,
+    tries: u32,
+    stage: Stage,
+    ends: Vec<End>,
+}
+
+impl Task {
+    pub(super) fn new(op: Op, begun: Nanos) -> Self {
+        Self { op, begun, tries: 0, stage: Stage::Start, ends: Vec::new() }
+    }
+
+    pub(super) fn kind(&self) -> OpKind {
+        self.op.kind()
+    }
+
+    pub(super) fn step(
+        &mut self,
+        kernel: &mut Kernel,
+        now: Nanos,
+        answer: Option<Result<Answer, Errno>>,
+    ) -> Turn {
+        match self.try_step(kernel, now, answer) {
+            Ok(turn) => turn,
+            Err(Errno::ESTALE) if self.tries + 1 < TRIES && !self.paths(kernel).is_empty() => {
+                (self.tries, self.stage) = (self.tries + 1, Stage::Start);
+                self.step(kernel, now, None)
+            }
+            Err(errno) => Turn::Done(Err(errno)),
+        }
+    }
+
+    fn try_step(
+        &mut self,
+        kernel: &mut Kernel,
+        now: Nanos,
+        answer: Option<Result<Answer, Errno>>,
+    ) -> Result<Turn, Errno> {
+        match &mut self.stage {
+            Stage::Start => {
+                self.ends.clear();
+                if let Op::Open { file, .. } = self.op
+                    && let Some(ino) = kernel.files.close(file)
+                {
+                    return Ok(Turn::Ask(Call::Release { ino }));
+                }
+                let renews = kernel.root_asked.is_none_or(|asked| now >= asked + ROOT_RENEWAL);
+                if renews && !self.paths(kernel).is_empty() {
+                    kernel.root_asked = Some(now);
+                    self.stage = Stage::Root;
+                    return Ok(Turn::Ask(Call::Request(Request::GetAttr { ino: Ino::ROOT })));
+                }
+                self.walk(kernel)
+            }
+            Stage::Root => self.walk(kernel),
+            Stage::Walk(walk) => match walk.step(answer.transpose()?) {
+                Step::Ask(request) => Ok(Turn::Ask(Call::Request(request))),
+                Step::End(end) => {
+                    self.ends.push(end?);
+                    self.walk(kernel)
+                }
+            },
+            Stage::Own { done } => {
+                let done = *done;
+                self.answered(kernel, done, answer.unwrap_or(Err(Errno::EIO)))
+            }
+            Stage::Reopen => {
+                if let Op::Open { flags, .. } = &mut self.op {
+                    flags.remove(OpenFlags::CREATE);
+                }
+                self.ends.clear();
+                self.walk(kernel)
+            }
+        }
+    }
+
+    /// The paths that are walked, and what is wanted of them.
+    fn paths(&self, kernel: &Kernel) -> Vec<(&[u8], Last)> {
+        let place = match kernel.identity.door {
+            Door::Mount => Last::Look,
+            Door::Library => Last::Place,
+        };
+        match &self.op {
+            Op::Open { path, flags, .. } if flags.contains(OpenFlags::CREATE) => vec![(path, place)],
+            Op::Open { path, flags, .. } if flags.contains(OpenFlags::NO_FOLLOW) => {
+                vec![(path, Last::NoFollow)]
+            }
+            Op::Open { path, .. } | Op::Access { path, .. } => vec![(path, Last::Follow)],
+            Op::MkDir { path, .. } | Op::Symlink { path, .. } | Op::Unlink { path } | Op::RmDir { path } => {
+                vec![(path, place)]
+            }
+            // Only a directory may be named with a slash.
+            Op::Rename { from, to, .. } if from.ends_with(b"/") || to.ends_with(b"/") => {
+                vec![(from, Last::Look), (to, place)]
+            }
+            Op::Rename { from, to, .. } => vec![(from, place), (to, place)],
+            Op::Link { from, to } => vec![(from, Last::NoFollow), (to, place)],
+            Op::ReadLink { path } => vec![(path, Last::NoFollow)],
+            Op::Stat { target } | Op::SetAttr { target, .. } => match target {
+                Target::Path(path) => vec![(path, Last::Follow)],
+                Target::Link(path) => vec![(path, Last::NoFollow)],
+                Target::File(_) => Vec::new(),
+            },
+            Op::Read { .. }
+            | Op::Write { .. }
+            | Op::Seek { .. }
+            | Op::Close { .. }
+            | Op::Sync { .. }
+            | Op::List { .. } => Vec::new(),
+        }
+    }
+
+    /// Walks the next path; after the last, does what the operation itself is.
+    fn walk(&mut self, kernel: &mut Kernel) -> Result<Turn, Errno> {
+        let next = self.paths(kernel).get(self.ends.len()).map(|(path, last)| Walk::new(path, *last));
+        match next {
+            Some(walk) => {
+                self.stage = Stage::Walk(walk?);
+                self.try_step(kernel, Nanos::ZERO, None)
+            }
+            None => {
+                self.stage = Stage::Own { done: 0 };
+                self.own(kernel, 0)
+            }
+        }
+    }
+
+    /// The operation's own call, after `done` bytes.
+    fn own(&mut self, kernel: &mut Kernel, done: u64) -> Result<Turn, Errno> {
+        let is_user = !kernel.identity.caller.is_superuser();
+        let mut ends = self.ends.iter();
+        let mut end = || ends.next().ok_or(Errno::EIO);
+        Ok(match &self.op {
+            Op::MkDir { mode, .. } => {
+                let place = new(end()?)?;
+                create(kernel, place, NewNode::Directory, *mode)
+            }
+            Op::Symlink { target, .. } => {
+                let place = new(end()?)?;
+                if target.is_empty() || place.is_dir {
+                    return Err(Errno::ENOENT);
+                }
+                create(kernel, place, NewNode::Symlink(target.as_slice().into()), 0o777)
+            }
+            Op::Open { flags, mode, .. } => open(kernel, end()?, *flags, *mode)?,
+            Op::Read { file, offset, size } => {
+                let file = kernel.files.get(*file)?;
+                if file.is_dir {
+                    return Err(Errno::EISDIR);
+                }
+                if !file.flags.contains(OpenFlags::READ) {
+                    return Err(Errno::EBADF);
+                }
+                let from = offset.unwrap_or(file.offset) + done;
+                let size = (size - done).min(CHUNK) as u32;
+                ask_call(Call::Read { ino: file.ino, offset: from, size, noatime: false })
+            }
+            Op::Write { file, offset, size } => {
+                let file = kernel.files.get(*file)?;
+                if !file.flags.contains(OpenFlags::WRITE) {
+                    return Err(Errno::EBADF);
+                }
+                let appends = file.flags.contains(OpenFlags::APPEND);
+                let from = if appends { END } else { offset.unwrap_or(file.offset) + done };
+                let (ino, size) = (file.ino, (size - done).min(CHUNK));
+                let data = Cow::Owned(kernel.stamp(size as usize));
+                ask_call(Call::Write { ino, offset: from, data, kill_suid_gid: is_user })
+            }
+            Op::Seek { file, offset } => {
+                let file = kernel.files.get(*file)?;
+                file.offset = *offset;
+                if file.is_dir {
+                    file.listed = Listed::UpTo(*offset);
+                }
+                Turn::Done(Ok(*offset))
+            }
+            Op::Close { file } => {
+                let ino = kernel.files.close(*file).ok_or(Errno::EBADF)?;
+                ask_call(Call::Release { ino })
+            }
+            Op::Sync { file } => ask(Request::Fsync { ino: kernel.files.get(*file)?.ino }),
+            Op::List { file, limit, plus } => {
+                let dir = kernel.files.get(*file)?;
+                if !dir.is_dir {
+                    return Err(Errno::ENOTDIR);
+                }
+                let Listed::UpTo(after) = dir.listed else { return Ok(Turn::Done(Ok(0))) };
+                ask(Request::ReadDir { dir: dir.ino, after, limit: *limit, plus: *plus })
+            }
+            Op::Stat { target: Target::File(file) } => {
+                ask(Request::GetAttr { ino: kernel.files.get(*file)?.ino })
+            }
+            Op::Stat { .. } => {
+                let found = found(end()?)?;
+                match found.attr {
+                    Some(attr) => Turn::Done(Ok(attr.size)),
+                    None => ask(Request::GetAttr { ino: found.ino }),
+                }
+            }
+            Op::SetAttr { target, set } => {
+                let changes = is_user && (set.size.is_some() || set.uid.is_some() || set.gid.is_some());
+                let set = SetAttr { kill_suid_gid: changes, ..*set };
+                match target {
+                    Target::File(file) => {
+                        let file = kernel.files.get(*file)?;
+                        if set.size.is_some() && !file.flags.contains(OpenFlags::WRITE) {
+                            return Err(Errno::EINVAL);
+                        }
+                        let set = SetAttr { through_handle: set.size.is_some(), ..set };
+                        ask(Request::SetAttr { ino: file.ino, set })
+                    }
+                    _ => ask(Request::SetAttr { ino: found(end()?)?.ino, set }),
+                }
+            }
+            Op::Access { want, .. } => {
+                let ino = found(end()?)?.ino;
+                if want.is_empty() {
+                    return Ok(Turn::Done(Ok(0)));
+                }
+                ask(Request::Access { ino, want: *want })
+            }
+            Op::Unlink { .. } => {
+                let place = there(end()?, Errno::EISDIR)?;
+                if place.is_dir {
+                    return Err(Errno::ENOTDIR);
+                }
+                ask(Request::Unlink { dir: place.dir, name: place.name.clone() })
+            }
+            Op::RmDir { .. } => {
+                let place = there(end()?, Errno::EBUSY)?;
+                ask(Request::RmDir { dir: place.dir, name: place.name.clone() })
+            }
+            Op::Rename { flags, .. } => rename(there(end()?, Errno::EBUSY)?, end()?, *flags)?,
+            Op::Link { .. } => {
+                let ino = found(end()?)?.ino;
+                let place = new(end()?)?;
+                if place.is_dir {
+                    return Err(Errno::ENOENT);
+                }
+                ask(Request::Link { ino, dir: place.dir, name: place.name.clone() })
+            }
+            Op::ReadLink { .. } => {
+                let found = found(end()?)?;
+                if found.kind != FileType::Symlink {
+                    return Err(Errno::EINVAL);
+                }
+                ask(Request::ReadLink { ino: found.ino })
+            }
+        })
+    }
+
+    /// What the answer to its own call makes of it, after `done` bytes.
+    fn answered(
+        &mut self,
+        kernel: &mut Kernel,
+        done: u64,
+        answer: Result<Answer, Errno>,
+    ) -> Result<Turn, Errno> {
+        let moved = match (&self.op, answer) {
+            // What has been done is told first, as POSIX has it.
+            (Op::Read { .. } | Op::Write { .. }, Err(_)) if done > 0 => None,
+            (_, Err(errno)) => return Err(errno),
+            (Op::Read { .. }, Ok(Answer::Bytes(bytes))) => Some(bytes.len() as u64),
+            (Op::Write { .. }, Ok(Answer::Written(written))) => Some(u64::from(written)),
+            (Op::Open { .. }, Ok(Answer::Created(entry, opening))) => {
+                return self.created(kernel, entry.attr.kind, opening.ino);
+            }
+            (Op::Open { file, flags, .. }, Ok(Answer::Opened(opening))) => {
+                let is_dir =
+                    matches!(self.ends.last(), Some(End::Found(Found { kind: FileType::Directory, .. })));
+                kernel.files.opened(*file, opening.ino, *flags, is_dir);
+                return Ok(Turn::Done(Ok(0)));
+            }
+            (Op::List { file, .. }, Ok(Answer::Listing { entries, end, .. })) => {
+                let dir = kernel.files.get(*file)?;
+                dir.listed = match entries.last() {
+                    Some(last) if !end => Listed::UpTo(last.cursor),
+                    _ => Listed::All,
+                };
+                return Ok(Turn::Done(Ok(entries.len() as u64)));
+            }
+            (Op::Stat { .. }, Ok(Answer::Attr(attr))) => return Ok(Turn::Done(Ok(attr.size))),
+            (Op::ReadLink { .. }, Ok(Answer::Bytes(target))) => {
+                return Ok(Turn::Done(Ok(target.len() as u64)));
+            }
+            (_, Ok(Answer::Done | Answer::Entry(_) | Answer::Attr(_))) => return Ok(Turn::Done(Ok(0))),
+            (_, Ok(_)) => return Err(Errno::EIO),
+        };
+        let (Op::Read { file, offset, size } | Op::Write { file, offset, size }) = self.op else {
+            return Err(Errno::EIO);
+        };
+        let asked = (size - done).min(CHUNK);
+        let moved = moved.map(|moved| moved.min(asked));
+        let total = done + moved.unwrap_or(0);
+        if moved == Some(asked) && total < size {
+            self.stage = Stage::Own { done: total };
+            return self.own(kernel, total);
+        }
+        if offset.is_none() {
+            kernel.files.get(file)?.offset += total;
+        }
+        Ok(Turn::Done(Ok(total)))
+    }
+
+    fn created(&mut self, kernel: &mut Kernel, kind: FileType, ino: Ino) -> Result<Turn, Errno> {
+        let Op::Open { file, flags, .. } = self.op else { return Err(Errno::EIO) };
+        if kind == FileType::Regular {
+            kernel.files.opened(file, ino, flags, false);
+            return Ok(Turn::Done(Ok(0)));
+        }
+        // It was there already. What a symbolic link names is opened; if there is nothing, nothing is made.
+        self.stage = Stage::Reopen;
+        Ok(ask_call(Call::Release { ino }))
+    }
+}
+
+impl Kernel {
+    /// Bytes to be written, which say which process writes them, and how often it had written before.
+    fn stamp(&mut self, size: usize) -> Vec<u8> {
+        self.writes = self.writes.wrapping_add(1);
+        let stamp = u64::from(self.identity.number) << 32 | u64::from(self.writes);
+        stamp.to_le_bytes().into_iter().cycle().take(size).collect()
+    }
+}
+
+fn ask(request: Request) -> Turn {
+    Turn::Ask(Call::Request(request))
+}
+
+fn ask_call(call: Call<'static>) -> Turn {
+    Turn::Ask(call)
+}
+
+fn create(kernel: &Kernel, place: &Place, node: NewNode, perm: u32) -> Turn {
+    let (dir, name, perm, umask) =
+        (place.dir, place.name.clone(), perm & mode::PERMISSIONS, kernel.identity.umask);
+    ask(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true })
+}
+
+fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn, Errno> {
+    let mut access = Access::empty();
+    access.set(Access::READ, flags.contains(OpenFlags::READ));
+    access.set(Access::WRITE, flags.contains(OpenFlags::WRITE));
+    let kill_suid_gid = !kernel.identity.caller.is_superuser();
+    let how = OpenHow { access, kill_suid_gid, truncate: flags.contains(OpenFlags::TRUNCATE), sync: false };
+    let creates = flags.contains(OpenFlags::CREATE);
+    let exclusive = flags.contains(OpenFlags::EXCLUSIVE);
+    let found = match end {
+        End::Found(found) => found,
+        End::Place(place) if place.is_dir => return Err(Errno::EISDIR),
+        End::Place(Place { known: Known::Is(_), .. }) if exclusive => return Err(Errno::EEXIST),
+        End::Place(Place { known: Known::Is(found), .. }) if found.kind != FileType::Symlink => found,
+        // It tells, too, if it is a symbolic link.
+        End::Place(place) => {
+            let (dir, name, umask) = (place.dir, place.name.clone(), kernel.identity.umask);
+            let (node, open, perm) = (NewNode::Regular, Some(how), perm & mode::PERMISSIONS);
+            return Ok(ask(Request::Create { dir, name, node, perm, umask, open, exclusive }));
+        }
+    };
+    match found.kind {
+        FileType::Directory if creates || flags.contains(OpenFlags::WRITE) => Err(Errno::EISDIR),
+        FileType::Regular if flags.contains(OpenFlags::DIRECTORY) => Err(Errno::ENOTDIR),
+        FileType::Regular | FileType::Directory => Ok(ask(Request::Open { ino: found.ino, how })),
+        FileType::Symlink => Err(Errno::ELOOP),
+        // There is no kernel here that could open it.
+        _ => Err(Errno::ENXIO),
+    }
+}
+
+fn rename(from: &Place, to: &End, flags: RenameFlags) -> Result<Turn, Errno> {
+    let End::Place(to) = to else { return Err(Errno::EBUSY) };
+    if (from.is_dir || to.is_dir) && !matches!(from.known, Known::Is(Found { kind: FileType::Directory, .. }))
+    {
+        return Err(Errno::ENOTDIR);
+    }
+    if flags.contains(RenameFlags::NOREPLACE) && matches!(to.known, Known::Is(_)) {
+        return Err(Errno::EEXIST);
+    }
+    let (from_dir, from, to_dir, to) = (from.dir, from.name.clone(), to.dir, to.name.clone());
+    Ok(ask(Request::Rename { from_dir, from, to_dir, to, flags }))
+}
+
+fn found(end: &End) -> Result<&Found, Errno> {
+    match end {
+        End::Found(found) => Ok(found),
+        End::Place(_) => Err(Errno::EIO),
+    }
+}
+
+/// Where something is to be that is not known to be there.
+fn new(end: &End) -> Result<&Place, Errno> {
+    match end {
+        End::Place(place) if !matches!(place.known, Known::Is(_)) => Ok(place),
+        _ => Err(Errno::EEXIST),
+    }
+}
+
+/// Where something is that is not known not to be there. `otherwise`: what is said of the root.
+fn there(end: &End, otherwise: Errno) -> Result<&Place, Errno> {
+    match end {
+        End::Place(place) if !matches!(place.known, Known::Absent) => Ok(place),
+        End::Place(_) => Err(Errno::ENOENT),
+        End::Found(_) => Err(otherwise),
+    }
+}

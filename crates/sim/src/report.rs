@@ -1,0 +1,227 @@
+//! What a run comes to.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::message::MessageKind;
+use crate::source::{Done, OpKind};
+use crate::station::{Little, Load};
+use crate::time::Nanos;
+
+/// What a run has come to. Servers and rates are of the time in which processes worked.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    pub seed: u64,
+    /// Runs that have the same fingerprint went alike.
+    pub fingerprint: String,
+    /// Seconds of virtual time in which processes worked, and until all was at rest.
+    pub worked_s: f64,
+    pub total_s: f64,
+    /// What was simulated.
+    pub events: u64,
+    pub operations: Vec<KindReport>,
+    pub servers: Vec<ServerReport>,
+    pub messages: BTreeMap<&'static str, u64>,
+    pub message_bytes: u64,
+    /// What has gone wrong on purpose, by kind.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// Stations for which Little's law does not hold: then the simulator has lost account of somebody.
+    pub lawless: Vec<String>,
+}
+
+/// Operations of a kind. Times are microseconds.
+#[derive(Clone, Debug, Serialize)]
+pub struct KindReport {
+    pub kind: &'static str,
+    pub count: u64,
+    pub errors: u64,
+    pub per_second: f64,
+    pub mean_us: f64,
+    pub p50_us: f64,
+    pub p95_us: f64,
+    pub p99_us: f64,
+    pub max_us: f64,
+}
+
+/// How a server was used.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerReport {
+    pub server: u32,
+    pub requests: u64,
+    /// Mean number of requests in it, waiting or served; how many came per second; how many seconds each was in it (Little's L,
+    /// lambda and W).
+    pub queue: f64,
+    pub arrivals_per_second: f64,
+    pub seconds: f64,
+    /// Of its processor.
+    pub utilisation: f64,
+    pub disk_queue: f64,
+    pub disk_utilisation: f64,
+    pub entries: u64,
+}
+
+/// What is known of a server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Used {
+    pub cores: usize,
+    pub cpu: Load,
+    pub disk: Load,
+    pub entries: u64,
+}
+
+impl ServerReport {
+    /// And what is not lawful in it.
+    pub fn new(server: u32, now: Nanos, used: &Used) -> (Self, Vec<String>) {
+        let stations = [("processor", used.cpu.little(now)), ("disk", used.disk.little(now))];
+        let is_lawless = |(_, little): &&(&str, Little)| !little.holds();
+        let lawless = stations.iter().filter(is_lawless).map(|(what, little)| {
+            let Little { number, rate, time } = little;
+            format!("server {server}'s {what}: {number} in it, {rate} came per second, each for {time} s")
+        });
+        let total = now.0.max(1) as f64;
+        let [(_, cpu), (_, disk)] = stations;
+        let report = Self {
+            server,
+            requests: used.cpu.departures,
+            queue: cpu.number,
+            arrivals_per_second: cpu.rate,
+            seconds: cpu.time,
+            utilisation: used.cpu.busy_area as f64 / total / used.cores.max(1) as f64,
+            disk_queue: disk.number,
+            disk_utilisation: used.disk.busy_area as f64 / total,
+            entries: used.entries,
+        };
+        (report, lawless.collect())
+    }
+}
+
+/// What has been done, by kind.
+#[derive(Debug, Default)]
+pub struct Tally {
+    kinds: BTreeMap<OpKind, Times>,
+}
+
+#[derive(Debug)]
+struct Times {
+    errors: u64,
+    /// Nanoseconds.
+    times: Histogram<u64>,
+}
+
+impl Tally {
+    pub fn add(&mut self, done: &Done) {
+        let times = match self.kinds.entry(done.kind) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                // From a nanosecond to a day, to three digits.
+                let Ok(times) = Histogram::new_with_bounds(1, 86_400_000_000_000, 3) else { return };
+                entry.insert(Times { errors: 0, times })
+            }
+        };
+        times.errors += u64::from(done.result.is_err());
+        times.times.saturating_record((done.ended - done.begun).0);
+    }
+
+    pub fn operations(&self) -> u64 {
+        self.kinds.values().map(|times| times.times.len()).sum()
+    }
+
+    /// `seconds`: how long processes worked.
+    pub fn report(&self, seconds: f64) -> Vec<KindReport> {
+        let report = |(kind, Times { errors, times }): (&OpKind, &Times)| {
+            let micros = |part: f64| times.value_at_quantile(part) as f64 / 1e3;
+            KindReport {
+                kind: kind.name(),
+                count: times.len(),
+                errors: *errors,
+                per_second: times.len() as f64 / seconds.max(f64::MIN_POSITIVE),
+                mean_us: times.mean() / 1e3,
+                p50_us: micros(0.5),
+                p95_us: micros(0.95),
+                p99_us: micros(0.99),
+                max_us: times.max() as f64 / 1e3,
+            }
+        };
+        self.kinds.iter().map(report).collect()
+    }
+}
+
+/// Counts by the names of their kinds, without those that did not occur.
+pub fn messages(sent: &[u64; MessageKind::ALL.len()]) -> BTreeMap<&'static str, u64> {
+    let counts = MessageKind::ALL.into_iter().map(|kind| (kind.name(), sent[kind as usize]));
+    counts.filter(|(_, count)| *count > 0).collect()
+}
+
+impl Report {
+    /// All operations.
+    pub fn count(&self) -> u64 {
+        self.operations.iter().map(|kind| kind.count).sum()
+    }
+
+    /// Mean number of requests in a server.
+    pub fn mean_queue(&self) -> f64 {
+        self.servers.iter().map(|server| server.queue).sum::<f64>() / self.servers.len().max(1) as f64
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { seed, fingerprint, worked_s, total_s, events, .. } = self;
+        let rate = self.count() as f64 / worked_s.max(f64::MIN_POSITIVE);
+        writeln!(
+            f,
+            "seed {seed}, fingerprint {fingerprint}: {} operations in {worked_s:.3} s, {rate:.0} per second",
+            self.count()
+        )?;
+        writeln!(f, "{events} events; all was at rest after {total_s:.3} s")?;
+        writeln!(
+            f,
+            "\n{:>10} {:>10} {:>8} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "operation", "count", "errors", "per s", "mean us", "p50 us", "p99 us", "max us"
+        )?;
+        for kind in &self.operations {
+            let KindReport { kind, count, errors, per_second, mean_us, p50_us, p99_us, max_us, .. } = kind;
+            writeln!(
+                f,
+                "{kind:>10} {count:>10} {errors:>8} {per_second:>10.0} {mean_us:>10.1} {p50_us:>10.1} {p99_us:>10.1} {max_us:>10.1}"
+            )?;
+        }
+        writeln!(
+            f,
+            "\n{:>10} {:>10} {:>8} {:>8} {:>10} {:>8} {:>10}",
+            "server", "requests", "queue", "busy", "disk queue", "busy", "entries"
+        )?;
+        for server in &self.servers {
+            let ServerReport {
+                server,
+                requests,
+                queue,
+                utilisation,
+                disk_queue,
+                disk_utilisation,
+                entries,
+                ..
+            } = server;
+            writeln!(
+                f,
+                "{server:>10} {requests:>10} {queue:>8.2} {:>7.1}% {disk_queue:>10.2} {:>7.1}% {entries:>10}",
+                utilisation * 100.0,
+                disk_utilisation * 100.0
+            )?;
+        }
+        let messages: Vec<_> = self.messages.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        writeln!(f, "\nmessages: {} ({} bytes)", messages.join(", "), self.message_bytes)?;
+        if !self.faults.is_empty() {
+            let faults: Vec<_> = self.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+            writeln!(f, "faults: {}", faults.join(", "))?;
+        }
+        for lawless in &self.lawless {
+            writeln!(f, "ERROR: Little's law does not hold for {lawless}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,274 @@
+//! What is simulated, as a file in TOML says it.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use crate::clock::ClockSettings;
+use crate::disk::DiskSettings;
+use crate::faults::{FaultKind, FaultSettings};
+use crate::model::{Model, ModelError, ModelSettings};
+use crate::network::NetworkSettings;
+use crate::quantity::Bytes;
+use crate::source::Workload;
+use crate::time::Nanos;
+
+/// A scenario. The run of one is a function of it and its seed.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Scenario {
+    pub seed: u64,
+    pub cluster: Cluster,
+    pub model: ModelSettings,
+    pub network: NetworkSettings,
+    pub disk: DiskSettings,
+    pub clock: ClockSettings,
+    pub faults: FaultSettings,
+    pub workload: Vec<Workload>,
+    pub output: OutputSettings,
+    /// Where it lies: files are named from there.
+    #[serde(skip)]
+    pub dir: PathBuf,
+}
+
+/// The table `[cluster]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Cluster {
+    /// Metadata servers that share the tree.
+    pub ranks: u16,
+    /// Data servers.
+    pub data: u16,
+    pub clients: u32,
+    /// Requests that a server deals with at the same time.
+    pub cores: usize,
+    pub durability: Durability,
+    pub cache: Caching,
+    /// A client that is silent for so long loses its session.
+    pub session: Nanos,
+    pub lease: Nanos,
+    /// Files of at most this size lie with their metadata.
+    pub strip: Bytes,
+    pub journal: Bytes,
+    /// What a metadata server may keep of its tables, about.
+    pub memory: Bytes,
+    /// The machines may take so long to end what is under way when all processes have ended.
+    pub drain: Nanos,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            ranks: 1,
+            data: 0,
+            clients: 1,
+            cores: 1,
+            durability: Durability::Written,
+            cache: Caching::Leases,
+            session: Nanos::from_millis(60_000),
+            lease: Nanos::from_millis(30_000),
+            strip: Bytes(64 << 10),
+            journal: Bytes(16 << 20),
+            memory: Bytes(1 << 30),
+            drain: Nanos::from_millis(300_000),
+        }
+    }
+}
+
+/// When changes are acknowledged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Durability {
+    /// When they are in the journal's file: a loss of power may lose the last second.
+    Written,
+    Durable,
+}
+
+/// What clients cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Caching {
+    Leases,
+    None,
+}
+
+/// The table `[output]`.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct OutputSettings {
+    /// From one sample of a series to the next.
+    pub series: Nanos,
+}
+
+impl Default for OutputSettings {
+    fn default() -> Self {
+        Self { series: Nanos::from_millis(1000) }
+    }
+}
+
+/// Why a scenario cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum ScenarioError {
+    #[error("{}: {cause}", path.display())]
+    Read { path: PathBuf, cause: std::io::Error },
+    /// It says the line.
+    #[error("{}: {cause}", path.display())]
+    Malformed { path: PathBuf, cause: Box<toml::de::Error> },
+    #[error("{key}: {wanted}")]
+    Bad { key: String, wanted: String },
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+impl Scenario {
+    /// # Errors
+    /// [`ScenarioError`]
+    pub fn read(path: &Path) -> Result<Self, ScenarioError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|cause| ScenarioError::Read { path: path.into(), cause })?;
+        let mut scenario = Self::parse(&text, path)?;
+        scenario.dir = path.parent().unwrap_or(Path::new("")).into();
+        Ok(scenario)
+    }
+
+    /// The scenario of a text; `path`: where it is said to lie, for messages.
+    ///
+    /// # Errors
+    /// [`ScenarioError`]
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ScenarioError> {
+        let scenario: Self = toml::from_str(text)
+            .map_err(|cause| ScenarioError::Malformed { path: path.into(), cause: Box::new(cause) })?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// # Errors
+    /// [`ScenarioError::Model`]
+    pub fn cost_model(&self) -> Result<Model, ScenarioError> {
+        Ok(Model::new(&self.model, &self.dir)?)
+    }
+
+    /// What each value by itself does not say.
+    fn check(&self) -> Result<(), ScenarioError> {
+        let Cluster { ranks, data, clients, cores, session, lease, strip, journal, .. } = self.cluster;
+        let loss = self.network.loss;
+        // A server that was started anew lets nobody change anything before leases have ended.
+        let checks = [
+            ((1..=4096).contains(&ranks), "[cluster] ranks", "1 to 4096"),
+            (data <= 4096, "[cluster] data", "at most 4096"),
+            ((1..=1_000_000).contains(&clients), "[cluster] clients", "1 to 1000000"),
+            ((1..=4096).contains(&cores), "[cluster] cores", "1 to 4096"),
+            (session >= Nanos::from_millis(1000), "[cluster] session", "at least 1 s"),
+            (session <= Nanos::from_millis(86_400_000), "[cluster] session", "at most 24 h"),
+            (
+                (Nanos::from_millis(100)..=session).contains(&lease),
+                "[cluster] lease",
+                "at least 100 ms, and at most as long as a session",
+            ),
+            (journal.0 >= 2 << 20 && journal.0 <= 1 << 30, "[cluster] journal", "2 MiB to 1 GiB"),
+            (journal.0.is_multiple_of(8), "[cluster] journal", "a multiple of 8 B"),
+            (
+                strip.0 <= 1 << 20 && strip.0 <= journal.0 / 16,
+                "[cluster] strip",
+                "at most 1 MiB, and a sixteenth of the journal",
+            ),
+            ((0.0..0.9).contains(&loss), "[network] loss", "0 to 0.9"),
+            ((0.0..=1e5).contains(&self.clock.drift_ppm), "[clock] drift_ppm", "0 to 100000"),
+            (
+                self.clock.skew.is_none_or(|skew| skew <= Nanos::from_millis(86_400_000)),
+                "[clock] skew",
+                "at most 24 h",
+            ),
+            (
+                self.faults.slowness.is_none_or(|slowness| (1.0..=1e6).contains(&slowness)),
+                "[faults] slowness",
+                "1 to 1000000",
+            ),
+            (self.output.series >= Nanos(1_000_000), "[output] series", "at least 1 ms"),
+        ];
+        for (fits, key, wanted) in checks {
+            if !fits {
+                return Err(ScenarioError::Bad { key: key.into(), wanted: format!("it is {wanted}") });
+            }
+        }
+        FaultKind::ALL.into_iter().try_for_each(|kind| self.check_fault(kind))
+    }
+
+    fn check_fault(&self, kind: FaultKind) -> Result<(), ScenarioError> {
+        let Some(fault) = self.faults.of(kind) else { return Ok(()) };
+        let bad =
+            |wanted: String| Err(ScenarioError::Bad { key: format!("[faults] {}", kind.name()), wanted });
+        if fault.every.is_none() && fault.at.is_empty() {
+            return bad("it says `every` how much time it happens, or `at` which times".into());
+        }
+        if fault.every.as_ref().is_some_and(|every| every.mean() < Nanos::from_millis(1)) {
+            return bad("it happens every 1 ms at most".into());
+        }
+        let nodes = match kind {
+            FaultKind::ClientCrash => self.cluster.clients,
+            FaultKind::Late => self.nodes(),
+            _ => u32::from(self.cluster.ranks) + u32::from(self.cluster.data),
+        };
+        match fault.nodes.iter().find(|node| **node >= nodes) {
+            Some(node) => {
+                bad(format!("there is no node {node}: they have the numbers from 0 to {}", nodes - 1))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Of all kinds.
+    pub fn nodes(&self) -> u32 {
+        u32::from(self.cluster.ranks) + u32::from(self.cluster.data) + self.cluster.clients
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Scenario, String> {
+        Scenario::parse(text, Path::new("it.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn nothing_need_be_said() {
+        let scenario = parse("").unwrap();
+        assert_eq!((scenario.cluster.ranks, scenario.cluster.clients, scenario.seed), (1, 1, 0));
+        assert_eq!(scenario.nodes(), 2);
+    }
+
+    #[test]
+    fn all_can_be_said() {
+        let scenario = parse(
+            "seed = 7\n[cluster]\nranks = 4\ndata = 3\nclients = 32\ndurability = \"durable\"\ncache = \"none\"\n\
+             [model]\npreset = \"wu\"\nlookup = { uniform = [\"1 us\", \"2 us\"] }\n\
+             [network]\npreset = \"myri10g\"\nloss = 0.001\n[disk]\nsync = \"5 ms\"\n[clock]\nskew = \"1 s\"\ndrift_ppm = 50\n\
+             [faults]\nuntil = \"30 s\"\ncrash = { every = { exponential = \"5 s\" }, for = \"1 s\" }\n[output]\nseries = \"100 ms\"\n",
+        )
+        .unwrap();
+        assert_eq!(scenario.cluster.durability, Durability::Durable);
+        assert_eq!(scenario.nodes(), 39);
+        assert!(scenario.cost_model().is_ok());
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (text, words) in [
+            ("[cluster]\nrank = 4", "line 2"),
+            ("[cluster]\nrank = 4", "`rank`"),
+            ("[cluster]\nranks = 0", "[cluster] ranks: it is 1 to 4096"),
+            ("[cluster]\ncache = \"some\"", "`some`"),
+            ("[cluster]\nlease = \"100 s\"", "as long as a session"),
+            ("[network]\nloss = 1.0", "[network] loss"),
+            ("[faults]\ncrash = {}", "[faults] crash: it says `every`"),
+            ("[faults]\ncrash = { every = \"1 us\" }", "1 ms"),
+            ("[faults]\npower = { at = [\"1 s\"], nodes = [1] }", "there is no node 1"),
+            ("[[nothing]]", "`nothing`"),
+        ] {
+            let error = parse(text).unwrap_err();
+            assert!(error.contains(words), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Files are made in one directory by all processes, or by each in its own; then, if wanted, looked at and removed. Wu, chapter 5.
+
+use serde::Deserialize;
+
+use super::script::{Step, make_file, only_if, script};
+use super::workload::{Member, range};
+use super::{Op, OpenFlags};
+use crate::Bytes;
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct Create {
+    /// Of each process.
+    files: u64,
+    /// All processes use one directory.
+    shared: bool,
+    bytes: Bytes,
+    stat: bool,
+    remove: bool,
+}
+
+impl Default for Create {
+    fn default() -> Self {
+        Self { files: 1000, shared: true, bytes: Bytes(0), stat: false, remove: false }
+    }
+}
+
+impl Create {
+    pub(super) fn check(&self) -> Result<(), String> {
+        range("files", self.files, 1, 1 << 32)?;
+        range("bytes", self.bytes.0, 0, 1 << 40)
+    }
+
+    pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
+        let Self { files, shared, bytes, stat, remove } = *self;
+        let dir = if shared { member.crew.dir.clone() } else { member.own() };
+        let number = member.number;
+        let paths = move || {
+            let dir = dir.clone();
+            (0..files).map(move |file| format!("{dir}/{number}.{file}"))
+        };
+        let (stats, removes) = (paths.clone(), paths.clone());
+        begin(member)
+            .chain(only_if(!shared, [Op::mkdir(member.own()).into(), Step::Barrier]))
+            .chain(paths().flat_map(move |path| make_file(path, bytes.0, 1 << 20)))
+            .chain(only_if(stat, after_barrier(stats().map(Op::stat))))
+            .chain(only_if(remove, after_barrier(removes().map(Op::unlink))))
+    }
+}
+
+/// The first process makes the directory in which all work.
+pub(super) fn begin(member: &Member) -> impl Iterator<Item = Step> + use<> {
+    let dir = member.crew.dir.clone();
+    only_if(member.is_first(), [Op::MkDir { path: dir.into(), mode: 0o1777 }.into()])
+        .chain(script([Step::Barrier]))
+}
+
+pub(super) fn after_barrier(ops: impl Iterator<Item = Op>) -> impl Iterator<Item = Step> {
+    script([Step::Barrier]).chain(ops.map(Step::Do))
+}
+
+/// Opens a file to be read and written, which may be there.
+pub(super) fn open_new(file: u32, path: String) -> Op {
+    Op::open(file, path, OpenFlags::READ | OpenFlags::WRITE | OpenFlags::CREATE)
+}

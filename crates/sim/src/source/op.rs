@@ -1,0 +1,201 @@
+//! Operations.
+
+use bitflags::bitflags;
+use espalier_proto::{Access, RenameFlags, SetAttr};
+
+bitflags! {
+    /// How a file is opened; without `READ` and `WRITE` it is good for nothing but `stat` and the like.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct OpenFlags: u32 {
+        const READ = 1;
+        const WRITE = 2;
+        const CREATE = 4;
+        const EXCLUSIVE = 8;
+        const TRUNCATE = 16;
+        const APPEND = 32;
+        const DIRECTORY = 64;
+        const NO_FOLLOW = 128;
+    }
+}
+
+/// What an operation is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Target {
+    Path(Vec<u8>),
+    /// As `Path`, but a symbolic link itself.
+    Link(Vec<u8>),
+    /// An open file.
+    File(u32),
+}
+
+/// An operation, as system calls have it. Paths begin at the root. Open files have numbers that their programs choose: a number
+/// that is in use is closed first.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Op {
+    MkDir {
+        path: Vec<u8>,
+        mode: u32,
+    },
+    /// `mode`: of what is created.
+    Open {
+        file: u32,
+        path: Vec<u8>,
+        flags: OpenFlags,
+        mode: u32,
+    },
+    /// Without an offset: from where the last such operation has ended.
+    Read {
+        file: u32,
+        offset: Option<u64>,
+        size: u64,
+    },
+    /// As `Read`. What is written says which process has written it.
+    Write {
+        file: u32,
+        offset: Option<u64>,
+        size: u64,
+    },
+    /// Where operations without an offset go on.
+    Seek {
+        file: u32,
+        offset: u64,
+    },
+    Close {
+        file: u32,
+    },
+    Sync {
+        file: u32,
+    },
+    /// Some of the entries that have not been listed yet; `plus`: with attributes.
+    List {
+        file: u32,
+        limit: u32,
+        plus: bool,
+    },
+    Stat {
+        target: Target,
+    },
+    Access {
+        path: Vec<u8>,
+        want: Access,
+    },
+    SetAttr {
+        target: Target,
+        set: SetAttr,
+    },
+    Unlink {
+        path: Vec<u8>,
+    },
+    RmDir {
+        path: Vec<u8>,
+    },
+    Rename {
+        from: Vec<u8>,
+        to: Vec<u8>,
+        flags: RenameFlags,
+    },
+    Link {
+        from: Vec<u8>,
+        to: Vec<u8>,
+    },
+    Symlink {
+        target: Vec<u8>,
+        path: Vec<u8>,
+    },
+    ReadLink {
+        path: Vec<u8>,
+    },
+}
+
+impl Op {
+    pub fn mkdir(path: impl Into<Vec<u8>>) -> Self {
+        Self::MkDir { path: path.into(), mode: 0o777 }
+    }
+
+    pub fn open(file: u32, path: impl Into<Vec<u8>>, flags: OpenFlags) -> Self {
+        Self::Open { file, path: path.into(), flags, mode: 0o666 }
+    }
+
+    /// Makes a file that must not be there, and opens it for writing.
+    pub fn create(file: u32, path: impl Into<Vec<u8>>) -> Self {
+        Self::open(file, path, OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::EXCLUSIVE)
+    }
+
+    pub fn stat(path: impl Into<Vec<u8>>) -> Self {
+        Self::Stat { target: Target::Path(path.into()) }
+    }
+
+    pub fn unlink(path: impl Into<Vec<u8>>) -> Self {
+        Self::Unlink { path: path.into() }
+    }
+
+    pub fn rmdir(path: impl Into<Vec<u8>>) -> Self {
+        Self::RmDir { path: path.into() }
+    }
+
+    pub fn kind(&self) -> OpKind {
+        match self {
+            Self::MkDir { .. } => OpKind::MkDir,
+            Self::Open { flags, .. } if flags.contains(OpenFlags::CREATE) => OpKind::Create,
+            Self::Open { .. } => OpKind::Open,
+            Self::Read { .. } => OpKind::Read,
+            Self::Write { .. } => OpKind::Write,
+            Self::Seek { .. } => OpKind::Seek,
+            Self::Close { .. } => OpKind::Close,
+            Self::Sync { .. } => OpKind::Sync,
+            Self::List { .. } => OpKind::List,
+            Self::Stat { .. } => OpKind::Stat,
+            Self::Access { .. } => OpKind::Access,
+            Self::SetAttr { set, .. } if set.size.is_some() => OpKind::Truncate,
+            Self::SetAttr { set, .. } if set.perm.is_some() => OpKind::ChMod,
+            Self::SetAttr { set, .. } if set.uid.is_some() || set.gid.is_some() => OpKind::ChOwn,
+            Self::SetAttr { .. } => OpKind::UTimes,
+            Self::Unlink { .. } => OpKind::Unlink,
+            Self::RmDir { .. } => OpKind::RmDir,
+            Self::Rename { .. } => OpKind::Rename,
+            Self::Link { .. } => OpKind::Link,
+            Self::Symlink { .. } => OpKind::Symlink,
+            Self::ReadLink { .. } => OpKind::ReadLink,
+        }
+    }
+}
+
+macro_rules! kinds {
+    ($($kind:ident = $name:literal,)*) => {
+        /// The kinds of operations that are told apart in results.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum OpKind { $($kind,)* }
+
+        impl OpKind {
+            pub const ALL: &[Self] = &[$(Self::$kind,)*];
+
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$kind => $name,)* }
+            }
+        }
+    };
+}
+
+kinds! {
+    MkDir = "mkdir",
+    Create = "create",
+    Open = "open",
+    Read = "read",
+    Write = "write",
+    Seek = "seek",
+    Close = "close",
+    Sync = "fsync",
+    List = "list",
+    Stat = "stat",
+    Access = "access",
+    Truncate = "truncate",
+    ChMod = "chmod",
+    ChOwn = "chown",
+    UTimes = "utimes",
+    Unlink = "unlink",
+    RmDir = "rmdir",
+    Rename = "rename",
+    Link = "link",
+    Symlink = "symlink",
+    ReadLink = "readlink",
+}

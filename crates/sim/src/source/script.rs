@@ -1,0 +1,105 @@
+//! Programs that are known beforehand, but for loops that end where there is nothing more.
+
+use std::fmt;
+
+use super::{Done, Next, Op, OpenFlags, Source};
+use crate::{Nanos, Random};
+
+/// A step of a script.
+#[derive(Clone, Debug)]
+pub(super) enum Step {
+    Do(Op),
+    /// Again and again until it comes to nothing, or fails.
+    UntilNothing(Op),
+    Pause(Nanos),
+    Barrier,
+}
+
+impl From<Op> for Step {
+    fn from(op: Op) -> Self {
+        Self::Do(op)
+    }
+}
+
+/// A script that is being performed.
+pub(super) struct Script {
+    steps: Box<dyn Iterator<Item = Step>>,
+    /// What is done until it comes to nothing.
+    again: Option<Op>,
+}
+
+impl Script {
+    pub(super) fn new(steps: impl Iterator<Item = Step> + 'static) -> Self {
+        Self { steps: Box::new(steps), again: None }
+    }
+}
+
+impl fmt::Debug for Script {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Script").field("again", &self.again).finish_non_exhaustive()
+    }
+}
+
+impl Source for Script {
+    fn next(&mut self, _: &mut Random, last: Option<&Done>) -> Next {
+        if let Some(op) = &self.again
+            && matches!(last, Some(Done { result: Ok(1..), .. }))
+        {
+            return Next::Do(op.clone());
+        }
+        self.again = None;
+        match self.steps.next() {
+            None => Next::End,
+            Some(Step::Do(op)) => Next::Do(op),
+            Some(Step::Pause(time)) => Next::Pause(time),
+            Some(Step::Barrier) => Next::Barrier,
+            Some(Step::UntilNothing(op)) => Next::Do(self.again.insert(op).clone()),
+        }
+    }
+}
+
+/// The number under which scripts open files that they close before they open others.
+pub(super) const FILE: u32 = 3;
+/// Entries of a directory that are listed at once.
+const PAGE: u32 = 512;
+
+pub(super) fn script<const N: usize>(steps: [Step; N]) -> impl Iterator<Item = Step> {
+    steps.into_iter()
+}
+
+/// Only if `wanted`.
+pub(super) fn only_if<I: IntoIterator<Item = Step>>(wanted: bool, steps: I) -> impl Iterator<Item = Step> {
+    wanted.then_some(steps).into_iter().flatten()
+}
+
+/// Makes a new file of so many bytes, in writes of `piece` bytes.
+pub(super) fn make_file(path: String, bytes: u64, piece: u64) -> impl Iterator<Item = Step> {
+    std::iter::once(Op::create(FILE, path))
+        .chain(write(FILE, bytes, piece))
+        .chain([Op::Close { file: FILE }])
+        .map(Step::Do)
+}
+
+/// Writes of `piece` bytes each, but for the last.
+pub(super) fn write(file: u32, bytes: u64, piece: u64) -> impl Iterator<Item = Op> {
+    let pieces = (0..bytes).step_by(piece.max(1) as usize);
+    pieces.map(move |begin| Op::Write { file, offset: None, size: piece.min(bytes - begin) })
+}
+
+/// Reads a file to its end, as programs do that do not ask how long it is.
+pub(super) fn read_file(path: String, piece: u64) -> impl Iterator<Item = Step> {
+    script([
+        Step::Do(Op::open(FILE, path, OpenFlags::READ)),
+        Step::UntilNothing(Op::Read { file: FILE, offset: None, size: piece }),
+        Step::Do(Op::Close { file: FILE }),
+    ])
+}
+
+/// Lists a directory.
+pub(super) fn list(path: String) -> impl Iterator<Item = Step> {
+    script([
+        Step::Do(Op::open(FILE, path, OpenFlags::READ | OpenFlags::DIRECTORY)),
+        Step::UntilNothing(Op::List { file: FILE, limit: PAGE, plus: false }),
+        Step::Do(Op::Close { file: FILE }),
+    ])
+}

@@ -1,0 +1,392 @@
+//! What lies under a metadata server: a store and a journal, in memory. A loss of power finds them as it would a disk.
+
+use std::ops::Bound;
+
+use espalier_meta::{
+    Check, Config, Format, Io, IoDone, Load, Meta, Recovery, RecoveryError, StreamCall, StreamDone,
+};
+use espalier_proto::{Errno, Ino, ObjectId, Rank, Reply, Space, StreamIo, Time};
+use espalier_store::{Journal, JournalError, MemoryStore, SimFile, Store, StoreError};
+
+use crate::disk::Access;
+
+/// See the module's description.
+pub struct Storage {
+    pub store: MemoryStore,
+    journal: Journal<SimFile>,
+    /// Bytes appended to the journal since it was synced, and staged since the tables were published.
+    unsynced: usize,
+    staged: usize,
+}
+
+/// How a server ends that does not end by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loss {
+    /// Of the process: all that was written is there.
+    Process,
+    /// Of power. What of the journal was not synced is lost, or torn, as the number says.
+    Power(u64),
+}
+
+/// Why a server cannot begin.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    #[error(transparent)]
+    Recovery(#[from] RecoveryError),
+    #[error("the tables have no first record")]
+    Empty,
+}
+
+/// What a record takes on a disk, and a run of dentries, about.
+const RECORD: usize = 4096;
+const DENTRIES: usize = 64 << 10;
+const TAG: u64 = 1;
+
+impl Storage {
+    /// An empty file system, or another rank's part of one.
+    ///
+    /// # Errors
+    /// None that can be expected of memory.
+    pub fn format(config: &Config, time: Time) -> Result<Self, StorageError> {
+        let bytes =
+            usize::try_from(Journal::<SimFile>::file_bytes(config.journal_capacity)).unwrap_or(usize::MAX);
+        let journal = Journal::create(SimFile::new(bytes), config.journal_capacity, TAG)?;
+        let store = MemoryStore::new();
+        let format = Format { time, uid: 0, gid: 0, perm: 0o777 };
+        let first = if config.rank == Rank(0) { format.writes() } else { Format::nothing(config.rank) };
+        store.stage(first)?;
+        store.publish()?;
+        Ok(Self { store, journal, unsynced: 0, staged: 0 })
+    }
+
+    /// As it is found after a crash.
+    ///
+    /// # Errors
+    /// The journal is not one any more.
+    pub fn crash(&self, loss: Loss) -> Result<Self, StorageError> {
+        let (store, file) = match loss {
+            Loss::Process => (self.store.reopen(), self.journal.file().reopen()),
+            Loss::Power(seed) => (self.store.crash(), self.journal.file().crash(seed)),
+        };
+        file.fail_after(u64::MAX);
+        Ok(Self { store, journal: Journal::open(file)?, unsynced: 0, staged: 0 })
+    }
+
+    /// The machine of what is there.
+    ///
+    /// # Errors
+    /// [`StorageError`]
+    pub fn recover(&mut self, config: &Config) -> Result<Meta, StorageError> {
+        let store = &self.store;
+        let first = store.get(ObjectId::SUPER, b"")?.ok_or(StorageError::Empty)?;
+        let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
+        let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
+        let (mut recovery, from) = Recovery::begin(config.clone(), &first, &orphans, &sessions)?;
+        let mut fetch = |wanted: &Load| load(store, wanted);
+        let mut failed = None;
+        self.journal.replay(from, |_, frame| {
+            if failed.is_none() {
+                failed = recovery.frame(frame, &mut fetch).err();
+            }
+        })?;
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        self.journal.forget_torn()?;
+        let new_streams = store.new_streams()?;
+        let size = |ino| Ok::<_, StoreError>((ino, store.stream_stat(ino)?.size));
+        let sizes = recovery.watched().into_iter().map(size).collect::<Result<Vec<_>, _>>()?;
+        let (end, used) = (self.journal.position(), self.journal.used());
+        let (meta, calls) = recovery.finish(end, used, &new_streams, &sizes, &mut fetch)?;
+        for call in calls {
+            stream_call(store, call)?;
+        }
+        Ok(meta)
+    }
+
+    /// From now on nothing can be written, or again.
+    pub fn fail(&self, fails: bool) {
+        self.journal.file().fail_after(if fails { 0 } else { u64::MAX });
+    }
+
+    /// What a disk has to do for an I/O.
+    pub fn access(&self, io: &Io) -> Access {
+        match io {
+            Io::Journal { frame, .. } => Access::Sync(self.unsynced + frame.len()),
+            Io::Sync => Access::Sync(self.unsynced),
+            Io::Publish { .. } => Access::Sync(self.staged),
+            Io::Stage { writes } => {
+                let bytes = |write: &espalier_proto::TableWrite| {
+                    write.key.len() + write.value.as_ref().map_or(0, Vec::len)
+                };
+                Access::Transfer(writes.iter().map(bytes).sum())
+            }
+            Io::Load(Load::Dentries { .. }) => Access::Transfer(DENTRIES),
+            Io::Stream(StreamCall::Fill { bytes, sync: true, .. }, _) => Access::Sync(bytes.len()),
+            Io::Stream(StreamCall::Fill { bytes, .. }, _) => Access::Transfer(bytes.len()),
+            Io::Stream(StreamCall::Sync { .. }, _) => Access::Sync(0),
+            _ => Access::Transfer(RECORD),
+        }
+    }
+
+    /// Bytes that a recovery reads.
+    pub fn to_replay(&self) -> Access {
+        Access::Transfer(
+            usize::try_from(self.journal.capacity().min(self.journal.used() + 4096)).unwrap_or(0),
+        )
+    }
+
+    /// Does one I/O of the machine's: one that is about this store alone.
+    ///
+    /// # Errors
+    /// As the machine takes them.
+    pub fn execute(&mut self, io: Io) -> Result<IoDone, Errno> {
+        match io {
+            Io::Load(wanted) => load(&self.store, &wanted),
+            Io::Stream(call, _) => {
+                stream_call(&self.store, call).map(IoDone::Stream).map_err(|error| error.errno())
+            }
+            Io::Journal { frame, sync } => {
+                let done = self.append(frame)?;
+                if sync {
+                    self.sync()?;
+                }
+                Ok(done)
+            }
+            Io::Sync => self.sync().map(|()| IoDone::Synced),
+            Io::Stage { writes } => {
+                if let Access::Transfer(bytes) = self.access(&Io::Stage { writes: writes.clone() }) {
+                    self.staged += bytes;
+                }
+                self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(|error| error.errno())
+            }
+            Io::Publish { trim } => {
+                self.store.publish().map_err(|error| error.errno())?;
+                self.staged = 0;
+                self.journal.trim(trim);
+                Ok(IoDone::Published { used: self.journal.used() })
+            }
+            Io::Yield | Io::Rest => Ok(IoDone::Paused),
+            // They are not about a store.
+            Io::Groups { .. } | Io::Admit { .. } => Err(Errno::EIO),
+        }
+    }
+
+    /// Appends a frame to the journal. It is not durable yet.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn append(&mut self, frame: Vec<u8>) -> Result<IoDone, Errno> {
+        let end = if frame.is_empty() {
+            self.journal.position()
+        } else {
+            self.journal.append(&frame).map_err(|_| Errno::EIO)?
+        };
+        self.unsynced += frame.len();
+        Ok(IoDone::Journaled { end, used: self.journal.used(), frame })
+    }
+
+    /// Makes the journal durable.
+    ///
+    /// # Errors
+    /// As [`Self::execute`].
+    pub fn sync(&mut self) -> Result<(), Errno> {
+        self.unsynced = 0;
+        self.journal.sync().map(drop).map_err(|_| Errno::EIO)
+    }
+
+    /// Does what a client wants to be done with a stream.
+    ///
+    /// # Errors
+    /// As the client is to be told.
+    pub fn stream(&self, io: StreamIo, data: &[u8]) -> Result<Reply, Errno> {
+        let store = &self.store;
+        let done = match io {
+            StreamIo::Read { ino, offset, size } => {
+                let mut bytes = vec![0; size as usize];
+                store.stream_read(ino, offset, &mut bytes).map(|read| {
+                    bytes.truncate(read);
+                    Reply::Bytes(bytes)
+                })
+            }
+            StreamIo::Write { ino, offset } => {
+                store.stream_write(ino, offset, data).map(|()| Reply::Written(data.len() as u32))
+            }
+            StreamIo::Allocate { ino, offset, length, mode } => {
+                store.stream_allocate(ino, offset, length, mode).map(|()| Reply::Done)
+            }
+            StreamIo::Seek { ino, offset, what } => {
+                return match store.stream_seek(ino, offset, what) {
+                    Ok(found) => found.map(Reply::Offset).ok_or(Errno::ENXIO),
+                    Err(error) => Err(error.errno()),
+                };
+            }
+            StreamIo::Copy { from, from_offset, to, to_offset, length } => store
+                .stream_copy(from, from_offset, to, to_offset, length)
+                .map(|copied| Reply::Written(copied as u32)),
+        };
+        done.map_err(|error| error.errno())
+    }
+
+    pub fn space(&self) -> Space {
+        self.store.space().unwrap_or_default()
+    }
+
+    /// How long a file's stream is here.
+    pub fn stream_stat(&self, ino: Ino) -> Result<espalier_proto::StreamStat, Errno> {
+        self.store.stream_stat(ino).map_err(|error| error.errno())
+    }
+
+    /// What `fsck` sees of the tables and streams.
+    ///
+    /// # Errors
+    /// None that can be expected of memory.
+    pub fn check(&self, config: &Config) -> Result<Check, StorageError> {
+        let mut check = Check::new(config.hash_key);
+        for record in self.store.records() {
+            let (object, key, value) = record?;
+            check.record(object, &key, &value);
+        }
+        for ino in self.store.streams()? {
+            check.stream(ino, self.store.stream_stat(ino)?.size);
+        }
+        Ok(check)
+    }
+}
+
+fn load(store: &MemoryStore, wanted: &Load) -> Result<IoDone, Errno> {
+    let done = match wanted {
+        Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
+        Load::Dentries { dir, from, limit } => {
+            let object = ObjectId::fragment(*dir, 0);
+            store.scan(object, Bound::Included(&from.to_be_bytes()), *limit).map(IoDone::Dentries)
+        }
+    };
+    done.map_err(|error| error.errno())
+}
+
+fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreError> {
+    let stats = |inos: &mut dyn Iterator<Item = Ino>| {
+        inos.map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>().map(StreamDone::Stats)
+    };
+    match call {
+        StreamCall::Stat(inos) | StreamCall::Glance(inos) => return stats(&mut inos.into_iter()),
+        StreamCall::Measure(files) => return stats(&mut files.into_iter().map(|(ino, _)| ino)),
+        StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {
+            store.stream_create(ino)?;
+            store.stream_write(ino, 0, &bytes)?;
+            store.stream_truncate(ino, size)?;
+            store.stream_set_mtime(ino, mtime)?;
+            if sync {
+                store.stream_sync(ino)?;
+            }
+        }
+        StreamCall::Truncate { ino, size } => store.stream_truncate(ino, size)?,
+        StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
+        StreamCall::Sync { ino } => store.stream_sync(ino)?,
+        StreamCall::Settle { ino } => store.stream_settle(ino)?,
+        StreamCall::Remove { ino } => store.stream_remove(ino)?,
+    }
+    Ok(StreamDone::Done)
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use espalier_meta::{Input, Now, Outbox};
+    use espalier_proto::{Caller, ClientId, Name, NewNode, Request, RequestId};
+
+    use super::*;
+
+    fn config() -> Config {
+        Config { reserve: 0, ..Config::new([7; 16], 64, 2 << 20) }
+    }
+
+    /// Gives the machine an input and does all I/O that follows.
+    fn input(meta: &mut Meta, storage: &mut Storage, input: Input) -> Vec<Result<Reply, Errno>> {
+        let mut out = Outbox::default();
+        let now = Now { time: Time::new(1, 0), uptime_ms: 1, queued: 0 };
+        meta.on(now, input, &mut out);
+        while let Some((id, io)) = out.io.pop() {
+            let result = storage.execute(io);
+            meta.on(now, Input::Done { id, result }, &mut out);
+        }
+        out.replies.into_iter().map(|reply| reply.result).collect()
+    }
+
+    fn ask(meta: &mut Meta, storage: &mut Storage, id: u64, request: Request) -> Result<Reply, Errno> {
+        let caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
+        let (from, id) = (ClientId(1), RequestId(id));
+        let mut replies = input(meta, storage, Input::Request { from, id, below: id, caller, request });
+        replies.pop().unwrap()
+    }
+
+    fn mkdir(name: &str) -> Request {
+        let (node, perm, umask, open, exclusive) = (NewNode::Directory, 0o755, 0, None, true);
+        Request::Create {
+            dir: Ino::ROOT,
+            name: Name::new(name.as_bytes()).unwrap(),
+            node,
+            perm,
+            umask,
+            open,
+            exclusive,
+        }
+    }
+
+    fn lookup(name: &str) -> Request {
+        Request::Lookup { dir: Ino::ROOT, name: Name::new(name.as_bytes()).unwrap() }
+    }
+
+    #[test]
+    fn a_crash_loses_what_was_not_durable_and_nothing_else() {
+        let config = config();
+        let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
+        let mut meta = storage.recover(&config).unwrap();
+        ask(&mut meta, &mut storage, 1, mkdir("kept")).unwrap();
+        input(&mut meta, &mut storage, Input::Tick);
+        ask(&mut meta, &mut storage, 2, mkdir("open")).unwrap();
+        // It is in memory alone.
+        let mut storage = storage.crash(Loss::Process).unwrap();
+        let mut meta = storage.recover(&config).unwrap();
+        assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));
+        assert!(matches!(ask(&mut meta, &mut storage, 4, lookup("open")), Ok(Reply::Absent { .. })));
+        for _ in 0..3 {
+            input(&mut meta, &mut storage, Input::Drain);
+        }
+        assert!(meta.is_quiet());
+        assert_eq!(storage.check(&config).unwrap().finish(), []);
+    }
+
+    #[test]
+    fn a_loss_of_power_finds_what_was_synced() {
+        let config = config();
+        for seed in 0..20 {
+            let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
+            let mut meta = storage.recover(&config).unwrap();
+            ask(&mut meta, &mut storage, 1, mkdir("kept")).unwrap();
+            input(&mut meta, &mut storage, Input::Tick);
+            storage.append(b"no frame of the machine's".to_vec()).unwrap();
+            assert_eq!(storage.access(&Io::Sync), Access::Sync(25));
+            let mut storage = storage.crash(Loss::Power(seed)).unwrap();
+            // Such a frame is either whole, and then cannot be understood, or not there.
+            if let Ok(mut meta) = storage.recover(&config) {
+                assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_fails_writes_nothing() {
+        let config = config();
+        let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
+        storage.fail(true);
+        assert!(matches!(storage.append(vec![0; 16]), Err(Errno::EIO)));
+        storage.fail(false);
+        assert!(storage.append(vec![0; 16]).is_ok());
+    }
+}

@@ -1,0 +1,386 @@
+//! A run: all nodes of a scenario, in virtual time.
+
+mod breaking;
+mod client;
+mod end;
+mod event;
+mod fabric;
+mod server;
+
+use std::collections::BTreeMap;
+
+use espalier_meta::{Acknowledge, Atime, Config};
+use espalier_proto::Rank;
+
+use crate::faults::Faults;
+use crate::message::Message;
+use crate::network::Network;
+use crate::observe::{Arrival, Node, Observer, Saboteur};
+use crate::process::Process;
+use crate::random::Seed;
+use crate::report::{self, Report, ServerReport, Tally, Used};
+use crate::scenario::{Cluster, Durability, Scenario, ScenarioError};
+use crate::series::Series;
+use crate::source::Workload;
+use crate::storage::StorageError;
+use crate::time::Nanos;
+use client::{Came, Client};
+use end::Stage;
+use event::Event;
+use fabric::{Fabric, WireId};
+use server::{Server, Setup};
+
+/// A run. See the module's description.
+pub struct World<'o> {
+    scenario: Scenario,
+    seed: Seed,
+    fabric: Fabric<'o>,
+    servers: Vec<Server>,
+    clients: Vec<Client>,
+    faults: Faults,
+    crews: Vec<Crew>,
+    stage: Stage,
+    events: u64,
+    tally: Tally,
+    series: Series,
+    /// What has gone wrong, by kind.
+    broken: BTreeMap<&'static str, u64>,
+    /// When all processes had ended, and how the servers had been used by then.
+    worked: Option<(Nanos, Vec<Used>)>,
+}
+
+/// The processes of a workload.
+#[derive(Clone, Debug, Default)]
+struct Crew {
+    /// Those that have not ended.
+    left: usize,
+    /// Those that have come to the barrier.
+    waiting: Vec<(u32, u32)>,
+}
+
+/// Why a run does not come to its end.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Scenario(#[from] ScenarioError),
+    #[error("at {at}, metadata server {} cannot begin: {cause}", node.0)]
+    Start { at: Nanos, node: Node, cause: StorageError },
+    #[error("{} after all processes had ended there is no end: {}", .after, .waits.join("; "))]
+    NotQuiet { after: Nanos, waits: Vec<String> },
+}
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub now: Nanos,
+    /// Processes that have ended, of all.
+    pub ended: usize,
+    pub processes: usize,
+    /// Operations that they have done.
+    pub operations: u64,
+    /// All has come to its end.
+    pub is_over: bool,
+}
+
+impl<'o> World<'o> {
+    /// A world at its beginning, with the scenario's workloads.
+    ///
+    /// # Errors
+    /// [`RunError::Scenario`]
+    pub fn new(
+        scenario: &Scenario,
+        observer: &'o mut dyn Observer,
+        saboteur: &'o mut dyn Saboteur,
+    ) -> Result<Self, RunError> {
+        let mut world = Self::empty(scenario, observer, saboteur)?;
+        let mut first = 0;
+        for (number, workload) in scenario.workload.iter().enumerate() {
+            first += world.add_workload(workload, number as u32, first);
+        }
+        Ok(world)
+    }
+
+    /// As [`Self::new`], without processes: [`Self::add_processes`] adds them.
+    ///
+    /// # Errors
+    /// [`RunError::Scenario`]
+    pub fn empty(
+        scenario: &Scenario,
+        observer: &'o mut dyn Observer,
+        saboteur: &'o mut dyn Saboteur,
+    ) -> Result<Self, RunError> {
+        let (seed, cluster) = (Seed(scenario.seed), &scenario.cluster);
+        let nodes = scenario.nodes() as usize;
+        let network = Network::new(&scenario.network, nodes, seed.random("network", 0));
+        let fabric = Fabric::new(scenario.cost_model()?, network, nodes, observer, saboteur);
+        let server = |rank: u16| {
+            let node = Node(rank.into());
+            let setup = Setup { node, config: config(cluster, rank), scenario, seed };
+            Server::new(setup).map_err(|cause| RunError::Start { at: Nanos::ZERO, node, cause })
+        };
+        let servers = (0..cluster.ranks).map(server).collect::<Result<_, _>>()?;
+        let first = u32::from(cluster.ranks) + u32::from(cluster.data);
+        let client = |index| Client::new(index, Node(first + index), scenario, seed);
+        Ok(Self {
+            seed,
+            fabric,
+            servers,
+            clients: (0..cluster.clients).map(client).collect(),
+            faults: Faults::new(&scenario.faults, seed),
+            crews: Vec::new(),
+            stage: Stage::Begins,
+            events: 0,
+            tally: Tally::default(),
+            series: Series::new(cluster.ranks.into(), cluster.clients as usize),
+            broken: BTreeMap::new(),
+            worked: None,
+            scenario: scenario.clone(),
+        })
+    }
+
+    fn add_workload(&mut self, workload: &Workload, number: u32, first: u32) -> u32 {
+        let processes = workload.start(number, first, self.scenario.cluster.clients);
+        let count = processes.len() as u32;
+        self.add_processes(processes);
+        count
+    }
+
+    /// Adds processes that meet at barriers, each on the client of that number, of which there is one.
+    pub fn add_processes(&mut self, processes: Vec<(u32, Process)>) {
+        let number = self.crews.len() as u32;
+        self.crews.push(Crew { left: processes.len(), waiting: Vec::new() });
+        let count = self.clients.len();
+        for (client, process) in processes {
+            let client = &mut self.clients[client as usize % count];
+            let random =
+                self.seed.random("process", u64::from(client.index) << 32 | client.slots.len() as u64);
+            client.add(process, number, random);
+        }
+    }
+
+    /// Goes on with at most so many events. After an error nothing is to be expected of it but [`Self::report`].
+    ///
+    /// # Errors
+    /// [`RunError`]
+    pub fn go_on(&mut self, events: u64) -> Result<Progress, RunError> {
+        if self.stage == Stage::Begins {
+            self.begin()?;
+        }
+        for _ in 0..events {
+            if self.stage == Stage::Over {
+                break;
+            }
+            // There are ticks for ever.
+            let Some((at, event)) = self.fabric.queue.pop() else { break };
+            self.fabric.now = at;
+            self.events += 1;
+            self.happen(event)?;
+        }
+        Ok(self.progress())
+    }
+
+    /// The run, to its end.
+    ///
+    /// # Errors
+    /// [`RunError`]
+    pub fn run(&mut self) -> Result<Report, RunError> {
+        while !self.go_on(1 << 20)?.is_over {}
+        Ok(self.report())
+    }
+
+    pub fn progress(&self) -> Progress {
+        let processes = self.clients.iter().map(|client| client.slots.len()).sum();
+        let left: usize = self.crews.iter().map(|crew| crew.left).sum();
+        let operations = self.tally.operations();
+        Progress {
+            now: self.fabric.now,
+            ended: processes - left,
+            processes,
+            operations,
+            is_over: self.stage == Stage::Over,
+        }
+    }
+
+    fn begin(&mut self) -> Result<(), RunError> {
+        self.stage = Stage::Works;
+        for rank in 0..self.servers.len() {
+            self.begin_server(Node(rank as u32))?;
+        }
+        for client in &mut self.clients {
+            client.begin(&mut self.fabric);
+        }
+        for (at, kind) in self.faults.first() {
+            self.fabric.queue.add(at, Event::Fault(kind));
+        }
+        self.fabric.after(self.scenario.output.series, Event::Sample);
+        if self.crews.iter().all(|crew| crew.left == 0) {
+            self.fabric.after(Nanos::ZERO, Event::Drain);
+        }
+        Ok(())
+    }
+
+    fn begin_server(&mut self, node: Node) -> Result<(), RunError> {
+        let begun = self.servers[node.0 as usize].begin(&mut self.fabric);
+        begun.map_err(|cause| RunError::Start { at: self.fabric.now, node, cause })
+    }
+
+    fn client_at(&mut self, node: Node) -> Option<usize> {
+        let first = self.clients.first()?.node.0;
+        node.0.checked_sub(first).map(|index| index as usize).filter(|index| self.clients[*index].is_up)
+    }
+
+    /// Of a server that has not ended since.
+    fn at_server(&mut self, node: Node, start: u64, what: impl FnOnce(&mut Server, &mut Fabric<'o>)) {
+        let found = self.servers.get_mut(node.0 as usize);
+        if let Some(server) = found.filter(|server| server.start == start && server.is_up()) {
+            what(server, &mut self.fabric);
+        }
+    }
+
+    fn happen(&mut self, event: Event) -> Result<(), RunError> {
+        match event {
+            Event::Arrives { wire, to, message } => self.arrives(wire, to, message),
+            Event::Lost { node, wire } => match self.client_at(node) {
+                Some(client) => self.clients[client].lost(&mut self.fabric, wire),
+                None => {
+                    if let Some(server) = self.servers.get_mut(node.0 as usize) {
+                        server.lost(&mut self.fabric, wire);
+                    }
+                }
+            },
+            Event::Reach { node, start, other } => match self.client_at(node) {
+                Some(client) => self.clients[client].reach(&mut self.fabric, Rank(other.0 as u16)),
+                None => self.at_server(node, start, |server, fabric| server.reach(fabric, other)),
+            },
+            Event::Served { node, start, since, job } => {
+                self.at_server(node, start, |server, fabric| server.served(fabric, since, job));
+            }
+            Event::Stored { node, start, since, job } => {
+                self.at_server(node, start, |server, fabric| server.stored(fabric, since, job));
+            }
+            Event::Paused { node, start, id } => {
+                self.at_server(node, start, |server, fabric| server.paused(fabric, id));
+            }
+            Event::Tick { node, start } => match self.client_at(node) {
+                Some(client) => {
+                    self.clients[client].tick(&mut self.fabric);
+                    self.after_client(client);
+                }
+                None => self.at_server(node, start, |server, fabric| server.tick(fabric)),
+            },
+            Event::Resume { client, process } => {
+                self.clients[client as usize].resume(&mut self.fabric, process);
+                self.after_client(client as usize);
+            }
+            Event::Fault(kind) => self.fault(kind)?,
+            Event::Mend(mend) => self.mend(mend)?,
+            Event::Sample => self.sample(),
+            Event::Drain => self.drain()?,
+        }
+        Ok(())
+    }
+
+    fn arrives(&mut self, wire: WireId, to: Node, message: Message) {
+        let Some(from) = self.fabric.other(wire, to) else { return };
+        let message = match self.fabric.saboteur.arrives(from, to, message) {
+            Arrival::Taken(message) => message,
+            Arrival::Swallowed => return,
+            Arrival::Answered(answer) => return self.fabric.send(wire, to, answer),
+        };
+        if let Some(client) = self.client_at(to) {
+            self.clients[client].arrives(&mut self.fabric, wire, from, message);
+            self.after_client(client);
+        } else if let Some(server) = self.servers.get_mut(to.0 as usize) {
+            server.arrives(&mut self.fabric, wire, from, message);
+        }
+    }
+
+    /// Takes note of what a client's processes have come to.
+    fn after_client(&mut self, index: usize) {
+        let client = &mut self.clients[index];
+        for (_, done) in client.done.drain(..) {
+            self.tally.add(&done);
+            self.series.ended(client.index, done.ended - done.begun, done.result.is_err());
+        }
+        for (process, came) in std::mem::take(&mut client.came) {
+            let crew = &mut self.crews[client.slots[process as usize].workload as usize];
+            match came {
+                Came::Barrier => crew.waiting.push((client.index, process)),
+                Came::End => {
+                    crew.left -= 1;
+                    // It may have been waiting.
+                    crew.waiting.retain(|waiting| *waiting != (client.index, process));
+                }
+            }
+            if crew.waiting.len() == crew.left {
+                for (client, process) in crew.waiting.drain(..) {
+                    self.fabric.after(Nanos::ZERO, Event::Resume { client, process });
+                }
+            }
+            if came == Came::End && self.crews.iter().all(|crew| crew.left == 0) {
+                self.fabric.after(Nanos::ZERO, Event::Drain);
+            }
+        }
+    }
+
+    fn sample(&mut self) {
+        let now = self.fabric.now;
+        let servers = self.servers.iter().map(|server| {
+            let Used { cores, cpu, disk, entries } = server.used(now);
+            (server.is_up(), cores, cpu, disk, entries)
+        });
+        self.series.step(now, servers, &self.fabric.sent);
+        if self.stage == Stage::Works {
+            self.fabric.after(self.scenario.output.series, Event::Sample);
+        }
+    }
+
+    fn used(&self) -> Vec<Used> {
+        self.servers.iter().map(|server| server.used(self.fabric.now)).collect()
+    }
+
+    /// What was measured until now.
+    pub fn series(&self) -> &Series {
+        &self.series
+    }
+
+    /// What has come of it until now.
+    pub fn report(&self) -> Report {
+        let (worked, used) = self.worked.clone().unwrap_or_else(|| (self.fabric.now, self.used()));
+        let servers =
+            used.iter().enumerate().map(|(server, used)| ServerReport::new(server as u32, worked, used));
+        let (servers, lawless): (Vec<_>, Vec<_>) = servers.unzip();
+        Report {
+            seed: self.scenario.seed,
+            fingerprint: format!("{:016x}", self.fabric.fingerprint),
+            worked_s: worked.as_secs_f64(),
+            total_s: self.fabric.now.as_secs_f64(),
+            events: self.events,
+            operations: self.tally.report(worked.as_secs_f64()),
+            servers,
+            messages: report::messages(&self.fabric.sent),
+            message_bytes: self.fabric.bytes,
+            faults: self.broken.clone(),
+            lawless: lawless.into_iter().flatten().collect(),
+        }
+    }
+}
+
+/// How a metadata server's machine is to behave.
+fn config(cluster: &Cluster, rank: u16) -> Config {
+    let millis = |time: Nanos| Some(u32::try_from(time.as_millis()).unwrap_or(u32::MAX));
+    let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
+    Config {
+        acknowledge: match cluster.durability {
+            Durability::Written => Acknowledge::Written,
+            Durability::Durable => Acknowledge::Durable,
+        },
+        atime: Atime::Relative,
+        cache_bytes: usize::try_from(cluster.memory.0).unwrap_or(usize::MAX),
+        session_ms: millis(cluster.session),
+        lease_ms: millis(cluster.lease),
+        rank: Rank(rank),
+        ranks: cluster.ranks,
+        ..Config::new(*b"in virtual time.", strip, cluster.journal.0)
+    }
+}

@@ -1,0 +1,120 @@
+//! What breaks in a world, and how it is mended.
+
+use rand::Rng;
+
+use crate::faults::FaultKind;
+use crate::observe::Node;
+use crate::storage::Loss;
+use crate::time::Nanos;
+use crate::world::end::Stage;
+use crate::world::event::{Event, Mend};
+use crate::world::{RunError, World};
+
+impl World<'_> {
+    pub(super) fn fault(&mut self, kind: FaultKind) -> Result<(), RunError> {
+        let now = self.fabric.now;
+        if self.stage != Stage::Works {
+            return Ok(());
+        }
+        if !self.faults.is_stated(kind, now)
+            && let Some(at) = self.faults.next(kind, now)
+        {
+            self.fabric.queue.add(at, Event::Fault(kind));
+        }
+        let nodes = match kind {
+            FaultKind::ClientCrash => self.clients.len(),
+            FaultKind::Late => self.scenario.nodes() as usize,
+            _ => self.servers.len(),
+        };
+        *self.broken.entry(kind.name()).or_default() += 1;
+        let (node, lasts) = self.faults.draw(kind, nodes);
+        match kind {
+            FaultKind::Crash => self.crash(node, Loss::Process, lasts)?,
+            FaultKind::Power => {
+                let seed = self.faults.random(kind).random();
+                self.crash(node, Loss::Power(seed), lasts)?;
+            }
+            FaultKind::ClientCrash => {
+                if self.clients[node].is_up {
+                    self.clients[node].crash(&mut self.fabric);
+                    self.after_client(node);
+                }
+            }
+            FaultKind::Cut => {
+                let wires = self.fabric.all_open();
+                if !wires.is_empty() {
+                    let wire = wires[self.faults.random(kind).random_range(0..wires.len())];
+                    self.fabric.cut(wire, Nanos::ZERO);
+                }
+            }
+            FaultKind::Partition => {
+                if self.fabric.sides.is_empty() {
+                    let random = self.faults.random(kind);
+                    let mut sides: Vec<bool> = (0..self.scenario.nodes()).map(|_| random.random()).collect();
+                    // There is somebody on either side.
+                    sides[node] = true;
+                    let other = (node + 1) % sides.len();
+                    sides[other] = false;
+                    self.fabric.part(sides);
+                    self.fabric.after(lasts, Event::Mend(Mend::Join));
+                }
+            }
+            FaultKind::Late => {
+                let late = self.faults.lateness();
+                self.fabric.network.set_late(node, late);
+                self.fabric.after(lasts, Event::Mend(Mend::OnTime(Node(node as u32))));
+            }
+            FaultKind::DiskFailure => {
+                let server = &mut self.servers[node];
+                if server.is_up() && !server.disk.fails {
+                    server.disk.fails = true;
+                    server.storage.fail(true);
+                    self.fabric.after(lasts, Event::Mend(Mend::Disk(Node(node as u32))));
+                }
+            }
+            FaultKind::SlowDisk => {
+                self.servers[node].disk.slowness = self.faults.slowness();
+                self.fabric.after(lasts, Event::Mend(Mend::Speed(Node(node as u32))));
+            }
+        }
+        Ok(())
+    }
+
+    fn crash(&mut self, node: usize, loss: Loss, lasts: Nanos) -> Result<(), RunError> {
+        let server = &mut self.servers[node];
+        if server.is_up() {
+            let node = server.node;
+            let crashed = server.crash(&mut self.fabric, loss);
+            let replay = crashed.map_err(|cause| RunError::Start { at: self.fabric.now, node, cause })?;
+            self.fabric.after(lasts + replay, Event::Mend(Mend::Start(node)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn mend(&mut self, mend: Mend) -> Result<(), RunError> {
+        match mend {
+            Mend::Start(node) => {
+                let server = &self.servers[node.0 as usize];
+                // With a disk that fails it cannot begin; it does when that is mended.
+                if !server.is_up() && !server.disk.fails {
+                    self.begin_server(node)?;
+                }
+            }
+            Mend::Join => self.fabric.join(),
+            Mend::OnTime(node) => self.fabric.network.set_late(node.0 as usize, Nanos::ZERO),
+            Mend::Disk(node) => {
+                let server = &mut self.servers[node.0 as usize];
+                server.disk.fails = false;
+                server.storage.fail(false);
+                if server.is_up() {
+                    // What has failed is not trusted before the next start.
+                    self.crash(node.0 as usize, Loss::Process, Nanos::ZERO)?;
+                } else {
+                    self.fabric.after(Nanos::ZERO, Event::Mend(Mend::Start(node)));
+                }
+            }
+            Mend::Speed(node) => self.servers[node.0 as usize].disk.slowness = 1.0,
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,341 @@
+//! A client as a node: its sessions, and the processes that run on it.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use espalier_client::{Answer, Asked, Cache, ForDoor, Sessions, Told, Users};
+use espalier_proto::{ClientId, ClusterId, Errno, FromClient, Hello, Rank, Service, Welcome};
+
+use rand::Rng;
+
+use crate::clock::Clock;
+use crate::message::Message;
+use crate::model::Work;
+use crate::observe::Node;
+use crate::process::{Act, Process};
+use crate::random::{Random, Seed};
+use crate::scenario::{Caching, Scenario};
+use crate::source::Done;
+use crate::storage::Loss;
+use crate::time::Nanos;
+use crate::world::event::Event;
+use crate::world::fabric::{Fabric, WireId};
+use crate::world::server::Line;
+
+/// Records that a client caches.
+const CACHED: usize = 65_536;
+/// From one tick of a client to the next.
+const TICK: Nanos = Nanos(500_000_000);
+
+/// Who has called: a process, and the number of the call.
+#[derive(Clone, Copy, Debug)]
+pub struct Ticket {
+    process: u32,
+    call: u64,
+}
+
+/// A process of a client.
+pub struct Slot {
+    process: Process,
+    random: Random,
+    /// The scenario's workload that it belongs to.
+    pub workload: u32,
+    /// What it goes on with when its client's processor is done.
+    answer: Option<Result<Answer, Errno>>,
+    has_ended: bool,
+}
+
+/// What a process has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Came {
+    Barrier,
+    End,
+}
+
+/// See the module's description.
+pub struct Client {
+    pub node: Node,
+    /// From 0 on.
+    pub index: u32,
+    id: ClientId,
+    clock: Clock,
+    sessions: Sessions<Ticket>,
+    told: Told<Ticket>,
+    lines: BTreeMap<Rank, Line>,
+    pub slots: Vec<Slot>,
+    calls: u64,
+    random: Random,
+    leases: bool,
+    /// It says that often that it is there, in ticks.
+    alive_ticks: u64,
+    ticks: u64,
+    pub is_up: bool,
+    /// It ends its sessions.
+    pub leaves: bool,
+    /// Processes that go on now, with what.
+    ready: VecDeque<(u32, Option<Result<Answer, Errno>>)>,
+    /// Processes that have come to a barrier, or to their end, and the operations that have ended, since this was last asked.
+    pub came: Vec<(u32, Came)>,
+    pub done: Vec<(u32, Done)>,
+    /// Calls under way.
+    pub calling: usize,
+}
+
+impl Client {
+    pub fn new(index: u32, node: Node, scenario: &Scenario, seed: Seed) -> Self {
+        let number = u64::from(node.0);
+        let session = scenario.cluster.session;
+        Self {
+            node,
+            index,
+            // The first numbers are machines' own.
+            id: ClientId(100 + u64::from(index)),
+            clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
+            sessions: Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true),
+            told: Told::default(),
+            lines: BTreeMap::new(),
+            slots: Vec::new(),
+            calls: 0,
+            random: seed.random("client", number),
+            leases: scenario.cluster.cache == Caching::Leases,
+            alive_ticks: (session.0 / 6 / TICK.0).max(1),
+            ticks: 0,
+            is_up: true,
+            leaves: false,
+            ready: VecDeque::new(),
+            came: Vec::new(),
+            done: Vec::new(),
+            calling: 0,
+        }
+    }
+
+    pub fn add(&mut self, process: Process, workload: u32, random: Random) -> u32 {
+        self.slots.push(Slot { process, random, workload, answer: None, has_ended: false });
+        (self.slots.len() - 1) as u32
+    }
+
+    pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
+        // Clients do not tick all at the same time.
+        let first = Nanos(self.random.random_range(0..TICK.0));
+        fabric.after(first, Event::Tick { node: self.node, start: 0 });
+        for process in 0..self.slots.len() as u32 {
+            fabric.after(Nanos::ZERO, Event::Resume { client: self.index, process });
+        }
+    }
+
+    /// It ends with its processes; nothing comes of it any more.
+    pub fn crash(&mut self, fabric: &mut Fabric<'_>) {
+        self.is_up = false;
+        self.lines.clear();
+        self.calling = 0;
+        for (process, slot) in self.slots.iter_mut().enumerate() {
+            if !std::mem::replace(&mut slot.has_ended, true) {
+                self.came.push((process as u32, Came::End));
+            }
+        }
+        fabric.observer.crashed(fabric.now, self.node, Loss::Process);
+        fabric.drop_node(self.node, true);
+    }
+
+    /// Milliseconds of a clock that nobody sets.
+    fn now(&self, fabric: &Fabric<'_>) -> u64 {
+        self.clock.shown(fabric.now).as_millis()
+    }
+
+    // ---- Processes
+
+    /// A process goes on.
+    pub fn resume(&mut self, fabric: &mut Fabric<'_>, process: u32) {
+        if let Some(slot) = self.slots.get_mut(process as usize).filter(|slot| !slot.has_ended) {
+            let answer = slot.answer.take();
+            self.ready.push_back((process, answer));
+            self.go_on(fabric);
+        }
+    }
+
+    /// Lets processes go on until all wait.
+    fn go_on(&mut self, fabric: &mut Fabric<'_>) {
+        loop {
+            while let Some((process, answer)) = self.ready.pop_front() {
+                self.step(fabric, process, answer);
+            }
+            self.do_told(fabric);
+            if self.ready.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn step(&mut self, fabric: &mut Fabric<'_>, process: u32, answer: Option<Result<Answer, Errno>>) {
+        let slot = &mut self.slots[process as usize];
+        let act = slot.process.step(fabric.now, &mut slot.random, answer);
+        self.done.extend(slot.process.take_finished().map(|done| (process, done)));
+        match act {
+            Act::Call(caller, call) => {
+                self.calls += 1;
+                let now = self.now(fabric);
+                let ticket = Ticket { process, call: self.calls };
+                fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
+                self.calling += 1;
+                if let Some((result, _)) = self.sessions.answer(now, &call) {
+                    return self.answered(fabric, ticket, result);
+                }
+                let asked = Asked { call_id: ticket.call, caller, call, ticket };
+                self.sessions.call(now, asked, &mut self.told);
+            }
+            Act::Pause(time) => fabric.after(time, Event::Resume { client: self.index, process }),
+            Act::Barrier(_) => self.came.push((process, Came::Barrier)),
+            Act::End => {
+                self.slots[process as usize].has_ended = true;
+                self.came.push((process, Came::End));
+            }
+        }
+    }
+
+    fn answered(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: Result<Answer, Errno>) {
+        fabric.observer.answered(fabric.now, self.index, ticket.call, &result);
+        self.calling -= 1;
+        let cost = fabric.model.cost(Work::Client).sample(&mut self.random);
+        if cost == Nanos::ZERO {
+            self.ready.push_back((ticket.process, Some(result)));
+        } else {
+            self.slots[ticket.process as usize].answer = Some(result);
+            fabric.after(cost, Event::Resume { client: self.index, process: ticket.process });
+        }
+    }
+
+    // ---- Sessions
+
+    /// Does what the sessions want done.
+    fn do_told(&mut self, fabric: &mut Fabric<'_>) {
+        loop {
+            for (rank, message) in std::mem::take(&mut self.told.send) {
+                if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
+                    fabric.send(wire, self.node, Message::FromClient(message));
+                }
+            }
+            if self.told.door.is_empty() {
+                break;
+            }
+            for told in std::mem::take(&mut self.told.door) {
+                match told {
+                    ForDoor::Answer { ticket, result, .. } => self.answered(fabric, ticket, result),
+                    // Processes keep nothing of what they are told.
+                    ForDoor::Revoke { rank, number, .. } => {
+                        self.sessions.revoked(rank, number, &mut self.told)
+                    }
+                    ForDoor::Groups { rank, id, .. } => {
+                        self.sessions.groups(rank, id, [].into(), &mut self.told);
+                    }
+                    ForDoor::Distrust(_)
+                    | ForDoor::Recall(_)
+                    | ForDoor::Changed(_)
+                    | ForDoor::Unlocked(_) => {}
+                }
+            }
+        }
+        self.connect_needed(fabric);
+    }
+
+    /// Connects to ranks that are needed for the first time.
+    fn connect_needed(&mut self, fabric: &mut Fabric<'_>) {
+        if !self.leaves && self.sessions.needed().len() > self.lines.len() {
+            let new: Vec<Rank> =
+                self.sessions.needed().filter(|rank| !self.lines.contains_key(rank)).collect();
+            for rank in new {
+                self.reach(fabric, rank);
+            }
+        }
+    }
+
+    /// Tries to reach a metadata server, unless it is reached already.
+    pub fn reach(&mut self, fabric: &mut Fabric<'_>, rank: Rank) {
+        let line = self.lines.entry(rank).or_default();
+        if line.wire.is_none() && self.is_up {
+            let (cluster, client) = (ClusterId::ANY, self.id);
+            let service = Service::Metadata { leases: self.leases };
+            let incarnation = self.sessions.incarnation(rank);
+            let hello = Hello { cluster, service, client, incarnation };
+            line.begin(fabric.connect(self.node, Node(rank.0.into()), hello));
+        }
+    }
+
+    pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
+        for (rank, line) in &mut self.lines {
+            if line.lose(wire) {
+                self.sessions.disconnected(*rank);
+                let other = Node(rank.0.into());
+                fabric.after(line.pause(), Event::Reach { node: self.node, start: 0, other });
+                return;
+            }
+        }
+    }
+
+    pub fn arrives(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
+        let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
+        let Some(line) = self.lines.get_mut(&rank).filter(|line| line.wire == Some(wire)) else { return };
+        match message {
+            Message::Welcome(welcome) => {
+                line.opened(wire);
+                self.welcomed(fabric, rank, &welcome);
+            }
+            Message::Refused => fabric.cut(wire, Nanos::ZERO),
+            Message::FromServer(message) => {
+                let now = self.now(fabric);
+                self.sessions.received(now, rank, message, &mut self.told);
+                self.go_on(fabric);
+            }
+            _ => {}
+        }
+    }
+
+    fn welcomed(&mut self, fabric: &mut Fabric<'_>, rank: Rank, welcome: &Welcome) {
+        self.sessions.connected(rank, welcome, &mut self.told);
+        self.go_on(fabric);
+        if self.leaves {
+            self.say_goodbye(fabric, rank);
+        }
+    }
+
+    pub fn tick(&mut self, fabric: &mut Fabric<'_>) {
+        self.ticks += 1;
+        let now = self.now(fabric);
+        self.sessions.tick(now, |_| false, &mut self.told);
+        if self.ticks.is_multiple_of(self.alive_ticks) {
+            for wire in self.lines.values().filter(|line| line.up).filter_map(|line| line.wire) {
+                fabric.send(wire, self.node, Message::Alive);
+            }
+        }
+        self.go_on(fabric);
+        fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: 0 });
+    }
+
+    // ---- The end
+
+    /// Ends all sessions: those with servers that are not reached now, later.
+    pub fn leave(&mut self, fabric: &mut Fabric<'_>) {
+        self.leaves = true;
+        for rank in self.lines.keys().copied().collect::<Vec<_>>() {
+            self.say_goodbye(fabric, rank);
+        }
+    }
+
+    fn say_goodbye(&mut self, fabric: &mut Fabric<'_>, rank: Rank) {
+        if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
+            fabric.send(wire, self.node, Message::FromClient(FromClient::Goodbye));
+            // It is not to be reached any more: the server closes the connection.
+            self.lines.remove(&rank);
+            self.sessions.disconnected(rank);
+        }
+    }
+
+    /// It has no session any more.
+    pub fn has_left(&self) -> bool {
+        !self.is_up || (self.leaves && self.lines.is_empty())
+    }
+
+    /// Calls that wait, by the rank that they wait for.
+    pub fn waits_for(&self) -> Vec<(Rank, usize)> {
+        let waiting = self.sessions.needed().map(|rank| (rank, self.sessions.waiting(rank)));
+        waiting.filter(|(_, waiting)| *waiting > 0).collect()
+    }
+}

@@ -1,0 +1,129 @@
+//! How a run ends: what is broken is mended, clients leave, and servers come to rest. What does not come to rest is a fault.
+
+use espalier_meta::{Check, Finding, Input};
+
+use crate::time::Nanos;
+use crate::world::event::Event;
+use crate::world::{RunError, World};
+
+/// How far a run has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Begins,
+    /// Processes work.
+    Works,
+    /// All have ended, at that time; clients leave.
+    Leaves(Nanos),
+    /// All have left; servers write out what they have.
+    Writes(Nanos),
+    Over,
+}
+
+/// How often it is looked whether all is at rest.
+const LOOK: Nanos = Nanos(100_000_000);
+
+impl World<'_> {
+    pub(super) fn drain(&mut self) -> Result<(), RunError> {
+        let since = match self.stage {
+            Stage::Begins | Stage::Works => {
+                self.sample();
+                self.worked = Some((self.fabric.now, self.used()));
+                for client in &mut self.clients {
+                    if client.is_up {
+                        client.leave(&mut self.fabric);
+                    }
+                }
+                self.stage = Stage::Leaves(self.fabric.now);
+                self.fabric.now
+            }
+            Stage::Leaves(since) => {
+                if self.have_left() {
+                    self.stage = Stage::Writes(since);
+                }
+                since
+            }
+            Stage::Writes(since) => {
+                let are_quiet = |world: &Self| {
+                    let quiet = |server: &super::Server| {
+                        server.meta().is_some_and(|meta| meta.is_quiet() && meta.open_transactions() == 0)
+                            && server.cpu.is_idle()
+                            && server.device.is_idle()
+                    };
+                    world.servers.iter().all(quiet)
+                };
+                if are_quiet(self) {
+                    self.stage = Stage::Over;
+                    return Ok(());
+                }
+                for server in &mut self.servers {
+                    server.input(&mut self.fabric, Input::Drain);
+                }
+                since
+            }
+            Stage::Over => return Ok(()),
+        };
+        let passed = self.fabric.now - since;
+        if passed > self.scenario.cluster.drain {
+            return Err(RunError::NotQuiet { after: passed, waits: self.waits() });
+        }
+        self.fabric.after(LOOK, Event::Drain);
+        Ok(())
+    }
+
+    /// No client has a session, and nothing is owed between ranks.
+    fn have_left(&self) -> bool {
+        let is_left = |server: &super::Server| {
+            server.meta().is_some_and(|meta| {
+                let figures = meta.figures();
+                figures.sessions == 0 && meta.open_transactions() == 0 && meta.untold_usage() == 0
+            })
+        };
+        self.clients.iter().all(|client| client.has_left()) && self.servers.iter().all(is_left)
+    }
+
+    /// What is not at rest.
+    fn waits(&self) -> Vec<String> {
+        let mut waits = Vec::new();
+        for server in &self.servers {
+            let rank = server.rank;
+            let Some(meta) = server.meta() else {
+                waits.push(format!("metadata server {rank} is down"));
+                continue;
+            };
+            let figures = meta.figures();
+            let counts = [
+                (figures.sessions, "sessions that do not end"),
+                (meta.open_transactions() as u64, "open transactions"),
+                (meta.untold_usage() as u64, "directories of which other ranks are not told"),
+                (server.cpu.load(self.fabric.now).number as u64, "requests in its queue"),
+                (server.device.load(self.fabric.now).number as u64, "operations on its disk"),
+                (u64::from(!meta.is_quiet()), "operations or I/O under way"),
+            ];
+            for (count, what) in counts.into_iter().filter(|(count, _)| *count > 0) {
+                waits.push(format!("metadata server {rank} has {what} ({count})"));
+            }
+        }
+        for client in self.clients.iter().filter(|client| !client.has_left()) {
+            for (rank, calls) in client.waits_for() {
+                waits.push(format!(
+                    "client {} waits for metadata server {rank} with {calls} calls",
+                    client.index
+                ));
+            }
+        }
+        waits
+    }
+
+    /// What `fsck` of all stores together finds, once the run is over.
+    pub fn fsck(&self) -> Result<Vec<Finding>, RunError> {
+        let checked = |server: &super::Server| {
+            let node = server.node;
+            server.storage.check(&server.config).map_err(|cause| RunError::Start {
+                at: self.fabric.now,
+                node,
+                cause,
+            })
+        };
+        Ok(Check::finish_all(self.servers.iter().map(checked).collect::<Result<Vec<_>, _>>()?))
+    }
+}

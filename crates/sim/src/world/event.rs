@@ -1,0 +1,77 @@
+//! What happens in a world.
+
+use espalier_meta::IoId;
+
+use crate::faults::FaultKind;
+use crate::message::Message;
+use crate::observe::Node;
+use crate::time::Nanos;
+use crate::world::fabric::WireId;
+use crate::world::server::{DiskJob, Job};
+
+/// What happens. `start`: of the node; what was meant for an earlier one comes to nothing.
+#[derive(Debug)]
+pub enum Event {
+    Arrives {
+        wire: WireId,
+        to: Node,
+        message: Message,
+    },
+    /// A connection of the node's is broken.
+    Lost {
+        node: Node,
+        wire: WireId,
+    },
+    /// A node tries again to reach another.
+    Reach {
+        node: Node,
+        start: u64,
+        other: Node,
+    },
+    /// A server's processor is done with what has come at `since`.
+    Served {
+        node: Node,
+        start: u64,
+        since: Nanos,
+        job: Job,
+    },
+    /// A server's disk is, too.
+    Stored {
+        node: Node,
+        start: u64,
+        since: Nanos,
+        job: DiskJob,
+    },
+    /// What the machine has asked for only to be asked again.
+    Paused {
+        node: Node,
+        start: u64,
+        id: IoId,
+    },
+    Tick {
+        node: Node,
+        start: u64,
+    },
+    /// A process goes on.
+    Resume {
+        client: u32,
+        process: u32,
+    },
+    Fault(FaultKind),
+    /// What a fault has done ends.
+    Mend(Mend),
+    Sample,
+    /// All has ended: what is left is brought to its end, step by step.
+    Drain,
+}
+
+/// The end of a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mend {
+    /// A server begins again.
+    Start(Node),
+    Join,
+    OnTime(Node),
+    Disk(Node),
+    Speed(Node),
+}

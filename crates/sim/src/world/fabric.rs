@@ -1,0 +1,202 @@
+//! What all nodes of a world share: time, what is going to happen, and the connections between them.
+//!
+//! A connection is as of TCP: what is sent over it comes in order, or not at all when it breaks. Both its ends hear of that, later.
+
+use espalier_proto::Hello;
+
+use crate::message::{Message, MessageKind};
+use crate::model::Model;
+use crate::network::Network;
+use crate::observe::{Node, Observer, Saboteur};
+use crate::queue::Queue;
+use crate::time::Nanos;
+use crate::world::event::Event;
+
+/// See the module's description.
+pub struct Fabric<'o> {
+    pub now: Nanos,
+    pub queue: Queue<Event>,
+    pub model: Model,
+    pub observer: &'o mut dyn Observer,
+    pub saboteur: &'o mut dyn Saboteur,
+    pub network: Network,
+    wires: Vec<Wire>,
+    free: Vec<u32>,
+    /// On which side of a partition each node is, if there is one.
+    pub sides: Vec<bool>,
+    /// Nodes without power, which answer nothing.
+    silent: Vec<bool>,
+    /// Messages by kind that were sent.
+    pub sent: [u64; MessageKind::ALL.len()],
+    pub bytes: u64,
+    /// Tells runs apart: what was sent when, from where to where.
+    pub fingerprint: u64,
+}
+
+/// Names a connection for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct WireId {
+    index: u32,
+    generation: u32,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Wire {
+    generation: u32,
+    open: bool,
+    /// Who has made it, and to whom.
+    ends: [Node; 2],
+    /// When the last message arrives that each end has sent.
+    last: [Nanos; 2],
+}
+
+impl<'o> Fabric<'o> {
+    pub fn new(
+        model: Model,
+        network: Network,
+        nodes: usize,
+        observer: &'o mut dyn Observer,
+        saboteur: &'o mut dyn Saboteur,
+    ) -> Self {
+        Self {
+            now: Nanos::ZERO,
+            queue: Queue::default(),
+            model,
+            observer,
+            saboteur,
+            network,
+            wires: Vec::new(),
+            free: Vec::new(),
+            sides: Vec::new(),
+            silent: vec![false; nodes],
+            sent: [0; MessageKind::ALL.len()],
+            bytes: 0,
+            fingerprint: 0,
+        }
+    }
+
+    pub fn after(&mut self, time: Nanos, event: Event) {
+        self.queue.add(self.now + time, event);
+    }
+
+    /// Begins a connection. Its maker hears [`Event::Lost`] if nothing comes of it.
+    pub fn connect(&mut self, from: Node, to: Node, hello: Hello) -> WireId {
+        let index = self.free.pop().unwrap_or_else(|| {
+            let wire = Wire { generation: 0, open: false, ends: [from, to], last: [Nanos::ZERO; 2] };
+            self.wires.push(wire);
+            u32::try_from(self.wires.len() - 1).unwrap_or(u32::MAX)
+        });
+        let wire = &mut self.wires[index as usize];
+        (wire.open, wire.ends, wire.last) = (true, [from, to], [Nanos::ZERO; 2]);
+        let id = WireId { index, generation: wire.generation };
+        if self.is_reached(from, to) {
+            self.send(id, from, Message::Hello(hello));
+        } else {
+            self.cut(id, self.network.timeout);
+        }
+        id
+    }
+
+    fn is_reached(&self, from: Node, to: Node) -> bool {
+        let side = |node: Node| self.sides.get(node.0 as usize).copied().unwrap_or_default();
+        !self.silent[to.0 as usize] && side(from) == side(to)
+    }
+
+    /// Sends a message over a connection, unless that is broken.
+    pub fn send(&mut self, id: WireId, from: Node, message: Message) {
+        let Some(wire) = self.wire(id) else { return };
+        let end = usize::from(wire.ends[0] != from);
+        let to = wire.ends[1 - end];
+        self.observer.sent(self.now, from, to, &message);
+        let (bytes, number) = message.measure();
+        self.sent[message.kind() as usize] += 1;
+        self.bytes += bytes as u64;
+        for word in [self.now.0, u64::from(from.0) << 32 | u64::from(to.0), number] {
+            self.fingerprint = (self.fingerprint.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        }
+        let arrives = self.network.send(self.now, from.0 as usize, to.0 as usize, bytes);
+        let last = &mut self.wires[id.index as usize].last[end];
+        *last = arrives.max(*last);
+        let at = *last;
+        self.queue.add(at, Event::Arrives { wire: id, to, message });
+    }
+
+    fn wire(&self, id: WireId) -> Option<&Wire> {
+        self.wires.get(id.index as usize).filter(|wire| wire.open && wire.generation == id.generation)
+    }
+
+    /// Who is at the other end, if the connection is not broken.
+    pub fn other(&self, id: WireId, own: Node) -> Option<Node> {
+        self.wire(id).map(|wire| if wire.ends[0] == own { wire.ends[1] } else { wire.ends[0] })
+    }
+
+    /// One end ends the connection, and the other hears of it after a message's time.
+    pub fn close(&mut self, id: WireId, by: Node) {
+        if let Some(other) = self.other(id, by) {
+            let at = self.network.send(self.now, by.0 as usize, other.0 as usize, 0);
+            self.release(id);
+            self.queue.add(at, Event::Lost { node: other, wire: id });
+        }
+    }
+
+    /// The connection breaks; both ends notice after that time.
+    pub fn cut(&mut self, id: WireId, notice: Nanos) {
+        if let Some(ends) = self.wire(id).map(|wire| wire.ends) {
+            self.release(id);
+            for node in ends {
+                self.after(notice, Event::Lost { node, wire: id });
+            }
+        }
+    }
+
+    fn release(&mut self, id: WireId) {
+        let wire = &mut self.wires[id.index as usize];
+        wire.open = false;
+        wire.generation = wire.generation.wrapping_add(1);
+        self.free.push(id.index);
+    }
+
+    /// All connections that are not broken, in the order of their places.
+    fn open(&self, which: impl Fn(&[Node; 2]) -> bool) -> Vec<WireId> {
+        let wires = self.wires.iter().enumerate().filter(|(_, wire)| wire.open && which(&wire.ends));
+        let id = |(index, wire): (usize, &Wire)| WireId {
+            index: u32::try_from(index).unwrap_or(u32::MAX),
+            generation: wire.generation,
+        };
+        wires.map(id).collect()
+    }
+
+    pub fn all_open(&self) -> Vec<WireId> {
+        self.open(|_| true)
+    }
+
+    /// A node ends: others hear of it at once, or when it has not answered for a while.
+    pub fn drop_node(&mut self, node: Node, is_silent: bool) {
+        self.silent[node.0 as usize] = is_silent;
+        for id in self.open(|ends| ends.contains(&node)) {
+            if is_silent {
+                self.cut(id, self.network.timeout);
+            } else {
+                self.close(id, node);
+            }
+        }
+    }
+
+    pub fn revive(&mut self, node: Node) {
+        self.silent[node.0 as usize] = false;
+    }
+
+    /// From now on only nodes of the same side reach each other.
+    pub fn part(&mut self, sides: Vec<bool>) {
+        let across = self.open(|ends| sides[ends[0].0 as usize] != sides[ends[1].0 as usize]);
+        self.sides = sides;
+        for id in across {
+            self.cut(id, self.network.timeout);
+        }
+    }
+
+    pub fn join(&mut self) {
+        self.sides = Vec::new();
+    }
+}

@@ -1,0 +1,513 @@
+//! A metadata server as a node: its machine, its processor, its disk, and who is connected to it.
+//!
+//! A request is served in the order of arrival, and takes its time; at its end the machine is run with it, and what follows leaves at
+//! once. So an answer never tells of what the processor has not come to, and nothing need be kept back.
+
+use std::collections::BTreeMap;
+
+use espalier_meta::{
+    Acknowledge, Config, Front, Input, Io, IoDone, IoId, Meta, Now, PeerMessage, Rights, StreamRequest,
+};
+use espalier_proto::{
+    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Rank, Reply, ServerMap, Service, Welcome,
+};
+use rand::Rng;
+use rustc_hash::FxHashMap;
+
+use crate::clock::Clock;
+use crate::disk::{Access, Disk};
+use crate::message::{Message, work_of_client};
+use crate::model::Work;
+use crate::observe::Node;
+use crate::random::{Random, Seed};
+use crate::report::Used;
+use crate::scenario::Scenario;
+use crate::station::{Arrived, Station};
+use crate::storage::{Loss, Storage, StorageError};
+use crate::time::Nanos;
+use crate::world::event::Event;
+use crate::world::fabric::{Fabric, WireId};
+
+/// A client may have so many requests unanswered.
+const WINDOW: u32 = 1024;
+/// After how long a connection is tried again: first, and at most.
+pub const FIRST_PAUSE: Nanos = Nanos(20_000_000);
+pub const LONGEST_PAUSE: Nanos = Nanos(1_000_000_000);
+const TICK: Nanos = Nanos(1_000_000_000);
+/// What [`Io::Rest`] means.
+const REST: Nanos = Nanos(2_000_000);
+
+/// What a server is given to serve.
+#[derive(Debug)]
+pub enum Job {
+    Hello(WireId, Hello),
+    Client(WireId, FromClient),
+    Peer(WireId, PeerMessage),
+}
+
+/// What a server's disk is given to do.
+#[derive(Debug)]
+pub enum DiskJob {
+    Io(IoId, Io),
+    /// The journal has been appended to, and is to be made durable.
+    Journal(IoId, IoDone),
+    Stream(StreamRequest),
+}
+
+/// See the module's description.
+pub struct Server {
+    pub node: Node,
+    pub rank: Rank,
+    pub config: Config,
+    /// Counts the starts of the process.
+    pub start: u64,
+    pub clock: Clock,
+    pub disk: Disk,
+    pub storage: Storage,
+    front: Option<Front>,
+    pub cpu: Station<Job>,
+    pub device: Station<DiskJob>,
+    random: Random,
+    rights: Rights,
+    servers: ServerMap,
+    clients: FxHashMap<ClientId, WireId>,
+    wires: FxHashMap<WireId, ClientId>,
+    /// Who has connected and is not welcome yet.
+    greeted: BTreeMap<ClientId, WireId>,
+    /// Connections to other ranks, by rank: those that can be used, and those under way.
+    peers: Vec<Line>,
+}
+
+/// A connection to another server.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Line {
+    pub wire: Option<WireId>,
+    pub up: bool,
+    pause: Nanos,
+}
+
+impl Line {
+    /// After how long it is to be tried again.
+    pub fn pause(&mut self) -> Nanos {
+        let pause = self.pause.max(FIRST_PAUSE);
+        self.pause = Nanos((pause.0 * 2).min(LONGEST_PAUSE.0));
+        pause
+    }
+
+    pub fn begin(&mut self, wire: WireId) {
+        (self.wire, self.up) = (Some(wire), false);
+    }
+
+    pub fn opened(&mut self, wire: WireId) {
+        (self.wire, self.up, self.pause) = (Some(wire), true, Nanos::ZERO);
+    }
+
+    /// Whether it was this one.
+    pub fn lose(&mut self, wire: WireId) -> bool {
+        let is_it = self.wire == Some(wire);
+        if is_it {
+            (self.wire, self.up) = (None, false);
+        }
+        is_it
+    }
+}
+
+impl Job {
+    fn work(&self) -> Option<Work> {
+        match self {
+            Self::Client(_, message) => work_of_client(message),
+            Self::Peer(..) => Some(Work::Peer),
+            Self::Hello(..) => None,
+        }
+    }
+}
+
+/// What a server is made from.
+pub struct Setup<'a> {
+    pub node: Node,
+    pub config: Config,
+    pub scenario: &'a Scenario,
+    pub seed: Seed,
+}
+
+impl Server {
+    /// A server of an empty file system.
+    ///
+    /// # Errors
+    /// None that can be expected of memory.
+    pub fn new(setup: Setup<'_>) -> Result<Self, StorageError> {
+        let Setup { node, config, scenario, seed } = setup;
+        let number = u64::from(node.0);
+        let clock = Clock::new(&scenario.clock, &mut seed.random("clock", number));
+        let ranks = config.ranks;
+        // Addresses are never used: nodes are found by their numbers.
+        let names = if ranks > 1 { (0..ranks).map(|rank| rank.to_string()).collect() } else { Vec::new() };
+        Ok(Self {
+            node,
+            rank: config.rank,
+            start: 0,
+            disk: Disk::new(&scenario.disk, seed.random("disk", number)),
+            storage: Storage::format(&config, clock.time(Nanos::ZERO))?,
+            config,
+            clock,
+            front: None,
+            cpu: Station::new(scenario.cluster.cores),
+            device: Station::new(1),
+            random: seed.random("server", number),
+            rights: Rights::default(),
+            servers: ServerMap { ranks: names, data: Vec::new() },
+            clients: FxHashMap::default(),
+            wires: FxHashMap::default(),
+            greeted: BTreeMap::new(),
+            peers: vec![Line::default(); usize::from(ranks)],
+        })
+    }
+
+    pub fn meta(&self) -> Option<&Meta> {
+        self.front.as_ref().map(Front::meta)
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.front.is_some()
+    }
+
+    /// How it has been used until now.
+    pub fn used(&self, now: Nanos) -> Used {
+        let entries = self.meta().map_or(0, |meta| meta.files());
+        Used { cores: self.cpu.servers(), cpu: self.cpu.load(now), disk: self.device.load(now), entries }
+    }
+
+    /// Begins, with what the disk has.
+    ///
+    /// # Errors
+    /// What it has makes no sense.
+    pub fn begin(&mut self, fabric: &mut Fabric<'_>) -> Result<(), StorageError> {
+        self.front = Some(Front::new(self.storage.recover(&self.config)?));
+        self.start += 1;
+        fabric.revive(self.node);
+        fabric.observer.began(fabric.now, self.node);
+        // Servers do not tick all at the same time.
+        let first = Nanos(self.random.random_range(0..TICK.0));
+        fabric.after(first, Event::Tick { node: self.node, start: self.start });
+        for rank in 0..self.rank.0 {
+            self.reach(fabric, Node(rank.into()));
+        }
+        Ok(())
+    }
+
+    /// Ends without notice. How long it will take to read what the journal holds.
+    ///
+    /// # Errors
+    /// The journal cannot be opened any more.
+    pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<Nanos, StorageError> {
+        self.front = None;
+        self.storage = self.storage.crash(loss)?;
+        self.cpu.clear(fabric.now);
+        self.device.clear(fabric.now);
+        self.clients.clear();
+        self.wires.clear();
+        self.greeted.clear();
+        self.peers.fill(Line::default());
+        self.start += 1;
+        fabric.observer.crashed(fabric.now, self.node, loss);
+        fabric.drop_node(self.node, loss != Loss::Process);
+        Ok(self.disk.time(self.storage.to_replay()))
+    }
+
+    /// Tries to reach another rank, one with a smaller number, unless it does already.
+    pub fn reach(&mut self, fabric: &mut Fabric<'_>, other: Node) {
+        let line = &mut self.peers[other.0 as usize];
+        if line.wire.is_none() {
+            let (from, to) = (self.rank, Rank(u16::try_from(other.0).unwrap_or(u16::MAX)));
+            let (cluster, client) = (ClusterId::ANY, ClientId(from.0.into()));
+            let (service, incarnation) = (Service::Peer { from, to }, Some(self.start));
+            line.begin(fabric.connect(self.node, other, Hello { cluster, service, client, incarnation }));
+        }
+    }
+
+    /// A connection is broken.
+    pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
+        if let Some(client) = self.wires.remove(&wire) {
+            if self.clients.get(&client) == Some(&wire) {
+                self.clients.remove(&client);
+                if let Some(front) = &mut self.front {
+                    front.detach(client);
+                }
+            }
+            return;
+        }
+        let own = usize::from(self.rank.0);
+        for (rank, line) in self.peers.iter_mut().enumerate() {
+            if line.lose(wire) && rank < own {
+                let other = Node(rank as u32);
+                fabric.after(line.pause(), Event::Reach { node: self.node, start: self.start, other });
+                return;
+            }
+        }
+    }
+
+    pub fn arrives(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
+        if self.front.is_none() {
+            return fabric.close(wire, self.node);
+        }
+        let job = match message {
+            Message::Hello(hello) => Job::Hello(wire, hello),
+            Message::FromClient(message) => Job::Client(wire, message),
+            Message::Peer(message) => Job::Peer(wire, message),
+            Message::Alive => {
+                if let Some(&client) = self.wires.get(&wire) {
+                    self.input(fabric, Input::Heard { client });
+                }
+                return;
+            }
+            Message::Welcome(_) => {
+                // It has reached the other rank.
+                self.peers[from.0 as usize].opened(wire);
+                let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
+                return self.input(fabric, Input::PeerConnected { rank });
+            }
+            Message::Refused | Message::FromServer(_) | Message::ToData(_) | Message::FromData(_) => return,
+        };
+        if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
+            self.serve(fabric, arrived);
+        }
+    }
+
+    /// The service of a job begins.
+    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>) {
+        let time = job.work().map_or(Nanos::ZERO, |work| fabric.model.cost(work).sample(&mut self.random));
+        fabric.after(time, Event::Served { node: self.node, start: self.start, since, job });
+    }
+
+    /// The service of a job ends.
+    pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: Job) {
+        if let Some(next) = self.cpu.leave(fabric.now, since) {
+            self.serve(fabric, next);
+        }
+        // Where answers wait for the journal's file alone, to which writing costs nothing here, there is nothing to be put off for.
+        let is_put_off = self.config.acknowledge == Acknowledge::Durable;
+        let now = self.now(fabric, if is_put_off { self.cpu.number() } else { 0 });
+        let Some(front) = &mut self.front else { return };
+        match job {
+            Job::Client(wire, message) => {
+                let Some(&client) = self.wires.get(&wire) else { return };
+                if front.take(now, client, &self.rights, message).is_err() {
+                    fabric.close(wire, self.node);
+                }
+            }
+            Job::Peer(wire, message) => {
+                let from = self.peers.iter().position(|line| line.up && line.wire == Some(wire));
+                let Some(from) = from else { return };
+                front.input(now, Input::Peer { from: Rank(from as u16), message });
+            }
+            Job::Hello(wire, hello) => match hello.service {
+                Service::Metadata { leases } => {
+                    self.greeted.insert(hello.client, wire);
+                    front.connect(now, hello.client, leases, &self.rights);
+                }
+                Service::Peer { from, .. } => {
+                    let line = &mut self.peers[usize::from(from.0)];
+                    let old = line.wire.replace(wire).filter(|old| *old != wire);
+                    line.opened(wire);
+                    if let Some(old) = old {
+                        fabric.close(old, self.node);
+                    }
+                    let welcome = self.welcome(true);
+                    fabric.send(wire, self.node, welcome);
+                    if let Some(front) = &mut self.front {
+                        front.input(now, Input::PeerConnected { rank: from });
+                    }
+                }
+                Service::Data(_) | Service::Delegated(_) => fabric.send(wire, self.node, Message::Refused),
+            },
+        }
+        self.settle(fabric);
+    }
+
+    fn welcome(&self, resumed: bool) -> Message {
+        Message::Welcome(Box::new(Welcome {
+            incarnation: self.start,
+            resumed,
+            window: WINDOW,
+            session_ms: self.config.session_ms.unwrap_or(u32::MAX),
+            rank: self.rank,
+            servers: self.servers.clone(),
+        }))
+    }
+
+    /// `queued`: as in [`Now`].
+    fn now(&self, fabric: &Fabric<'_>, queued: usize) -> Now {
+        let uptime_ms = self.clock.shown(fabric.now).as_millis();
+        Now { time: self.clock.time(fabric.now), uptime_ms, queued }
+    }
+
+    /// Gives the machine what no client has said.
+    pub fn input(&mut self, fabric: &mut Fabric<'_>, input: Input) {
+        let now = self.now(fabric, 0);
+        if let Some(front) = &mut self.front {
+            front.input(now, input);
+            self.settle(fabric);
+        }
+    }
+
+    /// What it has asked for only to be asked again.
+    pub fn paused(&mut self, fabric: &mut Fabric<'_>, id: IoId) {
+        self.input(fabric, Input::Done { id, result: Ok(IoDone::Paused) });
+    }
+
+    pub fn tick(&mut self, fabric: &mut Fabric<'_>) {
+        self.storage.store.set_now(self.clock.time(fabric.now));
+        let free = self.storage.space().available;
+        self.input(fabric, Input::Space { free });
+        self.input(fabric, Input::Tick);
+        fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: self.start });
+    }
+
+    // ---- What follows
+
+    /// Does what the machine has decided, and what follows from that at once.
+    fn settle(&mut self, fabric: &mut Fabric<'_>) {
+        loop {
+            let Some(front) = &mut self.front else { return };
+            let routed = front.route();
+            let mut goes_on = false;
+            for (client, connected) in routed.connected {
+                let Some(wire) = self.greeted.remove(&client) else { continue };
+                match connected {
+                    Ok(connected) => {
+                        self.attach(fabric, client, wire, connected.resumed);
+                        goes_on = true;
+                    }
+                    Err(_) => fabric.send(wire, self.node, Message::Refused),
+                }
+            }
+            for (client, message) in routed.send {
+                if let Some(&wire) = self.clients.get(&client) {
+                    let message = self.complete(message);
+                    fabric.send(wire, self.node, Message::FromServer(message));
+                }
+            }
+            for (rank, message) in routed.peers {
+                let line = self.peers[usize::from(rank.0)];
+                if let Some(wire) = line.wire.filter(|_| line.up) {
+                    fabric.send(wire, self.node, Message::Peer(message));
+                }
+            }
+            for client in routed.ended {
+                if let Some(wire) = self.clients.remove(&client) {
+                    self.wires.remove(&wire);
+                    fabric.close(wire, self.node);
+                }
+            }
+            for stream in routed.streams {
+                self.store(fabric, DiskJob::Stream(stream));
+            }
+            let done: Vec<_> = routed.io.into_iter().filter_map(|(id, io)| self.io(fabric, id, io)).collect();
+            if done.is_empty() && !goes_on {
+                return;
+            }
+            let mut left = done.len();
+            for (id, result) in done {
+                left -= 1;
+                let now = self.now(fabric, left);
+                if let Some(front) = &mut self.front {
+                    front.input(now, Input::Done { id, result });
+                }
+            }
+        }
+    }
+
+    fn attach(&mut self, fabric: &mut Fabric<'_>, client: ClientId, wire: WireId, resumed: bool) {
+        // The other end may have given it up meanwhile.
+        if fabric.other(wire, self.node).is_none() {
+            return;
+        }
+        let welcome = self.welcome(resumed);
+        fabric.send(wire, self.node, welcome);
+        if let Some(old) = self.clients.insert(client, wire) {
+            self.wires.remove(&old);
+            fabric.close(old, self.node);
+        }
+        self.wires.insert(wire, client);
+        if let Some(front) = &mut self.front {
+            front.attach(client);
+        }
+    }
+
+    /// Adds what the machine does not know.
+    fn complete(&self, mut message: FromServer) -> FromServer {
+        if let FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } = &mut message {
+            capacity.space = self.storage.space();
+        }
+        message
+    }
+
+    /// Begins an I/O. Gives back what is done at once.
+    fn io(&mut self, fabric: &mut Fabric<'_>, id: IoId, mut io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
+        if let Some(result) = fabric.saboteur.io(self.node, &mut io) {
+            return Some((id, result));
+        }
+        match io {
+            // It goes to memory that the end of the process leaves alone.
+            Io::Journal { frame, sync: false } => return Some((id, self.storage.append(frame))),
+            Io::Journal { frame, sync: true } => match self.storage.append(frame) {
+                Ok(done) => self.store(fabric, DiskJob::Journal(id, done)),
+                Err(errno) => return Some((id, Err(errno))),
+            },
+            Io::Yield | Io::Rest => {
+                let time = if io == Io::Rest { REST } else { Nanos::ZERO };
+                fabric.after(time, Event::Paused { node: self.node, start: self.start, id });
+            }
+            Io::Groups { .. } | Io::Admit { .. } => return Some((id, Err(Errno::EIO))),
+            io => self.store(fabric, DiskJob::Io(id, io)),
+        }
+        None
+    }
+
+    // ---- The disk
+
+    fn store(&mut self, fabric: &mut Fabric<'_>, job: DiskJob) {
+        if let Some(arrived) = self.device.arrive(fabric.now, job) {
+            self.start_storing(fabric, arrived);
+        }
+    }
+
+    fn start_storing(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DiskJob>) {
+        let access = match &job {
+            DiskJob::Io(_, io) => self.storage.access(io),
+            DiskJob::Journal(..) => self.storage.access(&Io::Sync),
+            DiskJob::Stream(stream) => Access::Transfer(match stream.io {
+                espalier_proto::StreamIo::Read { size, .. } => size as usize,
+                _ => stream.data.len(),
+            }),
+        };
+        let time = self.disk.time(access);
+        fabric.after(time, Event::Stored { node: self.node, start: self.start, since, job });
+    }
+
+    /// The disk is done.
+    pub fn stored(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: DiskJob) {
+        if let Some(next) = self.device.leave(fabric.now, since) {
+            self.start_storing(fabric, next);
+        }
+        self.storage.store.set_now(self.clock.time(fabric.now));
+        let fails = self.disk.fails;
+        match job {
+            DiskJob::Io(id, io) => {
+                let result = if fails { Err(Errno::EIO) } else { self.storage.execute(io) };
+                self.input(fabric, Input::Done { id, result });
+            }
+            DiskJob::Journal(id, done) => {
+                let result = self.storage.sync().map(|()| done);
+                self.input(fabric, Input::Done { id, result });
+            }
+            DiskJob::Stream(StreamRequest { of, io, data, .. }) => {
+                let result = if fails { Err(Errno::EIO) } else { self.storage.stream(io, &data) };
+                if let Some(front) = &mut self.front {
+                    front.end_stream(of, result);
+                }
+                self.settle(fabric);
+            }
+        }
+    }
+}
