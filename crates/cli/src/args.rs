@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueHint};
 
 use crate::bench::{BenchArgs, FloorArgs};
+use crate::sim::SimArgs;
 
 /// A POSIX file system for very many small files.
 #[derive(Debug, Parser)]
@@ -61,6 +62,9 @@ pub enum Command {
     Load(LoadArgs),
     /// Measure a directory of any file system, alone or against another.
     Bench(BenchArgs),
+    /// Run a cluster in virtual time, in this process: what a scenario describes, or traces of real programs. Exits with 1 if
+    /// it was stopped, or a trace came to something else than it had.
+    Sim(SimArgs),
     /// One process of a benchmark.
     #[command(name = espalier_bench::WORKER_COMMAND, hide = true)]
     BenchWorker,

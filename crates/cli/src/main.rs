@@ -15,6 +15,7 @@ mod remove;
 mod report;
 mod screen;
 mod serve;
+mod sim;
 mod table;
 mod top;
 mod usage;
@@ -56,6 +57,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             | Command::BenchFloor(_)
             | Command::Dump(_)
             | Command::Load(_)
+            | Command::Sim(_)
     ) {
         end_with_readers();
     }
@@ -71,6 +73,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),
         Command::Bench(args) => bench::bench(args),
+        Command::Sim(args) => sim::sim(&args),
         Command::BenchWorker => Ok(espalier_bench::worker()),
         Command::BenchFloor(args) => bench::floor(&args),
         Command::Cluster(args) => cluster::cluster(&args.command),

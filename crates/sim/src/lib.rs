@@ -21,6 +21,7 @@ pub mod source;
 mod station;
 mod storage;
 mod time;
+pub mod trace;
 mod world;
 
 pub use clock::ClockSettings;

@@ -12,8 +12,9 @@ use espalier_proto::{Caller, Errno, Ino};
 
 use crate::source::{Done, Next, Source};
 use crate::{Nanos, Random};
-use files::Files;
 use task::{Task, Turn};
+
+pub use files::FileTable;
 
 /// What a process waits for.
 #[derive(Debug)]
@@ -66,7 +67,7 @@ pub struct Process {
 #[derive(Debug)]
 struct Kernel {
     identity: Identity,
-    files: Files,
+    files: FileTable,
     /// Bytes written so far bear numbers up to this.
     writes: u32,
     /// When the root was last asked for.
@@ -75,7 +76,13 @@ struct Kernel {
 
 impl Process {
     pub fn new(identity: Identity, source: Box<dyn Source>) -> Self {
-        let kernel = Kernel { identity, files: Files::default(), writes: 0, root_asked: None };
+        Self::sharing(identity, source, &FileTable::default())
+    }
+
+    /// As [`Self::new`], with open files that it shares with other processes of its client.
+    pub fn sharing(identity: Identity, source: Box<dyn Source>, files: &FileTable) -> Self {
+        files.begin();
+        let kernel = Kernel { identity, files: files.clone(), writes: 0, root_asked: None };
         let (task, last, finished) = (None, None, Vec::new());
         Self { kernel, source, task, last, finished, barriers: 0, left_open: None }
     }
@@ -111,7 +118,7 @@ impl Process {
                     self.barriers += 1;
                     return Act::Barrier(self.barriers - 1);
                 }
-                Next::End => self.left_open = Some(self.kernel.files.close_all()),
+                Next::End => self.left_open = Some(self.kernel.files.end()),
             }
         }
     }

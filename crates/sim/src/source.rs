@@ -13,7 +13,7 @@ mod zipf;
 use script::Script;
 
 pub use op::{Op, OpKind, OpenFlags, Target};
-pub use workload::Workload;
+pub use workload::{Started, Workload};
 
 use espalier_proto::Errno;
 

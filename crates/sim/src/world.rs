@@ -8,6 +8,7 @@ mod fabric;
 mod server;
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use espalier_meta::{Acknowledge, Atime, Config};
 use espalier_proto::Rank;
@@ -21,9 +22,10 @@ use crate::random::Seed;
 use crate::report::{self, Report, ServerReport, Tally, Used};
 use crate::scenario::{Cluster, Durability, Scenario, ScenarioError};
 use crate::series::Series;
-use crate::source::Workload;
+use crate::source::{Started, Workload};
 use crate::storage::StorageError;
 use crate::time::Nanos;
+use crate::trace::{Replay, TraceError};
 use client::{Came, Client};
 use end::Stage;
 use event::Event;
@@ -39,6 +41,7 @@ pub struct World<'o> {
     clients: Vec<Client>,
     faults: Faults,
     crews: Vec<Crew>,
+    replays: Vec<(PathBuf, Replay)>,
     stage: Stage,
     events: u64,
     tally: Tally,
@@ -63,6 +66,8 @@ struct Crew {
 pub enum RunError {
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
+    #[error(transparent)]
+    Trace(#[from] TraceError),
     #[error("at {at}, metadata server {} cannot begin: {cause}", node.0)]
     Start { at: Nanos, node: Node, cause: StorageError },
     #[error("{} after all processes had ended there is no end: {}", .after, .waits.join("; "))]
@@ -86,7 +91,7 @@ impl<'o> World<'o> {
     /// A world at its beginning, with the scenario's workloads.
     ///
     /// # Errors
-    /// [`RunError::Scenario`]
+    /// [`RunError::Scenario`], [`RunError::Trace`]
     pub fn new(
         scenario: &Scenario,
         observer: &'o mut dyn Observer,
@@ -95,7 +100,7 @@ impl<'o> World<'o> {
         let mut world = Self::empty(scenario, observer, saboteur)?;
         let mut first = 0;
         for (number, workload) in scenario.workload.iter().enumerate() {
-            first += world.add_workload(workload, number as u32, first);
+            first += world.add_workload(workload, number as u32, first)?;
         }
         Ok(world)
     }
@@ -128,6 +133,7 @@ impl<'o> World<'o> {
             clients: (0..cluster.clients).map(client).collect(),
             faults: Faults::new(&scenario.faults, seed),
             crews: Vec::new(),
+            replays: Vec::new(),
             stage: Stage::Begins,
             events: 0,
             tally: Tally::default(),
@@ -138,11 +144,13 @@ impl<'o> World<'o> {
         })
     }
 
-    fn add_workload(&mut self, workload: &Workload, number: u32, first: u32) -> u32 {
-        let processes = workload.start(number, first, self.scenario.cluster.clients);
-        let count = processes.len() as u32;
-        self.add_processes(processes);
-        count
+    fn add_workload(&mut self, workload: &Workload, number: u32, first: u32) -> Result<u32, RunError> {
+        let (clients, dir) = (self.scenario.cluster.clients, &self.scenario.dir);
+        let Started { crews, replays } = workload.start(number, first, clients, dir)?;
+        let count = crews.iter().map(|crew| crew.len() as u32).sum();
+        crews.into_iter().for_each(|crew| self.add_processes(crew));
+        self.replays.extend(replays);
+        Ok(count)
     }
 
     /// Adds processes that meet at barriers, each on the client of that number, of which there is one.
@@ -337,6 +345,11 @@ impl<'o> World<'o> {
 
     fn used(&self) -> Vec<Used> {
         self.servers.iter().map(|server| server.used(self.fabric.now)).collect()
+    }
+
+    /// The traces that are replayed, with their files.
+    pub fn replays(&self) -> &[(PathBuf, Replay)] {
+        &self.replays
     }
 
     /// What was measured until now.

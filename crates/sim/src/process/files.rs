@@ -1,6 +1,8 @@
-//! The open files of a process.
+//! Open files.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
 
 use espalier_proto::{Errno, Ino};
 
@@ -18,30 +20,59 @@ pub(super) struct OpenFile {
     pub(super) listed: Listed,
 }
 
+impl OpenFile {
+    /// Whether the client knows that it is open.
+    pub(super) fn is_held(&self) -> bool {
+        !self.flags.contains(OpenFlags::PATH)
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Listed {
     UpTo(u64),
     All,
 }
 
+/// Open files. Threads, and processes that have been forked, share them with others: all clones are one.
+#[derive(Clone, Debug, Default)]
+pub struct FileTable(Rc<RefCell<Files>>);
+
 #[derive(Debug, Default)]
-pub(super) struct Files(BTreeMap<u32, OpenFile>);
+struct Files {
+    files: BTreeMap<u32, OpenFile>,
+    /// Processes that have not ended.
+    users: u32,
+}
 
-impl Files {
-    pub(super) fn opened(&mut self, number: u32, ino: Ino, flags: OpenFlags, is_dir: bool) {
+impl FileTable {
+    pub(super) fn begin(&self) {
+        self.0.borrow_mut().users += 1;
+    }
+
+    /// A process ends: what has been left open, if it was the last.
+    pub(super) fn end(&self) -> VecDeque<Ino> {
+        let mut table = self.0.borrow_mut();
+        table.users -= 1;
+        let left = if table.users == 0 { std::mem::take(&mut table.files) } else { BTreeMap::new() };
+        left.into_values().filter(|file| file.is_held()).map(|file| file.ino).collect()
+    }
+
+    pub(super) fn opened(&self, number: u32, ino: Ino, flags: OpenFlags, is_dir: bool) {
         let file = OpenFile { ino, flags, is_dir, offset: 0, listed: Listed::UpTo(0) };
-        self.0.insert(number, file);
+        self.0.borrow_mut().files.insert(number, file);
     }
 
-    pub(super) fn get(&mut self, number: u32) -> Result<&mut OpenFile, Errno> {
-        self.0.get_mut(&number).ok_or(Errno::EBADF)
+    pub(super) fn get(&self, number: u32) -> Result<OpenFile, Errno> {
+        self.0.borrow().files.get(&number).copied().ok_or(Errno::EBADF)
     }
 
-    pub(super) fn close(&mut self, number: u32) -> Option<Ino> {
-        self.0.remove(&number).map(|file| file.ino)
+    pub(super) fn update(&self, number: u32, change: impl FnOnce(&mut OpenFile)) {
+        if let Some(file) = self.0.borrow_mut().files.get_mut(&number) {
+            change(file);
+        }
     }
 
-    pub(super) fn close_all(&mut self) -> VecDeque<Ino> {
-        std::mem::take(&mut self.0).into_values().map(|file| file.ino).collect()
+    pub(super) fn close(&self, number: u32) -> Option<OpenFile> {
+        self.0.borrow_mut().files.remove(&number)
     }
 }

@@ -84,9 +84,9 @@ impl Task {
             Stage::Start => {
                 self.ends.clear();
                 if let Op::Open { file, .. } = self.op
-                    && let Some(ino) = kernel.files.close(file)
+                    && let Some(old) = kernel.files.close(file).filter(|old| old.is_held())
                 {
-                    return Ok(Turn::Ask(Call::Release { ino }));
+                    return Ok(Turn::Ask(Call::Release { ino: old.ino }));
                 }
                 let renews = kernel.root_asked.is_none_or(|asked| now >= asked + ROOT_RENEWAL);
                 if renews && !self.paths(kernel).is_empty() {
@@ -186,6 +186,14 @@ impl Task {
                 }
                 create(kernel, place, NewNode::Symlink(target.as_slice().into()), 0o777)
             }
+            Op::Open { file, flags, .. } if flags.contains(OpenFlags::PATH) => {
+                let Found { ino, kind, .. } = *found(end()?)?;
+                if flags.contains(OpenFlags::DIRECTORY) && kind != FileType::Directory {
+                    return Err(Errno::ENOTDIR);
+                }
+                kernel.files.opened(*file, ino, *flags, kind == FileType::Directory);
+                Turn::Done(Ok(0))
+            }
             Op::Open { flags, mode, .. } => open(kernel, end()?, *flags, *mode)?,
             Op::Read { file, offset, size } => {
                 let file = kernel.files.get(*file)?;
@@ -211,16 +219,18 @@ impl Task {
                 ask_call(Call::Write { ino, offset: from, data, kill_suid_gid: is_user })
             }
             Op::Seek { file, offset } => {
-                let file = kernel.files.get(*file)?;
-                file.offset = *offset;
-                if file.is_dir {
-                    file.listed = Listed::UpTo(*offset);
-                }
+                kernel.files.get(*file)?;
+                kernel.files.update(*file, |file| {
+                    (file.offset, file.listed) = (*offset, Listed::UpTo(*offset));
+                });
                 Turn::Done(Ok(*offset))
             }
             Op::Close { file } => {
-                let ino = kernel.files.close(*file).ok_or(Errno::EBADF)?;
-                ask_call(Call::Release { ino })
+                let file = kernel.files.close(*file).ok_or(Errno::EBADF)?;
+                if !file.is_held() {
+                    return Ok(Turn::Done(Ok(0)));
+                }
+                ask_call(Call::Release { ino: file.ino })
             }
             Op::Sync { file } => ask(Request::Fsync { ino: kernel.files.get(*file)?.ino }),
             Op::List { file, limit, plus } => {
@@ -316,11 +326,11 @@ impl Task {
                 return Ok(Turn::Done(Ok(0)));
             }
             (Op::List { file, .. }, Ok(Answer::Listing { entries, end, .. })) => {
-                let dir = kernel.files.get(*file)?;
-                dir.listed = match entries.last() {
+                let listed = match entries.last() {
                     Some(last) if !end => Listed::UpTo(last.cursor),
                     _ => Listed::All,
                 };
+                kernel.files.update(*file, |dir| dir.listed = listed);
                 return Ok(Turn::Done(Ok(entries.len() as u64)));
             }
             (Op::Stat { .. }, Ok(Answer::Attr(attr))) => return Ok(Turn::Done(Ok(attr.size))),
@@ -341,7 +351,7 @@ impl Task {
             return self.own(kernel, total);
         }
         if offset.is_none() {
-            kernel.files.get(file)?.offset += total;
+            kernel.files.update(file, |file| file.offset += total);
         }
         Ok(Turn::Done(Ok(total)))
     }

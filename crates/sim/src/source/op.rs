@@ -4,7 +4,7 @@ use bitflags::bitflags;
 use espalier_proto::{Access, RenameFlags, SetAttr};
 
 bitflags! {
-    /// How a file is opened; without `READ` and `WRITE` it is good for nothing but `stat` and the like.
+    /// How a file is opened.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct OpenFlags: u32 {
         const READ = 1;
@@ -15,6 +15,8 @@ bitflags! {
         const APPEND = 32;
         const DIRECTORY = 64;
         const NO_FOLLOW = 128;
+        /// Good for `stat` and the like only (`O_PATH`).
+        const PATH = 256;
     }
 }
 

@@ -1,5 +1,6 @@
 //! The tables `[[workload]]` of a scenario: which processes there are, and what they do.
 
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use espalier_proto::Caller;
@@ -13,6 +14,7 @@ use super::untar::Untar;
 use super::zipf::Zipf;
 use super::{Script, Source};
 use crate::process::{Door, Identity, Process};
+use crate::trace::{Replay, Trace, TraceError};
 
 /// Processes that do the same, and meet at barriers.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -54,6 +56,37 @@ enum Kind {
     Zipf(Zipf),
     Untar(Untar),
     Compile(Compile),
+    Trace(Traces),
+}
+
+/// Traces that are replayed at the same time, each by as many processes as it has.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Traces {
+    files: Vec<PathBuf>,
+    /// Of logs of strace's: what was done below this directory is replayed.
+    #[serde(default = "root")]
+    root: PathBuf,
+    /// Each is replayed so many times at the same time.
+    #[serde(default = "one")]
+    copies: u32,
+}
+
+fn root() -> PathBuf {
+    "/".into()
+}
+
+fn one() -> u32 {
+    1
+}
+
+/// What a workload is made of.
+#[derive(Debug, Default)]
+pub struct Started {
+    /// Processes that meet at barriers, each with the number of the client that it runs on.
+    pub crews: Vec<Vec<(u32, Process)>>,
+    /// Traces that they replay, with their files.
+    pub replays: Vec<(PathBuf, Replay)>,
 }
 
 impl TryFrom<toml::Table> for Workload {
@@ -87,15 +120,27 @@ impl Workload {
             Kind::Zipf(zipf) => zipf.check(),
             Kind::Untar(untar) => untar.check(),
             Kind::Compile(compile) => compile.check(),
+            Kind::Trace(traces) => traces.check(&self.common),
         }
     }
 
-    /// The processes of the scenario's workload of that number, each with the number of the client that it runs on: they are dealt out
-    /// in turn. `first`: the number of the first process.
-    pub fn start(&self, number: u32, first: u32, clients: u32) -> Vec<(u32, Process)> {
+    /// Replays traces; of logs of strace's what was done below the directory `root`.
+    pub fn replay(files: Vec<PathBuf>, root: PathBuf) -> Self {
+        Self { common: Common::default(), kind: Kind::Trace(Traces { files, root, copies: 1 }) }
+    }
+
+    /// The processes of the scenario's workload of that number, dealt out to clients in turn. `first`: the number of the first process;
+    /// `from`: the directory from which files are named.
+    ///
+    /// # Errors
+    /// [`TraceError`]
+    pub fn start(&self, number: u32, first: u32, clients: u32, from: &Path) -> Result<Started, TraceError> {
         let processes = self.common.processes;
         let dir = self.common.dir.clone().unwrap_or_else(|| format!("work{number}"));
         let crew = Rc::new(Crew { dir: format!("/{dir}"), processes, is_root: self.common.uid == 0 });
+        if let Kind::Trace(traces) = &self.kind {
+            return traces.start(&crew.dir, first, clients, from);
+        }
         let process = |number| {
             let Common { uid, gid, umask, door, .. } = self.common;
             let caller = Caller { uid, gid, pid: first + number + 1, groups: Some([].into()) };
@@ -103,7 +148,7 @@ impl Workload {
             let source = self.source(&Member { crew: Rc::clone(&crew), number });
             ((first + number) % clients.max(1), Process::new(identity, source))
         };
-        (0..processes).map(process).collect()
+        Ok(Started { crews: vec![(0..processes).map(process).collect()], replays: Vec::new() })
     }
 
     fn source(&self, member: &Member) -> Box<dyn Source> {
@@ -114,7 +159,36 @@ impl Workload {
             Kind::Zipf(zipf) => zipf.source(member),
             Kind::Untar(untar) => Box::new(Script::new(untar.script(member))),
             Kind::Compile(compile) => Box::new(Script::new(compile.script(member))),
+            // It has processes of its own.
+            Kind::Trace(_) => Box::new(Script::new(std::iter::empty())),
         }
+    }
+}
+
+impl Traces {
+    fn check(&self, common: &Common) -> Result<(), String> {
+        if self.files.is_empty() {
+            return Err("`files` names one trace at least".into());
+        }
+        if *common != (Common { dir: common.dir.clone(), ..Common::default() }) {
+            return Err("a trace says itself which processes there are and who they are; there are `files`, `root`, `copies` and `dir`".into());
+        }
+        range("copies", u64::from(self.copies), 1, 1 << 16)
+    }
+
+    fn start(&self, dir: &str, mut first: u32, clients: u32, from: &Path) -> Result<Started, TraceError> {
+        let mut started = Started::default();
+        for (number, file) in self.files.iter().enumerate() {
+            let trace = Rc::new(Trace::read(&from.join(file), &self.root)?);
+            for copy in 0..self.copies {
+                let replay = Replay::new(Rc::clone(&trace), format!("{dir}/{number}.{copy}"));
+                let processes = replay.start(first, clients);
+                first += processes.len() as u32;
+                started.crews.push(processes);
+                started.replays.push((file.clone(), replay));
+            }
+        }
+        Ok(started)
     }
 }
 
@@ -180,7 +254,8 @@ mod tests {
     fn every_kind_has_defaults() {
         for kind in ["create", "mdtest", "nine-phases", "zipf", "untar", "compile"] {
             let workloads = parse(&format!("kind = \"{kind}\"\nprocesses = 5")).expect("a workload");
-            let clients: Vec<_> = workloads[0].start(0, 7, 3).into_iter().map(|(client, _)| client).collect();
+            let started = workloads[0].start(0, 7, 3, Path::new("")).expect("no files are read");
+            let clients: Vec<_> = started.crews[0].iter().map(|(client, _)| *client).collect();
             assert_eq!(clients, [1, 2, 0, 1, 2], "{kind}");
         }
     }
@@ -200,6 +275,8 @@ mod tests {
             ("kind = \"zipf\"\nreads = 1.5", "`reads`"),
             ("kind = \"untar\"\nsigma = 40.0", "`sigma`"),
             ("kind = \"compile\"\nsources = 0", "`sources`"),
+            ("kind = \"trace\"\nfiles = []", "one trace at least"),
+            ("kind = \"trace\"\nfiles = [\"a\"]\nprocesses = 3", "`copies`"),
         ] {
             let error = parse(text).expect_err("an error");
             assert!(error.contains(words), "{text}: {error}");

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod embedded;
+mod traces;
 mod workloads;
 
 use embedded::{Embedded, STRIP};

@@ -9,7 +9,8 @@ use super::embedded::Embedded;
 
 fn run(embedded: &mut Embedded, text: &str) -> Vec<Done> {
     let workload: Workload = toml::from_str(text).unwrap();
-    let processes = workload.start(0, 0, 1).into_iter().map(|(_, process)| process).collect();
+    let started = workload.start(0, 0, 1, std::path::Path::new("")).unwrap();
+    let processes = started.crews.into_iter().flatten().map(|(_, process)| process).collect();
     embedded.run_all(processes).into_iter().map(|(_, done)| done).collect()
 }
 

@@ -1,0 +1,162 @@
+//! `espalier sim`: runs of the program itself in virtual time.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueHint};
+use espalier_sim::source::Workload;
+use espalier_sim::trace::{Replay, Replayed};
+use espalier_sim::{Report, Scenario, World};
+use indicatif::{ProgressBar, ProgressStyle};
+use signal_hook::consts::SIGINT;
+
+/// Events between two looks at whether the run is to be stopped.
+const STEP: u64 = 10_000;
+/// The run was stopped, or a trace came to something else.
+const UNLIKE: u8 = 1;
+
+#[derive(Debug, Args)]
+pub struct SimArgs {
+    /// What is simulated, as docs/simulator.md describes it.
+    #[arg(value_hint = ValueHint::FilePath, required_unless_present = "trace")]
+    pub scenario: Option<PathBuf>,
+    /// What random numbers are made from, in place of the scenario's own: a run with the same seed goes the same way.
+    #[arg(long)]
+    pub seed: Option<u64>,
+    /// Replay traces, too: HECIOS's (a directory, or a file of events), logs of `strace -f -ttt -T -y -o FILE`, and recordings of
+    /// `espalier mount --record FILE`.
+    #[arg(long, num_args = 1.., value_name = "FILE", value_hint = ValueHint::AnyPath)]
+    pub trace: Vec<PathBuf>,
+    /// Of logs of strace: replay what was done below this directory.
+    #[arg(long, default_value = "/", value_name = "DIR", requires = "trace")]
+    pub trace_root: PathBuf,
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
+    let scenario = scenario(args)?;
+    // An interrupt ends the run, and what it has come to is told. A second one ends it at once.
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop))
+        .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&stop)))
+        .context("cannot handle signals")?;
+    let (observer, saboteur) = (&mut (), &mut ());
+    let mut world = World::new(&scenario, observer, saboteur)?;
+    let outcome = run(&mut world, &stop);
+    let report = world.report();
+    let replays: Vec<Told> = world.replays().iter().map(Told::new).collect();
+    if args.json {
+        println!(
+            "{}",
+            serde_json::json!({ "report": report, "replays": replays.iter().map(Told::json).collect::<Vec<_>>() })
+        );
+    } else {
+        print!("{report}");
+        replays.iter().for_each(Told::print);
+    }
+    let is_over = outcome?;
+    if !is_over {
+        eprintln!("espalier: stopped: this is what it has come to until then");
+    }
+    let is_good = is_over && is_lawful(&report) && replays.iter().all(|told| told.replayed.is_faithful());
+    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::from(UNLIKE) })
+}
+
+fn scenario(args: &SimArgs) -> Result<Scenario> {
+    let mut scenario = match &args.scenario {
+        Some(path) => Scenario::read(path)?,
+        None => Scenario::default(),
+    };
+    scenario.seed = args.seed.unwrap_or(scenario.seed);
+    if !args.trace.is_empty() {
+        // Those of the scenario are named from where it lies.
+        let files: Result<_, _> = args.trace.iter().map(std::path::absolute).collect();
+        let files = files.context("cannot find the traces")?;
+        scenario.workload.push(Workload::replay(files, args.trace_root.clone()));
+    }
+    if scenario.workload.is_empty() {
+        bail!("there is nothing to do: the scenario has no [[workload]], and no trace is named");
+    }
+    Ok(scenario)
+}
+
+/// Whether it came to its end.
+fn run(world: &mut World<'_>, stop: &AtomicBool) -> Result<bool> {
+    let bar = ProgressBar::new(0);
+    bar.set_style(ProgressStyle::with_template(
+        "{bar:30} {pos} of {len} processes have ended, {msg} ({elapsed})",
+    )?);
+    while !stop.load(Ordering::Relaxed) {
+        let progress = world.go_on(STEP)?;
+        if progress.is_over {
+            bar.finish_and_clear();
+            return Ok(true);
+        }
+        bar.set_length(progress.processes as u64);
+        bar.set_position(progress.ended as u64);
+        bar.set_message(format!("{} operations in {}", progress.operations, progress.now));
+    }
+    bar.finish_and_clear();
+    Ok(false)
+}
+
+fn is_lawful(report: &Report) -> bool {
+    report.lawless.is_empty()
+}
+
+/// What a replay is told to have come to.
+struct Told {
+    file: PathBuf,
+    skipped: Vec<(String, u64)>,
+    replayed: Replayed,
+}
+
+impl Told {
+    fn new((file, replay): &(PathBuf, Replay)) -> Self {
+        let skipped = replay.skipped().iter().map(|(what, count)| (what.clone(), *count)).collect();
+        Self { file: file.clone(), skipped, replayed: replay.replayed() }
+    }
+
+    fn name(&self) -> std::path::Display<'_> {
+        Path::new(&self.file).display()
+    }
+
+    fn print(&self) {
+        let sum = |at: usize| self.replayed.kinds.values().map(|counts| counts[at]).sum::<u64>();
+        println!(
+            "\n{}: {} operations of {}, {} of which came to the same",
+            self.name(),
+            sum(1),
+            sum(0),
+            sum(2)
+        );
+        println!("{:>10} {:>10} {:>10} {:>10}", "operation", "trace", "replay", "same");
+        for (kind, [was, is, same]) in &self.replayed.kinds {
+            println!("{kind:>10} {was:>10} {is:>10} {same:>10}");
+        }
+        for difference in &self.replayed.differences {
+            println!("{difference}");
+        }
+        if !self.skipped.is_empty() {
+            let skipped: Vec<_> =
+                self.skipped.iter().map(|(what, count)| format!("{count} {what}")).collect();
+            println!("not replayed: {}", skipped.join(", "));
+        }
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let kinds = self.replayed.kinds.iter().map(|(kind, [was, is, same])| {
+            (kind.to_string(), serde_json::json!({ "trace": was, "replay": is, "same": same }))
+        });
+        serde_json::json!({
+            "file": self.file,
+            "operations": kinds.collect::<serde_json::Map<_, _>>(),
+            "differences": self.replayed.differences.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "skipped": self.skipped.iter().cloned().map(|(what, count)| (what, count.into())).collect::<serde_json::Map<_, _>>(),
+        })
+    }
+}

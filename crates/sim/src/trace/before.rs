@@ -1,0 +1,296 @@
+//! Finds out what must have been there before a trace began: what it finds and has not made.
+
+use std::collections::BTreeMap;
+
+use espalier_proto::{Errno, SetAttr};
+
+use super::Expected;
+use crate::source::{Op, OpenFlags, Target};
+
+/// What is known of a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Known {
+    Absent,
+    There,
+}
+
+/// What a name stood for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Was {
+    /// Nothing says what.
+    Something,
+    Directory,
+    File {
+        bytes: u64,
+    },
+    Symlink {
+        target: Option<Vec<u8>>,
+    },
+}
+
+/// What an operation has told besides its result, if anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Told {
+    Directory,
+    File {
+        bytes: u64,
+    },
+    Symlink,
+    Target(Vec<u8>),
+    /// So many bytes were read.
+    Read(u64),
+}
+
+/// A trace, as far as it has been looked through.
+#[derive(Debug, Default)]
+pub(super) struct Before {
+    known: BTreeMap<Vec<u8>, Known>,
+    was: BTreeMap<Vec<u8>, Was>,
+    /// By number: the path, where reading goes on, and whether its bytes are still those that were there.
+    open: BTreeMap<u32, (Vec<u8>, u64, bool)>,
+}
+
+impl Before {
+    /// Operations are to be told of in the order in which they came to their ends.
+    pub(super) fn see(&mut self, op: &Op, expected: Expected, told: Option<Told>) {
+        match expected {
+            Expected::Success => self.succeeded(op, told),
+            Expected::Error(errno) => self.failed(op, errno),
+            Expected::AnyError => {}
+        }
+    }
+
+    fn succeeded(&mut self, op: &Op, told: Option<Told>) {
+        match op {
+            Op::MkDir { path, .. } | Op::Symlink { path, .. } => self.made(path),
+            Op::Open { file, path, flags, .. } => {
+                let is_new = flags.contains(OpenFlags::CREATE) && self.known.get(path) != Some(&Known::There);
+                if is_new {
+                    self.made(path);
+                } else {
+                    let directory = flags.contains(OpenFlags::DIRECTORY);
+                    self.found(path, if directory { Was::Directory } else { Was::Something });
+                }
+                let is_whole = !is_new && !flags.contains(OpenFlags::TRUNCATE);
+                self.open.insert(*file, (path.clone(), 0, is_whole));
+            }
+            Op::Read { file, offset, size } => self.read(*file, *offset, *size, told),
+            Op::Write { file, offset, size } => {
+                if let Some((path, place, _)) = self.open.get_mut(file) {
+                    *place = offset.map_or(*place + size, |_| *place);
+                    let path = path.clone();
+                    self.changed(&path);
+                }
+            }
+            Op::Seek { file, offset } => {
+                if let Some((_, place, _)) = self.open.get_mut(file) {
+                    *place = *offset;
+                }
+            }
+            Op::List { file, .. } => {
+                if let Some((path, ..)) = self.open.get(file) {
+                    self.found(&path.clone(), Was::Directory);
+                }
+            }
+            Op::Stat { target: Target::File(file) } => {
+                if let (Some((path, _, true)), Some(told)) = (self.open.get(file), told) {
+                    self.found(&path.clone(), Was::from(told));
+                }
+            }
+            Op::SetAttr { target: Target::File(file), set } => {
+                if let (Some((path, ..)), true) = (self.open.get(file), set.size.is_some()) {
+                    self.changed(&path.clone());
+                }
+            }
+            Op::Stat { target } | Op::SetAttr { target, .. } => {
+                if let Target::Path(path) | Target::Link(path) = target {
+                    self.found(path, told.map_or(Was::Something, Was::from));
+                }
+            }
+            Op::Access { path, .. } => self.found(path, Was::Something),
+            Op::ReadLink { path } => self.found(path, told.map_or(Was::Symlink { target: None }, Was::from)),
+            Op::Unlink { path } => {
+                self.found(path, Was::Something);
+                self.known.insert(path.clone(), Known::Absent);
+            }
+            Op::RmDir { path } => {
+                self.found(path, Was::Directory);
+                self.known.insert(path.clone(), Known::Absent);
+            }
+            Op::Rename { from, to, .. } => self.renamed(from, to),
+            Op::Link { from, to } => {
+                self.found(from, Was::Something);
+                self.made(to);
+            }
+            Op::Close { file } => {
+                self.open.remove(file);
+            }
+            Op::Sync { .. } => {}
+        }
+    }
+
+    fn failed(&mut self, op: &Op, errno: Errno) {
+        let path = match op {
+            Op::MkDir { path, .. } | Op::Open { path, .. } | Op::Symlink { path, .. } => path,
+            Op::Unlink { path } | Op::RmDir { path } | Op::Access { path, .. } | Op::ReadLink { path } => {
+                path
+            }
+            Op::Stat { target: Target::Path(path) | Target::Link(path) } => path,
+            Op::Link { to, .. } | Op::Rename { to, .. } if errno == Errno::EEXIST => to,
+            _ => return,
+        };
+        match (errno, op) {
+            (Errno::ENOENT, Op::MkDir { .. } | Op::Symlink { .. }) => {}
+            (Errno::ENOENT, _) => drop(self.known.entry(path.clone()).or_insert(Known::Absent)),
+            (Errno::EEXIST, Op::MkDir { .. }) | (Errno::EISDIR, _) => self.found(path, Was::Directory),
+            (Errno::ENOTEMPTY, _) => {
+                self.found(path, Was::Directory);
+                let is_empty = !self.below(path).any(|(_, known)| *known == Known::There);
+                if is_empty {
+                    self.found(&[path, b"/.kept".as_slice()].concat(), Was::Something);
+                }
+            }
+            (Errno::EEXIST | Errno::EINVAL, _) => self.found(path, Was::Something),
+            (Errno::ENOTDIR, _) => {
+                if let Some(parent) = parent(path) {
+                    self.found(parent, Was::Something);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Names in a directory and below it.
+    fn below<'a>(&'a self, path: &[u8]) -> impl Iterator<Item = (&'a Vec<u8>, &'a Known)> + use<'a> {
+        let prefix = [path, b"/".as_slice()].concat();
+        self.known.range(prefix.clone()..).take_while(move |(name, _)| name.starts_with(&prefix))
+    }
+
+    fn made(&mut self, path: &[u8]) {
+        if let Some(parent) = parent(path) {
+            self.found(parent, Was::Directory);
+        }
+        self.known.insert(path.to_vec(), Known::There);
+    }
+
+    /// Something is there, and the trace may not have made it.
+    fn found(&mut self, path: &[u8], was: Was) {
+        let (path, was) = match path.strip_suffix(b"/") {
+            Some(path) if was == Was::Something => (path, Was::Directory),
+            Some(path) => (path, was),
+            None => (path, was),
+        };
+        if path.is_empty() {
+            return;
+        }
+        if self.known.get(path).is_none() {
+            if let Some(parent) = parent(path) {
+                self.found(parent, Was::Directory);
+            }
+            self.known.insert(path.to_vec(), Known::There);
+            self.was.insert(path.to_vec(), was);
+        } else if let Some(known) = self.was.get_mut(path) {
+            known.learn(was);
+        }
+    }
+
+    fn read(&mut self, file: u32, offset: Option<u64>, size: u64, told: Option<Told>) {
+        let (Some((path, place, is_whole)), Some(Told::Read(read))) = (self.open.get_mut(&file), told) else {
+            return;
+        };
+        let begin = offset.unwrap_or(*place);
+        if offset.is_none() {
+            *place += read;
+        }
+        if *is_whole && size > 0 && read > 0 {
+            let path = path.clone();
+            self.found(&path, Was::File { bytes: begin + read });
+        }
+    }
+
+    /// From now on nothing is learned any more of how long a file was.
+    fn changed(&mut self, path: &[u8]) {
+        self.open
+            .values_mut()
+            .filter(|(other, ..)| other == path)
+            .for_each(|(_, _, is_whole)| *is_whole = false);
+    }
+
+    fn renamed(&mut self, from: &[u8], to: &[u8]) {
+        self.found(from, Was::Something);
+        let [from, to] = [from, to].map(|path| path.strip_suffix(b"/").unwrap_or(path));
+        let below: Vec<_> =
+            self.below(from).map(|(name, known)| (name[from.len()..].to_vec(), known.clone())).collect();
+        for (rest, known) in below {
+            self.known.remove(&[from, &rest].concat());
+            self.known.insert([to, &rest].concat(), known);
+        }
+        self.known.insert(from.to_vec(), Known::Absent);
+        self.made(to);
+    }
+
+    /// What makes it all.
+    pub(super) fn into_ops(self) -> Vec<Op> {
+        let mut ops = Vec::new();
+        for (path, was) in self.was {
+            match was {
+                Was::Directory => ops.push(Op::mkdir(path)),
+                Was::Something => make_file(&path, 0, &mut ops),
+                Was::File { bytes } => make_file(&path, bytes, &mut ops),
+                Was::Symlink { target } => {
+                    let target = target.unwrap_or_else(|| b"unknown".to_vec());
+                    ops.push(Op::Symlink { target, path });
+                }
+            }
+        }
+        ops
+    }
+}
+
+impl Was {
+    /// What is found later says more, or the same.
+    fn learn(&mut self, other: Self) {
+        match (&mut *self, other) {
+            (Self::Something, other) => *self = other,
+            (Self::File { bytes }, Self::File { bytes: more }) => *bytes = (*bytes).max(more),
+            (Self::Symlink { target }, Self::Symlink { target: Some(other) }) => *target = Some(other),
+            _ => {}
+        }
+    }
+}
+
+impl From<Told> for Was {
+    fn from(told: Told) -> Self {
+        match told {
+            Told::Directory => Self::Directory,
+            Told::File { bytes } => Self::File { bytes },
+            Told::Symlink => Self::Symlink { target: None },
+            Told::Target(target) => Self::Symlink { target: Some(target) },
+            Told::Read(_) => Self::Something,
+        }
+    }
+}
+
+fn parent(path: &[u8]) -> Option<&[u8]> {
+    let end = path.iter().rposition(|byte| *byte == b'/')?;
+    (end > 0).then_some(&path[..end])
+}
+
+/// What makes a file of zeros, with the directories that it is in.
+pub(super) fn make_file(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
+    const FILE: u32 = 0;
+    let mut dirs: Vec<&[u8]> = std::iter::successors(parent(path), |path| parent(path)).collect();
+    dirs.reverse();
+    for dir in dirs {
+        let op = Op::mkdir(dir);
+        if !ops.contains(&op) {
+            ops.push(op);
+        }
+    }
+    ops.push(Op::create(FILE, path));
+    if bytes > 0 {
+        let set = SetAttr { size: Some(bytes), ..SetAttr::default() };
+        ops.push(Op::SetAttr { target: Target::File(FILE), set });
+    }
+    ops.push(Op::Close { file: FILE });
+}

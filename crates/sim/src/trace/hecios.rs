@@ -1,0 +1,302 @@
+//! HECIOS's traces of MPI programs: wu, Table 4.4; in full, the document "The Definition of PHTF (Parallel Hecios Trace Format)" that comes
+//! with HECIOS.
+//!
+//! A trace is a directory: `event.N` is what the process N did, `runtime.N` says what addresses in it point to, and `fs.ini` which files
+//! had been there, and which numbers stand for MPI's constants. A single file of events has to do without.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use espalier_proto::SetAttr;
+
+use super::{Act, BadLine, Entry, Expected, Trace, TraceError, lines, read};
+use crate::Nanos;
+use crate::source::{Op, OpenFlags, Target};
+
+/// MPI's modes of opening a file, the same in MPICH and Open MPI.
+const MODES: [(u64, OpenFlags); 6] = [
+    (1, OpenFlags::CREATE),
+    (2, OpenFlags::READ),
+    (4, OpenFlags::WRITE),
+    (8, OpenFlags::READ.union(OpenFlags::WRITE)),
+    (64, OpenFlags::EXCLUSIVE),
+    (128, OpenFlags::APPEND),
+];
+
+/// Sections of an `.ini` file, and their keys in order.
+type Ini = BTreeMap<String, BTreeMap<String, String>>;
+
+pub(super) fn is_record(line: &str) -> bool {
+    let mut fields = line.split_whitespace();
+    let (id, instruction) = (fields.next().unwrap_or_default(), fields.next().unwrap_or_default());
+    id.parse::<u64>().is_ok() && (instruction == "CPU_PHASE" || instruction.to_uppercase().starts_with("MPI"))
+        || (id == "ID" && instruction == "Instruction")
+}
+
+pub(super) fn read_file(path: &Path, text: &str) -> Result<Trace, TraceError> {
+    let mut trace = Trace::default();
+    let entries = Events::new(&Ini::new(), Ini::new()).parse(text, &mut trace.skipped);
+    trace.processes.push(entries.map_err(|bad| bad.of(path))?);
+    Ok(trace)
+}
+
+pub(super) fn read_directory(dir: &Path) -> Result<Trace, TraceError> {
+    let cause = |cause| TraceError::Read { path: dir.into(), cause };
+    let mut events: BTreeMap<u64, PathBuf> = BTreeMap::new();
+    for entry in dir.read_dir().map_err(cause)? {
+        let path = entry.map_err(cause)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if let Some(number) = name.strip_prefix("event.").and_then(|number| number.parse().ok()) {
+            events.insert(number, path);
+        }
+    }
+    if events.is_empty() {
+        return Err(TraceError::Unknown { path: dir.into() });
+    }
+    let mut trace = Trace::default();
+    let fs = read_ini(&dir.join("fs.ini"))?;
+    for (path, size) in fs.get("FileSystem").into_iter().flatten() {
+        let size = number(size).ok_or_else(|| {
+            BadLine::new(0, format!("`{path}` has no size, but `{size}`")).of(&dir.join("fs.ini"))
+        })?;
+        super::before::make_file(path.as_bytes(), size, &mut trace.before);
+    }
+    for (number, path) in events {
+        let runtime = read_ini(&dir.join(format!("runtime.{number}")))?;
+        let entries = Events::new(&fs, runtime).parse(&read(&path)?, &mut trace.skipped);
+        trace.processes.push(entries.map_err(|bad| bad.of(&path))?);
+    }
+    Ok(trace)
+}
+
+/// What need not be there is empty.
+fn read_ini(path: &Path) -> Result<Ini, TraceError> {
+    if !path.exists() {
+        return Ok(Ini::new());
+    }
+    let (mut ini, mut section) = (Ini::new(), String::new());
+    for (line, text) in lines(&read(path)?) {
+        let text = text.trim();
+        if let Some(name) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+            section = name.into();
+        } else {
+            let bad = || BadLine::new(line, "it is neither [SECTION] nor KEY=VALUE").of(path);
+            let (key, value) = text.rsplit_once('=').ok_or_else(bad)?;
+            ini.entry(section.clone()).or_default().insert(key.trim().into(), value.trim().into());
+        }
+    }
+    Ok(ini)
+}
+
+fn number(text: &str) -> Option<u64> {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).ok(),
+        None => text.parse().ok(),
+    }
+}
+
+/// The events of a process.
+struct Events {
+    strings: BTreeMap<u64, String>,
+    /// What an address points to, from the event of a number on.
+    pointers: BTreeMap<(u64, u64), u64>,
+    constants: BTreeMap<String, u64>,
+    /// Numbers of files by their handles, and where reading and writing go on.
+    open: BTreeMap<u64, (u32, u64)>,
+    files: u32,
+}
+
+/// A line.
+struct Record<'a> {
+    line: u64,
+    id: u64,
+    duration: Nanos,
+    expected: Expected,
+    parameters: Vec<&'a str>,
+}
+
+impl Record<'_> {
+    fn bad(&self, what: impl Into<String>) -> BadLine {
+        BadLine::new(self.line, what)
+    }
+
+    fn text(&self, at: usize, what: &str) -> Result<&str, BadLine> {
+        self.parameters.get(at).copied().ok_or_else(|| self.bad(format!("{what} is missing")))
+    }
+
+    fn number(&self, at: usize, what: &str) -> Result<u64, BadLine> {
+        let text = self.text(at, what)?;
+        number(text).ok_or_else(|| self.bad(format!("{what} is `{text}`, which is no number")))
+    }
+}
+
+impl Events {
+    fn new(fs: &Ini, runtime: Ini) -> Self {
+        let section = |ini: &Ini, name: &str| ini.get(name).cloned().unwrap_or_default();
+        let strings = section(&runtime, "String").into_iter();
+        let pointers = section(&runtime, "Pointer").into_iter();
+        let constants = section(fs, "Const").into_iter();
+        Self {
+            strings: strings.filter_map(|(at, text)| Some((number(&at)?, text))).collect(),
+            pointers: pointers
+                .filter_map(|(at, to)| {
+                    let (at, since) = at.split_once('@').unwrap_or((&at, "0"));
+                    Some(((number(at)?, number(since)?), number(&to)?))
+                })
+                .collect(),
+            constants: constants.filter_map(|(name, value)| Some((name, number(&value)?))).collect(),
+            open: BTreeMap::new(),
+            files: 0,
+        }
+    }
+
+    fn parse(mut self, text: &str, skipped: &mut BTreeMap<String, u64>) -> Result<Vec<Entry>, BadLine> {
+        let (mut entries, mut pause) = (Vec::new(), Nanos::ZERO);
+        for (line, text) in lines(text) {
+            let fields: Vec<&str> = text.split_whitespace().collect();
+            // The heading of Table 4.4, and its dots.
+            if matches!(fields.as_slice(), ["ID", ..] | ["..."]) {
+                continue;
+            }
+            let bad = |what: &str| BadLine::new(line, what);
+            let [id, instruction, start, duration, ..] = *fields else {
+                return Err(bad("it is ID, instruction, start time, duration, return value and parameters"));
+            };
+            let seconds = |text: &str, what: &str| {
+                let seconds = text.parse::<f64>().ok().filter(|seconds| (0.0..1e9).contains(seconds));
+                seconds.ok_or_else(|| {
+                    BadLine::new(line, format!("{what} is `{text}`, which is no time in seconds"))
+                })
+            };
+            seconds(start, "the start time")?;
+            let expected = match fields.get(4).map(|text| number(text)) {
+                None | Some(Some(0)) => Expected::Success,
+                Some(_) => Expected::AnyError,
+            };
+            let record = Record {
+                line,
+                id: id.parse().map_err(|_| bad("the ID is no number"))?,
+                duration: Nanos::from_secs_f64(seconds(duration, "the duration")?),
+                expected,
+                parameters: fields.into_iter().skip(5).collect(),
+            };
+            let instruction = instruction.to_uppercase();
+            if instruction == "CPU_PHASE" {
+                pause += record.duration;
+                continue;
+            }
+            match self.act(&instruction, &record)? {
+                Some(act) => {
+                    entries.push(Entry { line, pause, act, after: Vec::new() });
+                    pause = Nanos::ZERO;
+                }
+                None => *skipped.entry(instruction).or_default() += 1,
+            }
+        }
+        Ok(entries)
+    }
+
+    fn act(&mut self, instruction: &str, record: &Record<'_>) -> Result<Option<Act>, BadLine> {
+        let call = instruction.strip_prefix("MPI_").unwrap_or(instruction);
+        let op = match call.strip_prefix("FILE_").unwrap_or(call) {
+            "BARRIER" if self.is_world(record)? => return Ok(Some(Act::Barrier)),
+            "OPEN" => self.open(record)?,
+            "CLOSE" => {
+                let handle = self.handle(record.number(0, "the file handle")?, record.id);
+                let (file, _) = self.open.remove(&handle).ok_or_else(|| not_open(record))?;
+                Op::Close { file }
+            }
+            "DELETE" => Op::unlink(self.path(record, 0)?),
+            "SYNC" => Op::Sync { file: self.file(record)?.0 },
+            "GET_SIZE" => Op::Stat { target: Target::File(self.file(record)?.0) },
+            "SET_SIZE" => {
+                let size = Some(record.number(1, "the size")?);
+                let target = Target::File(self.file(record)?.0);
+                Op::SetAttr { target, set: SetAttr { size, ..SetAttr::default() } }
+            }
+            "SEEK" => self.seek(record)?,
+            "READ_AT" | "READ_AT_ALL" | "IREAD_AT" => self.moves(record, true, true)?,
+            "WRITE_AT" | "WRITE_AT_ALL" | "IWRITE_AT" => self.moves(record, false, true)?,
+            "READ" | "READ_ALL" | "IREAD" => self.moves(record, true, false)?,
+            "WRITE" | "WRITE_ALL" | "IWRITE" => self.moves(record, false, false)?,
+            _ => return Ok(None),
+        };
+        Ok(Some(Act::Do(op, record.expected)))
+    }
+
+    /// Whether all processes take part: communicators are not told apart otherwise.
+    fn is_world(&self, record: &Record<'_>) -> Result<bool, BadLine> {
+        let Some(world) = self.constants.get("MPI_COMM_WORLD") else { return Ok(true) };
+        Ok(record.number(0, "the communicator")? == *world)
+    }
+
+    fn open(&mut self, record: &Record<'_>) -> Result<Op, BadLine> {
+        let (path, mode) = (self.path(record, 1)?, record.number(2, "the mode")?);
+        let mut flags = OpenFlags::empty();
+        MODES.iter().filter(|(bit, _)| mode & bit != 0).for_each(|(_, flag)| flags |= *flag);
+        self.files += 1;
+        // A file that could not be opened has no handle.
+        if record.expected == Expected::Success {
+            // It is told when the call returns, so a pointer may be to it from the next event on.
+            let at = record.number(4, "the file handle")?;
+            let handle = self.handle(at, record.id + 1);
+            self.open.insert(handle, (self.files, 0));
+        }
+        Ok(Op::open(self.files, path, flags))
+    }
+
+    /// The handle that is there at an address, or is itself told.
+    fn handle(&self, address: u64, id: u64) -> u64 {
+        let before = self.pointers.range((address, 0)..=(address, id)).next_back();
+        before.map_or(address, |(_, handle)| *handle)
+    }
+
+    /// A path, or what is at its address.
+    fn path(&self, record: &Record<'_>, at: usize) -> Result<Vec<u8>, BadLine> {
+        let text = record.text(at, "the file's name")?;
+        let Some(address) = text.strip_prefix("0x").and_then(|_| number(text)) else {
+            return Ok(text.as_bytes().to_vec());
+        };
+        let string = self.strings.get(&address);
+        let missing =
+            || record.bad(format!("the file's name is at {text}, where the runtime file has no string"));
+        Ok(string.ok_or_else(missing)?.as_bytes().to_vec())
+    }
+
+    fn file(&mut self, record: &Record<'_>) -> Result<&mut (u32, u64), BadLine> {
+        let handle = self.handle(record.number(0, "the file handle")?, record.id);
+        self.open.get_mut(&handle).ok_or_else(|| not_open(record))
+    }
+
+    fn seek(&mut self, record: &Record<'_>) -> Result<Op, BadLine> {
+        let by = record.number(1, "the offset")?;
+        let whence = record.number(2, "the place to seek from")?;
+        let is_from_here = self.constants.get("MPI_SEEK_CUR").map_or(whence == 602, |cur| *cur == whence);
+        let is_from_start = self.constants.get("MPI_SEEK_SET").map_or(whence == 600, |set| *set == whence);
+        let (file, offset) = self.file(record)?;
+        *offset = match (is_from_start, is_from_here) {
+            (true, _) => by,
+            (_, true) => *offset + by,
+            _ => {
+                return Err(record.bad("where the file ends is not known, so it cannot be sought from there"));
+            }
+        };
+        Ok(Op::Seek { file: *file, offset: *offset })
+    }
+
+    /// A read or a write: of elements that are taken for bytes, since what types there are is not in the trace.
+    fn moves(&mut self, record: &Record<'_>, reads: bool, is_at: bool) -> Result<Op, BadLine> {
+        let offset = if is_at { Some(record.number(1, "the offset")?) } else { None };
+        let size = record.number(if is_at { 3 } else { 2 }, "the count")?;
+        let (file, place) = self.file(record)?;
+        if !is_at {
+            *place += size;
+        }
+        let file = *file;
+        Ok(if reads { Op::Read { file, offset, size } } else { Op::Write { file, offset, size } })
+    }
+}
+
+fn not_open(record: &Record<'_>) -> BadLine {
+    record.bad("the file handle is of no file that has been opened before")
+}

@@ -1,0 +1,128 @@
+//! Which operations of a trace must be done before which others of other processes, so that they come to the same again: those on the
+//! same names and the same open files, if they came one after the other then.
+
+use std::collections::BTreeMap;
+
+use super::before::{Before, Told};
+use super::{Act, Entry, Trace};
+use crate::Nanos;
+use crate::source::{Op, OpenFlags, Target};
+
+/// An entry with the time at which it began and ended.
+#[derive(Debug)]
+pub(super) struct Timed {
+    pub(super) entry: Entry,
+    pub(super) begun: Nanos,
+    pub(super) ended: Nanos,
+    pub(super) told: Option<Told>,
+}
+
+/// What operations may meet at.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Place {
+    Name(Vec<u8>),
+    File(u32),
+}
+
+/// An entry that has been at a place: its process, its number, and when it ended.
+type Visit = (usize, usize, Nanos);
+
+#[derive(Debug, Default)]
+struct Visits {
+    change: Option<Visit>,
+    /// The last of each process, since the last change.
+    looks: BTreeMap<usize, Visit>,
+}
+
+/// The trace of processes, with what must have been there before.
+pub(super) fn finish(mut processes: Vec<Vec<Timed>>, skipped: BTreeMap<String, u64>) -> Trace {
+    let all = |processes: &[Vec<Timed>]| -> Vec<(usize, usize)> {
+        let entries =
+            |(process, entries): (usize, &Vec<Timed>)| (0..entries.len()).map(move |at| (process, at));
+        processes.iter().enumerate().flat_map(entries).collect()
+    };
+    let mut by_end = all(&processes);
+    by_end.sort_by_key(|(process, at)| processes[*process][*at].ended);
+    let mut before = Before::default();
+    for (process, at) in &by_end {
+        let timed = &mut processes[*process][*at];
+        if let Act::Do(op, expected) = &timed.entry.act {
+            before.see(op, *expected, timed.told.take());
+        }
+    }
+
+    let mut by_begin = all(&processes);
+    by_begin.sort_by_key(|(process, at)| processes[*process][*at].begun);
+    let mut places: BTreeMap<Place, Visits> = BTreeMap::new();
+    for (process, at) in by_begin {
+        let timed = &mut processes[process][at];
+        let Act::Do(op, _) = &timed.entry.act else { continue };
+        let visit = (process, at, timed.ended);
+        let mut after = BTreeMap::new();
+        for (place, changes) in meets(op) {
+            let visits = places.entry(place).or_default();
+            let looks = visits.looks.values().filter(|_| changes);
+            for (other, number, ended) in visits.change.iter().chain(looks) {
+                if *other != process && *ended <= timed.begun {
+                    let last: &mut usize = after.entry(*other).or_default();
+                    *last = (*last).max(*number);
+                }
+            }
+            if changes {
+                *visits = Visits { change: Some(visit), looks: BTreeMap::new() };
+            } else {
+                visits.looks.insert(process, visit);
+            }
+        }
+        timed.entry.after.extend(after);
+    }
+    let processes =
+        processes.into_iter().map(|entries| entries.into_iter().map(|timed| timed.entry).collect());
+    Trace { processes: processes.collect(), before: before.into_ops(), skipped, is_local: true }
+}
+
+/// Where an operation looks, and what it changes.
+fn meets(op: &Op) -> Vec<(Place, bool)> {
+    let mut places = Vec::new();
+    match op {
+        Op::MkDir { path, .. }
+        | Op::Symlink { path, .. }
+        | Op::Unlink { path }
+        | Op::RmDir { path }
+        | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. } => {
+            name(path, true, &mut places)
+        }
+        Op::Open { file, path, flags, .. } => {
+            name(path, flags.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE), &mut places);
+            places.push((Place::File(*file), true));
+        }
+        Op::Rename { from, to, .. } => {
+            name(from, true, &mut places);
+            name(to, true, &mut places);
+        }
+        Op::Link { from, to } => {
+            name(from, true, &mut places);
+            name(to, true, &mut places);
+        }
+        Op::Stat { target: Target::Path(path) | Target::Link(path) }
+        | Op::Access { path, .. }
+        | Op::ReadLink { path } => name(path, false, &mut places),
+        Op::Read { file, .. }
+        | Op::Write { file, .. }
+        | Op::Seek { file, .. }
+        | Op::Close { file }
+        | Op::Sync { file }
+        | Op::List { file, .. }
+        | Op::Stat { target: Target::File(file) }
+        | Op::SetAttr { target: Target::File(file), .. } => places.push((Place::File(*file), true)),
+    }
+    places
+}
+
+/// A name, and the directories on the way to it.
+fn name(path: &[u8], changes: bool, places: &mut Vec<(Place, bool)>) {
+    let path = path.strip_suffix(b"/").unwrap_or(path);
+    places.push((Place::Name(path.to_vec()), changes));
+    let slashes = path.iter().enumerate().filter(|(at, byte)| *at > 0 && **byte == b'/');
+    places.extend(slashes.map(|(at, _)| (Place::Name(path[..at].to_vec()), false)));
+}

@@ -1,0 +1,286 @@
+//! Replays a trace, and compares what comes of it with what had.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::rc::Rc;
+
+use espalier_proto::{Caller, Errno};
+
+use super::{Act, Entry, Expected, Trace};
+use crate::process::{Door, FileTable, Identity, Process};
+use crate::source::{Done, Next, Op, OpKind, Source, Target};
+use crate::{Nanos, Random};
+
+/// So many differences are told in full.
+const MOST_TOLD: usize = 100;
+/// A process looks first after so long whether others have come as far as it needs them, and then after twice as long each time.
+const PATIENCE: Nanos = Nanos(10_000);
+const MOST_PATIENCE: Nanos = Nanos(1_000_000);
+/// After so long it goes on: whom it waits for has been stopped.
+const GIVES_UP: Nanos = Nanos(60_000_000_000);
+
+/// A trace that is being replayed: shared by its processes, and asked at the end.
+#[derive(Clone, Debug)]
+pub struct Replay(Rc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    trace: Rc<Trace>,
+    /// The directory in which it is replayed.
+    dir: String,
+    state: RefCell<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// How many of its entries each process has done.
+    done: Vec<usize>,
+    replayed: Replayed,
+}
+
+/// What a replay has come to, besides what was original.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Replayed {
+    /// Operations of the trace, of the replay, and those of these that came to the same, by kind.
+    pub kinds: BTreeMap<&'static str, [u64; 3]>,
+    /// The first of those that did not.
+    pub differences: Vec<Difference>,
+}
+
+/// An operation that came to something else.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// In the trace; 0: what was to be made before.
+    pub line: u64,
+    pub kind: OpKind,
+    pub path: String,
+    pub expected: Expected,
+    pub result: Result<u64, Errno>,
+}
+
+impl Replay {
+    /// `dir`: where it is replayed, from the root on; it is made.
+    pub fn new(trace: Rc<Trace>, dir: String) -> Self {
+        let mut replayed = Replayed::default();
+        for entry in trace.processes.iter().flatten() {
+            if let Act::Do(op, _) = &entry.act {
+                replayed.kinds.entry(op.kind().name()).or_default()[0] += 1;
+            }
+        }
+        let done = vec![0; trace.processes.len()];
+        Self(Rc::new(Shared { trace, dir, state: RefCell::new(State { done, replayed }) }))
+    }
+
+    /// The processes, each with the number of the client that it runs on. `first`: the number of the first process.
+    pub fn start(&self, first: u32, clients: u32) -> Vec<(u32, Process)> {
+        let shared = FileTable::default();
+        let Trace { processes, is_local, .. } = &*self.0.trace;
+        let process = |at: usize| {
+            let number = first + at as u32;
+            let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };
+            let identity = Identity { number, caller, umask: 0o022, door: Door::Mount };
+            let files = if *is_local { shared.clone() } else { FileTable::default() };
+            let client = if *is_local { first } else { number };
+            (client % clients.max(1), Process::sharing(identity, self.source(at), &files))
+        };
+        (0..processes.len()).map(process).collect()
+    }
+
+    /// The program of a process.
+    fn source(&self, process: usize) -> Box<dyn Source> {
+        let before = if process == 0 { self.making().collect::<Vec<_>>() } else { Vec::new() };
+        Box::new(Player {
+            replay: self.clone(),
+            process,
+            before: before.into_iter(),
+            is_begun: false,
+            at: 0,
+            doing: None,
+            paused: false,
+            waited: Nanos::ZERO,
+        })
+    }
+
+    /// What makes the directory and what had been there.
+    fn making(&self) -> impl Iterator<Item = Op> {
+        let Shared { trace, dir, .. } = &*self.0;
+        let parents = dir.match_indices('/').map(|(at, _)| &dir[..at]).filter(|dir| !dir.is_empty());
+        let dirs = parents.chain([dir.as_str()]).map(|dir| Op::MkDir { path: dir.into(), mode: 0o777 });
+        dirs.chain(trace.before.iter().map(|op| moved(op, dir)))
+    }
+
+    /// What the trace has that is not replayed, and how often.
+    pub fn skipped(&self) -> &BTreeMap<String, u64> {
+        &self.0.trace.skipped
+    }
+
+    /// What it has come to until now.
+    pub fn replayed(&self) -> Replayed {
+        self.0.state.borrow().replayed.clone()
+    }
+
+    fn may_begin(&self, entry: &Entry) -> bool {
+        let state = self.0.state.borrow();
+        entry.after.iter().all(|(process, number)| state.done[*process] > *number)
+    }
+
+    fn record(&self, line: u64, op: &Op, expected: Expected, done: &Done) {
+        let is_met = expected.is_met(done.result);
+        let replayed = &mut self.0.state.borrow_mut().replayed;
+        if line > 0 {
+            let counts = replayed.kinds.entry(op.kind().name()).or_default();
+            counts[1] += 1;
+            counts[2] += u64::from(is_met);
+        }
+        if !is_met && replayed.differences.len() < MOST_TOLD {
+            let (kind, path, result) = (op.kind(), path(op), done.result);
+            replayed.differences.push(Difference { line, kind, path, expected, result });
+        }
+    }
+}
+
+impl Replayed {
+    /// Whether all was done, and all came to the same.
+    pub fn is_faithful(&self) -> bool {
+        self.differences.is_empty() && self.kinds.values().all(|[was, is, same]| was == is && is == same)
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { line, kind, path, expected, result } = self;
+        match line {
+            0 => write!(f, "before the trace: ")?,
+            line => write!(f, "line {line}: ")?,
+        }
+        write!(f, "{} {path}: ", kind.name())?;
+        match result {
+            Ok(_) => write!(f, "it is done, and was not: {expected}"),
+            Err(errno) => write!(f, "{errno}, and it was: {expected}"),
+        }
+    }
+}
+
+/// A process of a trace.
+#[derive(Debug)]
+struct Player {
+    replay: Replay,
+    process: usize,
+    /// What is still to be made that had been there.
+    before: std::vec::IntoIter<Op>,
+    is_begun: bool,
+    /// The entry that is next.
+    at: usize,
+    /// What is being done: its line, and what is expected of it.
+    doing: Option<(u64, Op, Expected)>,
+    paused: bool,
+    waited: Nanos,
+}
+
+impl Source for Player {
+    fn next(&mut self, _: &mut Random, last: Option<&Done>) -> Next {
+        if let (Some((line, op, expected)), Some(done)) = (self.doing.take(), last) {
+            self.replay.record(line, &op, expected, done);
+            if line > 0 {
+                self.replay.0.state.borrow_mut().done[self.process] = self.at;
+            }
+        }
+        if let Some(op) = self.before.next() {
+            // Replays of several traces may share directories.
+            let expected = if matches!(op, Op::MkDir { .. }) { None } else { Some(Expected::Success) };
+            self.doing = expected.map(|expected| (0, op.clone(), expected));
+            return Next::Do(op);
+        }
+        if !self.is_begun {
+            self.is_begun = true;
+            return Next::Barrier;
+        }
+        let trace = Rc::clone(&self.replay.0.trace);
+        let Some(entry) = trace.processes[self.process].get(self.at) else { return Next::End };
+        if !self.paused && entry.pause > Nanos::ZERO {
+            self.paused = true;
+            return Next::Pause(entry.pause);
+        }
+        if self.waited < GIVES_UP && !self.replay.may_begin(entry) {
+            let wait = Nanos((self.waited.0).clamp(PATIENCE.0, MOST_PATIENCE.0));
+            self.waited += wait;
+            return Next::Pause(wait);
+        }
+        (self.at, self.paused, self.waited) = (self.at + 1, false, Nanos::ZERO);
+        match &entry.act {
+            Act::Barrier => Next::Barrier,
+            Act::Do(op, expected) => {
+                let op = moved(op, &self.replay.0.dir);
+                self.doing = Some((entry.line, op.clone(), *expected));
+                Next::Do(op)
+            }
+        }
+    }
+}
+
+/// The same in another directory.
+fn moved(op: &Op, dir: &str) -> Op {
+    let mut op = op.clone();
+    let into = |path: &mut Vec<u8>| {
+        if !path.starts_with(b"/") {
+            path.insert(0, b'/');
+        }
+        path.splice(..0, dir.bytes());
+    };
+    match &mut op {
+        Op::MkDir { path, .. }
+        | Op::Open { path, .. }
+        | Op::Access { path, .. }
+        | Op::Unlink { path }
+        | Op::RmDir { path }
+        | Op::ReadLink { path }
+        | Op::Stat { target: Target::Path(path) | Target::Link(path) }
+        | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. } => into(path),
+        Op::Rename { from, to, .. } | Op::Link { from, to } => {
+            into(from);
+            into(to);
+        }
+        Op::Symlink { target, path } => {
+            if target.starts_with(b"/") {
+                into(target);
+            }
+            into(path);
+        }
+        Op::Read { .. }
+        | Op::Write { .. }
+        | Op::Seek { .. }
+        | Op::Close { .. }
+        | Op::Sync { .. }
+        | Op::List { .. }
+        | Op::Stat { target: Target::File(_) }
+        | Op::SetAttr { target: Target::File(_), .. } => {}
+    }
+    op
+}
+
+/// What an operation is about, for messages.
+fn path(op: &Op) -> String {
+    let path = match op {
+        Op::MkDir { path, .. }
+        | Op::Open { path, .. }
+        | Op::Access { path, .. }
+        | Op::Unlink { path }
+        | Op::RmDir { path }
+        | Op::ReadLink { path }
+        | Op::Symlink { path, .. }
+        | Op::Stat { target: Target::Path(path) | Target::Link(path) }
+        | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. }
+        | Op::Rename { from: path, .. }
+        | Op::Link { from: path, .. } => path,
+        Op::Read { file, .. }
+        | Op::Write { file, .. }
+        | Op::Seek { file, .. }
+        | Op::Close { file }
+        | Op::Sync { file }
+        | Op::List { file, .. }
+        | Op::Stat { target: Target::File(file) }
+        | Op::SetAttr { target: Target::File(file), .. } => return format!("open file {file}"),
+    };
+    String::from_utf8_lossy(path).into_owned()
+}

@@ -1,0 +1,60 @@
+//! Logs of `strace -f -ttt -T -y -o FILE PROGRAM`.
+
+mod line;
+mod state;
+mod translate;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::order::{self, Timed};
+use super::{Act, BadLine, Entry, Trace};
+use crate::Nanos;
+use line::Event;
+use state::State;
+
+pub(super) use line::is_line;
+
+/// The trace of a log: what was done below the directory `root`, whose path becomes `/`.
+pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
+    let events = line::events(text)?;
+    let start = events.iter().find_map(|event| match event {
+        Event::Call(call) => Some(call.begun),
+        Event::Exit { .. } => None,
+    });
+    let mut state = State::new(root, &events)?;
+    // By number of process: its entries and when the last ended.
+    let mut processes: Vec<(Vec<Timed>, Nanos)> = Vec::new();
+    let mut numbers: BTreeMap<u32, usize> = BTreeMap::new();
+    for event in &events {
+        let call = match event {
+            Event::Call(call) => call,
+            Event::Exit { pid } => {
+                state.exit(*pid);
+                numbers.remove(pid);
+                continue;
+            }
+        };
+        if !numbers.contains_key(&call.pid) {
+            numbers.insert(call.pid, processes.len());
+            processes.push((Vec::new(), start.unwrap_or_default()));
+        }
+        let Some(done) = translate::translate(&mut state, call)? else { continue };
+        let process = numbers.get(&call.pid).copied().unwrap_or_default();
+        // A process begins after all that its parent had done.
+        let parent = state.parent(call.pid).and_then(|parent| numbers.get(&parent)).copied();
+        let is_first = processes[process].0.is_empty();
+        let after = parent.filter(|_| is_first).and_then(|parent| {
+            let earlier = |timed: &Timed| timed.ended <= call.begun;
+            Some((parent, processes[parent].0.iter().rposition(earlier)?))
+        });
+        let (entries, last) = &mut processes[process];
+        let pause = call.begun - *last;
+        *last = call.ended;
+        let act = Act::Do(done.op, done.expected);
+        let entry = Entry { line: call.line, pause, act, after: after.into_iter().collect() };
+        entries.push(Timed { entry, begun: call.begun, ended: call.ended, told: done.told });
+    }
+    let processes = processes.into_iter().map(|(entries, _)| entries).collect();
+    Ok(order::finish(processes, state.into_skipped()))
+}
