@@ -2,6 +2,7 @@
 //! networks, processors, disks and clocks, and with faults. A run is a function of its scenario and its seed.
 #![forbid(unsafe_code)]
 
+mod calibrate;
 mod clock;
 mod disk;
 mod dist;
@@ -24,6 +25,7 @@ mod time;
 pub mod trace;
 mod world;
 
+pub use calibrate::{Fitted, Measured, Trial};
 pub use clock::ClockSettings;
 pub use disk::DiskSettings;
 pub use dist::Distribution;
@@ -35,8 +37,8 @@ pub use observe::{Arrival, Node, Observer, Saboteur};
 pub use quantity::{Bytes, Rate, parse_time};
 pub use queue::Queue;
 pub use random::{Random, Seed};
-pub use report::{KindReport, Report, ServerReport};
-pub use scenario::{Caching, Cluster, Durability, OutputSettings, Scenario, ScenarioError};
+pub use report::{KindReport, Report, ServerReport, quantiles};
+pub use scenario::{Caching, Cluster, Durability, Machine, OutputSettings, Scenario, ScenarioError};
 pub use series::{ClientSample, MessageSample, Series, ServerSample};
 pub use station::{Little, Load, Station};
 pub use storage::{Loss, Storage, StorageError};

@@ -8,7 +8,7 @@ use crate::dist::Distribution;
 use crate::time::Nanos;
 
 /// The table `[model]`: a preset, and what is to be different. Times are of a server's processor, for one request.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelSettings {
     /// `wu`, `free`, or the path of a file that has such a table: one that has been calibrated.
@@ -32,8 +32,11 @@ pub struct ModelSettings {
     pub other: Option<Distribution>,
     /// What another metadata server says.
     pub peer: Option<Distribution>,
-    /// Of a client's processor, for each call.
+    /// Of a client's processor, for each call that a server is asked about.
     pub client: Option<Distribution>,
+    /// Of a server's and of a client's processor besides, if it has nothing else to do: it sleeps, and has to be woken.
+    pub wake: Option<Distribution>,
+    pub client_wake: Option<Distribution>,
 }
 
 /// A kind of work of which a model knows the cost.
@@ -50,10 +53,12 @@ pub enum Work {
     Other,
     Peer,
     Client,
+    Wake,
+    ClientWake,
 }
 
 impl Work {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Create,
         Self::Remove,
         Self::Rename,
@@ -65,6 +70,8 @@ impl Work {
         Self::Other,
         Self::Peer,
         Self::Client,
+        Self::Wake,
+        Self::ClientWake,
     ];
 
     /// As scenarios and series name it.
@@ -81,6 +88,8 @@ impl Work {
             Self::Other => "other",
             Self::Peer => "peer",
             Self::Client => "client",
+            Self::Wake => "wake",
+            Self::ClientWake => "client_wake",
         }
     }
 }
@@ -117,8 +126,9 @@ impl Model {
         model.0[Work::Create as usize] = Distribution::normal(micros(378), micros(25));
         model.0[Work::Remove as usize] = Distribution::normal(micros(375), micros(23));
         model.0[Work::Rename as usize] = Distribution::normal(micros(378), micros(25));
-        model.0[Work::Peer as usize] = Distribution::ZERO;
-        model.0[Work::Client as usize] = Distribution::ZERO;
+        for free in [Work::Peer, Work::Client, Work::Wake, Work::ClientWake] {
+            model.0[free as usize] = Distribution::ZERO;
+        }
         model
     }
 
@@ -162,13 +172,33 @@ impl Model {
             other,
             peer,
             client,
+            wake,
+            client_wake,
         } = settings;
-        let given = [create, remove, rename, lookup, setattr, readdir, open, data, other, peer, client];
+        let given = [
+            create,
+            remove,
+            rename,
+            lookup,
+            setattr,
+            readdir,
+            open,
+            data,
+            other,
+            peer,
+            client,
+            wake,
+            client_wake,
+        ];
         for (own, given) in self.0.iter_mut().zip(given) {
             if let Some(given) = given {
                 own.clone_from(given);
             }
         }
+    }
+
+    pub fn is_free(&self, work: Work) -> bool {
+        *self.cost(work) == Distribution::ZERO
     }
 
     pub fn cost(&self, work: Work) -> &Distribution {

@@ -25,7 +25,7 @@ pub enum NetworkPreset {
 }
 
 /// The table `[network]`: a preset, and what is to be different.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NetworkSettings {
     pub preset: NetworkPreset,

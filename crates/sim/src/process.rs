@@ -23,6 +23,8 @@ pub enum Act {
     Call(Caller, Call<'static>),
     /// That so much time goes by.
     Pause(Nanos),
+    /// Nothing, but its client forgets what it has cached.
+    Forget,
     /// That all processes of its workload that have not ended have come to the barrier of that number, from 0 on.
     Barrier(u32),
     /// Nothing: it has ended.
@@ -117,6 +119,10 @@ impl Process {
                 Next::Barrier => {
                     self.barriers += 1;
                     return Act::Barrier(self.barriers - 1);
+                }
+                Next::Forget => {
+                    self.kernel.root_asked = None;
+                    return Act::Forget;
                 }
                 Next::End => self.left_open = Some(self.kernel.files.end()),
             }

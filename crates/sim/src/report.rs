@@ -45,6 +45,9 @@ pub struct KindReport {
     pub p95_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
+    /// The shortest first, the longest last, at equal steps of probability.
+    #[serde(skip)]
+    pub quantiles: Vec<Nanos>,
 }
 
 /// How a server was used.
@@ -99,6 +102,13 @@ impl ServerReport {
     }
 }
 
+/// Times at equal steps of probability, from the shortest to the longest.
+pub fn quantiles(times: &Histogram<u64>) -> Vec<Nanos> {
+    const STEPS: u32 = 64;
+    let at = |step| times.value_at_quantile(f64::from(step) / f64::from(STEPS));
+    (0..=STEPS).map(|step| Nanos(at(step))).collect()
+}
+
 /// What has been done, by kind.
 #[derive(Debug, Default)]
 pub struct Tally {
@@ -144,6 +154,7 @@ impl Tally {
                 p95_us: micros(0.95),
                 p99_us: micros(0.99),
                 max_us: times.max() as f64 / 1e3,
+                quantiles: quantiles(times),
             }
         };
         self.kinds.iter().map(report).collect()

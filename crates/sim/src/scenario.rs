@@ -24,11 +24,26 @@ pub struct Scenario {
     pub disk: DiskSettings,
     pub clock: ClockSettings,
     pub faults: FaultSettings,
+    /// A file that `espalier sim calibrate` has made, instead of `model` and `network`.
+    pub machine: Option<PathBuf>,
     pub workload: Vec<Workload>,
     pub output: OutputSettings,
     /// Where it lies: files are named from there.
     #[serde(skip)]
     pub dir: PathBuf,
+    /// What `machine` names.
+    #[serde(skip)]
+    pub on: Option<Machine>,
+}
+
+/// A machine on which clients and servers run, and what they take there.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Machine {
+    /// Of which each node needs one to work.
+    pub processors: usize,
+    pub network: NetworkSettings,
+    pub model: ModelSettings,
 }
 
 /// The table `[cluster]`.
@@ -120,6 +135,28 @@ pub enum ScenarioError {
     Model(#[from] ModelError),
 }
 
+impl Machine {
+    /// # Errors
+    /// [`ScenarioError`]
+    pub fn read(path: &Path) -> Result<Self, ScenarioError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|cause| ScenarioError::Read { path: path.into(), cause })?;
+        Self::parse(&text, path)
+    }
+
+    /// # Errors
+    /// [`ScenarioError`]
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ScenarioError> {
+        let machine: Self = toml::from_str(text)
+            .map_err(|cause| ScenarioError::Malformed { path: path.into(), cause: Box::new(cause) })?;
+        if !(1..=4096).contains(&machine.processors) {
+            let (key, wanted) = ("processors".into(), "it is 1 to 4096".into());
+            return Err(ScenarioError::Bad { key, wanted });
+        }
+        Ok(machine)
+    }
+}
+
 impl Scenario {
     /// # Errors
     /// [`ScenarioError`]
@@ -128,6 +165,9 @@ impl Scenario {
             .map_err(|cause| ScenarioError::Read { path: path.into(), cause })?;
         let mut scenario = Self::parse(&text, path)?;
         scenario.dir = path.parent().unwrap_or(Path::new("")).into();
+        if let Some(machine) = &scenario.machine {
+            scenario.on = Some(Machine::read(&scenario.dir.join(machine))?);
+        }
         Ok(scenario)
     }
 
@@ -145,7 +185,18 @@ impl Scenario {
     /// # Errors
     /// [`ScenarioError::Model`]
     pub fn cost_model(&self) -> Result<Model, ScenarioError> {
-        Ok(Model::new(&self.model, &self.dir)?)
+        let settings = self.on.as_ref().map_or(&self.model, |machine| &machine.model);
+        Ok(Model::new(settings, &self.dir)?)
+    }
+
+    /// Between nodes.
+    pub fn network(&self) -> &NetworkSettings {
+        self.on.as_ref().map_or(&self.network, |machine| &machine.network)
+    }
+
+    /// Those that all nodes share, if they run on one machine.
+    pub fn processors(&self) -> Option<usize> {
+        self.on.as_ref().map(|machine| machine.processors)
     }
 
     /// What each value by itself does not say.
@@ -186,6 +237,11 @@ impl Scenario {
             ),
             (self.output.series >= Nanos(1_000_000), "[output] series", "at least 1 ms"),
         ];
+        let is_said = self.model != ModelSettings::default() || self.network != NetworkSettings::default();
+        if self.machine.is_some() && is_said {
+            let wanted = "it stands for [model] and [network]: leave it out, or these".into();
+            return Err(ScenarioError::Bad { key: "machine".into(), wanted });
+        }
         for (fits, key, wanted) in checks {
             if !fits {
                 return Err(ScenarioError::Bad { key: key.into(), wanted: format!("it is {wanted}") });

@@ -27,6 +27,8 @@ pub enum Next {
     Pause(Nanos),
     /// It waits until all processes of its workload have come as far.
     Barrier,
+    /// The process's client forgets what it has cached, as one that has just been mounted.
+    Forget,
     /// It has come to its end, and is not asked again.
     End,
 }

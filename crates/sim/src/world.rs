@@ -116,8 +116,9 @@ impl<'o> World<'o> {
     ) -> Result<Self, RunError> {
         let (seed, cluster) = (Seed(scenario.seed), &scenario.cluster);
         let nodes = scenario.nodes() as usize;
-        let network = Network::new(&scenario.network, nodes, seed.random("network", 0));
-        let fabric = Fabric::new(scenario.cost_model()?, network, nodes, observer, saboteur);
+        let network = Network::new(scenario.network(), nodes, seed.random("network", 0));
+        let fabric =
+            Fabric::new(scenario.cost_model()?, network, scenario.processors(), nodes, observer, saboteur);
         let server = |rank: u16| {
             let node = Node(rank.into());
             let setup = Setup { node, config: config(cluster, rank), scenario, seed };
@@ -276,6 +277,14 @@ impl<'o> World<'o> {
                 }
                 None => self.at_server(node, start, |server, fabric| server.tick(fabric)),
             },
+            Event::Worked { since, event } => {
+                self.fabric.worked(since);
+                self.happen(*event)?;
+            }
+            Event::Prepared { client, process, since } => {
+                self.clients[client as usize].prepared(&mut self.fabric, process, since);
+                self.after_client(client as usize);
+            }
             Event::Resume { client, process } => {
                 self.clients[client as usize].resume(&mut self.fabric, process);
                 self.after_client(client as usize);

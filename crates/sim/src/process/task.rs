@@ -130,9 +130,11 @@ impl Task {
                 vec![(path, Last::NoFollow)]
             }
             Op::Open { path, .. } | Op::Access { path, .. } => vec![(path, Last::Follow)],
-            Op::MkDir { path, .. } | Op::Symlink { path, .. } | Op::Unlink { path } | Op::RmDir { path } => {
-                vec![(path, place)]
-            }
+            Op::MkDir { path, .. }
+            | Op::MkNod { path, .. }
+            | Op::Symlink { path, .. }
+            | Op::Unlink { path }
+            | Op::RmDir { path } => vec![(path, place)],
             // Only a directory may be named with a slash.
             Op::Rename { from, to, .. } if from.ends_with(b"/") || to.ends_with(b"/") => {
                 vec![(from, Last::Look), (to, place)]
@@ -178,6 +180,13 @@ impl Task {
             Op::MkDir { mode, .. } => {
                 let place = new(end()?)?;
                 create(kernel, place, NewNode::Directory, *mode)
+            }
+            Op::MkNod { mode, .. } => {
+                let place = new(end()?)?;
+                if place.is_dir {
+                    return Err(Errno::ENOENT);
+                }
+                create(kernel, place, NewNode::Regular, *mode)
             }
             Op::Symlink { target, .. } => {
                 let place = new(end()?)?;

@@ -15,34 +15,51 @@ pub(super) struct Create {
     /// All processes use one directory.
     shared: bool,
     bytes: Bytes,
+    /// Files are opened when they are made, and closed; otherwise they remain empty.
+    open: bool,
     stat: bool,
     remove: bool,
+    /// Before files are looked at, clients forget what they have cached.
+    fresh: bool,
 }
 
 impl Default for Create {
     fn default() -> Self {
-        Self { files: 1000, shared: true, bytes: Bytes(0), stat: false, remove: false }
+        Self {
+            files: 1000,
+            shared: true,
+            bytes: Bytes(0),
+            open: true,
+            stat: false,
+            remove: false,
+            fresh: false,
+        }
     }
 }
 
 impl Create {
     pub(super) fn check(&self) -> Result<(), String> {
         range("files", self.files, 1, 1 << 32)?;
+        if !self.open && self.bytes.0 > 0 {
+            return Err("`bytes` are written to files that are opened: leave `open = false` out".into());
+        }
         range("bytes", self.bytes.0, 0, 1 << 40)
     }
 
     pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
-        let Self { files, shared, bytes, stat, remove } = *self;
+        let Self { files, shared, bytes, open, stat, remove, fresh } = *self;
         let dir = if shared { member.crew.dir.clone() } else { member.own() };
         let number = member.number;
         let paths = move || {
             let dir = dir.clone();
             (0..files).map(move |file| format!("{dir}/{number}.{file}"))
         };
-        let (stats, removes) = (paths.clone(), paths.clone());
+        let (made, stats, removes) = (paths.clone(), paths.clone(), paths.clone());
         begin(member)
             .chain(only_if(!shared, [Op::mkdir(member.own()).into(), Step::Barrier]))
-            .chain(paths().flat_map(move |path| make_file(path, bytes.0, 1 << 20)))
+            .chain(only_if(open, paths().flat_map(move |path| make_file(path, bytes.0, 1 << 20))))
+            .chain(only_if(!open, made().map(|path| Op::mknod(path).into())))
+            .chain(only_if(stat && fresh, [Step::Barrier, Step::Forget]))
             .chain(only_if(stat, after_barrier(stats().map(Op::stat))))
             .chain(only_if(remove, after_barrier(removes().map(Op::unlink))))
     }

@@ -38,6 +38,11 @@ pub enum Op {
         path: Vec<u8>,
         mode: u32,
     },
+    /// A regular file, which is not opened.
+    MkNod {
+        path: Vec<u8>,
+        mode: u32,
+    },
     /// `mode`: of what is created.
     Open {
         file: u32,
@@ -114,6 +119,10 @@ impl Op {
         Self::MkDir { path: path.into(), mode: 0o777 }
     }
 
+    pub fn mknod(path: impl Into<Vec<u8>>) -> Self {
+        Self::MkNod { path: path.into(), mode: 0o666 }
+    }
+
     pub fn open(file: u32, path: impl Into<Vec<u8>>, flags: OpenFlags) -> Self {
         Self::Open { file, path: path.into(), flags, mode: 0o666 }
     }
@@ -138,6 +147,7 @@ impl Op {
     pub fn kind(&self) -> OpKind {
         match self {
             Self::MkDir { .. } => OpKind::MkDir,
+            Self::MkNod { .. } => OpKind::Create,
             Self::Open { flags, .. } if flags.contains(OpenFlags::CREATE) => OpKind::Create,
             Self::Open { .. } => OpKind::Open,
             Self::Read { .. } => OpKind::Read,

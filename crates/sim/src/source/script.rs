@@ -13,6 +13,7 @@ pub(super) enum Step {
     UntilNothing(Op),
     Pause(Nanos),
     Barrier,
+    Forget,
 }
 
 impl From<Op> for Step {
@@ -53,6 +54,7 @@ impl Source for Script {
             Some(Step::Do(op)) => Next::Do(op),
             Some(Step::Pause(time)) => Next::Pause(time),
             Some(Step::Barrier) => Next::Barrier,
+            Some(Step::Forget) => Next::Forget,
             Some(Step::UntilNothing(op)) => Next::Do(self.again.insert(op).clone()),
         }
     }

@@ -62,7 +62,7 @@ impl Before {
 
     fn succeeded(&mut self, op: &Op, told: Option<Told>) {
         match op {
-            Op::MkDir { path, .. } | Op::Symlink { path, .. } => self.made(path),
+            Op::MkDir { path, .. } | Op::MkNod { path, .. } | Op::Symlink { path, .. } => self.made(path),
             Op::Open { file, path, flags, .. } => {
                 let is_new = flags.contains(OpenFlags::CREATE) && self.known.get(path) != Some(&Known::There);
                 if is_new {

@@ -86,6 +86,7 @@ fn meets(op: &Op) -> Vec<(Place, bool)> {
     let mut places = Vec::new();
     match op {
         Op::MkDir { path, .. }
+        | Op::MkNod { path, .. }
         | Op::Symlink { path, .. }
         | Op::Unlink { path }
         | Op::RmDir { path }

@@ -230,6 +230,7 @@ fn moved(op: &Op, dir: &str) -> Op {
     };
     match &mut op {
         Op::MkDir { path, .. }
+        | Op::MkNod { path, .. }
         | Op::Open { path, .. }
         | Op::Access { path, .. }
         | Op::Unlink { path }
@@ -263,6 +264,7 @@ fn moved(op: &Op, dir: &str) -> Op {
 fn path(op: &Op) -> String {
     let path = match op {
         Op::MkDir { path, .. }
+        | Op::MkNod { path, .. }
         | Op::Open { path, .. }
         | Op::Access { path, .. }
         | Op::Unlink { path }

@@ -15,6 +15,7 @@ use crate::process::{Act, Process};
 use crate::random::{Random, Seed};
 use crate::scenario::{Caching, Scenario};
 use crate::source::Done;
+use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
 use crate::world::event::Event;
@@ -63,6 +64,8 @@ pub struct Client {
     lines: BTreeMap<Rank, Line>,
     pub slots: Vec<Slot>,
     calls: u64,
+    /// Prepares processes for what they are told.
+    cpu: Station<u32>,
     random: Random,
     leases: bool,
     /// It says that often that it is there, in ticks.
@@ -95,6 +98,7 @@ impl Client {
             lines: BTreeMap::new(),
             slots: Vec::new(),
             calls: 0,
+            cpu: Station::new(1),
             random: seed.random("client", number),
             leases: scenario.cluster.cache == Caching::Leases,
             alive_ticks: (session.0 / 6 / TICK.0).max(1),
@@ -177,10 +181,15 @@ impl Client {
                 fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
                 self.calling += 1;
                 if let Some((result, _)) = self.sessions.answer(now, &call) {
-                    return self.answered(fabric, ticket, result);
+                    self.end_call(fabric, ticket, &result);
+                    return self.ready.push_back((process, Some(result)));
                 }
                 let asked = Asked { call_id: ticket.call, caller, call, ticket };
                 self.sessions.call(now, asked, &mut self.told);
+            }
+            Act::Forget => {
+                self.sessions.cache().distrust();
+                self.ready.push_back((process, None));
             }
             Act::Pause(time) => fabric.after(time, Event::Resume { client: self.index, process }),
             Act::Barrier(_) => self.came.push((process, Came::Barrier)),
@@ -191,16 +200,41 @@ impl Client {
         }
     }
 
-    fn answered(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: Result<Answer, Errno>) {
-        fabric.observer.answered(fabric.now, self.index, ticket.call, &result);
+    fn end_call(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: &Result<Answer, Errno>) {
+        fabric.observer.answered(fabric.now, self.index, ticket.call, result);
         self.calling -= 1;
-        let cost = fabric.model.cost(Work::Client).sample(&mut self.random);
-        if cost == Nanos::ZERO {
-            self.ready.push_back((ticket.process, Some(result)));
-        } else {
-            self.slots[ticket.process as usize].answer = Some(result);
-            fabric.after(cost, Event::Resume { client: self.index, process: ticket.process });
+    }
+
+    fn answered(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: Result<Answer, Errno>) {
+        self.end_call(fabric, ticket, &result);
+        if fabric.model.is_free(Work::Client) && fabric.model.is_free(Work::ClientWake) {
+            return self.ready.push_back((ticket.process, Some(result)));
         }
+        self.slots[ticket.process as usize].answer = Some(result);
+        if let Some(arrived) = self.cpu.arrive(fabric.now, ticket.process) {
+            self.prepare(fabric, arrived, true);
+        }
+    }
+
+    /// A process is to go on, when the processor is done with it.
+    fn prepare(
+        &mut self,
+        fabric: &mut Fabric<'_>,
+        Arrived { at: since, job: process }: Arrived<u32>,
+        is_woken: bool,
+    ) {
+        let mut time = fabric.model.cost(Work::Client).sample(&mut self.random);
+        if is_woken {
+            time += fabric.model.cost(Work::ClientWake).sample(&mut self.random);
+        }
+        fabric.work(time, Event::Prepared { client: self.index, process, since });
+    }
+
+    pub fn prepared(&mut self, fabric: &mut Fabric<'_>, process: u32, since: Nanos) {
+        if let Some(next) = self.cpu.leave(fabric.now, since) {
+            self.prepare(fabric, next, false);
+        }
+        self.resume(fabric, process);
     }
 
     // ---- Sessions

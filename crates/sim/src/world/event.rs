@@ -28,6 +28,11 @@ pub enum Event {
         start: u64,
         other: Node,
     },
+    /// A processor of the machine on which all nodes run is done with what was given to it at `since`.
+    Worked {
+        since: Nanos,
+        event: Box<Event>,
+    },
     /// A server's processor is done with what has come at `since`.
     Served {
         node: Node,
@@ -51,6 +56,12 @@ pub enum Event {
     Tick {
         node: Node,
         start: u64,
+    },
+    /// A client's processor is done with what a process was told at `since`.
+    Prepared {
+        client: u32,
+        process: u32,
+        since: Nanos,
     },
     /// A process goes on.
     Resume {

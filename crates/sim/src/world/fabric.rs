@@ -9,6 +9,7 @@ use crate::model::Model;
 use crate::network::Network;
 use crate::observe::{Node, Observer, Saboteur};
 use crate::queue::Queue;
+use crate::station::{Arrived, Station};
 use crate::time::Nanos;
 use crate::world::event::Event;
 
@@ -20,6 +21,8 @@ pub struct Fabric<'o> {
     pub observer: &'o mut dyn Observer,
     pub saboteur: &'o mut dyn Saboteur,
     pub network: Network,
+    /// The processors of the machine on which all nodes run, if it is one.
+    machine: Option<Station<(Nanos, Event)>>,
     wires: Vec<Wire>,
     free: Vec<u32>,
     /// On which side of a partition each node is, if there is one.
@@ -55,6 +58,7 @@ impl<'o> Fabric<'o> {
     pub fn new(
         model: Model,
         network: Network,
+        processors: Option<usize>,
         nodes: usize,
         observer: &'o mut dyn Observer,
         saboteur: &'o mut dyn Saboteur,
@@ -66,6 +70,7 @@ impl<'o> Fabric<'o> {
             observer,
             saboteur,
             network,
+            machine: processors.map(Station::new),
             wires: Vec::new(),
             free: Vec::new(),
             sides: Vec::new(),
@@ -78,6 +83,29 @@ impl<'o> Fabric<'o> {
 
     pub fn after(&mut self, time: Nanos, event: Event) {
         self.queue.add(self.now + time, event);
+    }
+
+    /// Has a processor work for so long, and then this happen. A node's own work comes one after the other all the same: that is the
+    /// node's to see to.
+    pub fn work(&mut self, time: Nanos, event: Event) {
+        let Some(machine) = self.machine.as_mut().filter(|_| time > Nanos::ZERO) else {
+            return self.after(time, event);
+        };
+        if let Some(arrived) = machine.arrive(self.now, (time, event)) {
+            self.begin_work(arrived);
+        }
+    }
+
+    fn begin_work(&mut self, Arrived { at: since, job: (time, event) }: Arrived<(Nanos, Event)>) {
+        self.after(time, Event::Worked { since, event: Box::new(event) });
+    }
+
+    /// A processor is free again.
+    pub fn worked(&mut self, since: Nanos) {
+        let now = self.now;
+        if let Some(next) = self.machine.as_mut().and_then(|machine| machine.leave(now, since)) {
+            self.begin_work(next);
+        }
     }
 
     /// Begins a connection. Its maker hears [`Event::Lost`] if nothing comes of it.

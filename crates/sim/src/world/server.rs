@@ -269,20 +269,23 @@ impl Server {
             Message::Refused | Message::FromServer(_) | Message::ToData(_) | Message::FromData(_) => return,
         };
         if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
-            self.serve(fabric, arrived);
+            let is_woken = self.cpu.number() == 1;
+            self.serve(fabric, arrived, is_woken);
         }
     }
 
     /// The service of a job begins.
-    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>) {
-        let time = job.work().map_or(Nanos::ZERO, |work| fabric.model.cost(work).sample(&mut self.random));
-        fabric.after(time, Event::Served { node: self.node, start: self.start, since, job });
+    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, is_woken: bool) {
+        let works = job.work().into_iter().chain(is_woken.then_some(Work::Wake));
+        let time =
+            works.fold(Nanos::ZERO, |time, work| time + fabric.model.cost(work).sample(&mut self.random));
+        fabric.work(time, Event::Served { node: self.node, start: self.start, since, job });
     }
 
     /// The service of a job ends.
     pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: Job) {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
-            self.serve(fabric, next);
+            self.serve(fabric, next, false);
         }
         // Where answers wait for the journal's file alone, to which writing costs nothing here, there is nothing to be put off for.
         let is_put_off = self.config.acknowledge == Acknowledge::Durable;

@@ -84,6 +84,7 @@ impl Embedded {
                     all.extend(processes[at].take_finished().map(|done| (at, done)));
                     match act {
                         Act::Call(caller, call) => answer = Some(self.call(&caller, &call)),
+                        Act::Forget => {}
                         Act::Pause(time) => {
                             self.now += time;
                             break;

@@ -1,0 +1,179 @@
+//! Makes a model of servers and clients from what was measured of real ones on one machine (wu 4.3), and compares it with what was
+//! measured.
+//!
+//! What is measured is one client that waits for each answer, and one with many requests under way. A round trip of the first is the
+//! network, twice; the server's and the client's processors; and that both have to be woken. With many under way nobody sleeps: what
+//! processors do less for each is what waking costs.
+
+use std::fmt::Write as _;
+
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::model::Work;
+use crate::report::KindReport;
+use crate::scenario::{Machine, Scenario};
+use crate::source::OpKind;
+use crate::time::Nanos;
+use crate::world::{RunError, World};
+
+/// What was measured of an operation.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    pub work: Work,
+    /// From call to answer.
+    pub mean: Nanos,
+    /// The shortest first, the longest last, at equal steps of probability.
+    pub quantiles: Vec<Nanos>,
+    /// Of processors, for each operation.
+    pub client: Nanos,
+    pub server: Nanos,
+}
+
+/// A model of a machine on which clients and servers run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fitted {
+    /// What operations cost a server's processor: quantiles.
+    pub works: Vec<(Work, Vec<Nanos>)>,
+    pub client: Nanos,
+    pub wake: Nanos,
+    pub client_wake: Nanos,
+    /// From one node to the other.
+    pub latency: Nanos,
+    pub processors: usize,
+}
+
+/// Clients that do the same at once: each makes files in a directory of its own, looks at them after it has forgotten what it knew,
+/// and removes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Trial {
+    pub clients: u32,
+    /// Requests that each has under way.
+    pub outstanding: u32,
+    /// Of each client.
+    pub files: u64,
+}
+
+impl Fitted {
+    /// `one`: with one request at a time; `many`: with many under way, of the same operations in the same order.
+    pub fn new(one: &[Measured], many: &[Measured], processors: usize) -> Self {
+        let mean = |times: &mut dyn Iterator<Item = Nanos>| {
+            let times: Vec<u64> = times.map(|time| time.0).collect();
+            Nanos(times.iter().sum::<u64>() / times.len().max(1) as u64)
+        };
+        let less = |of: fn(&Measured) -> Nanos| {
+            mean(&mut one.iter().zip(many).map(|(one, many)| of(one) - of(many)))
+        };
+        let (wake, client_wake) = (less(|measured| measured.server), less(|measured| measured.client));
+        let client = mean(&mut many.iter().map(|measured| measured.client));
+        let idle = mean(&mut one.iter().map(|measured| measured.mean - (measured.server + measured.client)));
+        let latency = Nanos(idle.0 / 2);
+        let around = latency + latency + client + client_wake + wake;
+        let work = |measured: &Measured| {
+            let quantiles = measured.quantiles.iter().map(|time| *time - around).collect();
+            (measured.work, quantiles)
+        };
+        Self { works: one.iter().map(work).collect(), client, wake, client_wake, latency, processors }
+    }
+
+    /// As scenarios name it by `machine`.
+    pub fn to_toml(&self) -> String {
+        let time = |time: &Nanos| format!("\"{:.3} us\"", time.0 as f64 / 1e3);
+        let mut text = String::from(
+            "# What clients and servers take on one machine: made by `espalier sim calibrate`.\n",
+        );
+        let _ = writeln!(
+            text,
+            "processors = {}\n\n[network]\npreset = \"loopback\"\nlatency = {}\n\n[model]",
+            self.processors,
+            time(&self.latency)
+        );
+        for (name, cost) in [("client", self.client), ("client_wake", self.client_wake), ("wake", self.wake)]
+        {
+            let _ = writeln!(text, "{name} = {}", time(&cost));
+        }
+        for (work, quantiles) in &self.works {
+            let times: Vec<_> = quantiles.iter().map(time).collect();
+            let _ = writeln!(text, "{} = {{ quantiles = [{}] }}", work.name(), times.join(", "));
+        }
+        text
+    }
+}
+
+impl Trial {
+    /// What comes of it on a machine: the operations that are measured, in their order.
+    ///
+    /// # Errors
+    /// [`RunError`]
+    pub fn simulate(&self, machine: &Machine, seed: u64) -> Result<Vec<KindReport>, RunError> {
+        let Self { clients, outstanding, files } = *self;
+        let (processes, files) = (clients * outstanding, files.div_ceil(outstanding.into()).max(1));
+        let text = format!(
+            "seed = {seed}\n[cluster]\nclients = {clients}\ncores = {}\n[[workload]]\nkind = \"create\"\ndoor = \"library\"\n\
+             processes = {processes}\nfiles = {files}\nopen = false\nshared = false\nstat = true\nfresh = true\nremove = true\n",
+            machine.processors
+        );
+        let scenario =
+            Scenario { on: Some(machine.clone()), ..Scenario::parse(&text, Path::new("calibration"))? };
+        let (mut observer, mut saboteur) = ((), ());
+        let mut report = World::new(&scenario, &mut observer, &mut saboteur)?.run()?;
+        let mut of =
+            |kind: OpKind| report.operations.extract_if(.., |found| found.kind == kind.name()).next();
+        Ok([OpKind::Create, OpKind::Stat, OpKind::Unlink].into_iter().filter_map(|kind| of(kind)).collect())
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    const MICRO: u64 = 1000;
+
+    fn measured(mean: u64, server: u64, client: u64) -> [Measured; 2] {
+        let of = |work, more: u64| Measured {
+            work,
+            mean: Nanos((mean + more) * MICRO),
+            // From 10 us less to 10 us more.
+            quantiles: [mean + more - 10, mean + more, mean + more + 10]
+                .map(|time| Nanos(time * MICRO))
+                .into(),
+            client: Nanos(client * MICRO),
+            server: Nanos(server * MICRO),
+        };
+        [of(Work::Create, 0), of(Work::Remove, 4)]
+    }
+
+    #[test]
+    fn what_is_fitted_simulates_what_was_measured() {
+        let fitted = Fitted::new(&measured(98, 25, 20), &measured(500, 15, 13), 2);
+        assert_eq!(
+            (fitted.wake, fitted.client_wake, fitted.client),
+            (Nanos(10_000), Nanos(7_000), Nanos(13_000))
+        );
+        // 100 us in the mean, of which processors had 45.
+        assert_eq!(fitted.latency, Nanos(27_500));
+        let machine = Machine::parse(&fitted.to_toml(), Path::new("machine.toml")).unwrap();
+        let trial = Trial { clients: 1, outstanding: 1, files: 2000 };
+        let simulated = trial.simulate(&machine, 1).unwrap();
+        let of = |kind| simulated.iter().find(|report| report.kind == kind).unwrap().mean_us;
+        assert!((of("create") / 98.0 - 1.0).abs() < 0.02, "{}", of("create"));
+        assert!((of("unlink") / 102.0 - 1.0).abs() < 0.02, "{}", of("unlink"));
+    }
+
+    #[test]
+    fn nodes_share_the_processors_of_a_machine() {
+        let with = |processors| {
+            let text = format!(
+                "processors = {processors}\n[network]\npreset = \"free\"\n[model]\nclient = \"10 us\"\ncreate = \"10 us\""
+            );
+            let machine = Machine::parse(&text, Path::new("machine.toml")).unwrap();
+            let simulated = Trial { clients: 1, outstanding: 16, files: 2000 }.simulate(&machine, 1).unwrap();
+            simulated[0].mean_us
+        };
+        // 16 requests, each of which takes 20 us of one of the processors.
+        let (one, two) = (with(1), with(2));
+        assert!((one / 320.0 - 1.0).abs() < 0.05 && (two / 160.0 - 1.0).abs() < 0.05, "{one} {two}");
+    }
+}
