@@ -270,6 +270,10 @@ for mount in "$a" "$b"; do "$bin" mount "$url" "$mount" -o "credentials=$credent
 
 echo '== the end'
 umount "$a" "$b"
+"$bin" cluster client "$cluster" guest > /dev/null
+for n in 0 1 2 3; do
+    printf '\n[clients.guest]\nsubtree = "/projects/a"\n' >> "$cluster/server-$n/server.toml"
+done
 # None of them waits for the others.
 kill_server 3
 "$bin" cluster down "$cluster"
@@ -277,6 +281,37 @@ kill_server 3
 up
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 is "$(find "$a/links" -type f | wc -l)" 800
+
+echo '== a client that is restricted to a subtree'
+refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$cluster/clients/guest"
+mkdir -p "$a/projects/a" "$a/outside"
+echo ours > "$a/outside/file"
+"$bin" mount "$url" "$b" -o "credentials=$cluster/clients/guest" --log-file "$work/b.log"
+is "$(stat -c %i "$b")" 1
+mkdir "$b"/dir-{1,2,3,4,5,6,7,8}
+is "$(stat -c %i "$a"/projects/a/dir-* | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 4
+for n in 1 2 3 4 5 6 7 8; do
+    mkdir -p "$b/dir-$n/deep/deeper"
+    echo "$n" > "$b/dir-$n/deep/file"
+    mv "$b/dir-$n/deep/file" "$b/dir-$((n % 8 + 1))/moved"
+    ln "$b/dir-$((n % 8 + 1))/moved" "$b/linked-$n"
+    mv "$b/dir-$n/deep/deeper" "$b/deeper-$n"
+done
+is "$(cat "$a"/projects/a/linked-* | tr -d '\n')" 12345678
+echo theirs > "$a/projects/a/dir-3/moved"
+is "$(cat "$b/linked-2")" theirs
+# A name inside may be used, and is no way out.
+ln "$a/outside/file" "$a/projects/a/dir-4/ours"
+is "$(cat "$b/dir-4/ours")" ours
+mv "$a/projects/a/dir-5" "$a/outside/"
+if [ -e "$b/dir-5" ]; then fail 'what has been moved out is still there'; fi
+kill_server 1
+kill_server 2
+up
+rm -r "$b"/dir-* "$b"/deeper-* "$b"/linked-*
+is "$(ls -A "$a/projects/a")" ''
+is "$(ls "$a/outside" "$a/outside/dir-5" | tr '\n' ' ')" "$a/outside: dir-5 file  $a/outside/dir-5: deep moved "
+umount "$b"
 rm -r "$a"/*
 is "$(ls -A "$a")" ''
 umount "$a"

@@ -9,11 +9,11 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, Delegation, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Rank, Recall, Reply,
-    Request, RequestId, StreamIo, Touched, Welcome,
+    Attr, Caller, Delegation, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank,
+    Recall, Reply, Request, RequestId, StreamIo, Touched, Welcome,
 };
 
-use crate::{Answer, Begun, Cache, Call, Client, Next, Sighting};
+use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting};
 use asking::Asking;
 use end::{End, Parked, Seen};
 
@@ -30,6 +30,8 @@ pub struct Sessions<T> {
     /// With those that have been needed yet.
     ends: BTreeMap<Rank, End<T>>,
     ranks: usize,
+    /// What the door calls [`Ino::ROOT`]: servers may have restricted this client to a subtree.
+    root: Ino,
     /// The door tells callers what names stand for from what others have been told.
     shares_names: bool,
     /// Calls that wait for data servers.
@@ -120,7 +122,12 @@ impl<T> Sessions<T> {
     /// told.
     pub fn new(cache: Cache, ranks: usize, shares_names: bool) -> Self {
         let (client, asking) = (Client::default(), Asking::default());
-        Self { client, cache, ends: BTreeMap::new(), ranks, shares_names, asking }
+        Self { client, cache, ends: BTreeMap::new(), ranks, root: Ino::ROOT, shares_names, asking }
+    }
+
+    /// What [`Welcome::root`] says, before the first call.
+    pub fn set_root(&mut self, root: Ino) {
+        self.root = root;
     }
 
     pub fn cache(&mut self) -> &mut Cache {
@@ -154,22 +161,42 @@ impl<T> Sessions<T> {
     pub fn answer(&mut self, now: u64, call: &Call<'_>) -> Option<(Result<Answer, Errno>, u64)> {
         let (answer, left) = match call {
             Call::Request(Request::Lookup { dir, name }) if self.shares_names => {
-                self.cache.look_up(*dir, name, now)?
+                self.cache.look_up(self.real(*dir), name, now)?
             }
-            Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(*ino, now)?,
+            Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
             Call::Request(Request::GetXattr { ino, name })
                 if ASKED_OFTEN.iter().any(|often| name.starts_with(often))
-                    && self.cache.is_bare(*ino, now) =>
+                    && self.cache.is_bare(self.real(*ino), now) =>
             {
                 return Some((Err(Errno::ENODATA), 0));
             }
             _ => return None,
         };
-        Some((Ok(answer), left))
+        Some((Ok(self.shown(answer)), left))
+    }
+
+    /// What a name stands for, if that is known.
+    pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
+        self.cache.name(self.real(dir), name, now)
+    }
+
+    /// An inode's attributes, if they are known.
+    pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
+        Some(Attr { ino, ..self.cache.attr(self.real(ino), now)? })
+    }
+
+    /// Whether there is a lease on an inode.
+    pub fn is_leased(&self, ino: Ino, now: u64) -> bool {
+        self.cache.is_leased(self.real(ino), now)
     }
 
     /// Takes a call that [`Self::answer`] has no answer to.
-    pub fn call(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
+    pub fn call(&mut self, now: u64, mut asked: Asked<'_, T>, told: &mut Told<T>) {
+        if let Call::Request(request) = &mut asked.call
+            && self.root != Ino::ROOT
+        {
+            request.each_inode(&mut |ino| *ino = self.real(*ino));
+        }
         self.cache.sent(&asked.call);
         let known = if self.shares_names { self.known_elsewhere(now, &asked.call) } else { None };
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
@@ -216,11 +243,13 @@ impl<T> Sessions<T> {
 
     /// Whether an owner has locked anything of a file.
     pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
+        let ino = self.real(ino);
         self.ends.get(&ino.rank()).is_some_and(|end| end.link.has_locks(ino, owner))
     }
 
     /// Unlocks all that an owner has locked of a file. Nobody waits for it.
     pub fn unlock(&mut self, ino: Ino, owner: LockOwner, told: &mut Told<T>) {
+        let ino = self.real(ino);
         if let Some(end) = self.end(ino.rank()) {
             end.ask(Caller::SERVER, Request::Unlock { ino, owner, first: 0, last: u64::MAX });
         }
@@ -242,6 +271,10 @@ impl<T> Sessions<T> {
     /// A connection to a server has begun.
     pub fn connected(&mut self, rank: Rank, welcome: &Welcome, told: &mut Told<T>) {
         self.client.can_ask_data_servers = !welcome.servers.data.is_empty();
+        if core::mem::replace(&mut self.root, welcome.root) != welcome.root {
+            // Another directory has come to its place.
+            told.door.push(ForDoor::Distrust([Ino::ROOT].into()));
+        }
         let Some(end) = self.end(rank) else { return };
         let Begun { distrust, lost, unlocked } = end.link.connected(welcome, &mut end.out);
         if !unlocked.is_empty() {
@@ -257,7 +290,7 @@ impl<T> Sessions<T> {
         self.cache.distrust_rank(rank);
         self.forget_seen(|dir| dir.rank() == rank);
         if let Some(inos) = distrust {
-            told.door.push(ForDoor::Distrust(inos));
+            told.door.push(ForDoor::Distrust(self.shown_all(inos)));
         }
         failed.into_iter().for_each(|parked| told.answer(parked.ticket, Err(Errno::EIO)));
         if is_lost {
@@ -302,6 +335,10 @@ impl<T> Sessions<T> {
                 let (Lease::Name { dir, .. } | Lease::Inode { ino: dir }) = lease;
                 self.forget_seen(|seen| seen == dir);
                 let is_own = self.moves(&lease);
+                let lease = match lease {
+                    Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
+                    Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
+                };
                 told.door.push(ForDoor::Revoke { rank, number, lease, is_own });
             }
             FromServer::Locked { wait } => {
@@ -313,11 +350,13 @@ impl<T> Sessions<T> {
             FromServer::Recall(recalls) => {
                 recalls.iter().for_each(|recall| self.cache.recall(recall.ino));
                 self.give_up_forgotten();
-                told.door.push(ForDoor::Recall(recalls));
+                let recall =
+                    |recall: Recall| Recall { dir: recall.dir.map(|dir| self.shown_as(dir)), ..recall };
+                told.door.push(ForDoor::Recall(recalls.into_iter().map(recall).collect()));
             }
             FromServer::Changed(inos) => {
                 inos.iter().for_each(|ino| self.cache.touched(*ino));
-                told.door.push(ForDoor::Changed(inos));
+                told.door.push(ForDoor::Changed(self.shown_all(inos)));
             }
         }
         self.say(told);
@@ -370,7 +409,7 @@ impl<T> Sessions<T> {
             // What it has changed was told to nobody.
             self.cache.distrust();
             let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
-            told.door.push(ForDoor::Distrust(changed.collect()));
+            told.door.push(ForDoor::Distrust(self.shown_all(changed.collect())));
         }
     }
 
@@ -437,6 +476,7 @@ impl<T> Sessions<T> {
         };
         let id = match next {
             Next::Answer(result) => {
+                let result = result.map(|answer| self.shown(answer));
                 return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
             }
             Next::Data(delegation, io) => {
@@ -475,6 +515,32 @@ impl<T> Sessions<T> {
         let (sighting, left) = self.cache.sighting(*dir, name, now)?;
         let find = Request::Find { ino: sighting.ino, kind: sighting.kind, open: None };
         Some((Next::Find(find, sighting), left))
+    }
+
+    // ---- The root, which the door knows by another number
+
+    fn real(&self, ino: Ino) -> Ino {
+        if ino == Ino::ROOT { self.root } else { ino }
+    }
+
+    fn shown_as(&self, ino: Ino) -> Ino {
+        if ino == self.root { Ino::ROOT } else { ino }
+    }
+
+    fn shown_all(&self, mut inos: Vec<Ino>) -> Vec<Ino> {
+        inos.iter_mut().for_each(|ino| *ino = self.shown_as(*ino));
+        inos
+    }
+
+    fn shown(&self, mut answer: Answer) -> Answer {
+        // No other names the root: no name stands for it.
+        if let Answer::Attr(Attr { ino, .. })
+        | Answer::Listing { parent: ino, .. }
+        | Answer::Removed { dir: ino, .. } = &mut answer
+        {
+            *ino = self.shown_as(*ino);
+        }
+        answer
     }
 
     // ---- What is left

@@ -10,7 +10,15 @@ use espalier_proto::{
 const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
 
 fn welcome(incarnation: u64, resumed: bool) -> Welcome {
-    Welcome { incarnation, resumed, window: 4, session_ms: 60_000, rank: Rank(0), servers: ServerMap::NONE }
+    Welcome {
+        incarnation,
+        resumed,
+        window: 4,
+        session_ms: 60_000,
+        rank: Rank(0),
+        root: Ino::ROOT,
+        servers: ServerMap::NONE,
+    }
 }
 
 fn name() -> Name {

@@ -19,9 +19,19 @@ fn sessions() -> Sessions<u64> {
 }
 
 fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64, resumed: bool) -> Told<u64> {
+    connect_below(Ino::ROOT, sessions, rank, incarnation, resumed)
+}
+
+fn connect_below(
+    root: Ino,
+    sessions: &mut Sessions<u64>,
+    rank: Rank,
+    incarnation: u64,
+    resumed: bool,
+) -> Told<u64> {
     let mut told = Told::default();
     let servers = ServerMap::NONE;
-    let welcome = Welcome { incarnation, resumed, window: 8, session_ms: 60_000, rank, servers };
+    let welcome = Welcome { incarnation, resumed, window: 8, session_ms: 60_000, rank, root, servers };
     sessions.connected(rank, &welcome, &mut told);
     told
 }
@@ -163,4 +173,49 @@ fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
     sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
     assert!(matches!(told.door[..], [ForDoor::Distrust(_)]), "{:?}", told.door);
     assert!(sessions.answer(1, &lookup()).is_none());
+}
+
+#[test]
+fn a_root_at_another_rank_is_the_root_to_the_door() {
+    let mut sessions = Sessions::new(Cache::new(1000, Users::AtOnce), 2, true);
+    sessions.set_root(THERE);
+    connect_below(THERE, &mut sessions, NEAR, 1, true);
+    connect_below(THERE, &mut sessions, FAR, 1, true);
+    let get_attr = || Call::Request(Request::GetAttr { ino: Ino::ROOT });
+    let mut told = Told::default();
+    let asked = Asked { call_id: 1, caller: Caller::SERVER, call: get_attr(), ticket: 1 };
+    sessions.call(0, asked, &mut told);
+    let [(FAR, FromClient::Request { id, request: Request::GetAttr { ino: THERE }, .. })] = told.send[..]
+    else {
+        panic!("{:?}", told.send)
+    };
+    let attr = Attr { kind: FileType::Directory, ..entry(THERE).attr };
+    let mut told = Told::default();
+    sessions.received(0, FAR, reply(id, 60_000, Ok(Reply::Attr(attr))), &mut told);
+    let is_root =
+        |answer: &Result<Answer, Errno>| matches!(answer, Ok(Answer::Attr(attr)) if attr.ino == Ino::ROOT);
+    assert!(matches!(&told.door[..], [ForDoor::Answer { result, .. }] if is_root(result)), "{:?}", told.door);
+    let (known, _) = sessions.answer(1, &get_attr()).expect("leased");
+    assert!(is_root(&known), "{known:?}");
+    assert_eq!(sessions.attr(Ino::ROOT, 1).map(|attr| attr.ino), Some(Ino::ROOT));
+    assert!(sessions.is_leased(Ino::ROOT, 1));
+    // A name in it is leased, and ends, under the number that the door knows.
+    let (rank, id) = call(&mut sessions, 2, 2, lookup());
+    assert_eq!(rank, FAR);
+    let found = reply(id, 1000, Ok(Reply::Entry(entry(Ino(THERE.0 + 1)))));
+    sessions.received(2, FAR, found, &mut Told::default());
+    assert!(sessions.answer(3, &lookup()).is_some());
+    let mut told = Told::default();
+    let lease = Lease::Name { dir: THERE, name: name() };
+    sessions.received(3, FAR, FromServer::Revoke { number: 1, lease }, &mut told);
+    let lease = Lease::Name { dir: Ino::ROOT, name: name() };
+    assert!(matches!(&told.door[..], [ForDoor::Revoke { lease: of, .. }] if *of == lease), "{:?}", told.door);
+    assert!(sessions.answer(4, &lookup()).is_none());
+    let mut told = Told::default();
+    sessions.received(4, FAR, FromServer::Changed(vec![THERE, Ino(9)]), &mut told);
+    assert!(matches!(&told.door[..], [ForDoor::Changed(inos)] if inos[..] == [Ino::ROOT, Ino(9)]));
+    // Another directory in its place: what was told of names in the root is not so any more.
+    let told = connect_below(Ino(5), &mut sessions, NEAR, 2, true);
+    assert!(told.door.iter().any(|it| matches!(it, ForDoor::Distrust(inos) if inos.contains(&Ino::ROOT))));
+    assert_eq!(call(&mut sessions, 5, 3, get_attr()).0, NEAR);
 }

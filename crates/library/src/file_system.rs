@@ -68,7 +68,7 @@ impl FileSystem {
     ) -> io::Result<T> {
         for _ in 1..TRIES {
             match attempt().await {
-                Err(Errno::ESTALE) => drop(self.0.cached(|cache, _| cache.distrust())),
+                Err(Errno::ESTALE) => drop(self.0.cached(|sessions, _| sessions.cache().distrust())),
                 outcome => return outcome.map_err(error),
             }
         }

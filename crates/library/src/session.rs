@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use espalier_client::{Answer, Cache, Call, Users};
+use espalier_client::{Answer, Cache, Call, Sessions, Users};
 use espalier_net::{ConnectError as NetConnectError, Limits, Security, SecurityError};
 use espalier_proto::{Caller, ClientId, Errno, Ino, Request};
-use espalier_runtime::{Calls, Conversation, Messages, Remote, Servers, keep_connected, rank_count};
+use espalier_runtime::{Calls, Conversation, Messages, Remote, Servers, keep_connected};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -123,8 +123,7 @@ impl Session {
         let client = ClientId(u64::from_ne_bytes(number));
         let servers = Servers { addresses, security, limits: Limits::default(), client, leases: true };
         let first = servers.reach().await?;
-        let remote =
-            Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), &servers, rank_count(&first.0));
+        let remote = Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(Arc::clone(&remote), servers, first, stopped));
         let User { uid, gid, groups, umask } = user;
@@ -141,7 +140,7 @@ impl Session {
         Ok(session)
     }
 
-    pub(crate) fn cached<R>(&self, look: impl FnOnce(&mut Cache, u64) -> R) -> Option<R> {
+    pub(crate) fn cached<R>(&self, look: impl FnOnce(&mut Sessions<Ticket>, u64) -> R) -> Option<R> {
         self.remote.cached(look)
     }
 
@@ -184,7 +183,7 @@ impl Session {
     /// The root has no name by which its lease could be renewed, so that is done now and then.
     pub(crate) async fn renew_root(self: &Arc<Self>) {
         const PAUSE: u64 = 1000;
-        let leased = self.cached(|cache, now| (cache.is_leased(Ino::ROOT, now), now));
+        let leased = self.cached(|sessions, now| (sessions.is_leased(Ino::ROOT, now), now));
         let asked = self.root_asked.load(Ordering::Relaxed);
         if let Some((false, now)) = leased
             && now >= asked + PAUSE

@@ -106,15 +106,15 @@ impl Session {
             }
         }
         let ino = dirs.last().copied().unwrap_or(Ino::ROOT);
-        let attr = self.cached(|cache, now| cache.attr(ino, now)).flatten();
+        let attr = self.cached(|sessions, now| sessions.attr(ino, now)).flatten();
         Ok(End::Found(Found { ino, kind: FileType::Directory, attr }))
     }
 
     async fn look_up(self: &Arc<Self>, dir: Ino, name: Name) -> Result<Found, Errno> {
-        let known = self.cached(|cache, now| {
-            cache.name(dir, &name, now).map(|binding| match binding {
+        let known = self.cached(|sessions, now| {
+            sessions.name(dir, &name, now).map(|binding| match binding {
                 Binding::Absent => Err(Errno::ENOENT),
-                Binding::Inode(ino, kind) => Ok(Found { ino, kind, attr: cache.attr(ino, now) }),
+                Binding::Inode(ino, kind) => Ok(Found { ino, kind, attr: sessions.attr(ino, now) }),
             })
         });
         if let Some(known) = known.flatten() {
@@ -139,7 +139,7 @@ impl Session {
 
     /// An inode's attributes.
     pub(crate) async fn attr(self: &Arc<Self>, ino: Ino) -> Result<Attr, Errno> {
-        let cached = self.cached(|cache, now| cache.attr(ino, now));
+        let cached = self.cached(|sessions, now| sessions.attr(ino, now));
         match cached.flatten() {
             Some(attr) => Ok(attr),
             None => match self.ask(Request::GetAttr { ino }).await? {

@@ -49,7 +49,7 @@ pub use check::{Check, Finding};
 pub use config::{Atime, Config};
 pub use event::Event;
 pub use figures::Figures;
-pub use front::{Front, Refused, Rights, Routed, StreamRequest, Subtree, Unrestricted};
+pub use front::{Begun, Front, Refused, Rights, Routed, StreamRequest, Subtree, Unrestricted};
 pub use journal::Acknowledge;
 pub use machine::Meta;
 pub use outbox::{Answered, Connected, Input, Io, IoDone, IoId, Now, Outbox, Revocation, Waiting};

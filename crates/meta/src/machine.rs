@@ -271,6 +271,9 @@ impl Meta {
     }
 
     fn dispatch(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<Reply> {
+        if self.config.ranks > 1 {
+            self.keep_within(cx, request)?;
+        }
         match request {
             Request::Lookup { dir, name } => self.lookup(cx, *dir, name),
             Request::Forget { ino, lookups } => self.forget(cx, *ino, *lookups),
@@ -319,7 +322,7 @@ impl Meta {
             | Request::StopWaiting { .. } => self.on_lock(cx.client, request),
             // It is of a session, and dealt with there.
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => Err(Errno::EINVAL.into()),
-            Request::Enter { client, path } => self.enter(*client, path),
+            Request::Enter { client, path } => self.enter(cx, *client, path),
             Request::Sweep => self.sweep(cx),
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { ino } => self.state.inode(*ino).map(|_| Reply::Done),

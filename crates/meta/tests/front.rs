@@ -18,7 +18,7 @@ struct Server {
     config: Config,
     next: u64,
     uptime_ms: u64,
-    connected: Vec<(ClientId, Result<Connected, Refused>)>,
+    connected: Vec<(ClientId, Result<Begun, Refused>)>,
     ended: Vec<ClientId>,
     said: Vec<(ClientId, FromServer)>,
     streams: Vec<StreamRequest>,
@@ -100,16 +100,16 @@ impl Server {
         self.front.input(self.now(), Input::Done { id, result });
     }
 
-    fn connect(&mut self, client: ClientId, rights: &Rights) -> Result<bool, Refused> {
+    fn connect(&mut self, client: ClientId, rights: &Rights) -> Result<Begun, Refused> {
         self.front.connect(self.now(), client, true, rights);
         self.settle();
         let (to, connected) = self.connected.pop().unwrap();
         assert_eq!((to, self.connected.len()), (client, 0));
-        connected.map(|connected| {
+        if connected.is_ok() {
             self.front.attach(client);
             self.settle();
-            connected.resumed
-        })
+        }
+        connected
     }
 
     /// Takes a message; what is said then.
@@ -192,7 +192,7 @@ fn groups_are_asked_for_again_over_the_next_connection() {
     server.settle();
     assert_eq!(server.said, [], "a copy of it is nothing new");
     server.front.detach(ONE);
-    assert_eq!(server.connect(ONE, &all), Ok(true));
+    assert_eq!(server.connect(ONE, &all), Ok(Begun { resumed: true, root: Ino::ROOT }));
     assert_eq!(std::mem::take(&mut server.said), asks);
     let squashed = Rights { root_squash: true, ..Rights::default() };
     let told = server.take(ONE, &squashed, FromClient::Groups { id, groups: [0, 1000].into() });
@@ -269,33 +269,26 @@ fn who_may_only_read_is_refused_changes() {
 }
 
 #[test]
-fn to_a_restricted_client_its_directory_is_the_root() {
+fn a_restricted_client_is_told_its_root_and_of_nothing_above_it() {
     let mut server = Server::new(harness::config());
     let guest = subtree("/projects/a");
     server.connect(ONE, &Rights::default()).unwrap();
     assert_eq!(server.connect(OTHER, &guest), Err(Refused::Subtree(Errno::ENOENT)));
     let projects = server.make(ONE, Ino::ROOT, "projects", NewNode::Directory);
-    let a = server.make(ONE, projects, "a", NewNode::Directory);
-    assert_eq!(server.connect(OTHER, &guest), Ok(true), "its session had begun");
-    assert_eq!(server.connect(OTHER, &guest), Ok(true));
-    let inside = server.ask_as(OTHER, &guest, create(Ino::ROOT, "inside", NewNode::Directory));
-    let Ok(Reply::Entry(inside)) = inside else { panic!("{inside:?}") };
-    let found = server.ask(ONE, lookup(a, "inside"));
-    assert!(matches!(found, Ok(Reply::Entry(entry)) if entry.attr.ino == inside.attr.ino));
-    let attr = server.ask_as(OTHER, &guest, Request::GetAttr { ino: Ino::ROOT });
-    assert!(matches!(attr, Ok(Reply::Attr(attr)) if attr.ino == Ino::ROOT && attr.nlink == 3), "{attr:?}");
-    let list = |dir| Request::ReadDir { dir, after: 0, limit: 10, plus: false };
-    for dir in [Ino::ROOT, inside.attr.ino] {
-        let listing = server.ask_as(OTHER, &guest, list(dir));
-        assert!(matches!(listing, Ok(Reply::Listing { parent: Ino::ROOT, .. })), "{listing:?}");
+    let root = server.make(ONE, projects, "a", NewNode::Directory);
+    let inside = server.make(ONE, root, "inside", NewNode::Directory);
+    // Its session had begun.
+    assert_eq!(server.connect(OTHER, &guest), Ok(Begun { resumed: true, root }));
+    assert_eq!(server.connect(OTHER, &guest), Ok(Begun { resumed: true, root }));
+    server.ask_as(OTHER, &guest, lookup(root, "inside")).unwrap();
+    for dir in [root, inside] {
+        let list = Request::ReadDir { dir, after: 0, limit: 10, plus: false };
+        let listing = server.ask_as(OTHER, &guest, list);
+        assert!(matches!(listing, Ok(Reply::Listing { parent, .. }) if parent == root), "{listing:?}");
     }
-    assert_eq!(server.ask_as(OTHER, &guest, Request::GetAttr { ino: projects }), Err(Errno::ESTALE));
-    // What it has leased on its root ends under that number, too.
-    let chmod = Request::SetAttr { ino: a, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } };
-    let chmod = server.request(ROOT, chmod);
-    let told = server.take(ONE, &Rights::default(), chmod);
-    let lease = Lease::Inode { ino: Ino::ROOT };
-    assert!(matches!(&told[..], [(OTHER, FromServer::Revoke { lease: of, .. })] if *of == lease), "{told:?}");
+    for ino in [Ino::ROOT, projects] {
+        assert_eq!(server.ask_as(OTHER, &guest, Request::GetAttr { ino }), Err(Errno::ESTALE));
+    }
 }
 
 #[test]
@@ -304,7 +297,7 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
     let guest = subtree("/a");
     server.connect(ONE, &Rights::default()).unwrap();
     server.make(ONE, Ino::ROOT, "a", NewNode::Directory);
-    assert_eq!(server.connect(OTHER, &guest), Ok(false));
+    assert!(!server.connect(OTHER, &guest).unwrap().resumed);
     server.take(OTHER, &guest, FromClient::Goodbye);
     let message = server.request(ROOT, Request::GetAttr { ino: Ino::ROOT });
     assert_eq!(server.front.take(server.now(), OTHER, &guest, message.clone()), Err(Unrestricted));
@@ -322,7 +315,7 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
     let (id, io) = server.waiting.remove(0);
     server.perform(id, io);
     server.settle();
-    assert!(matches!(server.connected[..], [(OTHER, Ok(Connected { resumed: true, .. }))]));
+    assert!(matches!(server.connected[..], [(OTHER, Ok(Begun { resumed: true, .. }))]));
 }
 
 #[test]

@@ -22,6 +22,7 @@ const END: Welcome = Welcome {
     window: 1024,
     session_ms: SESSION_MS,
     rank: Rank(0),
+    root: Ino::ROOT,
     servers: ServerMap::NONE,
 };
 

@@ -83,6 +83,7 @@ const WELCOME: Welcome = Welcome {
     window: 32,
     session_ms: 60_000,
     rank: Rank(0),
+    root: Ino::ROOT,
     servers: ServerMap::NONE,
 };
 

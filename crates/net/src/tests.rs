@@ -336,6 +336,7 @@ async fn greetings_and_answers_may_be_anything() {
         window: 32,
         session_ms: 60_000,
         rank: Rank(0),
+        root: Ino::ROOT,
         servers: ServerMap::NONE,
     };
     let terms = Terms::of(&limits());
@@ -384,6 +385,7 @@ async fn bytes_after_the_end_of_tls() {
             window: 32,
             session_ms: 60_000,
             rank: Rank(0),
+            root: Ino::ROOT,
             servers: ServerMap::NONE,
         };
         let mut connection: Connection<FromClient, FromServer> = incoming.welcome(welcome).await.unwrap();

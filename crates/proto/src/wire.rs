@@ -56,6 +56,8 @@ pub struct Welcome {
     pub session_ms: u32,
     /// Of the metadata server.
     pub rank: Rank,
+    /// The directory that is the client's root, whatever it is called. There may be others above it, which are not for the client.
+    pub root: Ino,
     /// The others, for clients of a metadata server.
     pub servers: ServerMap,
 }

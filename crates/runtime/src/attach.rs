@@ -15,7 +15,7 @@ use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
 use crate::mount::{MountOptions, name_of, set_notifiers, start_session};
 use crate::remote::Remote;
-use crate::servers::{Servers, keep_connected, rank_count};
+use crate::servers::{Servers, keep_connected};
 
 /// So often the server is told what it need not know at once, and revocations are looked after.
 const TICK: Duration = Duration::from_millis(50);
@@ -48,7 +48,7 @@ pub fn mount_servers(
     set_notifiers(&mut session, &door)?;
     let remote = {
         let _entered = runtime.enter();
-        Remote::new(door, Cache::new(CACHED, Users::Tell), servers, rank_count(&first.0))
+        Remote::new(door, Cache::new(CACHED, Users::Tell), servers, &first.0)
     };
     runtime.spawn(keep_connected(Arc::clone(&remote), servers.clone(), first));
     runtime.spawn({
@@ -115,7 +115,7 @@ impl Mount {
 
     fn status(&self) -> MountStatus {
         let ranks = self.remote.sessions();
-        let cache = self.remote.cached(|cache, _| cache.counts()).unwrap_or_default();
+        let cache = self.remote.cached(|sessions, _| sessions.cache().counts()).unwrap_or_default();
         MountStatus {
             url: self.url.clone(),
             mountpoint: self.mountpoint.clone(),

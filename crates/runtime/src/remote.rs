@@ -21,7 +21,7 @@ use tokio::task::AbortHandle;
 
 use crate::caller::groups;
 use crate::calls::{Calls, Door, Outcome};
-use crate::servers::Servers;
+use crate::servers::{Servers, rank_count};
 use crate::watch::Kind;
 use direct::Direct;
 use line::Line;
@@ -58,10 +58,13 @@ struct Inner<T> {
 }
 
 impl<D: Door> Remote<D> {
-    /// Of a cluster with so many metadata servers. `servers`: as who data servers are asked, in tasks of this thread's runtime.
-    pub fn new(door: D, cache: Cache, servers: &Servers, ranks: usize) -> Arc<Self> {
+    /// Of the cluster of the server that has said this. `servers`: as who data servers are asked, in tasks of this thread's runtime.
+    pub fn new(door: D, cache: Cache, servers: &Servers, first: &Welcome) -> Arc<Self> {
+        let ranks = rank_count(first);
+        let mut sessions = Sessions::new(cache, ranks, door.shares_names());
+        sessions.set_root(first.root);
         let inner = Inner {
-            sessions: Sessions::new(cache, ranks, door.shares_names()),
+            sessions,
             started: Instant::now(),
             lines: (0..ranks).map(|_| Line::default()).collect(),
             tasks: HashMap::new(),
@@ -100,10 +103,10 @@ impl<D: Door> Remote<D> {
     }
 
     /// Looks at what is cached, at its time. `None` after a panic: what is cached cannot be trusted any more.
-    pub fn cached<R>(&self, look: impl FnOnce(&mut Cache, u64) -> R) -> Option<R> {
+    pub fn cached<R>(&self, look: impl FnOnce(&mut Sessions<D::Ticket>, u64) -> R) -> Option<R> {
         let mut inner = self.lock().ok()?;
         let now = inner.now();
-        Some(look(inner.sessions.cache(), now))
+        Some(look(&mut inner.sessions, now))
     }
 
     /// A connection to a server has begun.

@@ -56,7 +56,7 @@ pub struct Routed {
     /// As in [`Outbox::waiting`].
     pub waiting: Vec<(ClientId, RequestId, Waiting)>,
     /// What has come of [`Front::connect`]: the client is to be welcomed, and attached; or to be refused.
-    pub connected: Vec<(ClientId, Result<Connected, Refused>)>,
+    pub connected: Vec<(ClientId, Result<Begun, Refused>)>,
     /// Sessions that have ended: nothing goes to these clients any more.
     pub ended: Vec<ClientId>,
     /// To clients, in this order. What is said to one that is not connected may be dropped.
@@ -80,6 +80,15 @@ pub struct StreamRequest {
     pub layout: Option<Arc<Layout>>,
     /// To be written.
     pub data: Vec<u8>,
+}
+
+/// A session that has begun, or goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Begun {
+    /// As in [`Connected`].
+    pub resumed: bool,
+    /// The directory that is the client's root.
+    pub root: Ino,
 }
 
 /// Why a client gets no session.
@@ -157,11 +166,9 @@ impl Front {
     ) -> Result<bool, Unrestricted> {
         let mut is_answered = true;
         match message {
-            FromClient::Request { id, below, caller, mut request } => {
-                match self.meta.root_of(client) {
-                    Some(root) => subtree::take(root, &mut request),
-                    None if rights.subtree.is_some() => return Err(Unrestricted),
-                    None => {}
+            FromClient::Request { id, below, caller, request } => {
+                if rights.subtree.is_some() && self.meta.root_of(client).is_none() {
+                    return Err(Unrestricted);
                 }
                 if let Err(refusal) = rights.check(&request) {
                     self.answer((client, id), Err(refusal));
@@ -256,11 +263,6 @@ impl Front {
                 routed.io.push((io, asked));
             }
         }
-        for (client, message) in send {
-            if let Some(root) = self.meta.root_of(*client) {
-                subtree::give(&self.meta, *client, root, message);
-            }
-        }
         routed
     }
 
@@ -273,7 +275,13 @@ impl Front {
         }
         for client in self.attached.iter().copied() {
             let knows = |ino| self.meta.knows(client, ino);
-            let recalled: Vec<_> = recalls.iter().filter(|recall| knows(recall.ino)).cloned().collect();
+            let mut recalled: Vec<_> = recalls.iter().filter(|recall| knows(recall.ino)).cloned().collect();
+            if self.meta.root_of(client).is_some() {
+                // Names elsewhere are not for it.
+                for recall in recalled.iter_mut().filter(|recall| !recall.dir.is_some_and(knows)) {
+                    (recall.dir, recall.name) = (None, None);
+                }
+            }
             if !recalled.is_empty() {
                 send.push((client, FromServer::Recall(recalled)));
             }
@@ -295,7 +303,7 @@ impl Front {
     fn connected(&mut self, now: Now, connected: Connected) {
         let Connected { client, resumed } = connected;
         let Some(entering) = self.entering.get_mut(&client) else {
-            return self.routed.connected.push((client, Ok(connected)));
+            return self.routed.connected.push((client, Ok(Begun { resumed, root: Ino::ROOT })));
         };
         // A connection may come while the directory is looked for on behalf of one before.
         if entering.resumed.replace(resumed).is_none() {
@@ -306,8 +314,9 @@ impl Front {
 
     fn entered(&mut self, client: ClientId, entered: Result<(), Errno>) {
         if let Some(Entering { resumed: Some(resumed), .. }) = self.entering.remove(&client) {
-            let connected = entered.map(|()| Connected { client, resumed }).map_err(Refused::Subtree);
-            self.routed.connected.push((client, connected));
+            let root = self.meta.root_of(client).unwrap_or(Ino::ROOT);
+            let begun = entered.map(|()| Begun { resumed, root }).map_err(Refused::Subtree);
+            self.routed.connected.push((client, begun));
         }
     }
 

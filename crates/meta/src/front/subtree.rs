@@ -1,15 +1,13 @@
-//! What a client that is restricted to a subtree sends and gets: to it, the root of that is the root of all.
+//! The directory to which a client is restricted.
 
 use alloc::boxed::Box;
 use alloc::format;
 use alloc::string::String;
 
-use espalier_proto::{ClientId, FromServer, Ino, Name, Reply, Request};
+use espalier_proto::Name;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::Meta;
-
-/// The directory to which a client is restricted: an absolute path in the file system.
+/// An absolute path in the file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Subtree(Box<[Name]>);
@@ -37,39 +35,6 @@ impl From<Subtree> for String {
     fn from(subtree: Subtree) -> Self {
         subtree.0.iter().map(|name| format!("/{}", String::from_utf8_lossy(name))).collect()
     }
-}
-
-/// A request means by the root the client's.
-pub(super) fn take(root: Ino, request: &mut Request) {
-    request.each_inode(&mut |ino| {
-        if *ino == Ino::ROOT {
-            *ino = root;
-        }
-    });
-}
-
-/// A message to a client tells nothing of what is outside, as far as anything would.
-pub(super) fn give(meta: &Meta, client: ClientId, root: Ino, message: &mut FromServer) {
-    match message {
-        FromServer::Reply { result: Ok(Reply::Listing { parent, .. }), .. }
-            if !meta.knows(client, *parent) =>
-        {
-            *parent = root;
-        }
-        FromServer::Recall(recalls) => {
-            for recall in recalls {
-                if recall.dir.is_some_and(|dir| !meta.knows(client, dir)) {
-                    (recall.dir, recall.name) = (None, None);
-                }
-            }
-        }
-        _ => {}
-    }
-    message.each_inode(&mut |ino| {
-        if *ino == root {
-            *ino = Ino::ROOT;
-        }
-    });
 }
 
 #[cfg(test)]

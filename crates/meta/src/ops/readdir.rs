@@ -30,7 +30,8 @@ impl Meta {
         let Body::Directory(directory) = &inode.body else {
             return Err(Stop::Fail(espalier_proto::Errno::EIO));
         };
-        let (parent, cacheable) = (directory.parent, inode.searchable_by_all());
+        let (parent, cacheable) =
+            (self.parent_for(cx.client, dir, directory.parent), inode.searchable_by_all());
         // A kernel that opens directories by itself has checked it then, but not every client is one.
         if self.config.session_ms.is_some() && self.opens_of(cx.client, dir) == 0 {
             cx.check(inode, Access::READ)?;

@@ -97,7 +97,10 @@ impl Meta {
                 Some(answer) => Ok(answer.clone()),
             };
         }
-        let (id, caller) = (self.next_transaction()?, cx.whole_caller()?);
+        // Where something lies does not depend on who asks.
+        let is_anybodys = matches!(question, Question::Above { .. } | Question::Dirs { .. });
+        let caller = if is_anybodys { Caller::SERVER } else { cx.whole_caller()? };
+        let id = self.next_transaction()?;
         self.send_question(cx, Asked { id, rank, caller, question, answer: None });
         Err(Stop::Wait(Wait::Peers))
     }

@@ -122,6 +122,7 @@ impl Meta {
                 let (dirs, next) = self.above(*dir)?;
                 Ok(Answer::Above { dirs, next })
             }
+            Question::Dirs { ino } => Ok(Answer::Dirs { dirs: self.dirs_of(*ino)? }),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);
@@ -170,6 +171,16 @@ impl Meta {
             dir = directory.parent;
         }
         Err(Errno::EIO.into())
+    }
+
+    /// The directory itself, or those that have names of a file.
+    pub(crate) fn dirs_of(&self, ino: Ino) -> Step<Vec<Ino>> {
+        let cached = self.state.cached(ino)?;
+        Ok(match (&cached.inode, cached.home) {
+            (inode, _) if inode.is_dir() => [ino].into(),
+            (_, Home::Dentry { dir, .. }) => [dir].into(),
+            (inode, _) => inode.names.iter().flat_map(|names| names.iter()).map(|(dir, _)| *dir).collect(),
+        })
     }
 
     fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<Answer> {

@@ -76,6 +76,8 @@ pub enum Question {
     Look { dir: Ino, name: Name },
     /// Which directories is one in, with itself, as far as they are at that rank?
     Above { dir: Ino },
+    /// Which directory is one, or which have names of a file?
+    Dirs { ino: Ino },
     /// Can this be done, and will it be, when that is decided?
     Prepare {
         edits: Vec<Edit>,
@@ -97,6 +99,9 @@ pub enum Answer {
     Above {
         dirs: Vec<Ino>,
         next: Option<Ino>,
+    },
+    Dirs {
+        dirs: Vec<Ino>,
     },
     /// It is prepared, durably. `named`: the inode that gets its first name, or another.
     Ready {

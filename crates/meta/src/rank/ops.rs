@@ -254,7 +254,11 @@ impl Meta {
     /// `EINVAL` if a directory is another, or below it. Until the operation ends that cannot become so.
     fn check_not_below(&mut self, cx: &mut Cx<'_>, dir: Ino, top: Ino) -> Step<()> {
         self.take_turn(cx)?;
-        let mut dir = dir;
+        if self.is_below(cx, dir, top)? { Err(Errno::EINVAL.into()) } else { Ok(()) }
+    }
+
+    /// Whether a directory is another, or below it.
+    pub(crate) fn is_below(&mut self, cx: &mut Cx<'_>, mut dir: Ino, top: Ino) -> Step<bool> {
         for _ in 0..MAX_HOPS {
             let (dirs, next) = if dir.rank() == self.config.rank {
                 self.above(dir)?
@@ -265,9 +269,9 @@ impl Meta {
                 }
             };
             if dirs.contains(&top) {
-                return Err(Errno::EINVAL.into());
+                return Ok(true);
             }
-            let Some(next) = next else { return Ok(()) };
+            let Some(next) = next else { return Ok(false) };
             dir = next;
         }
         Err(Errno::ELOOP.into())

@@ -259,7 +259,7 @@ impl Meta {
         out: &mut Outbox,
     ) -> bool {
         let Some(session) = self.sessions.clients.get_mut(&from) else { return false };
-        if let Err(errno) = session.permits(request) {
+        if let Err(errno) = session.permits((self.config.rank, self.config.ranks), request) {
             self.answer(now, (from, id), Err(errno), &Promise::default(), out);
             return false;
         }
@@ -484,7 +484,9 @@ impl Meta {
     /// Whether a client has been told of an inode and has not forgotten it.
     pub fn knows(&self, client: ClientId, ino: Ino) -> bool {
         let session = self.sessions.clients.get(&client);
-        session.is_some_and(|session| ino == Ino::ROOT || session.held.contains_key(&ino))
+        session.is_some_and(|session| {
+            ino == session.root.unwrap_or(Ino::ROOT) || session.held.contains_key(&ino)
+        })
     }
 
     /// Whether others than a client have a file open for writing, which is not known before all have said what they have.

@@ -1,15 +1,17 @@
 //! Clients that may use a part of the tree only. Such a client reaches what it has been told of: its root, and what it has
-//! found from there on, for a request may name no inode that its session does not hold.
+//! found from there on, for a request may name no inode that its session does not hold. Of what another rank has told it this one does
+//! not know: that must lie below the client's root when it is named first.
 
 use alloc::boxed::Box;
+use alloc::vec::Vec;
 
-use espalier_proto::{Caller, ClientId, Errno, Ino, Name, Reply, Request, RequestId};
+use espalier_proto::{Caller, ClientId, Errno, FileType, Ino, Name, Rank, Reply, Request, RequestId};
 
 use super::{Hold, Session};
-use crate::machine::Meta;
+use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
-use crate::state::Target;
-use crate::step::Step;
+use crate::rank::{Answer, Question};
+use crate::step::{Step, Stop};
 use crate::task::Task;
 use crate::trash::ITSELF;
 
@@ -20,23 +22,35 @@ impl Meta {
         self.run(now, Task::new(ITSELF, RequestId(0), Caller::SERVER, request), None, out);
     }
 
-    pub(crate) fn enter(&mut self, client: ClientId, path: &[Name]) -> Step<Reply> {
-        let mut root = Ino::ROOT;
+    pub(crate) fn enter(&mut self, cx: &mut Cx<'_>, client: ClientId, path: &[Name]) -> Step<Reply> {
+        let (mut root, own) = (Ino::ROOT, self.config.rank);
         for name in path {
-            self.state.dir(root)?;
-            match self.state.target(root, &self.state.slot(name))? {
-                Target::Absent => return Err(Errno::ENOENT.into()),
-                Target::Primary(ino) | Target::Remote(ino, _) => root = ino,
+            let target = if root.rank() == own {
+                self.state.dir(root)?;
+                self.whose_name(root, name)?
+            } else {
+                let question = Question::Look { dir: root, name: name.clone() };
+                let Answer::Found { target, .. } = self.ask_rank(cx, root.rank(), question)? else {
+                    return Err(Errno::EIO.into());
+                };
+                target
+            };
+            match target.ok_or(Errno::ENOENT)? {
+                (ino, FileType::Directory) => root = ino,
+                _ => return Err(Errno::ENOTDIR.into()),
             }
         }
-        self.state.dir(root)?;
+        let is_here = root.rank() == own;
+        if is_here {
+            self.state.dir(root)?;
+        }
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         if session.root == Some(root) {
             return Ok(Reply::Done);
         }
         // As long as it is held it can be found by its number.
         let hold = Hold::LOOKUP;
-        if let Some(cached) = self.state.inodes.get_mut(&root) {
+        if let Some(cached) = self.state.inodes.get_mut(&root).filter(|_| is_here) {
             cached.lookups += 1;
             session.hold(root, hold);
         }
@@ -51,14 +65,60 @@ impl Meta {
     pub fn root_of(&self, client: ClientId) -> Option<Ino> {
         self.sessions.clients.get(&client)?.root
     }
+
+    /// The directory that a client takes for the one in which another is.
+    pub(crate) fn parent_for(&self, client: ClientId, dir: Ino, parent: Ino) -> Ino {
+        let Some(root) = self.root_of(client) else { return parent };
+        let is_outside = parent.rank() == self.config.rank && !self.knows(client, parent);
+        if dir == root || is_outside { root } else { parent }
+    }
+
+    /// Whether a request keeps within what the client may reach, as far as this was not known when it came.
+    pub(crate) fn keep_within(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<()> {
+        let Some(session) = self.sessions.clients.get(&cx.client) else { return Ok(()) };
+        let Some(root) = session.root else { return Ok(()) };
+        for ino in session.told_elsewhere(self.config.rank, request) {
+            match self.is_within(cx, ino, root) {
+                Ok(true) => {}
+                // Of what is outside nothing is told, not even what it is.
+                Ok(false) | Err(Stop::Fail(Errno::ENOENT | Errno::ENOTDIR)) => {
+                    return Err(Errno::ESTALE.into());
+                }
+                Err(stop) => return Err(stop),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an inode is a directory, or has a name in one or below.
+    fn is_within(&mut self, cx: &mut Cx<'_>, ino: Ino, top: Ino) -> Step<bool> {
+        if ino == top {
+            return Ok(true);
+        }
+        let dirs = if ino.rank() == self.config.rank {
+            self.dirs_of(ino)?
+        } else {
+            match self.ask_rank(cx, ino.rank(), Question::Dirs { ino })? {
+                Answer::Dirs { dirs } => dirs,
+                _ => return Err(Errno::EIO.into()),
+            }
+        };
+        for dir in dirs {
+            if self.is_below(cx, dir, top)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
 }
 
 impl Session {
-    /// Whether a request keeps within what the client may reach.
-    pub(super) fn permits(&self, request: &mut Request) -> Result<(), Errno> {
+    /// Whether a request keeps within what the client may reach, but for what other ranks have told it of.
+    pub(super) fn permits(&self, (rank, ranks): (Rank, u16), request: &mut Request) -> Result<(), Errno> {
         let Some(root) = self.root else { return Ok(()) };
+        let elsewhere = if ranks > 1 { self.told_elsewhere(rank, request) } else { Vec::new() };
         let mut is_known = true;
-        request.each_inode(&mut |ino| is_known &= self.held.contains_key(ino));
+        request.each_inode(&mut |ino| is_known &= self.held.contains_key(ino) || elsewhere.contains(ino));
         match request {
             _ if !is_known => Err(Errno::ESTALE),
             Request::RemoveTree { dir } if *dir == root => Err(Errno::EBUSY),
@@ -66,5 +126,16 @@ impl Session {
             Request::CopyTree(_) => Err(Errno::EOPNOTSUPP),
             _ => Ok(()),
         }
+    }
+
+    /// The inodes that a request names and that others than this rank may have told of.
+    fn told_elsewhere(&self, rank: Rank, request: &mut Request) -> Vec<Ino> {
+        let (is_find, mut inos) = (matches!(request, Request::Find { .. }), Vec::new());
+        request.each_inode(&mut |ino| {
+            if (is_find || ino.rank() != rank) && !self.held.contains_key(ino) {
+                inos.push(*ino);
+            }
+        });
+        inos
     }
 }

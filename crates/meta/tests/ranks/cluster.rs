@@ -347,6 +347,7 @@ impl Cluster {
                         window: 64,
                         session_ms: u32::MAX,
                         rank: Rank(rank as u16),
+                        root: Ino::ROOT,
                         servers: ServerMap::NONE,
                     };
                     let mut out = Vec::new();

@@ -79,6 +79,7 @@ pub fn welcome() -> Welcome {
         window: 32,
         session_ms: 60_000,
         rank: Rank(0),
+        root: Ino::ROOT,
         servers: ServerMap::NONE,
     }
 }

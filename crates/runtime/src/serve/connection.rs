@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use espalier_meta::{Connected, Refused};
+use espalier_meta::{Begun, Refused};
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
-use espalier_proto::{ClientId, ClusterId, Hello, Rank, ServerMap, Service, Welcome};
+use espalier_proto::{ClientId, ClusterId, Hello, Ino, Rank, ServerMap, Service, Welcome};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -169,7 +169,15 @@ impl Gate {
 
     fn welcome_to_server(&self, rank: Rank) -> Welcome {
         let (incarnation, session_ms) = (self.incarnation, u32::MAX);
-        Welcome { incarnation, resumed: true, window: WINDOW, session_ms, rank, servers: ServerMap::NONE }
+        Welcome {
+            incarnation,
+            resumed: true,
+            window: WINDOW,
+            session_ms,
+            rank,
+            root: Ino::ROOT,
+            servers: ServerMap::NONE,
+        }
     }
 
     async fn serve_peer(&self, meta: &Metadata, rank: Rank, incoming: Incoming, peer: &str) -> Ended {
@@ -194,19 +202,12 @@ impl Gate {
                 return Ok(());
             }
         };
-        if rights.subtree.is_some() && meta.ranks > 1 {
-            let text = "a client cannot be restricted to a subtree where several metadata servers share the tree: \
-                take `subtree` from its table in server.toml";
-            tracing::warn!(peer, "a client was refused: {text}");
-            incoming.refuse(Refusal::new(Reason::Identity, text)).await;
-            return Ok(());
-        }
         let holder = Holder::new(incoming.identity(), incoming.hello().client);
         // 1 is the embedded mount's.
         let client = ClientId(holder.number(&meta.secret).0.max(2));
         let known = incoming.hello().incarnation == Some(self.incarnation);
-        let resumed = match meta.server.connect(client, leases, &rights).await? {
-            Ok(Connected { resumed, .. }) => resumed,
+        let Begun { resumed, root } = match meta.server.connect(client, leases, &rights).await? {
+            Ok(begun) => begun,
             Err(Refused::Session(errno)) => {
                 let text = format!(
                     "the server takes no new clients now ({errno}): see its status, or try again later"
@@ -228,6 +229,7 @@ impl Gate {
             window: WINDOW,
             session_ms: meta.session_ms,
             rank: meta.rank,
+            root,
             servers: meta.servers.clone(),
         };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;

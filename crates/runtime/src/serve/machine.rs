@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use espalier_client::Answer;
 use espalier_meta::{
-    Connected, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
+    Begun, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
 };
 use espalier_net::{NetError, Sender};
 use espalier_proto::{
@@ -45,7 +45,7 @@ pub(super) struct Inner {
     /// Of requests that have not been answered.
     spans: HashMap<(ClientId, RequestId), Span>,
     /// Clients whose sessions are about to begin.
-    connecting: HashMap<ClientId, oneshot::Sender<Result<Connected, Refused>>>,
+    connecting: HashMap<ClientId, oneshot::Sender<Result<Begun, Refused>>>,
     /// What clients have asked to be done with striped files.
     pub(super) striping: HashMap<(ClientId, RequestId), Striping>,
     /// What the machine has asked to be done with striped files.
@@ -106,7 +106,7 @@ impl Server {
         client: ClientId,
         leases: bool,
         rights: &Rights,
-    ) -> oneshot::Receiver<Result<Connected, Refused>> {
+    ) -> oneshot::Receiver<Result<Begun, Refused>> {
         let (tell, told) = oneshot::channel();
         if let Ok((mut inner, turn)) = self.turn() {
             inner.connecting.insert(client, tell);
@@ -160,8 +160,6 @@ impl Server {
             match &message {
                 FromClient::Request { id, caller, request: asked, .. } => {
                     let (kind, ino) = Kind::of_request(asked);
-                    let root = inner.front.meta().root_of(client).filter(|_| ino == Ino::ROOT);
-                    let ino = root.unwrap_or(ino);
                     inner.spans.insert((client, *id), Span::start(kind, caller.pid, ino, turn));
                     request = Some(*id);
                 }

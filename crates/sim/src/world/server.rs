@@ -9,7 +9,7 @@ use espalier_meta::{
     Acknowledge, Config, Front, Input, Io, IoDone, IoId, Meta, Now, PeerMessage, Rights, StreamRequest,
 };
 use espalier_proto::{
-    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Rank, Reply, ServerMap, Service, Welcome,
+    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Rank, Reply, ServerMap, Service, Welcome,
 };
 use rand::Rng;
 use rustc_hash::FxHashMap;
@@ -334,6 +334,7 @@ impl Server {
             window: WINDOW,
             session_ms: self.config.session_ms.unwrap_or(u32::MAX),
             rank: self.rank,
+            root: Ino::ROOT,
             servers: self.servers.clone(),
         }))
     }

@@ -1,0 +1,282 @@
+//! A client that is restricted to a subtree of several ranks reaches nothing else, whichever of them it asks for what.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_meta::{Acknowledge, Config, Input};
+use espalier_proto::*;
+use harness::{Harness, ROOT_CALLER, name, open_how};
+
+const ADMIN: ClientId = ClientId(100);
+const GUEST: ClientId = ClientId(101);
+const DIRECTORY: FileType = FileType::Directory;
+
+/// Ranks whose messages come at once.
+struct Ranks {
+    hosts: Vec<Harness>,
+    next: u64,
+}
+
+impl Ranks {
+    fn new() -> Self {
+        let config = |rank| Config {
+            session_ms: Some(60_000),
+            acknowledge: Acknowledge::Written,
+            rank: Rank(rank),
+            ranks: 3,
+            ..harness::config()
+        };
+        let mut ranks = Self { hosts: (0..3).map(|rank| Harness::with(config(rank))).collect(), next: 0 };
+        for rank in 0..3 {
+            ranks.connect(rank, ADMIN);
+            ranks.connect(rank, GUEST);
+        }
+        ranks
+    }
+
+    fn connect(&mut self, rank: usize, client: ClientId) {
+        self.hosts[rank].input(Input::Connect { client, leases: false });
+        self.hosts[rank].settle();
+    }
+
+    fn deliver(&mut self) {
+        loop {
+            let mut is_quiet = true;
+            for from in 0..self.hosts.len() {
+                self.hosts[from].settle();
+                for (to, message) in std::mem::take(&mut self.hosts[from].peers) {
+                    is_quiet = false;
+                    self.hosts[to.0 as usize].input(Input::Peer { from: Rank(from as u16), message });
+                }
+            }
+            if is_quiet {
+                return;
+            }
+        }
+    }
+
+    /// Restricts the guest at each rank; what its root is there.
+    fn enter(&mut self, path: &[&str]) -> Vec<Result<Ino, Errno>> {
+        let path: Box<[Name]> = path.iter().map(|text| name(text)).collect();
+        let enter = |rank: usize| {
+            self.hosts[rank].input(Input::Enter { client: GUEST, path: path.clone() });
+            self.deliver();
+            let (client, entered) = self.hosts[rank].entered.pop().unwrap();
+            assert_eq!((client, self.hosts[rank].entered.len()), (GUEST, 0));
+            entered.map(|()| self.hosts[rank].meta.root_of(GUEST).unwrap())
+        };
+        (0..3).map(enter).collect()
+    }
+
+    fn ask_at(&mut self, rank: Rank, from: ClientId, request: Request) -> Result<Reply, Errno> {
+        self.next += 1;
+        let (id, at) = (RequestId(self.next), usize::from(rank.0));
+        self.hosts[at].input(Input::Request { from, id, below: id, caller: ROOT_CALLER, request });
+        self.deliver();
+        self.hosts[at].answers.remove(&self.next).expect("an answer")
+    }
+
+    /// As a client does that means well: whoever is told of another rank asks there.
+    fn ask(&mut self, from: ClientId, request: Request) -> Result<Reply, Errno> {
+        match self.ask_at(request.rank(), from, request)? {
+            Reply::Elsewhere { ino, kind, .. } => self.ask(from, find(ino, kind)),
+            reply => Ok(reply),
+        }
+    }
+
+    fn make(&mut self, from: ClientId, dir: Ino, file: &str, node: NewNode) -> Ino {
+        let (name, open, exclusive) = (name(file), None, true);
+        match self.ask(from, Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive }) {
+            Ok(Reply::Entry(entry)) => entry.attr.ino,
+            other => panic!("{file}: {other:?}"),
+        }
+    }
+
+    /// A directory at a rank.
+    fn mkdir_at(&mut self, rank: u16, dir: Ino, file: &str) -> Ino {
+        loop {
+            let ino = self.make(ADMIN, dir, file, NewNode::Directory);
+            if ino.rank() == Rank(rank) {
+                return ino;
+            }
+            self.ask(ADMIN, Request::RmDir { dir, name: name(file) }).unwrap();
+        }
+    }
+
+    fn find_name(&mut self, dir: Ino, file: &str) -> Result<Ino, Errno> {
+        match self.ask(GUEST, Request::Lookup { dir, name: name(file) })? {
+            Reply::Entry(entry) => Ok(entry.attr.ino),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn rename(&mut self, client: ClientId, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
+        let ((from_dir, from), (to_dir, to)) = ((from.0, name(from.1)), (to.0, name(to.1)));
+        self.ask(client, Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty() })
+    }
+}
+
+fn find(ino: Ino, kind: FileType) -> Request {
+    Request::Find { ino, kind, open: None }
+}
+
+fn link(ino: Ino, dir: Ino, file: &str) -> Request {
+    Request::Link { ino, dir, name: name(file) }
+}
+
+/// What there is: `root`, at rank 1, is `/outer/a`, where `outer` is at rank 2.
+struct Tree {
+    outer: Ino,
+    root: Ino,
+    /// In `root`, at each rank.
+    inside: [Ino; 3],
+    /// In the root of all, at each rank, with a file in each.
+    outside: [Ino; 3],
+    secrets: [Ino; 3],
+}
+
+fn plant(fs: &mut Ranks) -> Tree {
+    let outer = fs.mkdir_at(2, Ino::ROOT, "outer");
+    let root = fs.mkdir_at(1, outer, "a");
+    let inside = [0, 1, 2].map(|rank| fs.mkdir_at(rank, root, &format!("in{rank}")));
+    let outside = [0, 1, 2].map(|rank| fs.mkdir_at(rank, Ino::ROOT, &format!("out{rank}")));
+    let secrets = outside.map(|dir| fs.make(ADMIN, dir, "secret", NewNode::Regular));
+    assert_eq!(fs.enter(&["outer", "a"]), [Ok(root); 3]);
+    Tree { outer, root, inside, outside, secrets }
+}
+
+#[test]
+fn a_restricted_client_uses_all_ranks_below_its_root() {
+    let fs = &mut Ranks::new();
+    let Tree { root, inside, .. } = plant(fs);
+    for (rank, dir) in inside.into_iter().enumerate() {
+        assert_eq!(fs.find_name(root, &format!("in{rank}")), Ok(dir));
+        let file = fs.make(GUEST, dir, "file", NewNode::Regular);
+        assert_eq!(file.rank(), Rank(rank as u16));
+    }
+    // Wherever they are made.
+    for number in 0..6 {
+        let dir = fs.make(GUEST, inside[0], &format!("{number}"), NewNode::Directory);
+        fs.make(GUEST, dir, "deep", NewNode::Directory);
+    }
+    let moved = fs.find_name(inside[1], "file").unwrap();
+    fs.rename(GUEST, (inside[1], "file"), (inside[2], "moved")).unwrap();
+    fs.rename(GUEST, (inside[0], "0"), (root, "up")).unwrap();
+    fs.ask(GUEST, link(moved, inside[0], "linked")).unwrap();
+    fs.ask(GUEST, link(moved, root, "linked")).unwrap();
+    fs.ask(GUEST, Request::Unlink { dir: inside[2], name: name("moved") }).unwrap();
+    // Another session of it finds the file by the one name that is left, at another rank.
+    fs.ask(GUEST, Request::Unlink { dir: root, name: name("linked") }).unwrap();
+    for rank in 0..3 {
+        fs.hosts[rank].input(Input::Leave { client: GUEST });
+        fs.connect(rank, GUEST);
+    }
+    assert_eq!(fs.enter(&["outer", "a"]), [Ok(root); 3]);
+    assert_eq!(fs.find_name(root, "in0"), Ok(inside[0]));
+    assert_eq!(fs.find_name(inside[0], "linked"), Ok(moved));
+    let how = open_how(Access::READ, false);
+    let open = Request::Find { ino: inside[2], kind: DIRECTORY, open: None };
+    fs.ask(GUEST, open).unwrap();
+    let file = fs.find_name(inside[2], "file").unwrap();
+    let found = fs.ask(GUEST, Request::Find { ino: file, kind: FileType::Regular, open: Some(how) });
+    assert!(matches!(found, Ok(Reply::Created(..))), "{found:?}");
+    // What is above is not told.
+    let listing = fs.ask(GUEST, Request::ReadDir { dir: root, after: 0, limit: 99, plus: true });
+    assert!(matches!(listing, Ok(Reply::Listing { parent, .. }) if parent == root), "{listing:?}");
+}
+
+#[test]
+fn nothing_outside_is_reached_by_its_number() {
+    let fs = &mut Ranks::new();
+    let Tree { outer, root, inside, outside, secrets } = plant(fs);
+    for rank in 0..3 {
+        fs.find_name(root, &format!("in{rank}")).unwrap();
+        fs.make(GUEST, inside[rank], "file", NewNode::Regular);
+    }
+    let dirs = [Ino::ROOT, outer].into_iter().chain(outside);
+    for ino in dirs.chain(secrets).chain([1, 2].map(|rank| Ino(Ino::none_of(Rank(rank)).0 + 999))) {
+        let stale = |fs: &mut Ranks, rank, request: Request| {
+            let reply = fs.ask_at(rank, GUEST, request.clone());
+            assert_eq!(reply, Err(Errno::ESTALE), "{request:?} at {rank}");
+        };
+        let how = Some(open_how(Access::READ, false));
+        for kind in [DIRECTORY, FileType::Regular] {
+            stale(fs, ino.rank(), find(ino, kind));
+            stale(fs, ino.rank(), Request::Find { ino, kind, open: how });
+        }
+        stale(fs, ino.rank(), Request::GetAttr { ino });
+        stale(fs, ino.rank(), Request::Lookup { dir: ino, name: name("secret") });
+        // What is asked of one rank may name what is at another.
+        for (rank, dir) in inside.into_iter().enumerate() {
+            let (rank, flags, new) = (Rank(rank as u16), RenameFlags::empty(), || name("new"));
+            stale(fs, rank, link(ino, dir, "new"));
+            let (from, to) = ((dir, name("file")), (ino, new()));
+            stale(
+                fs,
+                rank,
+                Request::Rename { from_dir: from.0, from: from.1, to_dir: to.0, to: to.1, flags },
+            );
+            stale(fs, rank, link(dir, ino, "new"));
+            stale(fs, rank, Request::GetAttr { ino });
+        }
+        let (from, to) = ((ino, name("secret")), (inside[0], name("new")));
+        let rename = Request::Rename {
+            from_dir: from.0,
+            from: from.1,
+            to_dir: to.0,
+            to: to.1,
+            flags: RenameFlags::empty(),
+        };
+        stale(fs, ino.rank(), rename);
+    }
+    // Others are not restricted.
+    fs.ask(ADMIN, find(secrets[1], FileType::Regular)).unwrap();
+    fs.ask(ADMIN, link(secrets[1], outside[2], "linked")).unwrap();
+    // A name inside is one that it may use.
+    fs.ask(ADMIN, link(secrets[1], inside[2], "linked")).unwrap();
+    assert_eq!(fs.find_name(inside[2], "linked"), Ok(secrets[1]));
+}
+
+#[test]
+fn what_has_been_moved_out_is_reached_only_by_what_is_held() {
+    let fs = &mut Ranks::new();
+    let Tree { root, inside, outside, .. } = plant(fs);
+    assert_eq!(fs.find_name(root, "in2"), Ok(inside[2]));
+    let (near, far) = (fs.mkdir_at(2, inside[2], "near"), fs.mkdir_at(0, inside[2], "far"));
+    let file = fs.make(ADMIN, far, "file", NewNode::Regular);
+    fs.rename(ADMIN, (root, "in2"), (outside[1], "in2")).unwrap();
+    // As at one rank: what it holds it may go on with, and with what it finds there.
+    assert_eq!(fs.find_name(inside[2], "near"), Ok(near));
+    // Another rank does not know of that.
+    assert_eq!(fs.find_name(inside[2], "far"), Err(Errno::ESTALE));
+    assert_eq!(fs.ask(GUEST, find(file, FileType::Regular)), Err(Errno::ESTALE));
+    assert_eq!(fs.ask(GUEST, link(file, inside[2], "file")), Err(Errno::ESTALE));
+    fs.find_name(root, "in0").unwrap();
+    fs.make(GUEST, inside[0], "file", NewNode::Regular);
+    assert_eq!(fs.rename(GUEST, (inside[0], "file"), (inside[2], "file")), Err(Errno::ESTALE));
+    let forget = Request::ForgetAll { inodes: vec![(inside[2], 9), (near, 9)], released: vec![] };
+    fs.ask_at(Rank(2), GUEST, forget).unwrap();
+    for ino in [inside[2], near] {
+        assert_eq!(fs.ask(GUEST, find(ino, DIRECTORY)), Err(Errno::ESTALE));
+        assert_eq!(fs.ask(GUEST, Request::GetAttr { ino }), Err(Errno::ESTALE));
+    }
+    fs.rename(ADMIN, (outside[1], "in2"), (inside[0], "back")).unwrap();
+    assert_eq!(fs.find_name(inside[0], "back"), Ok(inside[2]));
+    assert_eq!(fs.find_name(inside[2], "far"), Ok(far));
+}
+
+#[test]
+fn a_root_is_a_directory_wherever_it_lies() {
+    let fs = &mut Ranks::new();
+    let Tree { root, inside, outside, .. } = plant(fs);
+    assert_eq!(fs.enter(&["outer", "none"]), [Err(Errno::ENOENT); 3]);
+    assert_eq!(fs.enter(&["out1", "secret"]), [Err(Errno::ENOTDIR); 3]);
+    assert_eq!(fs.enter(&["out2", "secret", "more"]), [Err(Errno::ENOTDIR); 3]);
+    // Another directory in its place; what is held of the one before stays in reach until it is forgotten.
+    fs.find_name(root, "in0").unwrap();
+    assert_eq!(fs.enter(&["out0"]), [Ok(outside[0]); 3]);
+    fs.find_name(outside[0], "secret").unwrap();
+    assert_eq!(fs.ask(GUEST, Request::GetAttr { ino: root }), Err(Errno::ESTALE));
+    fs.ask(GUEST, Request::GetAttr { ino: inside[0] }).unwrap();
+    assert_eq!(fs.ask(GUEST, find(inside[1], DIRECTORY)), Err(Errno::ESTALE));
+}
