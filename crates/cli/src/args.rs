@@ -208,6 +208,10 @@ pub struct MountArgs {
     /// In the background, log to this file instead of the file `log` in the file system's directory.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub log_file: Option<PathBuf>,
+    /// Record what is asked of the mount to this new file, for `espalier sim --trace FILE`: names and sizes, but not what is read
+    /// and written.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub record: Option<PathBuf>,
     /// Say on standard output when the mount is usable, and leave the terminal's session.
     #[arg(long, hide = true)]
     pub announce: bool,

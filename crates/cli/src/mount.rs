@@ -36,7 +36,8 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     let superuser = rustix::process::geteuid().is_root();
     let (remount, wanted): (Vec<_>, Vec<_>) =
         args.options.iter().cloned().partition(|option| option == "remount");
-    let (open, mount, reach) = options::parse(&wanted, superuser)?;
+    let (open, mut mount, reach) = options::parse(&wanted, superuser)?;
+    mount.record.clone_from(&args.record);
     if !remount.is_empty() {
         return options::remount(&args.mountpoint, &mount.kernel);
     }
@@ -153,8 +154,10 @@ fn mount_in_background(args: &MountArgs, log: &LogArgs) -> Result<ExitCode> {
     if log.log_json {
         command.arg("--log-json");
     }
-    if let Some(file) = &args.log_file {
-        command.arg("--log-file").arg(file);
+    for (option, file) in [("--log-file", &args.log_file), ("--record", &args.record)] {
+        if let Some(file) = file {
+            command.arg(option).arg(file);
+        }
     }
     if !args.options.is_empty() {
         command.arg("-o").arg(args.options.join(","));

@@ -147,7 +147,17 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
     }
     Ok((
         open,
-        MountOptions { kernel, threads, transport, local_locks, ttl, drain: DRAIN, metrics, slow },
+        MountOptions {
+            kernel,
+            threads,
+            transport,
+            local_locks,
+            ttl,
+            drain: DRAIN,
+            metrics,
+            slow,
+            record: None,
+        },
         reach,
     ))
 }

@@ -14,6 +14,7 @@ use crate::control::{self, MountStatus};
 use crate::door::{FuseDoor, Mounted};
 use crate::error::Error;
 use crate::mount::{MountOptions, name_of, set_notifiers, start_session};
+use crate::record::Recorder;
 use crate::remote::Remote;
 use crate::servers::{Servers, keep_connected};
 
@@ -43,9 +44,11 @@ pub fn mount_servers(
     // Over io_uring each request keeps a thread until it is answered, which then tells the kernel: others' requests would wait behind
     // those that wait for another client, and a revocation could overtake what it is to take back.
     let options = MountOptions { transport: Some(Transport::Queues), ..options.clone() };
+    let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
     let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, options.ttl, session.granted());
     set_notifiers(&mut session, &door)?;
+    recorder.into_iter().for_each(|recorder| door.set_recorder(recorder));
     let remote = {
         let _entered = runtime.enter();
         Remote::new(door, Cache::new(CACHED, Users::Tell), servers, &first.0)
@@ -89,6 +92,7 @@ pub fn mount_servers(
         }
         outcome
     });
+    remote.door().finish_recording();
     let told = runtime.block_on(async { tokio::time::timeout(FAREWELL, remote.farewell()).await });
     if told.is_err() {
         tracing::warn!("the server could not be told that this client goes; it will notice");

@@ -22,6 +22,7 @@ use locks::Lockers;
 use crate::bulk::{self, Copies, CopyKey};
 use crate::caller::dies;
 use crate::calls::Calls;
+use crate::record::{Begun, Recorder};
 
 /// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
 pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
@@ -56,6 +57,7 @@ pub struct FuseDoor {
     next_handle: AtomicU64,
     lockers: Lockers,
     notifiers: OnceLock<Notifiers>,
+    recorder: OnceLock<Recorder>,
     /// Known once the first request may come, as is the next.
     transport: OnceLock<Transport>,
     /// Streams may be passed through.
@@ -78,6 +80,8 @@ struct Backing {
 pub struct Ticket {
     reply: fuse::Reply,
     form: Form,
+    /// If it is recorded.
+    begun: Option<Box<Begun>>,
 }
 
 /// What the kernel is told without having asked.
@@ -207,7 +211,11 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
         }
         let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid, groups: None };
         match self.call(&request) {
-            Ok((call, form)) => self.calls.call(unique, caller, call, Ticket { reply, form }),
+            Ok((call, form)) => {
+                let recorder = self.calls.door().recorder.get();
+                let begun = recorder.map(|recorder| recorder.begin(&caller, &call));
+                self.calls.call(unique, caller, call, Ticket { reply, form, begun });
+            }
             Err(errno) => reply.error(errno.raw()),
         }
     }
@@ -403,6 +411,7 @@ impl FuseDoor {
             next_handle: AtomicU64::new(1),
             lockers: Lockers::default(),
             notifiers: OnceLock::new(),
+            recorder: OnceLock::new(),
             transport: OnceLock::new(),
             passthrough: AtomicBool::new(false),
             backing: Mutex::default(),
@@ -415,6 +424,18 @@ impl FuseDoor {
     /// Before the first request.
     pub fn set_notifiers(&self, notifiers: Notifiers) {
         let _ = self.notifiers.set(notifiers);
+    }
+
+    /// Before the first request.
+    pub fn set_recorder(&self, recorder: Recorder) {
+        let _ = self.recorder.set(recorder);
+    }
+
+    /// All calls have been answered.
+    pub fn finish_recording(&self) {
+        if let Some(recorder) = self.recorder.get() {
+            recorder.finish();
+        }
     }
 
     fn survived(&self, call: u64) {

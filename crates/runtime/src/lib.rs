@@ -18,6 +18,7 @@ mod fsck;
 mod mount;
 mod node;
 mod ranks;
+mod record;
 mod remote;
 mod repair;
 mod serve;

@@ -13,6 +13,7 @@ use crate::control::{self, Status, Told};
 use crate::door::{FuseDoor, Mounted, Notifiers};
 use crate::error::Error;
 use crate::node::Node;
+use crate::record::Recorder;
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 
@@ -36,6 +37,8 @@ pub struct MountOptions {
     pub metrics: Option<MetricsAddress>,
     /// How long an operation may take without being logged as slow; `None`: as long as it likes.
     pub slow: Option<Duration>,
+    /// A new file in which calls are recorded, to be replayed.
+    pub record: Option<PathBuf>,
 }
 
 /// Notifications to the kernel that may be under way.
@@ -52,10 +55,13 @@ pub fn mount(
     volume.require_whole(source)?;
     // Before mounting, so that nothing is left behind if the address is taken.
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
+    let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let name = source.to_string_lossy();
     let (mut session, kernel) = start_session(&name, mountpoint, options, false)?;
     let door = FuseDoor::new(kernel.default_permissions, volume.meta.atime(), None, session.granted());
     set_notifiers(&mut session, &door)?;
+    let is_recorded = recorder.is_some();
+    recorder.into_iter().for_each(|recorder| door.set_recorder(recorder));
     let Volume { disk, meta, superblock, .. } = volume;
     let watch = Watch::new(options.threads, options.slow);
     let (node, background) = Node::new(meta, disk, door, watch);
@@ -91,14 +97,15 @@ pub fn mount(
         ready();
         let outcome = session.run(
             options.threads,
-            // What the kernel writes itself is not synced as the option `sync` says.
+            // What the kernel writes itself is not synced as the option `sync` says, and not recorded.
             Arc::new(Mounted {
                 calls: Arc::clone(&node),
-                may_pass_through: !node.errands.disk.sync,
+                may_pass_through: !node.errands.disk.sync && !is_recorded,
                 is_shared: false,
                 transport: options.transport,
             }),
         );
+        node.door().finish_recording();
         let drained = node.drain(options.drain);
         drop(stop_clock);
         node.errands.stop();

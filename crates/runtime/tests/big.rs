@@ -42,6 +42,7 @@ fn on_mount(test: impl FnOnce(&Path)) {
         drain: Duration::from_secs(60),
         metrics: None,
         slow: None,
+        record: None,
     };
     std::thread::scope(|scope| {
         let (ready, mounted) = channel();

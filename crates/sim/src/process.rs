@@ -2,6 +2,7 @@
 //! and every operation becomes calls of the client's machine, one at a time.
 
 mod files;
+mod inodes;
 mod task;
 mod walk;
 
@@ -103,8 +104,9 @@ impl Process {
             if let Some(mut task) = self.task.take() {
                 match task.step(&mut self.kernel, now, answer.take()) {
                     Turn::Ask(call) => {
+                        let caller = task.caller(&self.kernel.identity.caller);
                         self.task = Some(task);
-                        return Act::Call(self.kernel.identity.caller.clone(), call);
+                        return Act::Call(caller, call);
                     }
                     Turn::Done(result) => {
                         let done = Done { kind: task.kind(), begun: task.begun, ended: now, result };

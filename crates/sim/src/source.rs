@@ -12,7 +12,7 @@ mod zipf;
 
 use script::Script;
 
-pub use op::{Op, OpKind, OpenFlags, Target};
+pub use op::{Op, OpKind, OpenFlags, RecordedCall, Target};
 pub use workload::{Started, Workload};
 
 use espalier_proto::Errno;

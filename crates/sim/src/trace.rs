@@ -3,6 +3,7 @@
 mod before;
 mod hecios;
 mod order;
+mod recording;
 mod replay;
 mod strace;
 
@@ -122,6 +123,9 @@ impl Trace {
         let first = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default();
         if hecios::is_record(first) {
             return hecios::read_file(path, &text);
+        }
+        if first.starts_with('{') {
+            return recording::parse(&text).map_err(|bad| bad.of(path));
         }
         if strace::is_line(first) {
             return strace::parse(&text, root).map_err(|bad| bad.of(path));

@@ -39,7 +39,10 @@ impl Door for FuseDoor {
         outcome: Result<Outcome<'_>, Errno>,
         lease: Duration,
     ) {
-        let Ticket { reply, form } = ticket;
+        let Ticket { reply, form, begun } = ticket;
+        if let (Some(begun), Some(recorder)) = (begun, self.recorder.get()) {
+            recorder.end(*begun, &outcome);
+        }
         let lease = self.ttl.unwrap_or(lease);
         let answer = match outcome {
             Err(errno) => {
@@ -72,7 +75,7 @@ impl Door for FuseDoor {
             }
             (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
             (Answer::Written(written), Form::SyncedWrite(ino, unique)) => {
-                let ticket = Ticket { reply, form: Form::Written(written) };
+                let ticket = Ticket { reply, form: Form::Written(written), begun: None };
                 calls.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
             (Answer::Done, Form::Written(written)) => reply.written(written),

@@ -139,7 +139,7 @@ impl FuseDoor {
 
 fn try_lock(calls: &impl Calls<FuseDoor>, reply: fuse::Reply, form: Form, unique: u64, ino: Ino, lock: Lock) {
     let call = Call::Request(Request::Lock { ino, lock, wait: None });
-    calls.call(unique, Caller::SERVER, call, Ticket { reply, form });
+    calls.call(unique, Caller::SERVER, call, Ticket { reply, form, begun: None });
 }
 
 /// What the kernel is told is in the way of a lock.

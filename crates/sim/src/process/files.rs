@@ -1,11 +1,12 @@
-//! Open files.
+//! What processes have open.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use espalier_proto::{Errno, Ino};
 
+use super::inodes::Inodes;
 use crate::source::OpenFlags;
 
 /// An open file or directory.
@@ -33,7 +34,8 @@ pub(super) enum Listed {
     All,
 }
 
-/// Open files. Threads, and processes that have been forked, share them with others: all clones are one.
+/// Open files, and the inodes of a recording. Threads, and processes that have been forked, share them with others: all clones
+/// are one.
 #[derive(Clone, Debug, Default)]
 pub struct FileTable(Rc<RefCell<Files>>);
 
@@ -42,6 +44,7 @@ struct Files {
     files: BTreeMap<u32, OpenFile>,
     /// Processes that have not ended.
     users: u32,
+    inodes: Inodes,
 }
 
 impl FileTable {
@@ -55,6 +58,11 @@ impl FileTable {
         table.users -= 1;
         let left = if table.users == 0 { std::mem::take(&mut table.files) } else { BTreeMap::new() };
         left.into_values().filter(|file| file.is_held()).map(|file| file.ino).collect()
+    }
+
+    /// The inodes of a recording that is replayed.
+    pub(super) fn inodes(&self) -> RefMut<'_, Inodes> {
+        RefMut::map(self.0.borrow_mut(), |table| &mut table.inodes)
     }
 
     pub(super) fn opened(&self, number: u32, ino: Ino, flags: OpenFlags, is_dir: bool) {

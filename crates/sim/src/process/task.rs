@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
-    Access, END, Errno, FileType, Ino, NewNode, OpenHow, RenameFlags, Request, SetAttr, mode,
+    Access, Caller, END, Errno, FileType, Ino, NewNode, OpenHow, RenameFlags, Request, SetAttr, mode,
 };
 
 use super::files::Listed;
@@ -66,11 +66,21 @@ impl Task {
     ) -> Turn {
         match self.try_step(kernel, now, answer) {
             Ok(turn) => turn,
-            Err(Errno::ESTALE) if self.tries + 1 < TRIES && !self.paths(kernel).is_empty() => {
+            Err(errno) => {
                 (self.tries, self.stage) = (self.tries + 1, Stage::Start);
+                if errno != Errno::ESTALE || self.tries == TRIES || self.paths(kernel).is_empty() {
+                    return Turn::Done(Err(errno));
+                }
                 self.step(kernel, now, None)
             }
-            Err(errno) => Turn::Done(Err(errno)),
+        }
+    }
+
+    /// On whose behalf it calls.
+    pub(super) fn caller(&self, own: &Caller) -> Caller {
+        match &self.op {
+            Op::Recorded(call) => Caller { uid: call.uid, gid: call.gid, ..own.clone() },
+            _ => own.clone(),
         }
     }
 
@@ -119,7 +129,19 @@ impl Task {
     }
 
     /// The paths that are walked, and what is wanted of them.
-    fn paths(&self, kernel: &Kernel) -> Vec<(&[u8], Last)> {
+    fn paths(&self, kernel: &Kernel) -> Vec<(Vec<u8>, Last)> {
+        let own = self.own_paths(kernel).into_iter().map(|(path, last)| (path.to_vec(), last));
+        match &self.op {
+            // What has been forgotten is looked up again.
+            Op::Recorded(call) if self.tries > 0 => {
+                let paths = kernel.files.inodes().paths(&call.asked);
+                paths.into_iter().map(|path| (path, Last::NoFollow)).collect()
+            }
+            _ => own.collect(),
+        }
+    }
+
+    fn own_paths(&self, kernel: &Kernel) -> Vec<(&[u8], Last)> {
         let place = match kernel.identity.door {
             Door::Mount => Last::Look,
             Door::Library => Last::Place,
@@ -129,7 +151,9 @@ impl Task {
             Op::Open { path, flags, .. } if flags.contains(OpenFlags::NO_FOLLOW) => {
                 vec![(path, Last::NoFollow)]
             }
-            Op::Open { path, .. } | Op::Access { path, .. } => vec![(path, Last::Follow)],
+            Op::Open { path, .. } | Op::Access { path, .. } | Op::Enter { path } => {
+                vec![(path, Last::Follow)]
+            }
             Op::MkDir { path, .. }
             | Op::MkNod { path, .. }
             | Op::Symlink { path, .. }
@@ -152,7 +176,8 @@ impl Task {
             | Op::Seek { .. }
             | Op::Close { .. }
             | Op::Sync { .. }
-            | Op::List { .. } => Vec::new(),
+            | Op::List { .. }
+            | Op::Recorded(_) => Vec::new(),
         }
     }
 
@@ -173,6 +198,13 @@ impl Task {
 
     /// The operation's own call, after `done` bytes.
     fn own(&mut self, kernel: &mut Kernel, done: u64) -> Result<Turn, Errno> {
+        if let Op::Recorded(call) = &self.op {
+            let found: Vec<_> =
+                self.ends.iter().map(|end| Ok(found(end)?.ino)).collect::<Result<_, Errno>>()?;
+            kernel.files.inodes().relearn(&call.asked, &found);
+            let asked = kernel.files.inodes().translate(&call.asked)?;
+            return Ok(ask_call(asked.call(|size| kernel.stamp(size))));
+        }
         let is_user = !kernel.identity.caller.is_superuser();
         let mut ends = self.ends.iter();
         let mut end = || ends.next().ok_or(Errno::EIO);
@@ -302,6 +334,12 @@ impl Task {
                 }
                 ask(Request::Link { ino, dir: place.dir, name: place.name.clone() })
             }
+            Op::Enter { path } => {
+                kernel.files.inodes().enter(path, found(end()?)?.ino);
+                Turn::Done(Ok(0))
+            }
+            // Dealt with above.
+            Op::Recorded(_) => return Err(Errno::EIO),
             Op::ReadLink { .. } => {
                 let found = found(end()?)?;
                 if found.kind != FileType::Symlink {
@@ -323,6 +361,11 @@ impl Task {
             // What has been done is told first, as POSIX has it.
             (Op::Read { .. } | Op::Write { .. }, Err(_)) if done > 0 => None,
             (_, Err(errno)) => return Err(errno),
+            (Op::Recorded(_), Ok(Answer::Absent { .. })) => return Err(Errno::ENOENT),
+            (Op::Recorded(call), Ok(answer)) => {
+                kernel.files.inodes().learn(&call.asked, &call.told, &answer);
+                return Ok(Turn::Done(Ok(0)));
+            }
             (Op::Read { .. }, Ok(Answer::Bytes(bytes))) => Some(bytes.len() as u64),
             (Op::Write { .. }, Ok(Answer::Written(written))) => Some(u64::from(written)),
             (Op::Open { .. }, Ok(Answer::Created(entry, opening))) => {

@@ -1,7 +1,10 @@
 //! Operations.
 
+use std::rc::Rc;
+
 use bitflags::bitflags;
-use espalier_proto::{Access, RenameFlags, SetAttr};
+use espalier_proto::{Access, NewNode, RenameFlags, Request, SetAttr};
+use espalier_recording::{Asked, Told};
 
 bitflags! {
     /// How a file is opened.
@@ -112,6 +115,20 @@ pub enum Op {
     ReadLink {
         path: Vec<u8>,
     },
+    /// A recording is replayed in this directory, which is its root.
+    Enter {
+        path: Vec<u8>,
+    },
+    Recorded(Rc<RecordedCall>),
+}
+
+/// A call of a recording, with the numbers that inodes had there.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordedCall {
+    pub uid: u32,
+    pub gid: u32,
+    pub asked: Asked,
+    pub told: Told,
 }
 
 impl Op {
@@ -158,16 +175,65 @@ impl Op {
             Self::List { .. } => OpKind::List,
             Self::Stat { .. } => OpKind::Stat,
             Self::Access { .. } => OpKind::Access,
-            Self::SetAttr { set, .. } if set.size.is_some() => OpKind::Truncate,
-            Self::SetAttr { set, .. } if set.perm.is_some() => OpKind::ChMod,
-            Self::SetAttr { set, .. } if set.uid.is_some() || set.gid.is_some() => OpKind::ChOwn,
-            Self::SetAttr { .. } => OpKind::UTimes,
+            Self::SetAttr { set, .. } => OpKind::of_set(set),
             Self::Unlink { .. } => OpKind::Unlink,
             Self::RmDir { .. } => OpKind::RmDir,
             Self::Rename { .. } => OpKind::Rename,
             Self::Link { .. } => OpKind::Link,
             Self::Symlink { .. } => OpKind::Symlink,
             Self::ReadLink { .. } => OpKind::ReadLink,
+            Self::Enter { .. } => OpKind::Stat,
+            Self::Recorded(call) => OpKind::of(&call.asked),
+        }
+    }
+}
+
+impl OpKind {
+    /// Of a call as a kernel makes it.
+    fn of(asked: &Asked) -> Self {
+        let request = match asked {
+            Asked::Read { .. } => return Self::Read,
+            Asked::Write { .. } => return Self::Write,
+            Asked::Allocate { .. } => return Self::Allocate,
+            Asked::Seek { .. } => return Self::Seek,
+            Asked::Copy { .. } => return Self::Copy,
+            Asked::Release { .. } => return Self::Close,
+            Asked::Request(request) => request,
+        };
+        match request {
+            Request::Lookup { .. } => Self::Lookup,
+            Request::GetAttr { .. } => Self::Stat,
+            Request::SetAttr { set, .. } => Self::of_set(set),
+            Request::ReadLink { .. } => Self::ReadLink,
+            Request::Create { node: NewNode::Directory, .. } => Self::MkDir,
+            Request::Create { node: NewNode::Symlink(_), .. } => Self::Symlink,
+            Request::Create { .. } | Request::TmpFile { .. } => Self::Create,
+            Request::Link { .. } => Self::Link,
+            Request::Unlink { .. } => Self::Unlink,
+            Request::RmDir { .. } | Request::RemoveTree { .. } => Self::RmDir,
+            Request::Rename { .. } => Self::Rename,
+            Request::Open { .. } => Self::Open,
+            Request::Fsync { .. } => Self::Sync,
+            Request::ReadDir { .. } => Self::List,
+            Request::Access { .. } => Self::Access,
+            Request::StatFs { .. } => Self::StatFs,
+            Request::SetXattr { .. }
+            | Request::GetXattr { .. }
+            | Request::ListXattr { .. }
+            | Request::RemoveXattr { .. } => Self::Xattr,
+            _ => Self::Other,
+        }
+    }
+
+    fn of_set(set: &SetAttr) -> Self {
+        if set.size.is_some() {
+            Self::Truncate
+        } else if set.perm.is_some() {
+            Self::ChMod
+        } else if set.uid.is_some() || set.gid.is_some() {
+            Self::ChOwn
+        } else {
+            Self::UTimes
         }
     }
 }
@@ -210,4 +276,10 @@ kinds! {
     Link = "link",
     Symlink = "symlink",
     ReadLink = "readlink",
+    Lookup = "lookup",
+    Xattr = "xattr",
+    Allocate = "allocate",
+    Copy = "copy",
+    StatFs = "statfs",
+    Other = "other",
 }

@@ -125,7 +125,7 @@ impl Before {
             Op::Close { file } => {
                 self.open.remove(file);
             }
-            Op::Sync { .. } => {}
+            Op::Sync { .. } | Op::Enter { .. } | Op::Recorded(_) => {}
         }
     }
 
@@ -235,8 +235,8 @@ impl Before {
         for (path, was) in self.was {
             match was {
                 Was::Directory => ops.push(Op::mkdir(path)),
-                Was::Something => make_file(&path, 0, &mut ops),
-                Was::File { bytes } => make_file(&path, bytes, &mut ops),
+                Was::Something => make_file_in(&path, 0, &mut ops),
+                Was::File { bytes } => make_file_in(&path, bytes, &mut ops),
                 Was::Symlink { target } => {
                     let target = target.unwrap_or_else(|| b"unknown".to_vec());
                     ops.push(Op::Symlink { target, path });
@@ -278,7 +278,6 @@ fn parent(path: &[u8]) -> Option<&[u8]> {
 
 /// What makes a file of zeros, with the directories that it is in.
 pub(super) fn make_file(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
-    const FILE: u32 = 0;
     let mut dirs: Vec<&[u8]> = std::iter::successors(parent(path), |path| parent(path)).collect();
     dirs.reverse();
     for dir in dirs {
@@ -287,6 +286,12 @@ pub(super) fn make_file(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
             ops.push(op);
         }
     }
+    make_file_in(path, bytes, ops);
+}
+
+/// As [`make_file`], in a directory that is there.
+pub(super) fn make_file_in(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
+    const FILE: u32 = 0;
     ops.push(Op::create(FILE, path));
     if bytes > 0 {
         let set = SetAttr { size: Some(bytes), ..SetAttr::default() };

@@ -3,10 +3,13 @@
 
 use std::collections::BTreeMap;
 
+use espalier_proto::{Ino, Name, Request};
+use espalier_recording::Asked;
+
 use super::before::{Before, Told};
 use super::{Act, Entry, Trace};
 use crate::Nanos;
-use crate::source::{Op, OpenFlags, Target};
+use crate::source::{Op, OpenFlags, RecordedCall, Target};
 
 /// An entry with the time at which it began and ended.
 #[derive(Debug)]
@@ -22,6 +25,9 @@ pub(super) struct Timed {
 enum Place {
     Name(Vec<u8>),
     File(u32),
+    /// Of a recording.
+    Inode(Ino),
+    Entry(Ino, Name),
 }
 
 /// An entry that has been at a place: its process, its number, and when it ended.
@@ -34,8 +40,12 @@ struct Visits {
     looks: BTreeMap<usize, Visit>,
 }
 
-/// The trace of processes, with what must have been there before.
-pub(super) fn finish(mut processes: Vec<Vec<Timed>>, skipped: BTreeMap<String, u64>) -> Trace {
+/// The trace of processes, with what must have been there before: besides `before`, what operations on paths have found.
+pub(super) fn finish(
+    mut processes: Vec<Vec<Timed>>,
+    before: Vec<Op>,
+    skipped: BTreeMap<String, u64>,
+) -> Trace {
     let all = |processes: &[Vec<Timed>]| -> Vec<(usize, usize)> {
         let entries =
             |(process, entries): (usize, &Vec<Timed>)| (0..entries.len()).map(move |at| (process, at));
@@ -43,11 +53,11 @@ pub(super) fn finish(mut processes: Vec<Vec<Timed>>, skipped: BTreeMap<String, u
     };
     let mut by_end = all(&processes);
     by_end.sort_by_key(|(process, at)| processes[*process][*at].ended);
-    let mut before = Before::default();
+    let mut found = Before::default();
     for (process, at) in &by_end {
         let timed = &mut processes[*process][*at];
         if let Act::Do(op, expected) = &timed.entry.act {
-            before.see(op, *expected, timed.told.take());
+            found.see(op, *expected, timed.told.take());
         }
     }
 
@@ -78,7 +88,8 @@ pub(super) fn finish(mut processes: Vec<Vec<Timed>>, skipped: BTreeMap<String, u
     }
     let processes =
         processes.into_iter().map(|entries| entries.into_iter().map(|timed| timed.entry).collect());
-    Trace { processes: processes.collect(), before: before.into_ops(), skipped, is_local: true }
+    let before = before.into_iter().chain(found.into_ops()).collect();
+    Trace { processes: processes.collect(), before, skipped, is_local: true }
 }
 
 /// Where an operation looks, and what it changes.
@@ -107,7 +118,9 @@ fn meets(op: &Op) -> Vec<(Place, bool)> {
         }
         Op::Stat { target: Target::Path(path) | Target::Link(path) }
         | Op::Access { path, .. }
+        | Op::Enter { path }
         | Op::ReadLink { path } => name(path, false, &mut places),
+        Op::Recorded(call) => recorded(call, &mut places),
         Op::Read { file, .. }
         | Op::Write { file, .. }
         | Op::Seek { file, .. }
@@ -126,4 +139,33 @@ fn name(path: &[u8], changes: bool, places: &mut Vec<(Place, bool)>) {
     places.push((Place::Name(path.to_vec()), changes));
     let slashes = path.iter().enumerate().filter(|(at, byte)| *at > 0 && **byte == b'/');
     places.extend(slashes.map(|(at, _)| (Place::Name(path[..at].to_vec()), false)));
+}
+
+/// The inodes that a call is about, and those whose numbers it tells: only after that others can be about them.
+fn recorded(call: &RecordedCall, places: &mut Vec<(Place, bool)>) {
+    let mut look = |ino: &mut Ino| places.push((Place::Inode(*ino), false));
+    call.asked.clone().each_inode(&mut look);
+    let told = call.told.inode.iter().chain(call.told.entries.iter().map(|(_, inode)| inode));
+    places.extend(told.map(|inode| (Place::Inode(inode.ino), true)));
+    let mut entry =
+        |dir: &Ino, name: &Name, changes| places.push((Place::Entry(*dir, name.clone()), changes));
+    match &call.asked {
+        Asked::Request(request) => match request {
+            Request::Lookup { dir, name } => entry(dir, name, false),
+            Request::Create { dir, name, .. }
+            | Request::Link { dir, name, .. }
+            | Request::Unlink { dir, name }
+            | Request::RmDir { dir, name } => entry(dir, name, true),
+            Request::Rename { from_dir, from, to_dir, to, .. } => {
+                entry(from_dir, from, true);
+                entry(to_dir, to, true);
+            }
+            Request::Open { ino, .. } | Request::SetAttr { ino, .. } | Request::RemoveTree { dir: ino } => {
+                places.push((Place::Inode(*ino), true));
+            }
+            _ => {}
+        },
+        Asked::Release { ino } => places.push((Place::Inode(*ino), true)),
+        _ => {}
+    }
 }

@@ -236,6 +236,7 @@ fn moved(op: &Op, dir: &str) -> Op {
         | Op::Unlink { path }
         | Op::RmDir { path }
         | Op::ReadLink { path }
+        | Op::Enter { path }
         | Op::Stat { target: Target::Path(path) | Target::Link(path) }
         | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. } => into(path),
         Op::Rename { from, to, .. } | Op::Link { from, to } => {
@@ -254,6 +255,7 @@ fn moved(op: &Op, dir: &str) -> Op {
         | Op::Close { .. }
         | Op::Sync { .. }
         | Op::List { .. }
+        | Op::Recorded(_)
         | Op::Stat { target: Target::File(_) }
         | Op::SetAttr { target: Target::File(_), .. } => {}
     }
@@ -270,6 +272,7 @@ fn path(op: &Op) -> String {
         | Op::Unlink { path }
         | Op::RmDir { path }
         | Op::ReadLink { path }
+        | Op::Enter { path }
         | Op::Symlink { path, .. }
         | Op::Stat { target: Target::Path(path) | Target::Link(path) }
         | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. }
@@ -283,6 +286,7 @@ fn path(op: &Op) -> String {
         | Op::List { file, .. }
         | Op::Stat { target: Target::File(file) }
         | Op::SetAttr { target: Target::File(file), .. } => return format!("open file {file}"),
+        Op::Recorded(call) => return format!("{:?}", call.asked),
     };
     String::from_utf8_lossy(path).into_owned()
 }

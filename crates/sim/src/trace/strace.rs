@@ -56,5 +56,5 @@ pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
         entries.push(Timed { entry, begun: call.begun, ended: call.ended, told: done.told });
     }
     let processes = processes.into_iter().map(|(entries, _)| entries).collect();
-    Ok(order::finish(processes, state.into_skipped()))
+    Ok(order::finish(processes, Vec::new(), state.into_skipped()))
 }

@@ -9,6 +9,7 @@ use espalier_meta::{
 use espalier_proto::{
     Caller, ClientId, Errno, ObjectId, Position, Reply, Request, RequestId, StreamIo, Time,
 };
+use espalier_recording::{Asked, Line, Told};
 use espalier_sim::process::{Act, Door, Identity, Process};
 use espalier_sim::source::{Done, Next as NextOp, Op, Source};
 use espalier_sim::{Nanos, Random, Seed};
@@ -26,6 +27,8 @@ pub struct Embedded {
     requests: u64,
     /// The requests that the machine was asked.
     pub asked: Vec<Request>,
+    /// As a mount records its calls, if it does.
+    pub recording: Option<Vec<u8>>,
 }
 
 impl Embedded {
@@ -39,7 +42,16 @@ impl Embedded {
         let (meta, _) =
             recovery.finish(Position(0), 0, &[], &[], &mut |wanted| load(&store, wanted)).unwrap();
         let (client, journal) = (Client::default(), Vec::new());
-        Self { meta, client, store, journal, now: Nanos::ZERO, requests: 0, asked: Vec::new() }
+        Self {
+            meta,
+            client,
+            store,
+            journal,
+            now: Nanos::ZERO,
+            requests: 0,
+            asked: Vec::new(),
+            recording: None,
+        }
     }
 
     /// What becomes of operations of a process of root's.
@@ -83,7 +95,11 @@ impl Embedded {
                     let act = processes[at].step(self.now, &mut randoms[at], answer.take());
                     all.extend(processes[at].take_finished().map(|done| (at, done)));
                     match act {
-                        Act::Call(caller, call) => answer = Some(self.call(&caller, &call)),
+                        Act::Call(caller, call) => {
+                            let result = self.call(&caller, &call);
+                            self.record(&caller, &call, &result);
+                            answer = Some(result);
+                        }
                         Act::Forget => {}
                         Act::Pause(time) => {
                             self.now += time;
@@ -102,6 +118,18 @@ impl Embedded {
             }
         }
         all
+    }
+
+    fn record(&mut self, caller: &Caller, call: &Call<'_>, result: &Result<Answer, Errno>) {
+        let Some(recording) = &mut self.recording else { return };
+        let &Caller { pid, uid, gid, .. } = caller;
+        let asked = Asked::from(call);
+        let told = match result {
+            Ok(Answer::Bytes(bytes)) => Told::data(&asked, bytes),
+            result => Told::new(result.as_ref().map_err(|errno| *errno)),
+        };
+        let line = Line { at: self.now.0, took: 500, pid, uid, gid, asked, told, lost: 0 };
+        line.write(recording).unwrap();
     }
 
     fn call(&mut self, caller: &Caller, call: &Call<'_>) -> Result<Answer, Errno> {

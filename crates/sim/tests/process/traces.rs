@@ -3,6 +3,9 @@
 use std::path::Path;
 use std::rc::Rc;
 
+use espalier_proto::{RenameFlags, SetAttr};
+use espalier_sim::process::Door;
+use espalier_sim::source::{Op, OpenFlags, Target, Workload};
 use espalier_sim::trace::{Replay, Replayed, Trace};
 
 use super::embedded::Embedded;
@@ -198,4 +201,70 @@ fn a_trace_of_hecios() {
     assert!(replayed.is_faithful(), "{replayed:#?}");
     assert_eq!(replayed.kinds["open"], [4, 4, 4]);
     assert!(embedded.now.0 > 2 * 5_959_000, "{}", embedded.now);
+}
+
+fn run(embedded: &mut Embedded, workload: &str) {
+    let workload: Workload = toml::from_str(workload).unwrap();
+    let started = workload.start(0, 0, 1, Path::new("")).unwrap();
+    embedded.run_all(started.crews.into_iter().flatten().map(|(_, process)| process).collect());
+}
+
+/// What a mount has recorded of workloads comes to the same in a file system that has only what the recording has found.
+#[test]
+fn a_recording_comes_to_the_same() {
+    let mut embedded = Embedded::new();
+    run(&mut embedded, "kind = \"untar\"\nprocesses = 2\nfiles = 60\nlinks = 0.1");
+    // Not everything of it is there from the start on.
+    embedded.run([
+        Op::mkdir("/work0/moved"),
+        Op::Link { from: b"/work0/0/d1".into(), to: b"/work0/other".into() },
+        Op::create(3, "/work0/0/one"),
+        Op::Link { from: b"/work0/0/one".into(), to: b"/work0/1/two".into() },
+        Op::mkdir("/work0/closed"),
+        Op::SetAttr {
+            target: Target::Path(b"/work0/closed".into()),
+            set: SetAttr { perm: Some(0o700), ..SetAttr::default() },
+        },
+    ]);
+    embedded.recording = Some(Vec::new());
+    embedded.run([
+        Op::stat("/work0/0/one"),
+        Op::stat("/work0/1/two"),
+        Op::Rename { from: b"/work0/moved".into(), to: b"/elsewhere".into(), flags: RenameFlags::empty() },
+        Op::create(3, "/elsewhere/new"),
+        Op::Write { file: 3, offset: None, size: 100 },
+        Op::Close { file: 3 },
+        Op::stat("/work0/moved"),
+        Op::ReadLink { path: b"/work0/0/one".into() },
+        Op::rmdir("/work0/0"),
+        Op::open(4, "/work0/0", OpenFlags::READ | OpenFlags::DIRECTORY),
+        Op::List { file: 4, limit: 100, plus: true },
+    ]);
+    embedded.run_as(
+        1000,
+        Door::Mount,
+        [Op::stat("/work0/closed/in"), Op::stat("/work0/0/one"), Op::mkdir("/mine")],
+    );
+    run(&mut embedded, "kind = \"compile\"\nprocesses = 2\nsources = 2\ndir = \"later\"\nincludes = 3");
+    run(&mut embedded, "kind = \"mdtest\"\nprocesses = 3\nfiles = 20\ndir = \"last\"");
+    let text = String::from_utf8(embedded.recording.take().unwrap()).unwrap();
+    let trace = read(&text, "/").unwrap();
+    assert_eq!(trace.operations(), text.lines().count() as u64);
+    let replayed = faithful(trace);
+    assert!(replayed.kinds["create"][1] > 60, "{replayed:?}");
+}
+
+#[test]
+fn what_is_wrong_in_a_recording_is_named() {
+    let mut embedded = Embedded::new();
+    embedded.recording = Some(Vec::new());
+    embedded.run([Op::mkdir("/d"), Op::rmdir("/d")]);
+    let text = String::from_utf8(embedded.recording.take().unwrap()).unwrap();
+    let error = read(&text.replace("\"pid\":", "\"pod\":"), "/").expect_err("no process");
+    assert!(error.contains("line 1") && error.contains("pid"), "{error}");
+    // Without what made it, there is nothing to remove.
+    let spoiled: String =
+        text.lines().filter(|line| !line.contains("Create")).map(|line| format!("{line}\n")).collect();
+    let replayed = replay(read(&spoiled, "/").unwrap());
+    assert!(!replayed.is_faithful());
 }

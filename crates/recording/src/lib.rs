@@ -1,0 +1,242 @@
+//! The lines of a recording of a mount, one for each call: what was asked, when, by whom, and what was answered. What is read and
+//! written is not in it, only how much.
+#![forbid(unsafe_code)]
+
+use std::borrow::Cow;
+use std::io;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{AllocateMode, Attr, Errno, FileType, Ino, Name, Request, SeekWhat};
+use serde::{Deserialize, Serialize};
+use serde_json::ser::Formatter;
+
+/// A call that has been answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// When it came, in nanoseconds since the recording began.
+    pub at: u64,
+    /// How long it took, in nanoseconds.
+    pub took: u64,
+    pub pid: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub asked: Asked,
+    #[serde(flatten)]
+    pub told: Told,
+    /// Calls before this one that are not in the recording, because the disk could not keep up.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub lost: u64,
+}
+
+fn is_none(lost: &u64) -> bool {
+    *lost == 0
+}
+
+/// As [`Call`], without bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Asked {
+    Request(Request),
+    Read { ino: Ino, offset: u64, size: u32, noatime: bool },
+    Write { ino: Ino, offset: u64, size: u64, kill_suid_gid: bool },
+    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode },
+    Seek { ino: Ino, offset: u64, what: SeekWhat },
+    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64 },
+    Release { ino: Ino },
+}
+
+/// What is needed of an answer to replay what follows it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Told {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Errno>,
+    /// Of a name, or of the inode that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inode: Option<Inode>,
+    /// What was listed with attributes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub entries: Vec<(Name, Inode)>,
+    /// Bytes that were read or written.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+    /// What a symbolic link names.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "serde_bytes")]
+    pub target: Option<Vec<u8>>,
+}
+
+/// An inode, as far as it takes to make another like it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    pub ino: Ino,
+    pub kind: FileType,
+    pub perm: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+}
+
+impl From<&Attr> for Inode {
+    fn from(attr: &Attr) -> Self {
+        let Attr { ino, kind, perm, uid, gid, size, .. } = *attr;
+        Self { ino, kind, perm, uid, gid, size }
+    }
+}
+
+impl From<&Call<'_>> for Asked {
+    fn from(call: &Call<'_>) -> Self {
+        match *call {
+            Call::Request(ref request) => Self::Request(request.clone()),
+            Call::Read { ino, offset, size, noatime } => Self::Read { ino, offset, size, noatime },
+            Call::Write { ino, offset, ref data, kill_suid_gid } => {
+                Self::Write { ino, offset, size: data.len() as u64, kill_suid_gid }
+            }
+            Call::Allocate { ino, offset, length, mode } => Self::Allocate { ino, offset, length, mode },
+            Call::Seek { ino, offset, what } => Self::Seek { ino, offset, what },
+            Call::Copy { from, from_offset, to, to_offset, length } => {
+                Self::Copy { from, from_offset, to, to_offset, length }
+            }
+            Call::Release { ino } => Self::Release { ino },
+        }
+    }
+}
+
+impl Asked {
+    /// The call, which writes what `bytes` makes of a number of bytes.
+    pub fn call(&self, bytes: impl FnOnce(usize) -> Vec<u8>) -> Call<'static> {
+        match *self {
+            Self::Request(ref request) => Call::Request(request.clone()),
+            Self::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
+            Self::Write { ino, offset, size, kill_suid_gid } => {
+                Call::Write { ino, offset, data: Cow::Owned(bytes(size as usize)), kill_suid_gid }
+            }
+            Self::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
+            Self::Seek { ino, offset, what } => Call::Seek { ino, offset, what },
+            Self::Copy { from, from_offset, to, to_offset, length } => {
+                Call::Copy { from, from_offset, to, to_offset, length }
+            }
+            Self::Release { ino } => Call::Release { ino },
+        }
+    }
+
+    /// The inodes that it is about.
+    pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {
+        match self {
+            Self::Request(request) => request.each_inode(see),
+            Self::Read { ino, .. }
+            | Self::Write { ino, .. }
+            | Self::Allocate { ino, .. }
+            | Self::Seek { ino, .. }
+            | Self::Release { ino } => see(ino),
+            Self::Copy { from, to, .. } => {
+                see(from);
+                see(to);
+            }
+        }
+    }
+}
+
+impl Told {
+    pub fn new(result: Result<&Answer, Errno>) -> Self {
+        let answer = match result {
+            Ok(answer) => answer,
+            Err(errno) => return Self { error: Some(errno), ..Self::default() },
+        };
+        match answer {
+            Answer::Absent { .. } => Self { error: Some(Errno::ENOENT), ..Self::default() },
+            Answer::Entry(entry) | Answer::Created(entry, _) => {
+                Self { inode: Some((&entry.attr).into()), ..Self::default() }
+            }
+            Answer::Attr(attr) => Self { inode: Some(attr.into()), ..Self::default() },
+            Answer::Written(bytes) => Self { bytes: Some(u64::from(*bytes)), ..Self::default() },
+            Answer::Listing { entries, .. } => {
+                let inode = |dirent: &espalier_proto::Dirent| {
+                    Some((dirent.name.clone(), Inode::from(&dirent.entry.as_ref()?.attr)))
+                };
+                Self { entries: entries.iter().filter_map(inode).collect(), ..Self::default() }
+            }
+            Answer::Bytes(_)
+            | Answer::Done
+            | Answer::Offset(_)
+            | Answer::Opened(_)
+            | Answer::StatFs(_)
+            | Answer::Removed { .. }
+            | Answer::Copied(_)
+            | Answer::InTheWay(_) => Self::default(),
+        }
+    }
+
+    /// What was read: of a file how much, of a link what it names.
+    pub fn data(asked: &Asked, data: &[u8]) -> Self {
+        match asked {
+            Asked::Request(Request::ReadLink { .. }) => Self { target: Some(data.into()), ..Self::default() },
+            _ => Self { bytes: Some(data.len() as u64), ..Self::default() },
+        }
+    }
+}
+
+impl Line {
+    /// Writes it, and ends the line.
+    ///
+    /// # Errors
+    /// Those of the writer.
+    pub fn write(&self, writer: &mut impl io::Write) -> io::Result<()> {
+        self.serialize(&mut serde_json::Serializer::with_formatter(&mut *writer, Names))?;
+        writer.write_all(b"\n")
+    }
+
+    /// # Errors
+    /// What is wrong with the line.
+    pub fn parse(line: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(line)
+    }
+}
+
+/// JSON with names as texts, if they are: otherwise as the numbers of their bytes.
+struct Names;
+
+impl Formatter for Names {
+    fn write_byte_array<W: ?Sized + io::Write>(&mut self, writer: &mut W, bytes: &[u8]) -> io::Result<()> {
+        let written = match std::str::from_utf8(bytes) {
+            Ok(text) => serde_json::to_writer(writer, text),
+            Err(_) => serde_json::to_writer(writer, &bytes),
+        };
+        written.map_err(io::Error::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_proto::NewNode;
+
+    use super::*;
+
+    fn line(name: &[u8]) -> Line {
+        let name = Name::new(name).expect("a name");
+        let node = NewNode::Symlink(b"there".as_slice().into());
+        let request =
+            Request::Create { dir: Ino(1), name, node, perm: 0o777, umask: 0, open: None, exclusive: true };
+        let kind = FileType::Symlink;
+        let inode = Some(Inode { ino: Ino(9), kind, perm: 0o777, uid: 0, gid: 0, size: 5 });
+        let told = Told { inode, ..Told::default() };
+        Line { at: 1, took: 2, pid: 3, uid: 0, gid: 0, asked: Asked::Request(request), told, lost: 0 }
+    }
+
+    #[test]
+    fn lines_are_read_as_they_were_written() {
+        for name in [b"a \"name\"\n".as_slice(), b"\xff\x00".strip_suffix(b"\x00").expect("it ends so")] {
+            let mut text = Vec::new();
+            line(name).write(&mut text).expect("memory");
+            let text = String::from_utf8(text).expect("JSON");
+            assert_eq!(text.lines().count(), 1);
+            assert_eq!(Line::parse(&text).expect("a line"), line(name));
+        }
+    }
+
+    #[test]
+    fn names_can_be_read() {
+        let mut text = Vec::new();
+        line("né".as_bytes()).write(&mut text).expect("memory");
+        let text = String::from_utf8(text).expect("JSON");
+        assert!(text.contains("\"name\":\"né\"") && text.contains("\"Symlink\":\"there\""), "{text}");
+    }
+}

@@ -1,0 +1,127 @@
+//! The inodes of a recording that is replayed: which numbers they have now, and by which names they can be found again.
+
+use std::collections::BTreeMap;
+
+use espalier_client::Answer;
+use espalier_proto::{Errno, Ino, Name, RenameFlags, Request};
+use espalier_recording::{Asked, Told};
+
+/// Where a name was, in the recording's numbers.
+type Place = (Ino, Name);
+
+/// See the module's description. All keys are as in the recording.
+#[derive(Debug, Default)]
+pub(super) struct Inodes {
+    root: Vec<u8>,
+    now: BTreeMap<Ino, Ino>,
+    names: BTreeMap<Place, Ino>,
+    places: BTreeMap<Ino, Place>,
+}
+
+impl Inodes {
+    /// The recording's root is this directory.
+    pub(super) fn enter(&mut self, path: &[u8], ino: Ino) {
+        self.root = path.to_vec();
+        self.now.insert(Ino::ROOT, ino);
+    }
+
+    /// What is to be asked now.
+    ///
+    /// # Errors
+    /// `ESTALE`: an inode is not known.
+    pub(super) fn translate(&self, asked: &Asked) -> Result<Asked, Errno> {
+        let (mut asked, mut all_known) = (asked.clone(), true);
+        asked.each_inode(&mut |ino| match self.now.get(ino) {
+            Some(now) => *ino = *now,
+            None => all_known = false,
+        });
+        if all_known { Ok(asked) } else { Err(Errno::ESTALE) }
+    }
+
+    /// Takes note of what was asked in the recording, what was told there, and what is told now.
+    pub(super) fn learn(&mut self, asked: &Asked, told: &Told, answer: &Answer) {
+        let Asked::Request(request) = asked else { return };
+        match (request, answer) {
+            (
+                Request::Lookup { dir, name }
+                | Request::Create { dir, name, .. }
+                | Request::Link { dir, name, .. },
+                Answer::Entry(entry) | Answer::Created(entry, _),
+            ) => {
+                if let Some(inode) = told.inode {
+                    self.bind((*dir, name.clone()), inode.ino, entry.attr.ino);
+                }
+            }
+            (Request::TmpFile { .. }, Answer::Created(entry, _)) => {
+                if let Some(inode) = told.inode {
+                    self.now.insert(inode.ino, entry.attr.ino);
+                }
+            }
+            (Request::ReadDir { dir, .. }, Answer::Listing { entries, .. }) => {
+                let now: BTreeMap<&Name, Ino> =
+                    entries.iter().map(|entry| (&entry.name, entry.ino)).collect();
+                for (name, inode) in &told.entries {
+                    if let Some(ino) = now.get(name) {
+                        self.bind((*dir, name.clone()), inode.ino, *ino);
+                    }
+                }
+            }
+            (Request::Unlink { dir, name } | Request::RmDir { dir, name }, _) => {
+                self.names.remove(&(*dir, name.clone()));
+            }
+            (Request::Rename { from_dir, from, to_dir, to, flags }, _) => {
+                let (from, to) = ((*from_dir, from.clone()), (*to_dir, to.clone()));
+                let (moved, replaced) = (self.names.remove(&from), self.names.remove(&to));
+                if let Some(ino) = moved {
+                    self.put(to, ino);
+                }
+                if let Some(ino) = replaced.filter(|_| flags.contains(RenameFlags::EXCHANGE)) {
+                    self.put(from, ino);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn put(&mut self, place: Place, ino: Ino) {
+        self.names.insert(place.clone(), ino);
+        self.places.insert(ino, place);
+    }
+
+    fn bind(&mut self, place: Place, recorded: Ino, now: Ino) {
+        self.put(place, recorded);
+        self.now.insert(recorded, now);
+    }
+
+    /// The paths of the inodes that are asked about, if all have some.
+    pub(super) fn paths(&self, asked: &Asked) -> Vec<Vec<u8>> {
+        let paths: Option<Vec<_>> = of(asked).into_iter().map(|ino| self.path(ino)).collect();
+        paths.unwrap_or_default()
+    }
+
+    fn path(&self, mut ino: Ino) -> Option<Vec<u8>> {
+        let mut names: Vec<&Name> = Vec::new();
+        while ino != Ino::ROOT {
+            let (dir, name) = self.places.get(&ino)?;
+            // A directory that was moved into what was below it would go round for ever.
+            if names.len() > self.places.len() {
+                return None;
+            }
+            names.push(name);
+            ino = *dir;
+        }
+        let below = names.into_iter().rev().flat_map(|name| [b"/".as_slice(), name].concat());
+        Some(self.root.iter().copied().chain(below).collect())
+    }
+
+    /// They have been looked up again.
+    pub(super) fn relearn(&mut self, asked: &Asked, found: &[Ino]) {
+        self.now.extend(of(asked).into_iter().zip(found.iter().copied()));
+    }
+}
+
+fn of(asked: &Asked) -> Vec<Ino> {
+    let mut all = Vec::new();
+    asked.clone().each_inode(&mut |ino| all.push(*ino));
+    all
+}
