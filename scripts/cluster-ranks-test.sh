@@ -320,4 +320,10 @@ inodes() { "$bin" cluster status "$cluster" | awk -v want="$1" '{ sum += $(NF - 
 until_true inodes 1
 "$bin" cluster down "$cluster"
 "$bin" cluster fsck "$cluster"
+
+echo '== a lost store'
+refused 'has its store' "$bin" cluster resolve "$cluster" --lost 2
+refused 'not all the stores' "$bin" cluster resolve "$cluster" --lost 9
+mv "$cluster/server-2/store" "$work/lost"
+is "$("$bin" cluster resolve "$cluster" --lost 2)" 'rank 2 has left nothing undecided'
 echo 'cluster-ranks-test: passed'
