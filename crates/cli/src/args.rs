@@ -144,6 +144,17 @@ pub enum ClusterCommand {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
+    /// Undo what a metadata server that will never be back has left undecided at the others, which must not run.
+    Resolve {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        /// The rank of the server whose store is lost.
+        #[arg(long, value_name = "RANK")]
+        lost: u16,
+        /// Do it; without, it is only told what would be undone.
+        #[arg(long)]
+        yes: bool,
+    },
     /// Tell how they are. Exits with 1 if one does not run.
     Status {
         #[arg(value_hint = ValueHint::DirPath)]

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{Identity, SealKey};
-use espalier_proto::ServerId;
-use espalier_runtime::{MkfsOptions, Servers, Status};
+use espalier_proto::{Rank, ServerId};
+use espalier_runtime::{MkfsOptions, Servers, Status, Undecided};
 
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
@@ -33,6 +33,7 @@ pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Up { dir, servers } => up(dir, *servers),
         ClusterCommand::Down { dir } => down(dir),
         ClusterCommand::Fsck { dir } => Ok(fsck(dir)),
+        ClusterCommand::Resolve { dir, lost, yes } => resolve(dir, Rank(*lost), *yes),
         ClusterCommand::Status { dir, json } => status(dir, *json),
     }
 }
@@ -246,6 +247,14 @@ fn up(dir: &Path, count: Option<u16>) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The process of a cluster's first server.
+pub(crate) fn process(dir: &Path) -> Result<u32> {
+    let status = servers(dir)?.first().map(Server::running).transpose()?.flatten();
+    status
+        .and_then(|status| status.pid)
+        .with_context(|| format!("the server of {} does not run", dir.display()))
+}
+
 /// What is to be mounted.
 fn url(addresses: &[String]) -> String {
     format!("{}{}/", Servers::SCHEME, addresses.join(","))
@@ -282,6 +291,46 @@ fn fsck(dir: &Path) -> ExitCode {
             .collect::<Vec<_>>();
         crate::fsck::check_cluster(&ranks, &data)
     }))
+}
+
+fn resolve(dir: &Path, lost: Rank, yes: bool) -> Result<ExitCode> {
+    let mut stores = Vec::new();
+    for server in servers(dir)?.iter().filter(|server| server.config.has(Role::Meta)) {
+        let store = server.dir.join(&server.config.store);
+        match espalier_store::superblock::read(&store) {
+            Ok(superblock) if superblock.rank == lost => {
+                bail!(
+                    "rank {lost} has its store in {}: start its server, which knows what it has decided",
+                    store.display()
+                )
+            }
+            Ok(_) => stores.push(store),
+            // It is the lost one, or it will be missed.
+            Err(_) => {}
+        }
+    }
+    let mut count = 0;
+    let done = espalier_runtime::resolve_lost(&stores, lost, |undecided| {
+        count = undecided.len();
+        for Undecided { rank, changes } in undecided {
+            println!("rank {rank} does not know whether {}", changes.join(", and "));
+        }
+        yes
+    })?;
+    Ok(match (count, done) {
+        (0, _) => {
+            println!("rank {lost} has left nothing undecided");
+            ExitCode::SUCCESS
+        }
+        (_, true) => {
+            println!("none of this has happened now; never use the store of rank {lost} again");
+            ExitCode::SUCCESS
+        }
+        (_, false) => {
+            println!("nothing has been done: with --yes none of this will have happened");
+            ExitCode::from(1)
+        }
+    })
 }
 
 fn status(dir: &Path, json: bool) -> Result<ExitCode> {

@@ -4,6 +4,7 @@
 mod args;
 mod background;
 mod bench;
+mod calibrate;
 mod cluster;
 mod copy;
 mod cp;
@@ -16,6 +17,7 @@ mod report;
 mod screen;
 mod serve;
 mod sim;
+mod sweep;
 mod table;
 mod top;
 mod usage;

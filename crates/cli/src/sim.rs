@@ -6,12 +6,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueHint};
+use clap::{Args, Subcommand, ValueHint};
 use espalier_sim::source::Workload;
 use espalier_sim::trace::{Replay, Replayed};
-use espalier_sim::{Report, Scenario, World};
+use espalier_sim::{Report, Scenario, World, plot_sweep, write_csv, write_plots, write_sweep};
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
+
+use crate::calibrate::{CalibrateArgs, calibrate};
+use crate::sweep;
 
 /// Events between two looks at whether the run is to be stopped.
 const STEP: u64 = 10_000;
@@ -19,7 +22,10 @@ const STEP: u64 = 10_000;
 const UNLIKE: u8 = 1;
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub struct SimArgs {
+    #[command(subcommand)]
+    pub command: Option<SimCommand>,
     /// What is simulated, as docs/simulator.md describes it.
     #[arg(value_hint = ValueHint::FilePath, required_unless_present = "trace")]
     pub scenario: Option<PathBuf>,
@@ -33,21 +39,46 @@ pub struct SimArgs {
     /// Of logs of strace: replay what was done below this directory.
     #[arg(long, default_value = "/", value_name = "DIR", requires = "trace")]
     pub trace_root: PathBuf,
+    /// Write what was measured as tables into this directory.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub csv: Option<PathBuf>,
+    /// Draw it into this directory, as SVG.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub plot: Option<PathBuf>,
     #[arg(long)]
     pub json: bool,
 }
 
+#[derive(Debug, Subcommand)]
+pub enum SimCommand {
+    /// Measure a server and its clients on this machine, and make a model of them for scenarios to name.
+    Calibrate(CalibrateArgs),
+}
+
 pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
+    match &args.command {
+        None => {}
+        Some(SimCommand::Calibrate(args)) => return calibrate(args),
+    }
     let scenario = scenario(args)?;
     // An interrupt ends the run, and what it has come to is told. A second one ends it at once.
     let stop = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop))
         .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&stop)))
         .context("cannot handle signals")?;
+    if !scenario.sweep.is_empty() {
+        return sweep(&scenario, args, &stop);
+    }
     let (observer, saboteur) = (&mut (), &mut ());
     let mut world = World::new(&scenario, observer, saboteur)?;
     let outcome = run(&mut world, &stop);
     let report = world.report();
+    if let Some(dir) = &args.csv {
+        write_csv(dir, &report, world.series())?;
+    }
+    if let Some(dir) = &args.plot {
+        write_plots(dir, world.series())?;
+    }
     let replays: Vec<Told> = world.replays().iter().map(Told::new).collect();
     if args.json {
         println!(
@@ -64,6 +95,22 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     }
     let is_good = is_over && is_lawful(&report) && replays.iter().all(|told| told.replayed.is_faithful());
     Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::from(UNLIKE) })
+}
+
+fn sweep(scenario: &Scenario, args: &SimArgs, stop: &AtomicBool) -> Result<ExitCode> {
+    let points = sweep::run(scenario, stop)?;
+    if let Some(dir) = &args.csv {
+        write_sweep(dir, &points)?;
+    }
+    if let Some(dir) = &args.plot {
+        plot_sweep(dir, &points)?;
+    }
+    if args.json {
+        println!("{}", serde_json::json!({ "points": points }));
+    } else {
+        sweep::print(&points);
+    }
+    Ok(if stop.load(Ordering::Relaxed) { ExitCode::from(UNLIKE) } else { ExitCode::SUCCESS })
 }
 
 fn scenario(args: &SimArgs) -> Result<Scenario> {

@@ -125,6 +125,7 @@ impl Meta {
             }
             Input::Peer { from, message } => self.peer(now, from, message, out),
             Input::PeerConnected { rank } => self.peer_connected(rank),
+            Input::PeerLost { rank } => self.peer_lost(now, rank, out),
             Input::Tick => {
                 self.expire(now, out);
                 self.tick(now, out);

@@ -94,6 +94,10 @@ pub enum Input {
     PeerConnected {
         rank: Rank,
     },
+    /// Another rank will never be back: what it has had prepared here is undone, and it has to do nothing any more.
+    PeerLost {
+        rank: Rank,
+    },
     /// Comes once a second.
     Tick,
     /// Write everything out, to be stopped: [`Meta::is_quiet`](crate::Meta::is_quiet) tells when that is done.

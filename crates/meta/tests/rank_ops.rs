@@ -562,3 +562,49 @@ fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted()
     assert!(matches!(fs.0[1].answers.remove(&id), Some(Ok(_))));
     fs.fsck();
 }
+
+#[test]
+fn what_a_lost_rank_has_left_undecided_is_undone() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let (open, exclusive, node) = (None, true, NewNode::Regular);
+    let create = |dir| Request::Create {
+        dir,
+        name: name("new"),
+        node: node.clone(),
+        perm: 0,
+        umask: 0,
+        open,
+        exclusive,
+    };
+    let (from, to, flags) = (name("file"), name("new"), RenameFlags::empty());
+    fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);
+    fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
+    let rename =
+        |from_dir, to_dir| Request::Rename { from_dir, from: from.clone(), to_dir, to: to.clone(), flags };
+    // Both ends prepare what the other coordinates, and neither hears of what becomes of it.
+    let ids = [rename(Ino::ROOT, far), rename(far, Ino::ROOT)].map(|request| {
+        let at = request.rank().0 as usize;
+        fs.0[at].send(&ROOT_CALLER, request);
+        at
+    });
+    assert_eq!(ids, [0, 1]);
+    for _ in 0..20 {
+        for from in 0..2 {
+            for (to, message) in std::mem::take(&mut fs.0[from].peers) {
+                if !matches!(message, PeerMessage::Finish { .. }) {
+                    fs.0[usize::from(to.0)].input(Input::Peer { from: Rank(from as u16), message });
+                }
+            }
+        }
+    }
+    let prepared =
+        |fs: &Ranks| fs.0[1].meta.prepared_for(Rank(0)).map(|(_, edits)| edits.len()).sum::<usize>();
+    let unfinished = |fs: &Ranks| fs.0[1].meta.unfinished_at(Rank(0)).count();
+    assert!(prepared(fs) > 0 && unfinished(fs) > 0, "{} {}", prepared(fs), unfinished(fs));
+    let id = fs.0[1].send(&ROOT_CALLER, create(far));
+    assert!(!fs.0[1].answers.contains_key(&id), "the name is locked");
+    fs.0[1].input(Input::PeerLost { rank: Rank(0) });
+    assert_eq!((prepared(fs), unfinished(fs), fs.0[1].meta.open_transactions()), (0, 0, 0));
+    assert!(matches!(fs.0[1].answers.remove(&id), Some(Ok(Reply::Entry(_)))), "nor does anybody wait for it");
+}

@@ -189,9 +189,9 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
 fn nothing_outside_is_reached_by_its_number() {
     let fs = &mut Ranks::new();
     let Tree { outer, root, inside, outside, secrets } = plant(fs);
-    for rank in 0..3 {
+    for (rank, dir) in inside.into_iter().enumerate() {
         fs.find_name(root, &format!("in{rank}")).unwrap();
-        fs.make(GUEST, inside[rank], "file", NewNode::Regular);
+        fs.make(GUEST, dir, "file", NewNode::Regular);
     }
     let dirs = [Ino::ROOT, outer].into_iter().chain(outside);
     for ino in dirs.chain(secrets).chain([1, 2].map(|rank| Ino(Ino::none_of(Rank(rank)).0 + 999))) {

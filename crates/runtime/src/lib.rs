@@ -38,6 +38,7 @@ pub use error::Error;
 pub use espalier_meta::Striping;
 pub use fsck::{FsckReport, fsck, fsck_cluster};
 pub use mount::{MountOptions, mount, wanted};
+pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair};
 pub use serve::{Access, DataRole, MetaRole, ServeOptions, serve};

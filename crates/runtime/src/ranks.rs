@@ -8,6 +8,7 @@ use espalier_proto::Rank;
 
 use crate::clock;
 use crate::error::Error;
+use crate::fsck::checkpoint;
 use crate::volume::{OpenOptions, Volume};
 
 /// Each brings all transactions that can end a step further.
@@ -18,10 +19,7 @@ const ROUNDS: u32 = 10;
 /// # Errors
 /// Those of opening each; and they are not all that there are of one tree.
 pub(crate) fn open_ranks(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Error> {
-    let options = OpenOptions { with_ranks: true, ..options.clone() };
-    let open = |dir| Volume::open(dir, options.clone());
-    let mut volumes = dirs.iter().map(|dir| open(dir)).collect::<Result<Vec<_>, _>>()?;
-    volumes.sort_by_key(|volume| volume.superblock.rank);
+    let volumes = open_all(dirs, options)?;
     let of_one = |(at, volume): (usize, &Volume)| {
         let (own, first) = (&volume.superblock, &volumes[0].superblock);
         own.rank == rank_of(at) && usize::from(own.ranks) == dirs.len() && own.uuid == first.uuid
@@ -29,37 +27,145 @@ pub(crate) fn open_ranks(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<
     if volumes.iter().enumerate().all(of_one) { Ok(volumes) } else { Err(Error::OtherRanks) }
 }
 
+/// Opens stores of some ranks. Returns them in the order of these.
+fn open_all(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Error> {
+    let options = OpenOptions { with_ranks: true, ..options.clone() };
+    let open = |dir| Volume::open(dir, options.clone());
+    let mut volumes = dirs.iter().map(|dir| open(dir)).collect::<Result<Vec<_>, _>>()?;
+    volumes.sort_by_key(|volume| volume.superblock.rank);
+    Ok(volumes)
+}
+
+/// What a lost rank has had prepared at another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Undecided {
+    /// Where it is prepared.
+    pub rank: Rank,
+    /// What would be changed there.
+    pub changes: Vec<String>,
+}
+
+/// Decides what a rank that will never be back has left undecided at the others, whose stores these are: it is undone. Ends what they
+/// have begun among themselves first. `confirm` is shown what would be undone, and says whether it is to be; returns that.
+///
+/// # Errors
+/// Those of opening each; and they are not all the others of one tree.
+pub fn resolve_lost(
+    dirs: &[PathBuf],
+    lost: Rank,
+    confirm: impl FnOnce(&[Undecided]) -> bool,
+) -> Result<bool, Error> {
+    let mut volumes = open_all(dirs, &OpenOptions::read_once())?;
+    let ranks: Vec<Rank> = volumes.iter().map(|volume| volume.superblock.rank).collect();
+    let of_one = |volume: &Volume| {
+        let (own, first) = (&volume.superblock, &volumes[0].superblock);
+        usize::from(own.ranks) == dirs.len() + 1 && own.uuid == first.uuid
+    };
+    let others = (0..=dirs.len()).map(rank_of).filter(|rank| *rank != lost);
+    if !volumes.iter().all(of_one) || !others.eq(ranks.iter().copied()) {
+        return Err(Error::OtherRanks);
+    }
+    settle_ranks(&mut volumes);
+    let mut undecided = Vec::new();
+    for Volume { meta, superblock, .. } in &volumes {
+        for (_, edits) in meta.prepared_for(lost) {
+            let changes = edits.iter().map(ToString::to_string).collect();
+            undecided.push(Undecided { rank: superblock.rank, changes });
+        }
+    }
+    let is_confirmed = confirm(&undecided);
+    if is_confirmed {
+        run(&mut volumes, ranks.into_iter().map(|rank| (rank, Input::PeerLost { rank: lost })).collect());
+    }
+    for volume in volumes {
+        checkpoint(volume)?;
+    }
+    Ok(is_confirmed)
+}
+
 /// Brings what ranks have begun together to its end, as they do when they run and are connected. What remains open then is a
 /// fault.
 pub(crate) fn settle_ranks(volumes: &mut [Volume]) {
-    let all = 0..volumes.len();
-    let others = |own| all.clone().filter(move |rank| *rank != own);
-    let connect = |own| others(own).map(move |rank| (own, Input::PeerConnected { rank: rank_of(rank) }));
-    run(volumes, all.clone().flat_map(connect).collect());
+    let all: Vec<Rank> = volumes.iter().map(|volume| volume.superblock.rank).collect();
+    let others = |own| all.iter().copied().filter(move |rank| *rank != own);
+    let connect = |own| others(own).map(move |rank| (own, Input::PeerConnected { rank }));
+    run(volumes, all.iter().copied().flat_map(connect).collect());
     for _ in 0..ROUNDS {
         if volumes.iter().all(|volume| volume.meta.open_transactions() == 0) {
             break;
         }
         // What nobody waits for is made durable now.
-        run(volumes, all.clone().map(|rank| (rank, Input::Drain)).collect());
+        run(volumes, all.iter().map(|rank| (*rank, Input::Drain)).collect());
     }
 }
 
-/// Gives machines these inputs, and all that follow from them.
-fn run(volumes: &mut [Volume], mut inputs: VecDeque<(usize, Input)>) {
+/// Gives machines these inputs, and all that follow from them. What is said to a rank that is not there is lost.
+fn run(volumes: &mut [Volume], mut inputs: VecDeque<(Rank, Input)>) {
     while let Some((rank, input)) = inputs.pop_front() {
-        let Some(Volume { meta, disk, .. }) = volumes.get_mut(rank) else { continue };
+        let volume = volumes.iter_mut().find(|volume| volume.superblock.rank == rank);
+        let Some(Volume { meta, disk, .. }) = volume else { continue };
         let mut out = Outbox::default();
         meta.on(Now { time: clock::now(), uptime_ms: clock::uptime_ms(), queued: 0 }, input, &mut out);
         for (id, io) in out.io {
             inputs.push_back((rank, Input::Done { id, result: disk.execute(io) }));
         }
-        let from = rank_of(rank);
-        inputs
-            .extend(out.peers.into_iter().map(|(to, message)| (to.0.into(), Input::Peer { from, message })));
+        inputs.extend(out.peers.into_iter().map(|(to, message)| (to, Input::Peer { from: rank, message })));
     }
 }
 
 fn rank_of(index: usize) -> Rank {
     Rank(u16::try_from(index).unwrap_or(u16::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_meta::{Edit, PeerMessage, Question, TransactionId};
+    use espalier_proto::{Caller, FileType, Ino, Name, Time};
+
+    use super::*;
+    use crate::volume::{MkfsOptions, mkfs_ranks};
+
+    #[test]
+    fn what_a_lost_rank_has_left_undecided_is_undone_if_that_is_confirmed() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let stores = [0, 1, 2].map(|rank| dir.path().join(format!("store-{rank}")));
+        let options = MkfsOptions {
+            label: String::new(),
+            strip_bytes: MkfsOptions::STRIP_BYTES,
+            journal_bytes: Some(4 << 20),
+            force: false,
+            uid: 0,
+            gid: 0,
+            perm: 0o755,
+        };
+        mkfs_ranks(&stores, &options).expect("stores");
+        let (lost, left) = (Rank(1), [stores[2].clone(), stores[0].clone()]);
+        let mut first = open_all(&stores[..1], &OpenOptions::read_once()).expect("a store");
+        let id = TransactionId { began: 1, number: 1, rank: lost };
+        let (name, ino) = (Name::new(b"new").expect("a name"), Ino::none_of(lost));
+        let edits = vec![Edit::PutName { dir: Ino::ROOT, name, ino, kind: FileType::Directory }];
+        let question = Question::Prepare { edits, time: Time::new(1, 0), since: Time::new(1, 0) };
+        let message = PeerMessage::Ask { id, caller: Caller::SERVER, question };
+        run(&mut first, [(Rank(0), Input::Peer { from: lost, message })].into());
+        assert_eq!(first[0].meta.open_transactions(), 1);
+        drop(first);
+
+        let resolve = |confirmed| {
+            let mut seen = Vec::new();
+            let done = resolve_lost(&left, lost, |undecided| {
+                seen = undecided.to_vec();
+                confirmed
+            });
+            assert_eq!(done.expect("stores"), confirmed);
+            seen
+        };
+        let undecided = resolve(false);
+        let [Undecided { rank: Rank(0), changes }] = &undecided[..] else { panic!("{undecided:?}") };
+        assert_eq!(*changes, [format!("the name \"new\" of inode {ino} comes to directory 1")]);
+        assert_eq!(resolve(true), undecided);
+        assert_eq!(resolve(true), []);
+        for (stores, lost) in [(&left[..], Rank(0)), (&left[..1], lost), (&stores[..], lost)] {
+            assert!(matches!(resolve_lost(stores, lost, |_| true), Err(Error::OtherRanks)));
+        }
+    }
 }

@@ -45,7 +45,7 @@ pub struct KindReport {
     pub p95_us: f64,
     pub p99_us: f64,
     pub max_us: f64,
-    /// The shortest first, the longest last, at equal steps of probability.
+    /// As [`quantiles`] has them.
     #[serde(skip)]
     pub quantiles: Vec<Nanos>,
 }
@@ -102,11 +102,17 @@ impl ServerReport {
     }
 }
 
-/// Times at equal steps of probability, from the shortest to the longest.
+/// Times at equal steps of probability, from the shortest to the longest: such a longest that straight lines between them have the mean
+/// of all. A few that took very long would count for too much otherwise.
 pub fn quantiles(times: &Histogram<u64>) -> Vec<Nanos> {
     const STEPS: u32 = 64;
     let at = |step| times.value_at_quantile(f64::from(step) / f64::from(STEPS));
-    (0..=STEPS).map(|step| Nanos(at(step))).collect()
+    let mut quantiles: Vec<u64> = (0..STEPS).map(at).collect();
+    let sum: f64 = quantiles.windows(2).map(|pair| (pair[0] + pair[1]) as f64 / 2.0).sum();
+    let last = quantiles.last().copied().unwrap_or_default();
+    let longest = 2.0 * (times.mean() * f64::from(STEPS) - sum) - last as f64;
+    quantiles.push((longest as u64).max(last));
+    quantiles.into_iter().map(Nanos).collect()
 }
 
 /// What has been done, by kind.

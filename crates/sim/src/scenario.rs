@@ -11,6 +11,7 @@ use crate::model::{Model, ModelError, ModelSettings};
 use crate::network::NetworkSettings;
 use crate::quantity::Bytes;
 use crate::source::Workload;
+use crate::sweep::SweepSettings;
 use crate::time::Nanos;
 
 /// A scenario. The run of one is a function of it and its seed.
@@ -27,6 +28,7 @@ pub struct Scenario {
     /// A file that `espalier sim calibrate` has made, instead of `model` and `network`.
     pub machine: Option<PathBuf>,
     pub workload: Vec<Workload>,
+    pub sweep: SweepSettings,
     pub output: OutputSettings,
     /// Where it lies: files are named from there.
     #[serde(skip)]
@@ -178,7 +180,7 @@ impl Scenario {
     pub fn parse(text: &str, path: &Path) -> Result<Self, ScenarioError> {
         let scenario: Self = toml::from_str(text)
             .map_err(|cause| ScenarioError::Malformed { path: path.into(), cause: Box::new(cause) })?;
-        scenario.check()?;
+        scenario.sweep.scenarios(&scenario).iter().try_for_each(Self::check)?;
         Ok(scenario)
     }
 

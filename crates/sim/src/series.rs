@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::message::MessageKind;
+use crate::report::Used;
 use crate::station::Load;
 use crate::time::Nanos;
 
@@ -39,6 +40,18 @@ pub struct ClientSample {
     pub p99_us: f64,
 }
 
+/// How all clients together have been in one step.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct TotalSample {
+    pub time: f64,
+    pub throughput: f64,
+    pub errors: u64,
+    pub mean_us: f64,
+    pub p50_us: f64,
+    pub p95_us: f64,
+    pub p99_us: f64,
+}
+
 /// How many messages of a kind were sent in one step.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct MessageSample {
@@ -52,6 +65,7 @@ pub struct MessageSample {
 pub struct Series {
     pub servers: Vec<ServerSample>,
     pub clients: Vec<ClientSample>,
+    pub total: Vec<TotalSample>,
     pub messages: Vec<MessageSample>,
     last: Nanos,
     loads: Vec<(Load, Load)>,
@@ -76,11 +90,11 @@ impl Series {
         *errors += u64::from(failed);
     }
 
-    /// A step ends. `servers`: of each whether it is up, how many cores it has, its load, its disk's, and its entries.
+    /// A step ends. `servers`: of each whether it is up, and how it has been used.
     pub fn step(
         &mut self,
         now: Nanos,
-        servers: impl Iterator<Item = (bool, usize, Load, Load, u64)>,
+        servers: impl Iterator<Item = (bool, Used)>,
         sent: &[u64; MessageKind::ALL.len()],
     ) {
         let (time, passed) = (now.as_secs_f64(), now - self.last);
@@ -89,7 +103,7 @@ impl Series {
         }
         let seconds = passed.as_secs_f64();
         let mean = |new: u128, old: u128| (new - old) as f64 / passed.0 as f64;
-        for (server, (up, cores, cpu, disk, entries)) in servers.enumerate() {
+        for (server, (up, Used { cores, cpu, disk, entries })) in servers.enumerate() {
             let (old_cpu, old_disk) = std::mem::replace(&mut self.loads[server], (cpu, disk));
             self.servers.push(ServerSample {
                 time,
@@ -103,24 +117,27 @@ impl Series {
                 entries,
             });
         }
+        let (mut all, mut all_errors) = (Vec::new(), 0);
         for (client, (times, errors)) in self.recent.iter_mut().enumerate() {
-            times.sort_unstable();
-            let quantile = |part: f64| {
-                let place = (times.len().saturating_sub(1) as f64 * part).round() as usize;
-                times.get(place).map_or(0.0, |time| *time as f64 / 1e3)
-            };
+            let (client, errors) = (client as u32, std::mem::take(errors));
+            let Latency { mean_us, p50_us, p95_us, p99_us } = Latency::of(times);
+            let throughput = times.len() as f64 / seconds;
             self.clients.push(ClientSample {
                 time,
-                client: client as u32,
-                throughput: times.len() as f64 / seconds,
-                errors: std::mem::take(errors),
-                mean_us: times.iter().sum::<u64>() as f64 / 1e3 / times.len().max(1) as f64,
-                p50_us: quantile(0.5),
-                p95_us: quantile(0.95),
-                p99_us: quantile(0.99),
+                client,
+                throughput,
+                errors,
+                mean_us,
+                p50_us,
+                p95_us,
+                p99_us,
             });
-            times.clear();
+            all_errors += errors;
+            all.append(times);
         }
+        let Latency { mean_us, p50_us, p95_us, p99_us } = Latency::of(&mut all);
+        let (throughput, errors) = (all.len() as f64 / seconds, all_errors);
+        self.total.push(TotalSample { time, throughput, errors, mean_us, p50_us, p95_us, p99_us });
         for kind in MessageKind::ALL {
             let messages = sent[kind as usize] - self.sent[kind as usize];
             if messages > 0 {
@@ -128,5 +145,59 @@ impl Series {
             }
         }
         (self.last, self.sent) = (now, *sent);
+    }
+}
+
+/// How long operations took, in microseconds.
+struct Latency {
+    mean_us: f64,
+    p50_us: f64,
+    p95_us: f64,
+    p99_us: f64,
+}
+
+impl Latency {
+    /// Of some that took so many nanoseconds.
+    fn of(times: &mut [u64]) -> Self {
+        times.sort_unstable();
+        let quantile = |part: f64| {
+            let place = (times.len().saturating_sub(1) as f64 * part).round() as usize;
+            times.get(place).map_or(0.0, |time| *time as f64 / 1e3)
+        };
+        let mean_us = times.iter().sum::<u64>() as f64 / 1e3 / times.len().max(1) as f64;
+        Self { mean_us, p50_us: quantile(0.5), p95_us: quantile(0.95), p99_us: quantile(0.99) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_tells_what_was_since_the_last() {
+        let mut series = Series::new(1, 2);
+        let mut sent = [0; MessageKind::ALL.len()];
+        let load = |area: u128, departures| {
+            let mut load = Load::default();
+            (load.area, load.busy_area, load.departures) = (area, area / 2, departures);
+            load
+        };
+        let used = Used { cores: 2, cpu: load(1_000_000_000, 100), disk: load(0, 0), entries: 5 };
+        let millis = Nanos::from_millis;
+        for time in 1..=100 {
+            series.ended(1, Nanos(time * 1000), time == 1);
+        }
+        sent[MessageKind::Request as usize] = 7;
+        series.step(millis(500), [(true, used)].into_iter(), &sent);
+        series.step(millis(1000), [(true, used)].into_iter(), &sent);
+        let [first, second] = series.servers[..] else { panic!("{:?}", series.servers) };
+        assert_eq!((first.throughput, first.queue, first.utilisation, first.entries), (200.0, 2.0, 0.5, 5));
+        assert_eq!((second.throughput, second.queue), (0.0, 0.0));
+        let busy = series.clients[1];
+        assert_eq!((busy.client, busy.throughput, busy.errors), (1, 200.0, 1));
+        assert_eq!((busy.p50_us, busy.p99_us, busy.mean_us), (51.0, 99.0, 50.5));
+        assert_eq!((series.clients[0].throughput, series.clients[3].throughput), (0.0, 0.0));
+        assert_eq!((series.total[0].throughput, series.total[1].throughput), (200.0, 0.0));
+        assert_eq!(series.messages.len(), 1);
     }
 }

@@ -1,17 +1,20 @@
 //! A run: all nodes of a scenario, in virtual time.
 
+mod asking;
 mod breaking;
 mod client;
+mod data;
 mod end;
 mod event;
 mod fabric;
+mod line;
 mod server;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use espalier_meta::{Acknowledge, Atime, Config};
-use espalier_proto::Rank;
+use espalier_meta::{Acknowledge, Atime, Config, Striping};
+use espalier_proto::{Distribution, LayoutError, Rank, ServerId};
 
 use crate::faults::Faults;
 use crate::message::Message;
@@ -26,7 +29,8 @@ use crate::source::{Started, Workload};
 use crate::storage::StorageError;
 use crate::time::Nanos;
 use crate::trace::{Replay, TraceError};
-use client::{Came, Client};
+use client::{Client, Reached};
+use data::DataServer;
 use end::Stage;
 use event::Event;
 use fabric::{Fabric, WireId};
@@ -38,6 +42,7 @@ pub struct World<'o> {
     seed: Seed,
     fabric: Fabric<'o>,
     servers: Vec<Server>,
+    data: Vec<DataServer>,
     clients: Vec<Client>,
     faults: Faults,
     crews: Vec<Crew>,
@@ -68,6 +73,8 @@ pub enum RunError {
     Scenario(#[from] ScenarioError),
     #[error(transparent)]
     Trace(#[from] TraceError),
+    #[error("[cluster] data: {0}")]
+    Layout(#[from] LayoutError),
     #[error("at {at}, metadata server {} cannot begin: {cause}", node.0)]
     Start { at: Nanos, node: Node, cause: StorageError },
     #[error("{} after all processes had ended there is no end: {}", .after, .waits.join("; "))]
@@ -119,18 +126,22 @@ impl<'o> World<'o> {
         let network = Network::new(scenario.network(), nodes, seed.random("network", 0));
         let fabric =
             Fabric::new(scenario.cost_model()?, network, scenario.processors(), nodes, observer, saboteur);
+        let striping = striping(cluster)?;
         let server = |rank: u16| {
             let node = Node(rank.into());
-            let setup = Setup { node, config: config(cluster, rank), scenario, seed };
+            let setup = Setup { node, config: config(cluster, rank, striping.clone()), scenario, seed };
             Server::new(setup).map_err(|cause| RunError::Start { at: Nanos::ZERO, node, cause })
         };
         let servers = (0..cluster.ranks).map(server).collect::<Result<_, _>>()?;
         let first = u32::from(cluster.ranks) + u32::from(cluster.data);
+        let data =
+            |number: u16| DataServer::new(Node(u32::from(cluster.ranks) + u32::from(number)), scenario, seed);
         let client = |index| Client::new(index, Node(first + index), scenario, seed);
         Ok(Self {
             seed,
             fabric,
             servers,
+            data: (0..cluster.data).map(data).collect(),
             clients: (0..cluster.clients).map(client).collect(),
             faults: Faults::new(&scenario.faults, seed),
             crews: Vec::new(),
@@ -138,7 +149,7 @@ impl<'o> World<'o> {
             stage: Stage::Begins,
             events: 0,
             tally: Tally::default(),
-            series: Series::new(cluster.ranks.into(), cluster.clients as usize),
+            series: Series::new(first as usize, cluster.clients as usize),
             broken: BTreeMap::new(),
             worked: None,
             scenario: scenario.clone(),
@@ -212,6 +223,9 @@ impl<'o> World<'o> {
 
     fn begin(&mut self) -> Result<(), RunError> {
         self.stage = Stage::Works;
+        for server in &mut self.data {
+            server.begin(&mut self.fabric);
+        }
         for rank in 0..self.servers.len() {
             self.begin_server(Node(rank as u32))?;
         }
@@ -238,6 +252,20 @@ impl<'o> World<'o> {
         node.0.checked_sub(first).map(|index| index as usize).filter(|index| self.clients[*index].is_up)
     }
 
+    fn data_at(&mut self, node: Node) -> Option<&mut DataServer> {
+        let place = (node.0 as usize).checked_sub(self.servers.len())?;
+        self.data.get_mut(place)
+    }
+
+    /// Of a data server that has not ended since.
+    fn at_data(&mut self, node: Node, start: u64, what: impl FnOnce(&mut DataServer, &mut Fabric<'o>)) {
+        let found =
+            (node.0 as usize).checked_sub(self.servers.len()).and_then(|place| self.data.get_mut(place));
+        if let Some(server) = found.filter(|server| server.start == start && server.is_up()) {
+            what(server, &mut self.fabric);
+        }
+    }
+
     /// Of a server that has not ended since.
     fn at_server(&mut self, node: Node, start: u64, what: impl FnOnce(&mut Server, &mut Fabric<'o>)) {
         let found = self.servers.get_mut(node.0 as usize);
@@ -254,11 +282,18 @@ impl<'o> World<'o> {
                 None => {
                     if let Some(server) = self.servers.get_mut(node.0 as usize) {
                         server.lost(&mut self.fabric, wire);
+                    } else if let Some(server) = self.data.get_mut(node.0 as usize - self.servers.len()) {
+                        server.lost(&mut self.fabric, wire);
                     }
                 }
             },
             Event::Reach { node, start, other } => match self.client_at(node) {
-                Some(client) => self.clients[client].reach(&mut self.fabric, Rank(other.0 as u16)),
+                Some(client) => match other.0.checked_sub(self.servers.len() as u32) {
+                    None => self.clients[client].reach(&mut self.fabric, Rank(other.0 as u16)),
+                    Some(server) => {
+                        self.clients[client].reach_data(&mut self.fabric, ServerId(server as u16))
+                    }
+                },
                 None => self.at_server(node, start, |server, fabric| server.reach(fabric, other)),
             },
             Event::Served { node, start, since, job } => {
@@ -266,6 +301,12 @@ impl<'o> World<'o> {
             }
             Event::Stored { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.stored(fabric, since, job));
+            }
+            Event::DataServed { node, start, since, job } => {
+                self.at_data(node, start, |server, fabric| server.served(fabric, since, job));
+            }
+            Event::DataStored { node, start, since, job } => {
+                self.at_data(node, start, |server, fabric| server.stored(fabric, since, job));
             }
             Event::Paused { node, start, id } => {
                 self.at_server(node, start, |server, fabric| server.paused(fabric, id));
@@ -291,7 +332,12 @@ impl<'o> World<'o> {
             }
             Event::Fault(kind) => self.fault(kind)?,
             Event::Mend(mend) => self.mend(mend)?,
-            Event::Sample => self.sample(),
+            Event::Sample => {
+                if self.stage == Stage::Works {
+                    self.sample();
+                    self.fabric.after(self.scenario.output.series, Event::Sample);
+                }
+            }
             Event::Drain => self.drain()?,
         }
         Ok(())
@@ -309,6 +355,8 @@ impl<'o> World<'o> {
             self.after_client(client);
         } else if let Some(server) = self.servers.get_mut(to.0 as usize) {
             server.arrives(&mut self.fabric, wire, from, message);
+        } else if let Some(server) = self.data.get_mut(to.0 as usize - self.servers.len()) {
+            server.arrives(&mut self.fabric, wire, message);
         }
     }
 
@@ -322,8 +370,8 @@ impl<'o> World<'o> {
         for (process, came) in std::mem::take(&mut client.came) {
             let crew = &mut self.crews[client.slots[process as usize].workload as usize];
             match came {
-                Came::Barrier => crew.waiting.push((client.index, process)),
-                Came::End => {
+                Reached::Barrier => crew.waiting.push((client.index, process)),
+                Reached::End => {
                     crew.left -= 1;
                     // It may have been waiting.
                     crew.waiting.retain(|waiting| *waiting != (client.index, process));
@@ -334,7 +382,7 @@ impl<'o> World<'o> {
                     self.fabric.after(Nanos::ZERO, Event::Resume { client, process });
                 }
             }
-            if came == Came::End && self.crews.iter().all(|crew| crew.left == 0) {
+            if came == Reached::End && self.crews.iter().all(|crew| crew.left == 0) {
                 self.fabric.after(Nanos::ZERO, Event::Drain);
             }
         }
@@ -342,18 +390,15 @@ impl<'o> World<'o> {
 
     fn sample(&mut self) {
         let now = self.fabric.now;
-        let servers = self.servers.iter().map(|server| {
-            let Used { cores, cpu, disk, entries } = server.used(now);
-            (server.is_up(), cores, cpu, disk, entries)
-        });
-        self.series.step(now, servers, &self.fabric.sent);
-        if self.stage == Stage::Works {
-            self.fabric.after(self.scenario.output.series, Event::Sample);
-        }
+        let metadata = self.servers.iter().map(|server| (server.is_up(), server.used(now)));
+        let data = self.data.iter().map(|server| (server.is_up(), server.used(now)));
+        self.series.step(now, metadata.chain(data), &self.fabric.sent);
     }
 
     fn used(&self) -> Vec<Used> {
-        self.servers.iter().map(|server| server.used(self.fabric.now)).collect()
+        let now = self.fabric.now;
+        let metadata = self.servers.iter().map(|server| server.used(now));
+        metadata.chain(self.data.iter().map(|server| server.used(now))).collect()
     }
 
     /// The traces that are replayed, with their files.
@@ -389,7 +434,7 @@ impl<'o> World<'o> {
 }
 
 /// How a metadata server's machine is to behave.
-fn config(cluster: &Cluster, rank: u16) -> Config {
+fn config(cluster: &Cluster, rank: u16, striping: Option<Striping>) -> Config {
     let millis = |time: Nanos| Some(u32::try_from(time.as_millis()).unwrap_or(u32::MAX));
     let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
     Config {
@@ -401,8 +446,19 @@ fn config(cluster: &Cluster, rank: u16) -> Config {
         cache_bytes: usize::try_from(cluster.memory.0).unwrap_or(usize::MAX),
         session_ms: millis(cluster.session),
         lease_ms: millis(cluster.lease),
+        striping,
         rank: Rank(rank),
         ranks: cluster.ranks,
         ..Config::new(*b"in virtual time.", strip, cluster.journal.0)
     }
+}
+
+/// How files are distributed over the data servers, if there are any: over all of them.
+fn striping(cluster: &Cluster) -> Result<Option<Striping>, LayoutError> {
+    let servers: Vec<_> = (0..cluster.data).map(ServerId).collect();
+    if servers.is_empty() {
+        return Ok(None);
+    }
+    let (strip, width) = (cluster.strip.0.max(4096), servers.len());
+    Striping::new(Distribution::SimpleStripe { strip }, servers, width).map(Some)
 }

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use espalier_sim::{Report, Scenario, World};
+use espalier_sim::{Report, Scenario, World, write_csv, write_plots};
 
 fn run(text: &str) -> Report {
     let scenario = Scenario::parse(text, Path::new("it.toml")).unwrap();
@@ -65,5 +65,58 @@ fn a_loss_of_power_leaves_a_clean_tree() {
             [model]\npreset = \"wu\"\nclient = \"5 ms\"\n[[workload]]\nkind = \"create\"\nprocesses = 12\nfiles = 100\n"
         ));
         assert!(report.faults.contains_key("power"));
+    }
+}
+
+#[test]
+fn results_become_tables_and_pictures() {
+    let scenario =
+        Scenario::parse(&format!("{CREATES}[output]\nseries = \"100 ms\"\n"), Path::new("it.toml")).unwrap();
+    let (mut observer, mut saboteur) = ((), ());
+    let mut world = World::new(&scenario, &mut observer, &mut saboteur).unwrap();
+    let report = world.run().unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    write_csv(dir.path(), &report, world.series()).unwrap();
+    write_plots(dir.path(), world.series()).unwrap();
+    let lines = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap().lines().count();
+    assert_eq!(lines("operations.csv"), 1 + report.operations.len());
+    assert_eq!(lines("servers.csv"), 1 + 4);
+    let steps = (report.worked_s / 0.1).ceil() as usize;
+    assert_eq!(
+        (lines("series.csv"), lines("server-series.csv"), lines("client-series.csv")),
+        (1 + steps, 1 + 4 * steps, 1 + 32 * steps)
+    );
+    for name in ["throughput.svg", "latency.svg", "queue.svg", "utilisation.svg", "disk.svg", "entries.svg"] {
+        let picture = std::fs::read_to_string(dir.path().join(name)).unwrap();
+        assert!(picture.starts_with("<svg") && picture.contains("polyline"), "{name}");
+    }
+}
+
+const STRIPED: &str = "[cluster]\nranks = 2\ndata = 3\nclients = 4\nstrip = \"4 KiB\"\n[model]\npreset = \"wu\"\nclient = \"2 ms\"\n";
+
+#[test]
+fn big_files_lie_on_data_servers() {
+    let report = run(&format!(
+        "{STRIPED}[[workload]]\nkind = \"create\"\nprocesses = 4\nfiles = 20\nbytes = \"100 KiB\"\n"
+    ));
+    assert_eq!(report.operations.iter().map(|kind| kind.errors).sum::<u64>(), 0);
+    for data_server in &report.servers[2..] {
+        assert_eq!(data_server.entries, 80);
+    }
+    let report = run(&format!(
+        "{STRIPED}[[workload]]\nkind = \"create\"\nprocesses = 4\nfiles = 20\nbytes = \"100 KiB\"\nremove = true\n"
+    ));
+    assert!(report.messages["to_data"] > 0);
+}
+
+#[test]
+fn data_servers_that_break_lose_no_file() {
+    for seed in 0..5 {
+        let faults = "crash = { every = { exponential = \"400 ms\" }, for = \"300 ms\" }\ncut = { every = \"100 ms\" }\n\
+            partition = { every = \"2 s\", for = \"500 ms\" }\n";
+        let report = run(&format!(
+            "seed = {seed}\n[faults]\n{faults}{STRIPED}[[workload]]\nkind = \"create\"\nprocesses = 8\nfiles = 50\nbytes = \"30 KiB\"\nremove = true\n"
+        ));
+        assert!(report.faults.len() == 3, "{:?}", report.faults);
     }
 }

@@ -1,7 +1,9 @@
 //! What a transaction changes at one rank.
 
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::vec::Vec;
+use core::fmt;
 
 use espalier_proto::{FileType, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
@@ -41,6 +43,28 @@ pub struct Part {
     pub time: Time,
     /// When the operation was first tried.
     pub since: Time,
+}
+
+impl fmt::Display for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = |name: &Name| String::from_utf8_lossy(name).into_owned();
+        match self {
+            Self::Make { inode } => write!(f, "inode {} is made", inode.ino),
+            Self::Link { ino, dir, .. } => write!(f, "inode {ino} gets a name in directory {dir}"),
+            Self::Unlink { ino, dir, .. } => write!(f, "inode {ino} loses a name in directory {dir}"),
+            Self::Move { ino, from, to, .. } => {
+                write!(f, "a name of inode {ino} goes from directory {from} to {to}")
+            }
+            Self::TakeName { dir, name, ino, .. } => {
+                write!(f, "the name {:?} of inode {ino} goes from directory {dir}", text(name))
+            }
+            Self::PutName { dir, name, ino, .. } => {
+                write!(f, "the name {:?} of inode {ino} comes to directory {dir}", text(name))
+            }
+            Self::Turn => write!(f, "a directory is moved"),
+            Self::Expect { dir, name, .. } => write!(f, "the name {:?} in directory {dir} stays", text(name)),
+        }
+    }
 }
 
 impl Edit {

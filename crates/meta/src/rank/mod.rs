@@ -150,6 +150,29 @@ impl Meta {
         self.inquire(|coordinator| coordinator == rank);
     }
 
+    /// Nobody will say any more what becomes of what a rank has had prepared here: that is presumed aborted, as if it said so.
+    pub(crate) fn peer_lost(&mut self, now: Now, rank: Rank, out: &mut Outbox) {
+        for id in self.prepared_for(rank).map(|(id, _)| id).collect::<Vec<_>>() {
+            self.peer(now, rank, PeerMessage::Finish { id, vote: None }, out);
+        }
+        for id in self.unfinished_at(rank).collect::<Vec<_>>() {
+            self.finished(rank, id);
+        }
+    }
+
+    /// What is prepared here, with the changes that would be made: whether they are, that rank alone knows.
+    pub fn prepared_for(&self, coordinator: Rank) -> impl Iterator<Item = (TransactionId, &[Edit])> {
+        self.state.transactions.iter().filter_map(move |(id, it)| match &it.what {
+            What::Prepared(part, _) if id.rank == coordinator => Some((*id, part.edits.as_slice())),
+            _ => None,
+        })
+    }
+
+    /// Transactions of this rank's, committed, of which another has not said that it has carried out its part.
+    pub fn unfinished_at(&self, rank: Rank) -> impl Iterator<Item = TransactionId> {
+        self.ranks.unfinished.iter().filter(move |(_, ranks)| ranks.contains_key(&rank)).map(|(id, _)| *id)
+    }
+
     /// Asks what becomes of what is prepared.
     pub(crate) fn inquire(&mut self, of: impl Fn(Rank) -> bool) {
         let prepared = self.state.transactions.iter().filter_map(|(id, it)| match it.what {

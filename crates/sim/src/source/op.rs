@@ -188,6 +188,51 @@ impl Op {
     }
 }
 
+impl Op {
+    /// The paths that it names.
+    pub fn paths(&mut self) -> Vec<&mut Vec<u8>> {
+        match self {
+            Self::MkDir { path, .. }
+            | Self::MkNod { path, .. }
+            | Self::Open { path, .. }
+            | Self::Access { path, .. }
+            | Self::Unlink { path }
+            | Self::RmDir { path }
+            | Self::Symlink { path, .. }
+            | Self::ReadLink { path }
+            | Self::Enter { path }
+            | Self::Stat { target: Target::Path(path) | Target::Link(path) }
+            | Self::SetAttr { target: Target::Path(path) | Target::Link(path), .. } => vec![path],
+            Self::Rename { from, to, .. } | Self::Link { from, to } => vec![from, to],
+            Self::Read { .. }
+            | Self::Write { .. }
+            | Self::Seek { .. }
+            | Self::Close { .. }
+            | Self::Sync { .. }
+            | Self::List { .. }
+            | Self::Recorded(_)
+            | Self::Stat { target: Target::File(_) }
+            | Self::SetAttr { target: Target::File(_), .. } => Vec::new(),
+        }
+    }
+
+    /// The number of the open file that it is about, or that it opens.
+    pub fn file(&self) -> Option<u32> {
+        match *self {
+            Self::Open { file, .. }
+            | Self::Read { file, .. }
+            | Self::Write { file, .. }
+            | Self::Seek { file, .. }
+            | Self::Close { file }
+            | Self::Sync { file }
+            | Self::List { file, .. }
+            | Self::Stat { target: Target::File(file) }
+            | Self::SetAttr { target: Target::File(file), .. } => Some(file),
+            _ => None,
+        }
+    }
+}
+
 impl OpKind {
     /// Of a call as a kernel makes it.
     fn of(asked: &Asked) -> Self {

@@ -28,7 +28,8 @@ pub struct Workload {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 struct Common {
-    processes: u32,
+    /// They are dealt out to the clients in turn [default: one for each client].
+    processes: Option<u32>,
     /// The directory in the root in which they work [default: `work` and the workload's number].
     dir: Option<String>,
     /// Of the processes; the directory is the superuser's, and all may write there.
@@ -40,7 +41,7 @@ struct Common {
 
 impl Default for Common {
     fn default() -> Self {
-        Self { processes: 1, dir: None, uid: 0, gid: 0, umask: 0o022, door: Door::Mount }
+        Self { processes: None, dir: None, uid: 0, gid: 0, umask: 0o022, door: Door::Mount }
     }
 }
 
@@ -108,7 +109,7 @@ impl Workload {
     /// What each value by itself does not say.
     fn check(&self) -> Result<(), String> {
         let Common { processes, dir, umask, .. } = &self.common;
-        range("processes", u64::from(*processes), 1, 1 << 20)?;
+        range("processes", u64::from(processes.unwrap_or(1)), 1, 1 << 20)?;
         range("umask", u64::from(*umask), 0, 0o777)?;
         if dir.as_ref().is_some_and(|dir| dir.is_empty() || dir.contains('/') || dir.starts_with('.')) {
             return Err("`dir` is the name of a directory in the root".into());
@@ -135,7 +136,7 @@ impl Workload {
     /// # Errors
     /// [`TraceError`]
     pub fn start(&self, number: u32, first: u32, clients: u32, from: &Path) -> Result<Started, TraceError> {
-        let processes = self.common.processes;
+        let processes = self.common.processes.unwrap_or(clients);
         let dir = self.common.dir.clone().unwrap_or_else(|| format!("work{number}"));
         let crew = Rc::new(Crew { dir: format!("/{dir}"), processes, is_root: self.common.uid == 0 });
         if let Kind::Trace(traces) = &self.kind {

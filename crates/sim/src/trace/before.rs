@@ -22,6 +22,7 @@ enum Was {
     Directory,
     File {
         bytes: u64,
+        perm: Option<u32>,
     },
     Symlink {
         target: Option<Vec<u8>>,
@@ -34,6 +35,7 @@ pub(super) enum Told {
     Directory,
     File {
         bytes: u64,
+        perm: Option<u32>,
     },
     Symlink,
     Target(Vec<u8>),
@@ -204,7 +206,7 @@ impl Before {
         }
         if *is_whole && size > 0 && read > 0 {
             let path = path.clone();
-            self.found(&path, Was::File { bytes: begin + read });
+            self.found(&path, Was::File { bytes: begin + read, perm: None });
         }
     }
 
@@ -236,7 +238,13 @@ impl Before {
             match was {
                 Was::Directory => ops.push(Op::mkdir(path)),
                 Was::Something => make_file_in(&path, 0, &mut ops),
-                Was::File { bytes } => make_file_in(&path, bytes, &mut ops),
+                Was::File { bytes, perm } => {
+                    make_file_in(&path, bytes, &mut ops);
+                    if perm.is_some() {
+                        let set = SetAttr { perm, ..SetAttr::default() };
+                        ops.push(Op::SetAttr { target: Target::Path(path), set });
+                    }
+                }
                 Was::Symlink { target } => {
                     let target = target.unwrap_or_else(|| b"unknown".to_vec());
                     ops.push(Op::Symlink { target, path });
@@ -252,7 +260,9 @@ impl Was {
     fn learn(&mut self, other: Self) {
         match (&mut *self, other) {
             (Self::Something, other) => *self = other,
-            (Self::File { bytes }, Self::File { bytes: more }) => *bytes = (*bytes).max(more),
+            (Self::File { bytes, perm }, Self::File { bytes: more, perm: other }) => {
+                (*bytes, *perm) = ((*bytes).max(more), perm.or(other));
+            }
             (Self::Symlink { target }, Self::Symlink { target: Some(other) }) => *target = Some(other),
             _ => {}
         }
@@ -263,7 +273,7 @@ impl From<Told> for Was {
     fn from(told: Told) -> Self {
         match told {
             Told::Directory => Self::Directory,
-            Told::File { bytes } => Self::File { bytes },
+            Told::File { bytes, perm } => Self::File { bytes, perm },
             Told::Symlink => Self::Symlink { target: None },
             Told::Target(target) => Self::Symlink { target: Some(target) },
             Told::Read(_) => Self::Something,

@@ -23,8 +23,9 @@ const MODES: [(u64, OpenFlags); 6] = [
     (128, OpenFlags::APPEND),
 ];
 
-/// Sections of an `.ini` file, and their keys in order.
-type Ini = BTreeMap<String, BTreeMap<String, String>>;
+/// An `.ini` file: sections, and what their keys stand for.
+#[derive(Default)]
+struct Ini(BTreeMap<String, BTreeMap<String, String>>);
 
 pub(super) fn is_record(line: &str) -> bool {
     let mut fields = line.split_whitespace();
@@ -35,7 +36,7 @@ pub(super) fn is_record(line: &str) -> bool {
 
 pub(super) fn read_file(path: &Path, text: &str) -> Result<Trace, TraceError> {
     let mut trace = Trace::default();
-    let entries = Events::new(&Ini::new(), Ini::new()).parse(text, &mut trace.skipped);
+    let entries = Events::new(&Ini::default(), &Ini::default()).parse(text, &mut trace.skipped);
     trace.processes.push(entries.map_err(|bad| bad.of(path))?);
     Ok(trace)
 }
@@ -55,7 +56,7 @@ pub(super) fn read_directory(dir: &Path) -> Result<Trace, TraceError> {
     }
     let mut trace = Trace::default();
     let fs = read_ini(&dir.join("fs.ini"))?;
-    for (path, size) in fs.get("FileSystem").into_iter().flatten() {
+    for (path, size) in fs.section("FileSystem") {
         let size = number(size).ok_or_else(|| {
             BadLine::new(0, format!("`{path}` has no size, but `{size}`")).of(&dir.join("fs.ini"))
         })?;
@@ -63,18 +64,24 @@ pub(super) fn read_directory(dir: &Path) -> Result<Trace, TraceError> {
     }
     for (number, path) in events {
         let runtime = read_ini(&dir.join(format!("runtime.{number}")))?;
-        let entries = Events::new(&fs, runtime).parse(&read(&path)?, &mut trace.skipped);
+        let entries = Events::new(&fs, &runtime).parse(&read(&path)?, &mut trace.skipped);
         trace.processes.push(entries.map_err(|bad| bad.of(&path))?);
     }
     Ok(trace)
 }
 
+impl Ini {
+    fn section(&self, name: &str) -> impl Iterator<Item = (&String, &String)> {
+        self.0.get(name).into_iter().flatten()
+    }
+}
+
 /// What need not be there is empty.
 fn read_ini(path: &Path) -> Result<Ini, TraceError> {
     if !path.exists() {
-        return Ok(Ini::new());
+        return Ok(Ini::default());
     }
-    let (mut ini, mut section) = (Ini::new(), String::new());
+    let (mut ini, mut section) = (Ini::default(), String::new());
     for (line, text) in lines(&read(path)?) {
         let text = text.trim();
         if let Some(name) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
@@ -82,7 +89,7 @@ fn read_ini(path: &Path) -> Result<Ini, TraceError> {
         } else {
             let bad = || BadLine::new(line, "it is neither [SECTION] nor KEY=VALUE").of(path);
             let (key, value) = text.rsplit_once('=').ok_or_else(bad)?;
-            ini.entry(section.clone()).or_default().insert(key.trim().into(), value.trim().into());
+            ini.0.entry(section.clone()).or_default().insert(key.trim().into(), value.trim().into());
         }
     }
     Ok(ini)
@@ -131,20 +138,17 @@ impl Record<'_> {
 }
 
 impl Events {
-    fn new(fs: &Ini, runtime: Ini) -> Self {
-        let section = |ini: &Ini, name: &str| ini.get(name).cloned().unwrap_or_default();
-        let strings = section(&runtime, "String").into_iter();
-        let pointers = section(&runtime, "Pointer").into_iter();
-        let constants = section(fs, "Const").into_iter();
+    fn new(fs: &Ini, runtime: &Ini) -> Self {
+        let constants = fs.section("Const").filter_map(|(name, value)| Some((name.clone(), number(value)?)));
+        let strings = runtime.section("String").filter_map(|(at, text)| Some((number(at)?, text.clone())));
+        let pointers = runtime.section("Pointer").filter_map(|(at, to)| {
+            let (at, since) = at.split_once('@').unwrap_or((at, "0"));
+            Some(((number(at)?, number(since)?), number(to)?))
+        });
         Self {
-            strings: strings.filter_map(|(at, text)| Some((number(&at)?, text))).collect(),
-            pointers: pointers
-                .filter_map(|(at, to)| {
-                    let (at, since) = at.split_once('@').unwrap_or((&at, "0"));
-                    Some(((number(at)?, number(since)?), number(&to)?))
-                })
-                .collect(),
-            constants: constants.filter_map(|(name, value)| Some((name, number(&value)?))).collect(),
+            strings: strings.collect(),
+            pointers: pointers.collect(),
+            constants: constants.collect(),
             open: BTreeMap::new(),
             files: 0,
         }

@@ -9,7 +9,7 @@ use espalier_recording::Asked;
 use super::before::{Before, Told};
 use super::{Act, Entry, Trace};
 use crate::Nanos;
-use crate::source::{Op, OpenFlags, RecordedCall, Target};
+use crate::source::{Op, OpenFlags, RecordedCall};
 
 /// An entry with the time at which it began and ended.
 #[derive(Debug)]
@@ -95,41 +95,19 @@ pub(super) fn finish(
 /// Where an operation looks, and what it changes.
 fn meets(op: &Op) -> Vec<(Place, bool)> {
     let mut places = Vec::new();
-    match op {
-        Op::MkDir { path, .. }
-        | Op::MkNod { path, .. }
-        | Op::Symlink { path, .. }
-        | Op::Unlink { path }
-        | Op::RmDir { path }
-        | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. } => {
-            name(path, true, &mut places)
-        }
-        Op::Open { file, path, flags, .. } => {
-            name(path, flags.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE), &mut places);
-            places.push((Place::File(*file), true));
-        }
-        Op::Rename { from, to, .. } => {
-            name(from, true, &mut places);
-            name(to, true, &mut places);
-        }
-        Op::Link { from, to } => {
-            name(from, true, &mut places);
-            name(to, true, &mut places);
-        }
-        Op::Stat { target: Target::Path(path) | Target::Link(path) }
-        | Op::Access { path, .. }
-        | Op::Enter { path }
-        | Op::ReadLink { path } => name(path, false, &mut places),
-        Op::Recorded(call) => recorded(call, &mut places),
-        Op::Read { file, .. }
-        | Op::Write { file, .. }
-        | Op::Seek { file, .. }
-        | Op::Close { file }
-        | Op::Sync { file }
-        | Op::List { file, .. }
-        | Op::Stat { target: Target::File(file) }
-        | Op::SetAttr { target: Target::File(file), .. } => places.push((Place::File(*file), true)),
+    if let Op::Recorded(call) = op {
+        recorded(call, &mut places);
+        return places;
     }
+    let changes = match op {
+        Op::Stat { .. } | Op::Access { .. } | Op::ReadLink { .. } | Op::Enter { .. } => false,
+        Op::Open { flags, .. } => flags.intersects(OpenFlags::CREATE | OpenFlags::TRUNCATE),
+        _ => true,
+    };
+    for path in op.clone().paths() {
+        name(path, changes, &mut places);
+    }
+    places.extend(op.file().map(|file| (Place::File(file), true)));
     places
 }
 

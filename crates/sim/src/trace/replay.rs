@@ -9,7 +9,7 @@ use espalier_proto::{Caller, Errno};
 
 use super::{Act, Entry, Expected, Trace};
 use crate::process::{Door, FileTable, Identity, Process};
-use crate::source::{Done, Next, Op, OpKind, Source, Target};
+use crate::source::{Done, Next, Op, OpKind, Source};
 use crate::{Nanos, Random};
 
 /// So many differences are told in full.
@@ -54,7 +54,8 @@ pub struct Difference {
     /// In the trace; 0: what was to be made before.
     pub line: u64,
     pub kind: OpKind,
-    pub path: String,
+    /// A path, an open file, or what a recording says.
+    pub subject: String,
     pub expected: Expected,
     pub result: Result<u64, Errno>,
 }
@@ -134,8 +135,8 @@ impl Replay {
             counts[2] += u64::from(is_met);
         }
         if !is_met && replayed.differences.len() < MOST_TOLD {
-            let (kind, path, result) = (op.kind(), path(op), done.result);
-            replayed.differences.push(Difference { line, kind, path, expected, result });
+            let (kind, subject, result) = (op.kind(), subject(op), done.result);
+            replayed.differences.push(Difference { line, kind, subject, expected, result });
         }
     }
 }
@@ -149,12 +150,12 @@ impl Replayed {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { line, kind, path, expected, result } = self;
+        let Self { line, kind, subject, expected, result } = self;
         match line {
             0 => write!(f, "before the trace: ")?,
             line => write!(f, "line {line}: ")?,
         }
-        write!(f, "{} {path}: ", kind.name())?;
+        write!(f, "{} {subject}: ", kind.name())?;
         match result {
             Ok(_) => write!(f, "it is done, and was not: {expected}"),
             Err(errno) => write!(f, "{errno}, and it was: {expected}"),
@@ -228,65 +229,23 @@ fn moved(op: &Op, dir: &str) -> Op {
         }
         path.splice(..0, dir.bytes());
     };
-    match &mut op {
-        Op::MkDir { path, .. }
-        | Op::MkNod { path, .. }
-        | Op::Open { path, .. }
-        | Op::Access { path, .. }
-        | Op::Unlink { path }
-        | Op::RmDir { path }
-        | Op::ReadLink { path }
-        | Op::Enter { path }
-        | Op::Stat { target: Target::Path(path) | Target::Link(path) }
-        | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. } => into(path),
-        Op::Rename { from, to, .. } | Op::Link { from, to } => {
-            into(from);
-            into(to);
-        }
-        Op::Symlink { target, path } => {
-            if target.starts_with(b"/") {
-                into(target);
-            }
-            into(path);
-        }
-        Op::Read { .. }
-        | Op::Write { .. }
-        | Op::Seek { .. }
-        | Op::Close { .. }
-        | Op::Sync { .. }
-        | Op::List { .. }
-        | Op::Recorded(_)
-        | Op::Stat { target: Target::File(_) }
-        | Op::SetAttr { target: Target::File(_), .. } => {}
+    op.paths().into_iter().for_each(into);
+    if let Op::Symlink { target, .. } = &mut op
+        && target.starts_with(b"/")
+    {
+        into(target);
     }
     op
 }
 
 /// What an operation is about, for messages.
-fn path(op: &Op) -> String {
-    let path = match op {
-        Op::MkDir { path, .. }
-        | Op::MkNod { path, .. }
-        | Op::Open { path, .. }
-        | Op::Access { path, .. }
-        | Op::Unlink { path }
-        | Op::RmDir { path }
-        | Op::ReadLink { path }
-        | Op::Enter { path }
-        | Op::Symlink { path, .. }
-        | Op::Stat { target: Target::Path(path) | Target::Link(path) }
-        | Op::SetAttr { target: Target::Path(path) | Target::Link(path), .. }
-        | Op::Rename { from: path, .. }
-        | Op::Link { from: path, .. } => path,
-        Op::Read { file, .. }
-        | Op::Write { file, .. }
-        | Op::Seek { file, .. }
-        | Op::Close { file }
-        | Op::Sync { file }
-        | Op::List { file, .. }
-        | Op::Stat { target: Target::File(file) }
-        | Op::SetAttr { target: Target::File(file), .. } => return format!("open file {file}"),
-        Op::Recorded(call) => return format!("{:?}", call.asked),
-    };
-    String::from_utf8_lossy(path).into_owned()
+fn subject(op: &Op) -> String {
+    match op {
+        Op::Recorded(call) => format!("{:?}", call.asked),
+        op => match (op.clone().paths().as_slice(), op.file()) {
+            ([first, ..], _) => String::from_utf8_lossy(first).into_owned(),
+            ([], Some(file)) => format!("open file {file}"),
+            ([], None) => String::new(),
+        },
+    }
 }

@@ -2,6 +2,7 @@
 
 use rand::Rng;
 
+use crate::disk::Disk;
 use crate::faults::FaultKind;
 use crate::observe::Node;
 use crate::storage::Loss;
@@ -24,7 +25,7 @@ impl World<'_> {
         let nodes = match kind {
             FaultKind::ClientCrash => self.clients.len(),
             FaultKind::Late => self.scenario.nodes() as usize,
-            _ => self.servers.len(),
+            _ => self.servers.len() + self.data.len(),
         };
         *self.broken.entry(kind.name()).or_default() += 1;
         let (node, lasts) = self.faults.draw(kind, nodes);
@@ -64,24 +65,46 @@ impl World<'_> {
                 self.fabric.network.set_late(node, late);
                 self.fabric.after(lasts, Event::Mend(Mend::OnTime(Node(node as u32))));
             }
-            FaultKind::DiskFailure => {
-                let server = &mut self.servers[node];
-                if server.is_up() && !server.disk.fails {
-                    server.disk.fails = true;
-                    server.storage.fail(true);
-                    self.fabric.after(lasts, Event::Mend(Mend::Disk(Node(node as u32))));
-                }
-            }
+            FaultKind::DiskFailure => self.fail_disk(node, lasts),
             FaultKind::SlowDisk => {
-                self.servers[node].disk.slowness = self.faults.slowness();
+                let slowness = self.faults.slowness();
+                if let Some(disk) = self.disk(node) {
+                    disk.slowness = slowness;
+                }
                 self.fabric.after(lasts, Event::Mend(Mend::Speed(Node(node as u32))));
             }
         }
         Ok(())
     }
 
+    /// Of a server.
+    fn disk(&mut self, node: usize) -> Option<&mut Disk> {
+        if node < self.servers.len() {
+            Some(&mut self.servers[node].disk)
+        } else {
+            self.data_at(Node(node as u32)).map(|server| &mut server.disk)
+        }
+    }
+
+    fn fail_disk(&mut self, node: usize, lasts: Nanos) {
+        let Some(disk) = self.disk(node).filter(|disk| !disk.fails) else { return };
+        disk.fails = true;
+        if let Some(server) = self.servers.get_mut(node) {
+            server.storage.fail(true);
+        }
+        self.fabric.after(lasts, Event::Mend(Mend::Disk(Node(node as u32))));
+    }
+
     fn crash(&mut self, node: usize, loss: Loss, lasts: Nanos) -> Result<(), RunError> {
-        let server = &mut self.servers[node];
+        let Some(server) = self.servers.get_mut(node) else {
+            let Some(server) = self.data.get_mut(node - self.servers.len()).filter(|server| server.is_up())
+            else {
+                return Ok(());
+            };
+            server.crash(&mut self.fabric, loss);
+            self.fabric.after(lasts, Event::Mend(Mend::Start(server.node)));
+            return Ok(());
+        };
         if server.is_up() {
             let node = server.node;
             let crashed = server.crash(&mut self.fabric, loss);
@@ -94,7 +117,13 @@ impl World<'_> {
     pub(super) fn mend(&mut self, mend: Mend) -> Result<(), RunError> {
         match mend {
             Mend::Start(node) => {
-                let server = &self.servers[node.0 as usize];
+                let Some(server) = self.servers.get(node.0 as usize) else {
+                    let data = self.data.get_mut(node.0 as usize - self.servers.len());
+                    if let Some(server) = data.filter(|server| !server.is_up()) {
+                        server.begin(&mut self.fabric);
+                    }
+                    return Ok(());
+                };
                 // With a disk that fails it cannot begin; it does when that is mended.
                 if !server.is_up() && !server.disk.fails {
                     self.begin_server(node)?;
@@ -103,8 +132,10 @@ impl World<'_> {
             Mend::Join => self.fabric.join(),
             Mend::OnTime(node) => self.fabric.network.set_late(node.0 as usize, Nanos::ZERO),
             Mend::Disk(node) => {
-                let server = &mut self.servers[node.0 as usize];
-                server.disk.fails = false;
+                if let Some(disk) = self.disk(node.0 as usize) {
+                    disk.fails = false;
+                }
+                let Some(server) = self.servers.get_mut(node.0 as usize) else { return Ok(()) };
                 server.storage.fail(false);
                 if server.is_up() {
                     // What has failed is not trusted before the next start.
@@ -113,7 +144,11 @@ impl World<'_> {
                     self.fabric.after(Nanos::ZERO, Event::Mend(Mend::Start(node)));
                 }
             }
-            Mend::Speed(node) => self.servers[node.0 as usize].disk.slowness = 1.0,
+            Mend::Speed(node) => {
+                if let Some(disk) = self.disk(node.0 as usize) {
+                    disk.slowness = 1.0;
+                }
+            }
         }
         Ok(())
     }

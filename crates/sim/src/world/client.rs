@@ -1,9 +1,10 @@
 //! A client as a node: its sessions, and the processes that run on it.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
-use espalier_client::{Answer, Asked, Cache, ForDoor, Sessions, Told, Users};
-use espalier_proto::{ClientId, ClusterId, Errno, FromClient, Hello, Rank, Service, Welcome};
+use espalier_client::{Answer, Asked, Cache, DataAsk, ForDoor, Outcome, Sessions, Told, Users};
+use espalier_proto::{ClientId, ClusterId, Errno, FromClient, Hello, Rank, ServerId, Service, Welcome};
 
 use rand::Rng;
 
@@ -18,9 +19,10 @@ use crate::source::Done;
 use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
+use crate::world::asking::{Asker, Asking, Came};
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
-use crate::world::server::Line;
+use crate::world::line::Line;
 
 /// Records that a client caches.
 const CACHED: usize = 65_536;
@@ -33,6 +35,9 @@ pub struct Ticket {
     process: u32,
     call: u64,
 }
+
+/// Something that data servers were asked: the sessions' number of it, and what tells them that it may still be done.
+type DataAsked = (u64, Arc<()>);
 
 /// A process of a client.
 pub struct Slot {
@@ -47,7 +52,7 @@ pub struct Slot {
 
 /// What a process has come to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Came {
+pub enum Reached {
     Barrier,
     End,
 }
@@ -62,6 +67,8 @@ pub struct Client {
     sessions: Sessions<Ticket>,
     told: Told<Ticket>,
     lines: BTreeMap<Rank, Line>,
+    /// What data servers are asked, with the sessions' numbers of it.
+    asking: Asking<DataAsked>,
     pub slots: Vec<Slot>,
     calls: u64,
     /// Prepares processes for what they are told.
@@ -77,7 +84,7 @@ pub struct Client {
     /// Processes that go on now, with what.
     ready: VecDeque<(u32, Option<Result<Answer, Errno>>)>,
     /// Processes that have come to a barrier, or to their end, and the operations that have ended, since this was last asked.
-    pub came: Vec<(u32, Came)>,
+    pub came: Vec<(u32, Reached)>,
     pub done: Vec<(u32, Done)>,
     /// Calls under way.
     pub calling: usize,
@@ -96,6 +103,7 @@ impl Client {
             sessions: Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true),
             told: Told::default(),
             lines: BTreeMap::new(),
+            asking: Asking::new(node, Node(scenario.cluster.ranks.into())),
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),
@@ -133,7 +141,7 @@ impl Client {
         self.calling = 0;
         for (process, slot) in self.slots.iter_mut().enumerate() {
             if !std::mem::replace(&mut slot.has_ended, true) {
-                self.came.push((process as u32, Came::End));
+                self.came.push((process as u32, Reached::End));
             }
         }
         fabric.observer.crashed(fabric.now, self.node, Loss::Process);
@@ -192,10 +200,10 @@ impl Client {
                 self.ready.push_back((process, None));
             }
             Act::Pause(time) => fabric.after(time, Event::Resume { client: self.index, process }),
-            Act::Barrier(_) => self.came.push((process, Came::Barrier)),
+            Act::Barrier(_) => self.came.push((process, Reached::Barrier)),
             Act::End => {
                 self.slots[process as usize].has_ended = true;
-                self.came.push((process, Came::End));
+                self.came.push((process, Reached::End));
             }
         }
     }
@@ -247,7 +255,10 @@ impl Client {
                     fabric.send(wire, self.node, Message::FromClient(message));
                 }
             }
-            if self.told.door.is_empty() {
+            for ask in std::mem::take(&mut self.told.data) {
+                self.ask_data_servers(fabric, ask);
+            }
+            if self.told.door.is_empty() && self.told.send.is_empty() {
                 break;
             }
             for told in std::mem::take(&mut self.told.door) {
@@ -268,6 +279,26 @@ impl Client {
             }
         }
         self.connect_needed(fabric);
+    }
+
+    fn ask_data_servers(&mut self, fabric: &mut Fabric<'_>, ask: DataAsk) {
+        let DataAsk { number, delegation, io, data, held } = ask;
+        for server in delegation.layout.servers() {
+            self.asking.reach(fabric, Asker::Client(self.id), *server);
+        }
+        let (layout, capability) = (Arc::clone(&delegation.layout), Some(delegation.capability));
+        if let Some(came) = self.asking.stream(fabric, (number, held), layout, (io, data), capability) {
+            self.data_came(fabric, came);
+        }
+    }
+
+    /// Something has come of asking data servers.
+    fn data_came(&mut self, fabric: &Fabric<'_>, came: Came<DataAsked>) {
+        if let Came::Streamed { purpose: (number, _held), result } = came {
+            let outcome = result.map_or(Outcome::Stale, Outcome::Done);
+            let now = self.now(fabric);
+            self.sessions.data_came(now, number, outcome, &mut self.told);
+        }
     }
 
     /// Connects to ranks that are needed for the first time.
@@ -293,7 +324,17 @@ impl Client {
         }
     }
 
+    /// Tries to reach a data server.
+    pub fn reach_data(&mut self, fabric: &mut Fabric<'_>, server: ServerId) {
+        if self.is_up && !self.leaves {
+            self.asking.reach(fabric, Asker::Client(self.id), server);
+        }
+    }
+
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
+        if let Some((other, pause)) = self.asking.lost(wire) {
+            return fabric.after(pause, Event::Reach { node: self.node, start: 0, other });
+        }
         for (rank, line) in &mut self.lines {
             if line.lose(wire) {
                 self.sessions.disconnected(*rank);
@@ -305,6 +346,19 @@ impl Client {
     }
 
     pub fn arrives(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
+        match message {
+            Message::FromData(message) => {
+                if let Some(came) = self.asking.received(fabric, from, wire, message) {
+                    self.data_came(fabric, came);
+                    self.go_on(fabric);
+                }
+                return;
+            }
+            Message::Welcome(_) if from.0 as usize >= self.sessions.ranks() => {
+                return self.asking.welcomed(fabric, Asker::Client(self.id), from, wire);
+            }
+            _ => {}
+        }
         let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
         let Some(line) = self.lines.get_mut(&rank).filter(|line| line.wire == Some(wire)) else { return };
         match message {

@@ -1,8 +1,11 @@
 //! How a run ends: what is broken is mended, clients leave, and servers come to rest. What does not come to rest is a fault.
 
 use espalier_meta::{Check, Finding, Input};
+use espalier_proto::ServerId;
 
+use crate::storage::StorageError;
 use crate::time::Nanos;
+use crate::world::data::DataServer;
 use crate::world::event::Event;
 use crate::world::{RunError, World};
 
@@ -49,7 +52,7 @@ impl World<'_> {
                             && server.cpu.is_idle()
                             && server.device.is_idle()
                     };
-                    world.servers.iter().all(quiet)
+                    world.servers.iter().all(quiet) && world.data.iter().all(DataServer::is_quiet)
                 };
                 if are_quiet(self) {
                     self.stage = Stage::Over;
@@ -103,6 +106,16 @@ impl World<'_> {
                 waits.push(format!("metadata server {rank} has {what} ({count})"));
             }
         }
+        for server in &self.servers {
+            let waiting = server.awaited().into_iter();
+            waits.extend(
+                waiting.map(|data| format!("metadata server {} waits for data server {data}", server.rank)),
+            );
+        }
+        for (number, server) in self.data.iter().enumerate().filter(|(_, server)| !server.is_quiet()) {
+            let what = if server.is_up() { "has requests under way" } else { "is down" };
+            waits.push(format!("data server {number} {what}"));
+        }
         for client in self.clients.iter().filter(|client| !client.has_left()) {
             for (rank, calls) in client.waits_for() {
                 waits.push(format!(
@@ -116,14 +129,20 @@ impl World<'_> {
 
     /// What `fsck` of all stores together finds, once the run is over.
     pub fn fsck(&self) -> Result<Vec<Finding>, RunError> {
-        let checked = |server: &super::Server| {
-            let node = server.node;
-            server.storage.check(&server.config).map_err(|cause| RunError::Start {
-                at: self.fabric.now,
-                node,
-                cause,
-            })
-        };
-        Ok(Check::finish_all(self.servers.iter().map(checked).collect::<Result<Vec<_>, _>>()?))
+        let failed = |node| move |cause: StorageError| RunError::Start { at: self.fabric.now, node, cause };
+        let checked =
+            |server: &super::Server| server.storage.check(&server.config).map_err(failed(server.node));
+        let mut checks = self.servers.iter().map(checked).collect::<Result<Vec<_>, _>>()?;
+        for (number, server) in self.data.iter().enumerate() {
+            for (ino, size) in server.datafiles().map_err(|cause| failed(server.node)(cause.into()))? {
+                // What no rank could have the first one does not have.
+                let rank = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
+                checks[rank].datafile(ServerId(number as u16), ino, size);
+            }
+        }
+        if !self.data.is_empty() {
+            checks.iter_mut().for_each(Check::datafiles_end);
+        }
+        Ok(Check::finish_all(checks))
     }
 }

@@ -6,6 +6,7 @@ use crate::faults::FaultKind;
 use crate::message::Message;
 use crate::observe::Node;
 use crate::time::Nanos;
+use crate::world::data::{DataDiskJob, DataJob};
 use crate::world::fabric::WireId;
 use crate::world::server::{DiskJob, Job};
 
@@ -46,6 +47,18 @@ pub enum Event {
         start: u64,
         since: Nanos,
         job: DiskJob,
+    },
+    DataServed {
+        node: Node,
+        start: u64,
+        since: Nanos,
+        job: DataJob,
+    },
+    DataStored {
+        node: Node,
+        start: u64,
+        since: Nanos,
+        job: DataDiskJob,
     },
     /// What the machine has asked for only to be asked again.
     Paused {

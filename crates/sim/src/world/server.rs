@@ -6,10 +6,12 @@
 use std::collections::BTreeMap;
 
 use espalier_meta::{
-    Acknowledge, Config, Front, Input, Io, IoDone, IoId, Meta, Now, PeerMessage, Rights, StreamRequest,
+    Acknowledge, Config, Front, Input, Io, IoDone, IoId, Layouts, Meta, Now, PeerMessage, Rights, StreamCall,
+    StreamRequest,
 };
 use espalier_proto::{
-    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Rank, Reply, ServerMap, Service, Welcome,
+    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId,
+    ServerMap, Service, Welcome,
 };
 use rand::Rng;
 use rustc_hash::FxHashMap;
@@ -25,14 +27,13 @@ use crate::scenario::Scenario;
 use crate::station::{Arrived, Station};
 use crate::storage::{Loss, Storage, StorageError};
 use crate::time::Nanos;
+use crate::world::asking::{Asker, Asking, Came};
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
+use crate::world::line::Line;
 
 /// A client may have so many requests unanswered.
 const WINDOW: u32 = 1024;
-/// After how long a connection is tried again: first, and at most.
-pub const FIRST_PAUSE: Nanos = Nanos(20_000_000);
-pub const LONGEST_PAUSE: Nanos = Nanos(1_000_000_000);
 const TICK: Nanos = Nanos(1_000_000_000);
 /// What [`Io::Rest`] means.
 const REST: Nanos = Nanos(2_000_000);
@@ -69,47 +70,23 @@ pub struct Server {
     pub device: Station<DiskJob>,
     random: Random,
     rights: Rights,
-    servers: ServerMap,
     clients: FxHashMap<ClientId, WireId>,
     wires: FxHashMap<WireId, ClientId>,
     /// Who has connected and is not welcome yet.
     greeted: BTreeMap<ClientId, WireId>,
     /// Connections to other ranks, by rank: those that can be used, and those under way.
     peers: Vec<Line>,
+    /// Told to clients: nodes are found by their numbers, and only that there are data servers matters.
+    servers: ServerMap,
+    asking: Asking<Purpose>,
 }
 
-/// A connection to another server.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Line {
-    pub wire: Option<WireId>,
-    pub up: bool,
-    pause: Nanos,
-}
-
-impl Line {
-    /// After how long it is to be tried again.
-    pub fn pause(&mut self) -> Nanos {
-        let pause = self.pause.max(FIRST_PAUSE);
-        self.pause = Nanos((pause.0 * 2).min(LONGEST_PAUSE.0));
-        pause
-    }
-
-    pub fn begin(&mut self, wire: WireId) {
-        (self.wire, self.up) = (Some(wire), false);
-    }
-
-    pub fn opened(&mut self, wire: WireId) {
-        (self.wire, self.up, self.pause) = (Some(wire), true, Nanos::ZERO);
-    }
-
-    /// Whether it was this one.
-    pub fn lose(&mut self, wire: WireId) -> bool {
-        let is_it = self.wire == Some(wire);
-        if is_it {
-            (self.wire, self.up) = (None, false);
-        }
-        is_it
-    }
+/// On whose behalf data servers are asked.
+#[derive(Debug)]
+enum Purpose {
+    Io(IoId, StreamCall, Layouts),
+    Admit(IoId),
+    Stream((ClientId, RequestId)),
 }
 
 impl Job {
@@ -140,8 +117,6 @@ impl Server {
         let number = u64::from(node.0);
         let clock = Clock::new(&scenario.clock, &mut seed.random("clock", number));
         let ranks = config.ranks;
-        // Addresses are never used: nodes are found by their numbers.
-        let names = if ranks > 1 { (0..ranks).map(|rank| rank.to_string()).collect() } else { Vec::new() };
         Ok(Self {
             node,
             rank: config.rank,
@@ -155,11 +130,15 @@ impl Server {
             device: Station::new(1),
             random: seed.random("server", number),
             rights: Rights::default(),
-            servers: ServerMap { ranks: names, data: Vec::new() },
             clients: FxHashMap::default(),
             wires: FxHashMap::default(),
             greeted: BTreeMap::new(),
             peers: vec![Line::default(); usize::from(ranks)],
+            servers: ServerMap {
+                ranks: Vec::new(),
+                data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
+            },
+            asking: Asking::new(node, Node(ranks.into())),
         })
     }
 
@@ -169,6 +148,11 @@ impl Server {
 
     pub fn is_up(&self) -> bool {
         self.front.is_some()
+    }
+
+    /// Data servers for which it waits.
+    pub fn awaited(&self) -> Vec<ServerId> {
+        self.asking.awaited()
     }
 
     /// How it has been used until now.
@@ -192,6 +176,9 @@ impl Server {
         for rank in 0..self.rank.0 {
             self.reach(fabric, Node(rank.into()));
         }
+        for server in 0..self.servers.data.len() {
+            self.reach(fabric, Node((self.peers.len() + server) as u32));
+        }
         Ok(())
     }
 
@@ -208,15 +195,24 @@ impl Server {
         self.wires.clear();
         self.greeted.clear();
         self.peers.fill(Line::default());
+        self.asking = Asking::new(self.node, Node(self.config.ranks.into()));
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss);
         fabric.drop_node(self.node, loss != Loss::Process);
         Ok(self.disk.time(self.storage.to_replay()))
     }
 
-    /// Tries to reach another rank, one with a smaller number, unless it does already.
+    fn asker(&self) -> Asker {
+        // Data servers tell metadata servers apart by their ranks.
+        Asker::Server(ServerId(self.rank.0), self.start)
+    }
+
+    /// Tries to reach another rank, one with a smaller number, or a data server, unless it does already.
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, other: Node) {
-        let line = &mut self.peers[other.0 as usize];
+        let Some(line) = self.peers.get_mut(other.0 as usize) else {
+            let server = ServerId((other.0 as usize - self.peers.len()) as u16);
+            return self.asking.reach(fabric, self.asker(), server);
+        };
         if line.wire.is_none() {
             let (from, to) = (self.rank, Rank(u16::try_from(other.0).unwrap_or(u16::MAX)));
             let (cluster, client) = (ClusterId::ANY, ClientId(from.0.into()));
@@ -235,6 +231,9 @@ impl Server {
                 }
             }
             return;
+        }
+        if let Some((other, pause)) = self.asking.lost(wire) {
+            return fabric.after(pause, Event::Reach { node: self.node, start: self.start, other });
         }
         let own = usize::from(self.rank.0);
         for (rank, line) in self.peers.iter_mut().enumerate() {
@@ -260,13 +259,23 @@ impl Server {
                 }
                 return;
             }
+            Message::Welcome(_) if from.0 as usize >= self.peers.len() => {
+                return self.asking.welcomed(fabric, self.asker(), from, wire);
+            }
+            Message::FromData(message) => {
+                if let Some(came) = self.asking.received(fabric, from, wire, message) {
+                    self.came(fabric, came);
+                    self.settle(fabric);
+                }
+                return;
+            }
             Message::Welcome(_) => {
                 // It has reached the other rank.
                 self.peers[from.0 as usize].opened(wire);
                 let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
                 return self.input(fabric, Input::PeerConnected { rank });
             }
-            Message::Refused | Message::FromServer(_) | Message::ToData(_) | Message::FromData(_) => return,
+            Message::Refused | Message::FromServer(_) | Message::ToData(_) => return,
         };
         if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
             let is_woken = self.cpu.number() == 1;
@@ -404,7 +413,7 @@ impl Server {
                 }
             }
             for stream in routed.streams {
-                self.store(fabric, DiskJob::Stream(stream));
+                goes_on |= self.stream(fabric, stream);
             }
             let done: Vec<_> = routed.io.into_iter().filter_map(|(id, io)| self.io(fabric, id, io)).collect();
             if done.is_empty() && !goes_on {
@@ -440,10 +449,78 @@ impl Server {
 
     /// Adds what the machine does not know.
     fn complete(&self, mut message: FromServer) -> FromServer {
-        if let FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } = &mut message {
-            capacity.space = self.storage.space();
+        match &mut message {
+            FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } => {
+                capacity.space = self.storage.space();
+            }
+            FromServer::Reply { result: Ok(Reply::Delegated(Some(given))), .. } => {
+                (given.capability.server, given.capability.incarnation) = (ServerId(self.rank.0), self.start);
+            }
+            _ => {}
         }
         message
+    }
+
+    /// Does what a client wants to be done with a stream. Whether something has come of it at once.
+    fn stream(&mut self, fabric: &mut Fabric<'_>, stream: StreamRequest) -> bool {
+        let StreamRequest { of, io, layout: Some(layout), data } = stream else {
+            self.store(fabric, DiskJob::Stream(stream));
+            return false;
+        };
+        let came = self.asking.stream(fabric, Purpose::Stream(of), layout, (io, data), None);
+        came.is_some_and(|came| {
+            self.came(fabric, came);
+            true
+        })
+    }
+
+    /// Something has come of asking data servers.
+    fn came(&mut self, fabric: &mut Fabric<'_>, came: Came<Purpose>) {
+        let now = self.now(fabric, 0);
+        let Some(front) = &mut self.front else { return };
+        match came {
+            Came::New(server, inos) => front.input(now, Input::NewDatafiles { server, inos }),
+            Came::Streamed { purpose: Purpose::Stream(of), result } => {
+                // Nobody needs a capability here.
+                front.end_stream(of, result.unwrap_or(Err(Errno::EIO)));
+            }
+            Came::Replies { purpose: Purpose::Io(id, call, layouts), asked, replies } => {
+                let local = |ino| self.storage.stream_stat(ino);
+                let result = call.combine(&layouts, &asked, replies, local).map(IoDone::Stream);
+                front.input(now, Input::Done { id, result });
+            }
+            Came::Replies { purpose: Purpose::Admit(id), replies, .. } => {
+                let failed = replies.into_iter().find_map(Result::err);
+                front.input(now, Input::Done { id, result: failed.map_or(Ok(IoDone::Admitted), Err) });
+            }
+            Came::Streamed { .. } | Came::Replies { .. } => {}
+        }
+    }
+
+    /// Has data servers do what the machine wants. What comes of it at once.
+    fn ask_data_servers(
+        &mut self,
+        fabric: &mut Fabric<'_>,
+        id: IoId,
+        call: StreamCall,
+        layouts: Layouts,
+    ) -> Option<(IoId, Result<IoDone, Errno>)> {
+        let mut servers = layouts.iter().flat_map(|(_, layout)| layout.servers());
+        if matches!(call, StreamCall::Glance(_)) && !servers.all(|server| self.asking.is_reached(*server)) {
+            return Some((id, Err(Errno::EAGAIN)));
+        }
+        match call.requests(&layouts) {
+            Err(errno) => Some((id, Err(errno))),
+            // Nobody need be asked: what the store tells is all.
+            Ok(asked) if asked.is_empty() => {
+                let local = |ino| self.storage.stream_stat(ino);
+                Some((id, call.combine(&layouts, &asked, Vec::new(), local).map(IoDone::Stream)))
+            }
+            Ok(asked) => {
+                self.asking.ask(fabric, Purpose::Io(id, call, layouts), asked);
+                None
+            }
+        }
     }
 
     /// Begins an I/O. Gives back what is done at once.
@@ -462,7 +539,14 @@ impl Server {
                 let time = if io == Io::Rest { REST } else { Nanos::ZERO };
                 fabric.after(time, Event::Paused { node: self.node, start: self.start, id });
             }
-            Io::Groups { .. } | Io::Admit { .. } => return Some((id, Err(Errno::EIO))),
+            Io::Stream(call, layouts) if !layouts.is_empty() => {
+                return self.ask_data_servers(fabric, id, call, layouts);
+            }
+            Io::Admit { below, live } => {
+                let told = self.asking.admit(fabric, Purpose::Admit(id), below, live);
+                return told.map(|_| (id, Ok(IoDone::Admitted)));
+            }
+            Io::Groups { .. } => return Some((id, Err(Errno::EIO))),
             io => self.store(fabric, DiskJob::Io(id, io)),
         }
         None

@@ -7,6 +7,7 @@ use espalier_proto::{RenameFlags, SetAttr};
 use espalier_sim::process::Door;
 use espalier_sim::source::{Op, OpenFlags, Target, Workload};
 use espalier_sim::trace::{Replay, Replayed, Trace};
+use espalier_sim::{Scenario, World};
 
 use super::embedded::Embedded;
 
@@ -71,6 +72,8 @@ const SHELL: &str = r#"100 1700000000.000100 execve("/bin/sh", ["sh"], 0x7ffc /*
 100 1700000000.003600 mkdir("/home/me/kept", 0777) = -1 EEXIST (File exists) <0.000010>
 100 1700000000.003700 rmdir("/home/me/other") = -1 ENOTEMPTY (Directory not empty) <0.000010>
 100 1700000000.003800 rename("/home/me/old/", "/home/me/new/") = 0 <0.000010>
+100 1700000000.003850 mknod("/home/me/empty", S_IFREG|0644) = 0 <0.000010>
+100 1700000000.003870 mknod("/home/me/fifo", S_IFIFO|0644) = 0 <0.000010>
 100 1700000000.003900 readlink("/home/me/link", "target", 4096) = 6 <0.000010>
 100 1700000000.004000 exit_group(0) = ?
 "#;
@@ -84,7 +87,7 @@ fn a_log_of_strace_comes_to_the_same() {
     let counts: Vec<(&str, u64)> = replayed.kinds.iter().map(|(kind, counts)| (*kind, counts[1])).collect();
     let expected = [
         ("close", 3),
-        ("create", 1),
+        ("create", 2),
         ("list", 2),
         ("mkdir", 2),
         ("open", 2),
@@ -109,7 +112,7 @@ fn what_comes_to_something_else_is_named() {
     assert!(!replayed.is_faithful());
     assert_eq!((replayed.kinds["mkdir"], replayed.kinds["unlink"]), ([2, 2, 1], [1, 1, 0]));
     let told: Vec<_> =
-        replayed.differences.iter().map(|difference| (difference.line, &*difference.path)).collect();
+        replayed.differences.iter().map(|difference| (difference.line, &*difference.subject)).collect();
     assert_eq!(told, [(2, "/traces/first/d"), (3, "/traces/first/d")]);
 }
 
@@ -267,4 +270,28 @@ fn what_is_wrong_in_a_recording_is_named() {
         text.lines().filter(|line| !line.contains("Create")).map(|line| format!("{line}\n")).collect();
     let replayed = replay(read(&spoiled, "/").unwrap());
     assert!(!replayed.is_faithful());
+}
+
+/// A scenario's traces, twice at the same time and beside another workload, in a run of several servers and clients.
+#[test]
+fn traces_are_replayed_in_scenarios() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("shell"), SHELL).unwrap();
+    let scenario = "[cluster]\nranks = 2\nclients = 3\n\
+                    [[workload]]\nkind = \"trace\"\nfiles = [\"shell\", \"shell\"]\nroot = \"/home/me\"\ncopies = 2\n\
+                    [[workload]]\nkind = \"mdtest\"\nprocesses = 4\nfiles = 10\n";
+    let path = dir.path().join("scenario.toml");
+    std::fs::write(&path, scenario).unwrap();
+    let scenario = Scenario::read(&path).unwrap();
+    let (observer, saboteur) = (&mut (), &mut ());
+    let mut world = World::new(&scenario, observer, saboteur).unwrap();
+    world.run().unwrap();
+    assert_eq!(world.replays().len(), 4);
+    for (file, replay) in world.replays() {
+        assert_eq!(file, Path::new("shell"));
+        assert!(replay.replayed().is_faithful(), "{:#?}", replay.replayed());
+    }
+    std::fs::remove_file(dir.path().join("shell")).unwrap();
+    let missing = World::new(&scenario, &mut (), &mut ()).err().expect("no trace").to_string();
+    assert!(missing.contains("shell"), "{missing}");
 }

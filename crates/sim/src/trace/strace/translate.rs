@@ -19,7 +19,7 @@ pub(super) struct Done {
 }
 
 /// The calls that are understood.
-const CALLS: [&str; 67] = [
+const CALLS: &[&str] = &[
     "access",
     "chdir",
     "chmod",
@@ -57,14 +57,18 @@ const CALLS: [&str; 67] = [
     "lstat",
     "mkdir",
     "mkdirat",
+    "mknod",
+    "mknodat",
     "newfstatat",
     "open",
     "openat",
     "openat2",
     "pread64",
     "preadv",
+    "preadv2",
     "pwrite64",
     "pwritev",
+    "pwritev2",
     "read",
     "readlink",
     "readlinkat",
@@ -253,12 +257,12 @@ impl Reader<'_> {
                 let number = self.fd(0)?;
                 self.state.closed(self.call.pid, number).map(|file| plain(Op::Close { file }))
             }
-            "read" | "pread64" | "readv" | "preadv" => {
+            "read" | "pread64" | "readv" | "preadv" | "preadv2" => {
                 let (offset, size) = self.extent(name.starts_with('p'))?;
                 let read = told(is_done.then_some(Told::Read(value as u64)));
                 self.file(0)?.map(|file| read(Op::Read { file, offset, size }))
             }
-            "write" | "pwrite64" | "writev" | "pwritev" => {
+            "write" | "pwrite64" | "writev" | "pwritev" | "pwritev2" => {
                 let (offset, size) = self.extent(name.starts_with('p'))?;
                 self.file(0)?.map(|file| plain(Op::Write { file, offset, size }))
             }
@@ -290,6 +294,18 @@ impl Reader<'_> {
             "mkdirat" => {
                 let mode = self.number(2)? as u32;
                 self.path(Some(0), 1)?.map(|path| plain(Op::MkDir { path, mode }))
+            }
+            "mknod" | "mknodat" => {
+                let dir = (name == "mknodat").then_some(0);
+                let at = usize::from(dir.is_some());
+                let mode = self.text(at + 1)?;
+                let (kind, perm) = mode.rsplit_once('|').unwrap_or(("S_IFREG", mode));
+                // Of devices, fifos and sockets nothing is known here.
+                if !kind.contains("S_IFREG") {
+                    return Ok(None);
+                }
+                let mode = number(perm).unwrap_or(0o666) as u32;
+                self.path(dir, at)?.map(|path| plain(Op::MkNod { path, mode }))
             }
             "rmdir" => self.path(None, 0)?.map(|path| plain(Op::RmDir { path })),
             "unlink" => self.path(None, 0)?.map(|path| plain(Op::Unlink { path })),
@@ -340,7 +356,7 @@ impl Reader<'_> {
     /// Offset and size of a read or a write.
     fn extent(&self, is_at: bool) -> Result<(Option<u64>, u64), BadLine> {
         let offset = if is_at { Some(self.number(3)?) } else { None };
-        let is_vector = self.call.name.ends_with('v');
+        let is_vector = self.call.name.trim_end_matches('2').ends_with('v');
         let size = if is_vector { vector_bytes(self.text(1)?) } else { self.number(2)? };
         Ok((offset, size))
     }
@@ -475,11 +491,14 @@ fn vector_bytes(text: &str) -> u64 {
 }
 
 fn told_of(structure: &str) -> Option<Told> {
-    let mode = field(structure, "_mode=").or_else(|| field(structure, "stx_mode="))?;
-    match mode.split('|').next()? {
+    let mut mode = field(structure, "_mode=")?.split('|');
+    match mode.next()? {
         "S_IFDIR" => Some(Told::Directory),
         "S_IFLNK" => Some(Told::Symlink),
-        "S_IFREG" => Some(Told::File { bytes: field(structure, "_size=").and_then(number).unwrap_or(0) }),
+        "S_IFREG" => {
+            let bytes = field(structure, "_size=").and_then(number).unwrap_or(0);
+            Some(Told::File { bytes, perm: mode.next_back().and_then(number).map(|perm| perm as u32) })
+        }
         _ => None,
     }
 }

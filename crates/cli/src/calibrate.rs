@@ -1,0 +1,199 @@
+//! `espalier sim calibrate`: measures a server and its clients on this machine, makes a model of them, and says how good that is.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueHint};
+use espalier_bench::{NativeOptions, Processors, Sample};
+use espalier_library::Credentials;
+use espalier_sim::{Fitted, Machine, Measured, Nanos, Trial, Work, plot_distributions, quantiles};
+use serde::Serialize;
+use tempfile::TempDir;
+
+#[derive(Clone, Debug, Args)]
+pub struct CalibrateArgs {
+    /// The file that is made, which scenarios name by `machine`.
+    #[arg(value_hint = ValueHint::FilePath, default_value = "machine.toml")]
+    pub file: PathBuf,
+    /// Files of each client.
+    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
+    pub files: u64,
+    /// Draw what was measured and what is simulated into this directory.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub plot: Option<PathBuf>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Fitted to; the last is predicted.
+const ONE: (u32, u32) = (1, 1);
+const MANY: (u32, u32) = (1, 32);
+const PREDICTED: (u32, u32) = (4, 4);
+
+/// A server of one's own, which ends with this.
+struct Server {
+    dir: TempDir,
+    url: String,
+    process: u32,
+}
+
+/// What was measured and simulated of the same clients.
+#[derive(Debug, Serialize)]
+struct Comparison {
+    trial: Trial,
+    fitted: bool,
+    operations: Vec<Compared>,
+}
+
+/// An operation, measured and simulated.
+#[derive(Debug, Serialize)]
+struct Compared {
+    operation: &'static str,
+    measured_us: f64,
+    simulated_us: f64,
+    /// Simulated by measured.
+    ratio: f64,
+    #[serde(skip)]
+    quantiles: [Vec<Nanos>; 2],
+}
+
+pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
+    let server = Server::start()?;
+    let trial = |(clients, outstanding)| Trial { clients, outstanding, files: args.files };
+    eprintln!("measuring a server on this machine, which should have nothing else to do");
+    let one = server.measure(trial(ONE))?;
+    let many = server.measure(trial(MANY))?;
+    let predicted = server.measure(trial(PREDICTED))?;
+    drop(server);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let fitted = Fitted::new(&operations(&one), &operations(&many), processors);
+    let text = fitted.to_toml();
+    std::fs::write(&args.file, &text).with_context(|| format!("cannot write {}", args.file.display()))?;
+    let machine = Machine::parse(&text, &args.file)?;
+    let comparisons = [
+        Comparison::new(trial(ONE), true, &one, &machine)?,
+        Comparison::new(trial(MANY), true, &many, &machine)?,
+        Comparison::new(trial(PREDICTED), false, &predicted, &machine)?,
+    ];
+    if let Some(dir) = &args.plot {
+        comparisons.iter().try_for_each(|comparison| comparison.plot(dir))?;
+    }
+    if args.json {
+        println!("{}", serde_json::json!({ "file": args.file, "comparisons": comparisons }));
+    } else {
+        comparisons.iter().for_each(Comparison::print);
+        println!("\nwritten to {}", args.file.display());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+impl Server {
+    fn start() -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("espalier-calibrate-").tempdir()?;
+        // Nobody else takes it within the next moment, most likely; else the server says so.
+        let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+        let cluster = dir.path().join("cluster");
+        espalier(&["cluster", "init"], &cluster, &["--listen", &listen.to_string()])?;
+        espalier(&["cluster", "up"], &cluster, &[])?;
+        let mut server = Self { dir, url: format!("espalier://{listen}/"), process: 0 };
+        server.process = crate::cluster::process(&server.cluster())?;
+        Ok(server)
+    }
+
+    fn cluster(&self) -> PathBuf {
+        self.dir.path().join("cluster")
+    }
+
+    fn measure(&self, trial: Trial) -> Result<Vec<Sample>> {
+        let credentials = Credentials::Directory(self.cluster().join("clients").join("admin"));
+        let options = NativeOptions {
+            url: self.url.clone(),
+            credentials,
+            clients: trial.clients,
+            idle: 0,
+            outstanding: trial.outstanding,
+            files: trial.files,
+            bytes: 0,
+            runs: 1,
+            stop: Arc::new(AtomicBool::new(false)),
+        };
+        Ok(espalier_bench::sample(&options, &|| Processors::used(self.process))?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = espalier(&["cluster", "down"], &self.cluster(), &[]) {
+            eprintln!("espalier: {error:#}");
+        }
+    }
+}
+
+/// Runs this program.
+fn espalier(command: &[&str], dir: &Path, options: &[&str]) -> Result<()> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let output = Command::new(program).args(command).arg(dir).args(options).stdin(Stdio::null()).output()?;
+    if !output.status.success() {
+        bail!("{}: {}", command.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+/// What models speak of.
+fn operations(samples: &[Sample]) -> Vec<Measured> {
+    let each = |time: std::time::Duration, count: u64| {
+        Nanos::from(time / u32::try_from(count.max(1)).unwrap_or(u32::MAX))
+    };
+    let measured = |sample: &Sample| {
+        let count = sample.latencies.len();
+        Measured {
+            work: match sample.name {
+                "create" => Work::Create,
+                "unlink" => Work::Remove,
+                _ => Work::Lookup,
+            },
+            mean: Nanos(sample.latencies.mean() as u64),
+            quantiles: quantiles(&sample.latencies),
+            client: each(sample.processors.clients, count),
+            server: each(sample.processors.servers, count),
+        }
+    };
+    samples.iter().map(measured).collect()
+}
+
+impl Comparison {
+    fn new(trial: Trial, fitted: bool, measured: &[Sample], machine: &Machine) -> Result<Self> {
+        let simulated = trial.simulate(machine, 1)?;
+        let compare = |sample: &Sample| {
+            let simulated = simulated.iter().find(|report| report.kind == sample.name)?;
+            let (measured_us, simulated_us) = (sample.latencies.mean() / 1e3, simulated.mean_us);
+            let quantiles = [quantiles(&sample.latencies), simulated.quantiles.clone()];
+            let ratio = simulated_us / measured_us.max(f64::MIN_POSITIVE);
+            Some(Compared { operation: sample.name, measured_us, simulated_us, ratio, quantiles })
+        };
+        Ok(Self { trial, fitted, operations: measured.iter().filter_map(compare).collect() })
+    }
+
+    fn plot(&self, dir: &Path) -> Result<()> {
+        let Trial { clients, outstanding, .. } = self.trial;
+        for Compared { operation, quantiles: [measured, simulated], .. } in &self.operations {
+            let file = dir.join(format!("{operation}-{clients}x{outstanding}.svg"));
+            plot_distributions(&file, measured, simulated)?;
+        }
+        Ok(())
+    }
+
+    fn print(&self) {
+        let Trial { clients, outstanding, .. } = self.trial;
+        let how = if self.fitted { "fitted to" } else { "predicted" };
+        println!("\n{how}: {clients} clients, each with {outstanding} requests under way");
+        println!("{:>10} {:>12} {:>12} {:>7}", "operation", "measured us", "simulated us", "ratio");
+        for Compared { operation, measured_us, simulated_us, ratio, .. } in &self.operations {
+            println!("{operation:>10} {measured_us:>12.1} {simulated_us:>12.1} {ratio:>7.2}");
+        }
+    }
+}

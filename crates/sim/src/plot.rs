@@ -1,0 +1,76 @@
+//! Lines, as a picture.
+
+use std::path::{Path, PathBuf};
+
+use plotters::prelude::*;
+
+const COLOURS: [RGBColor; 8] = [
+    RGBColor(31, 119, 180),
+    RGBColor(214, 110, 20),
+    RGBColor(44, 130, 60),
+    RGBColor(190, 40, 40),
+    RGBColor(110, 80, 160),
+    RGBColor(120, 80, 60),
+    RGBColor(200, 90, 160),
+    RGBColor(110, 110, 110),
+];
+
+/// A line: places and values.
+#[derive(Clone, Debug)]
+pub struct Line {
+    pub name: String,
+    pub points: Vec<(f64, f64)>,
+}
+
+/// Why there is no picture.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {message}", file.display())]
+pub struct PlotError {
+    file: PathBuf,
+    message: String,
+}
+
+/// Draws the lines, from 0 up, into a file as SVG. `over`, `what`: what places and values are.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn plot(file: &Path, over: &str, what: &str, lines: &[Line]) -> Result<(), PlotError> {
+    let failed = |message: String| PlotError { file: file.into(), message };
+    let mut picture = String::new();
+    draw(over, what, lines, &mut picture).map_err(|error| failed(error.to_string()))?;
+    std::fs::write(file, picture).map_err(|error| failed(error.to_string()))
+}
+
+fn draw(
+    over: &str,
+    what: &str,
+    lines: &[Line],
+    picture: &mut String,
+) -> Result<(), Box<dyn std::error::Error>> {
+    let points = || lines.iter().flat_map(|line| line.points.iter());
+    let end = points().map(|(time, _)| *time).fold(1e-9, f64::max);
+    let top = points().map(|(_, value)| *value).fold(1e-9, f64::max) * 1.05;
+    let area = SVGBackend::with_string(picture, (960, 480)).into_drawing_area();
+    area.fill(&WHITE)?;
+    let mut chart = ChartBuilder::on(&area)
+        .margin(12)
+        .x_label_area_size(45)
+        .y_label_area_size(90)
+        .build_cartesian_2d(0.0..end, 0.0..top)?;
+    chart.configure_mesh().x_desc(over).y_desc(what).label_style(("sans-serif", 16)).draw()?;
+    for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
+        chart
+            .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+            .label(&line.name)
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
+    }
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .label_font(("sans-serif", 14))
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK)
+        .draw()?;
+    area.present()?;
+    Ok(())
+}

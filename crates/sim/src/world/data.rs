@@ -1,0 +1,292 @@
+//! A data server as a node: its machine, its processor, its disk, and who is connected to it.
+
+use std::collections::BTreeMap;
+
+use espalier_data::{Asker, Data, Input, Io, IoId, Outbox};
+use espalier_proto::{
+    DataReply, DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, Time, ToData, Welcome,
+};
+use espalier_store::{MemoryStore, Store, StoreError};
+
+use crate::clock::Clock;
+use crate::disk::{Access, Disk};
+use crate::message::Message;
+use crate::model::Work;
+use crate::observe::Node;
+use crate::random::{Random, Seed};
+use crate::report::Used;
+use crate::scenario::Scenario;
+use crate::station::{Arrived, Station};
+use crate::storage::Loss;
+use crate::time::Nanos;
+use crate::world::event::Event;
+use crate::world::fabric::{Fabric, WireId};
+
+/// Requests that each may have unanswered.
+const WINDOW: u32 = 1024;
+
+/// What a data server is given to serve.
+#[derive(Debug)]
+pub struct DataJob {
+    connection: u64,
+    message: ToData,
+}
+
+/// What its disk is given to do.
+pub type DataDiskJob = (IoId, Io);
+
+/// See the module's description.
+pub struct DataServer {
+    pub node: Node,
+    pub start: u64,
+    clock: Clock,
+    pub disk: Disk,
+    store: MemoryStore,
+    machine: Option<Data>,
+    pub cpu: Station<DataJob>,
+    pub device: Station<DataDiskJob>,
+    random: Random,
+    /// Who is connected, by the number of the connection.
+    peers: BTreeMap<u64, (WireId, Asker)>,
+    next_connection: u64,
+    out: Outbox,
+}
+
+impl DataServer {
+    pub fn new(node: Node, scenario: &Scenario, seed: Seed) -> Self {
+        let number = u64::from(node.0);
+        Self {
+            node,
+            start: 0,
+            clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
+            disk: Disk::new(&scenario.disk, seed.random("disk", number)),
+            store: MemoryStore::new(),
+            machine: None,
+            cpu: Station::new(scenario.cluster.cores),
+            device: Station::new(1),
+            random: seed.random("server", number),
+            peers: BTreeMap::new(),
+            next_connection: 0,
+            out: Outbox::default(),
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        self.machine.is_some()
+    }
+
+    /// Nothing is under way.
+    pub fn is_quiet(&self) -> bool {
+        self.machine.as_ref().is_some_and(|machine| machine.under_way() == 0)
+            && self.cpu.is_idle()
+            && self.device.is_idle()
+    }
+
+    pub fn used(&self, now: Nanos) -> Used {
+        let entries = self.store.streams().map_or(0, |streams| streams.len() as u64);
+        Used { cores: self.cpu.servers(), cpu: self.cpu.load(now), disk: self.device.load(now), entries }
+    }
+
+    /// Its datafiles, with their lengths.
+    ///
+    /// # Errors
+    /// None that can be expected of memory.
+    pub fn datafiles(&self) -> Result<Vec<(Ino, u64)>, StoreError> {
+        let size = |ino| Ok((ino, self.store.stream_stat(ino)?.size));
+        self.store.streams()?.into_iter().map(size).collect()
+    }
+
+    pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
+        self.machine = Some(Data::default());
+        self.start += 1;
+        fabric.revive(self.node);
+        fabric.observer.began(fabric.now, self.node);
+    }
+
+    pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) {
+        self.machine = None;
+        self.store = match loss {
+            Loss::Process => self.store.reopen(),
+            Loss::Power(_) => self.store.crash(),
+        };
+        self.cpu.clear(fabric.now);
+        self.device.clear(fabric.now);
+        self.peers.clear();
+        self.start += 1;
+        fabric.observer.crashed(fabric.now, self.node, loss);
+        fabric.drop_node(self.node, loss != Loss::Process);
+    }
+
+    pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
+        let found = self
+            .peers
+            .iter()
+            .find(|(_, (of, _))| *of == wire)
+            .map(|(connection, (_, from))| (*connection, *from));
+        if let Some((connection, from)) = found {
+            self.peers.remove(&connection);
+            self.input(fabric, Input::Disconnect { from, connection });
+        }
+    }
+
+    pub fn arrives(&mut self, fabric: &mut Fabric<'_>, wire: WireId, message: Message) {
+        if self.machine.is_none() {
+            return fabric.close(wire, self.node);
+        }
+        match message {
+            Message::Hello(hello) => self.greet(fabric, wire, &hello),
+            Message::ToData(message) => {
+                let Some((&connection, _)) = self.peers.iter().find(|(_, (of, _))| *of == wire) else {
+                    return;
+                };
+                if let Some(arrived) = self.cpu.arrive(fabric.now, DataJob { connection, message }) {
+                    self.serve(fabric, arrived);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn greet(&mut self, fabric: &mut Fabric<'_>, wire: WireId, hello: &Hello) {
+        let from = match hello.service {
+            Service::Data(_) => Asker::Server(ServerId(u16::try_from(hello.client.0).unwrap_or(u16::MAX))),
+            Service::Delegated(_) => Asker::Client(hello.client),
+            Service::Metadata { .. } | Service::Peer { .. } => {
+                return fabric.send(wire, self.node, Message::Refused);
+            }
+        };
+        // What it had connected before is of no more use.
+        let old: Vec<_> = self
+            .peers
+            .iter()
+            .filter(|(_, (_, of))| *of == from)
+            .map(|(number, (wire, _))| (*number, *wire))
+            .collect();
+        for (number, wire) in old {
+            self.peers.remove(&number);
+            fabric.close(wire, self.node);
+        }
+        self.next_connection += 1;
+        let (connection, incarnation) = (self.next_connection, hello.incarnation.unwrap_or_default());
+        self.peers.insert(connection, (wire, from));
+        let (rank, servers) = (espalier_proto::Rank(0), ServerMap::NONE);
+        let welcome = Welcome {
+            incarnation: self.start,
+            resumed: true,
+            window: WINDOW,
+            session_ms: u32::MAX,
+            rank,
+            root: Ino::ROOT,
+            servers,
+        };
+        fabric.send(wire, self.node, Message::Welcome(Box::new(welcome)));
+        self.input(fabric, Input::Connect { from, incarnation, connection });
+    }
+
+    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DataJob>) {
+        let time = fabric.model.cost(Work::Data).sample(&mut self.random);
+        fabric.after(time, Event::DataServed { node: self.node, start: self.start, since, job });
+    }
+
+    /// The service of a request ends.
+    pub fn served(
+        &mut self,
+        fabric: &mut Fabric<'_>,
+        since: Nanos,
+        DataJob { connection, message }: DataJob,
+    ) {
+        if let Some(next) = self.cpu.leave(fabric.now, since) {
+            self.serve(fabric, next);
+        }
+        if let Some((_, from)) = self.peers.get(&connection) {
+            let from = *from;
+            self.input(fabric, Input::Request { from, connection, message });
+        }
+    }
+
+    fn input(&mut self, fabric: &mut Fabric<'_>, input: Input) {
+        let Some(machine) = &mut self.machine else { return };
+        machine.on(input, &mut self.out);
+        for (connection, reply) in std::mem::take(&mut self.out.replies) {
+            if let Some((wire, _)) = self.peers.get(&connection) {
+                fabric.send(*wire, self.node, Message::FromData(reply));
+            }
+        }
+        for job in std::mem::take(&mut self.out.io) {
+            if let Some(arrived) = self.device.arrive(fabric.now, job) {
+                self.start_storing(fabric, arrived);
+            }
+        }
+    }
+
+    fn start_storing(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DataDiskJob>) {
+        let access = match &job.1 {
+            Io::SyncRemoved | Io::Request(DataRequest::Sync { .. } | DataRequest::Settle { .. }) => {
+                Access::Sync(0)
+            }
+            Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
+            Io::Request(request) => Access::Transfer(request.bytes()),
+        };
+        let time = self.disk.time(access);
+        fabric.after(time, Event::DataStored { node: self.node, start: self.start, since, job });
+    }
+
+    /// The disk is done.
+    pub fn stored(&mut self, fabric: &mut Fabric<'_>, since: Nanos, (id, io): DataDiskJob) {
+        if let Some(next) = self.device.leave(fabric.now, since) {
+            self.start_storing(fabric, next);
+        }
+        self.store.set_now(self.clock.time(fabric.now));
+        let result = match io {
+            _ if self.disk.fails => Err(Errno::EIO),
+            Io::SyncRemoved => Ok(DataReply::Done),
+            Io::Request(request) => execute(&self.store, request).map_err(|error| error.errno()),
+        };
+        self.input(fabric, Input::Done { id, result });
+    }
+}
+
+fn execute(store: &MemoryStore, request: DataRequest) -> Result<DataReply, StoreError> {
+    match request {
+        DataRequest::Read { ino, offset, size } => {
+            let mut bytes = vec![0; size as usize];
+            let read = store.stream_read(ino, offset, &mut bytes)?;
+            bytes.truncate(read);
+            return Ok(DataReply::Bytes(bytes));
+        }
+        DataRequest::Seek { ino, offset, what } => {
+            return Ok(DataReply::Found(store.stream_seek(ino, offset, what)?));
+        }
+        DataRequest::Stat { inos } => {
+            let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
+            return Ok(DataReply::Stats(stats));
+        }
+        DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
+        DataRequest::Space => return Ok(DataReply::Space(store.space()?)),
+        DataRequest::Write { ino, offset, data } => store.stream_write(ino, offset, &data)?,
+        DataRequest::Allocate { ino, offset, length, mode } => {
+            store.stream_allocate(ino, offset, length, mode)?
+        }
+        DataRequest::Truncate { ino, size } => store.stream_truncate(ino, size)?,
+        // One that is not there has no time, nor bytes.
+        DataRequest::SetMtime { ino, .. } if store.stream_stat(ino)?.ctime == Time::default() => {}
+        DataRequest::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
+        // What an earlier attempt has left would count.
+        DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
+        DataRequest::Fill { ino, data, size, mtime, sync } => {
+            store.stream_create(ino)?;
+            store.stream_write(ino, 0, &data)?;
+            store.stream_truncate(ino, size)?;
+            store.stream_set_mtime(ino, mtime)?;
+            if sync {
+                store.stream_sync(ino)?;
+            }
+        }
+        DataRequest::Settle { ino } => store.stream_settle(ino)?,
+        DataRequest::Sync { ino } => store.stream_sync(ino)?,
+        DataRequest::Remove { ino } => store.stream_remove(ino)?,
+        // The machine's own.
+        DataRequest::Admit { .. } => {}
+    }
+    Ok(DataReply::Done)
+}
