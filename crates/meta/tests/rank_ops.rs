@@ -608,3 +608,18 @@ fn what_a_lost_rank_has_left_undecided_is_undone() {
     assert_eq!((prepared(fs), unfinished(fs), fs.0[1].meta.open_transactions()), (0, 0, 0));
     assert!(matches!(fs.0[1].answers.remove(&id), Some(Ok(Reply::Entry(_)))), "nor does anybody wait for it");
 }
+
+#[test]
+fn a_way_up_that_is_too_long_for_one_answer_is_told_in_parts() {
+    let fs = &mut Ranks::new(2);
+    let top = fs.mkdir_at(1, Ino::ROOT, "top", 0o755);
+    let mut dirs = vec![top];
+    while dirs.len() < 2500 {
+        dirs.push(fs.mkdir_at(1, dirs[dirs.len() - 1], "d", 0o755));
+    }
+    let deepest = dirs[dirs.len() - 1];
+    fs.mkdir_at(0, Ino::ROOT, "moved", 0o755);
+    assert_eq!(fs.rename((Ino::ROOT, "top"), (deepest, "below-itself")), Err(Errno::EINVAL));
+    assert_eq!(fs.rename((Ino::ROOT, "moved"), (deepest, "moved")), Ok(Reply::Done));
+    fs.fsck();
+}

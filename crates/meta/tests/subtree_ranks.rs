@@ -280,3 +280,21 @@ fn a_root_is_a_directory_wherever_it_lies() {
     fs.ask(GUEST, Request::GetAttr { ino: inside[0] }).unwrap();
     assert_eq!(fs.ask(GUEST, find(inside[1], DIRECTORY)), Err(Errno::ESTALE));
 }
+
+#[test]
+fn of_many_names_one_inside_will_do() {
+    let fs = &mut Ranks::new();
+    let Tree { root, inside, secrets, .. } = plant(fs);
+    for number in 0..1200 {
+        let dir = fs.mkdir_at(0, Ino::ROOT, &format!("{number}"));
+        fs.ask(ADMIN, link(secrets[2], dir, "linked")).unwrap();
+    }
+    assert_eq!(fs.find_name(root, "in1"), Ok(inside[1]));
+    assert_eq!(fs.ask(GUEST, find(secrets[2], FileType::Regular)), Err(Errno::ESTALE));
+    // It has the largest number of all.
+    let dir = fs.mkdir_at(2, inside[1], "last");
+    assert_eq!(fs.find_name(inside[1], "last"), Ok(dir));
+    fs.ask(ADMIN, link(secrets[2], dir, "linked")).unwrap();
+    assert_eq!(fs.ask(GUEST, link(secrets[2], inside[1], "another")).map(drop), Ok(()));
+    assert_eq!(fs.find_name(dir, "linked"), Ok(secrets[2]));
+}

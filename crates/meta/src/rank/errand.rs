@@ -8,7 +8,7 @@ use espalier_proto::{Access, Caller, Errno, FileType, Ino, Name, Rank, Reply, Re
 use super::agree::nameless;
 use super::edit::{Edit, Part};
 use super::lock::TURN;
-use super::message::{Answer, PeerMessage, Question, TransactionId};
+use super::message::{Answer, MAX_DIRS, PeerMessage, Question, TransactionId};
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::ops::rmdir::check_empty;
@@ -122,7 +122,7 @@ impl Meta {
                 let (dirs, next) = self.above(*dir)?;
                 Ok(Answer::Above { dirs, next })
             }
-            Question::Dirs { ino } => Ok(Answer::Dirs { dirs: self.dirs_of(*ino)? }),
+            Question::Dirs { ino, after } => Ok(Answer::Dirs { dirs: self.dirs_of(*ino, *after)? }),
             Question::Prepare { edits, time, since } => {
                 let part = Part { edits: edits.clone(), time: *time, since: *since };
                 let age = part.age(id);
@@ -154,33 +154,35 @@ impl Meta {
         })
     }
 
-    /// The directories at this rank that one is in, with itself, and the one at another rank that the last is in.
+    /// The directories at this rank that one is in, with itself, and the one that the last is in: at another rank, or there are more.
     pub(crate) fn above(&self, dir: Ino) -> Step<(Vec<Ino>, Option<Ino>)> {
         let (mut dirs, mut dir) = (Vec::new(), dir);
-        // More steps than there are inodes would be a circle, in a store that is damaged.
-        for _ in 0..=self.state.files {
+        loop {
             let inode = self.state.dir(dir)?;
-            let Body::Directory(directory) = &inode.body else { break };
+            let Body::Directory(directory) = &inode.body else { return Err(Errno::EIO.into()) };
             dirs.push(dir);
             if dir == Ino::ROOT || inode.nlink == 0 {
                 return Ok((dirs, None));
             }
-            if directory.parent.rank() != dir.rank() {
+            if directory.parent.rank() != dir.rank() || dirs.len() == MAX_DIRS {
                 return Ok((dirs, Some(directory.parent)));
             }
             dir = directory.parent;
         }
-        Err(Errno::EIO.into())
     }
 
-    /// The directory itself, or those that have names of a file.
-    pub(crate) fn dirs_of(&self, ino: Ino) -> Step<Vec<Ino>> {
+    /// The directory itself, or those that have names of a file: the first after one, in the order of their numbers.
+    pub(crate) fn dirs_of(&self, ino: Ino, after: Ino) -> Step<Vec<Ino>> {
         let cached = self.state.cached(ino)?;
-        Ok(match (&cached.inode, cached.home) {
+        let mut dirs: Vec<Ino> = match (&cached.inode, cached.home) {
             (inode, _) if inode.is_dir() => [ino].into(),
             (_, Home::Dentry { dir, .. }) => [dir].into(),
             (inode, _) => inode.names.iter().flat_map(|names| names.iter()).map(|(dir, _)| *dir).collect(),
-        })
+        };
+        dirs.retain(|dir| *dir > after);
+        dirs.sort_unstable();
+        dirs.truncate(MAX_DIRS);
+        Ok(dirs)
     }
 
     fn prepare(&mut self, cx: &mut Cx<'_>, id: TransactionId, mut part: Part) -> Step<Answer> {

@@ -70,14 +70,17 @@ pub enum PeerMessage {
     },
 }
 
+/// An answer names no more directories: it must fit into a message, whatever there is.
+pub(crate) const MAX_DIRS: usize = 1000;
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
     /// What does a name stand for, which the caller wants to replace?
     Look { dir: Ino, name: Name },
-    /// Which directories is one in, with itself, as far as they are at that rank?
+    /// Which directories is one in, with itself, as far as they are at that rank? The first [`MAX_DIRS`].
     Above { dir: Ino },
-    /// Which directory is one, or which have names of a file?
-    Dirs { ino: Ino },
+    /// Which directory is one, or which have names of a file? The [`MAX_DIRS`] with the smallest numbers above this.
+    Dirs { ino: Ino, after: Ino },
     /// Can this be done, and will it be, when that is decided?
     Prepare {
         edits: Vec<Edit>,
@@ -95,7 +98,7 @@ pub enum Answer {
         target: Option<(Ino, FileType)>,
         sticky: bool,
     },
-    /// `next`: the directory at another rank that the last of them is in.
+    /// `next`: the directory that the last of them is in: at another rank, or there are more.
     Above {
         dirs: Vec<Ino>,
         next: Option<Ino>,

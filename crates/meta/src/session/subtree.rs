@@ -95,20 +95,24 @@ impl Meta {
         if ino == top {
             return Ok(true);
         }
-        let dirs = if ino.rank() == self.config.rank {
-            self.dirs_of(ino)?
-        } else {
-            match self.ask_rank(cx, ino.rank(), Question::Dirs { ino })? {
-                Answer::Dirs { dirs } => dirs,
-                _ => return Err(Errno::EIO.into()),
+        let mut after = Ino(0);
+        loop {
+            let dirs = if ino.rank() == self.config.rank {
+                self.dirs_of(ino, after)?
+            } else {
+                match self.ask_rank(cx, ino.rank(), Question::Dirs { ino, after })? {
+                    Answer::Dirs { dirs } => dirs,
+                    _ => return Err(Errno::EIO.into()),
+                }
+            };
+            let Some(last) = dirs.last().copied() else { return Ok(false) };
+            for dir in dirs {
+                if self.is_below(cx, dir, top)? {
+                    return Ok(true);
+                }
             }
-        };
-        for dir in dirs {
-            if self.is_below(cx, dir, top)? {
-                return Ok(true);
-            }
+            after = last;
         }
-        Ok(false)
     }
 }
 
