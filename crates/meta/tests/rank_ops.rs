@@ -623,3 +623,32 @@ fn a_way_up_that_is_too_long_for_one_answer_is_told_in_parts() {
     assert_eq!(fs.rename((Ino::ROOT, "moved"), (deepest, "moved")), Ok(Reply::Done));
     fs.fsck();
 }
+
+#[test]
+fn a_client_that_has_left_while_a_rank_was_away_is_not_waited_for_there() {
+    let host =
+        |rank| Harness::with(Config { rank: Rank(rank), ranks: 2, session_ms: Some(60_000), ..config() });
+    let fs = &mut Ranks((0..2).map(host).collect());
+    let clients = [ClientId(100), ClientId(101), ClientId(102)];
+    for client in clients {
+        for host in &mut fs.0 {
+            host.input(Input::Connect { client, leases: true });
+            host.settle();
+        }
+    }
+    let mut away = fs.0.pop().unwrap();
+    away.drain();
+    fs.0[0].input(Input::Leave { client: clients[0] });
+    fs.0[0].input(Input::Leave { client: clients[1] });
+    fs.0.push(away.crash());
+    // One of them has come back since, to this rank at least.
+    fs.0[1].input(Input::Connect { client: clients[1], leases: true });
+    let caller = ROOT_CALLER;
+    let (below, id, from) = (RequestId(1), RequestId(1), clients[1]);
+    let request = Request::Reclaim { held: Vec::new(), last: true };
+    fs.0[1].input(Input::Request { from, id, below, caller, request });
+    let sessions = |fs: &Ranks| (fs.0[1].meta.figures().sessions, fs.0[1].meta.figures().awaited_sessions);
+    assert_eq!(sessions(fs), (3, 2));
+    fs.connect();
+    assert_eq!(sessions(fs), (2, 1));
+}

@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, Errno, FileType, Ino, Name, Rank, Time};
+use espalier_proto::{Caller, ClientId, Errno, FileType, Ino, Name, Rank, Time};
 use serde::{Deserialize, Serialize};
 
 use super::edit::Edit;
@@ -62,6 +62,10 @@ pub enum PeerMessage {
         last: u64,
         changes: Vec<(Ino, Usage)>,
         about: Vec<Ino>,
+    },
+    /// These clients have ended their sessions, the last ones that have: said when a connection begins, for the other may have been away then.
+    Left {
+        clients: Vec<ClientId>,
     },
     /// With the quotas above the directories that it was about, as far as they are known at once.
     Counted {

@@ -135,6 +135,7 @@ impl Meta {
                 let errand = Errand::Count { from, last, changes, about };
                 self.begin_errand(now, errand, espalier_proto::Caller::SERVER, out);
             }
+            PeerMessage::Left { clients } => self.left_elsewhere(now, &clients, out),
             PeerMessage::Counted { last, limits } => self.usage_counted(from, last, limits),
         }
     }
@@ -148,6 +149,10 @@ impl Meta {
             self.tell_rank(rank, PeerMessage::Finish { id, vote: Some(vote) });
         }
         self.inquire(|coordinator| coordinator == rank);
+        if !self.sessions.left.is_empty() {
+            let clients = self.sessions.left.iter().copied().collect();
+            self.tell_rank(rank, PeerMessage::Left { clients });
+        }
     }
 
     /// Nobody will say any more what becomes of what a rank has had prepared here: that is presumed aborted, as if it said so.

@@ -45,6 +45,8 @@ const WINDOW: u64 = 1024;
 const MAX_REQUESTS: u64 = 16 * WINDOW;
 /// What the answers that are kept for a client may take, about, in bytes.
 const WINDOW_BYTES: usize = 1 << 20;
+/// So many clients that have left are remembered, to be told to other ranks.
+const MOST_LEFT: usize = 4096;
 /// Inodes of expired sessions that are released at a time: bounds how long operations wait behind it.
 const RELEASE: usize = 128;
 
@@ -54,6 +56,8 @@ pub(crate) struct Sessions {
     clients: Map<ClientId, Session>,
     /// Without a name, and known to others than have taken the last one: they may forget them.
     pub recalls: Vec<Recall>,
+    /// The last clients that have left, where there are other ranks.
+    pub left: VecDeque<ClientId>,
     /// What is still to be released of what expired sessions held.
     abandoned: VecDeque<(Ino, Hold)>,
     /// That is under way.
@@ -389,6 +393,7 @@ impl Meta {
         }
         let session = Session { heard_ms: Some(now.uptime_ms), ..Session::default() };
         self.sessions.clients.insert(client, session);
+        self.sessions.left.retain(|left| *left != client);
         self.want_leases(client, leases);
         self.journal_session(client, true);
         self.connect_when_written(client, false, out);
@@ -419,9 +424,24 @@ impl Meta {
     pub(crate) fn leave(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
         let Some(session) = self.sessions.clients.get_mut(&client) else { return };
         session.left = true;
+        if self.config.ranks > 1 {
+            self.sessions.left.push_back(client);
+            if self.sessions.left.len() > MOST_LEFT {
+                self.sessions.left.pop_front();
+            }
+        }
         // What is under way ends first: its outcome would be nobody's.
         if !session.is_busy() && self.end_session(now, client, out) {
             self.release_abandoned_soon(now, out);
+        }
+    }
+
+    /// Clients have left another rank: those that were to say here what they have will not.
+    pub(crate) fn left_elsewhere(&mut self, now: Now, clients: &[ClientId], out: &mut Outbox) {
+        for client in clients {
+            if self.sessions.clients.get(client).is_some_and(|session| session.awaited) {
+                self.leave(now, *client, out);
+            }
         }
     }
 
