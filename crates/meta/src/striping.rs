@@ -190,10 +190,12 @@ impl Meta {
         if self.config.striping.is_none() || self.writable().is_err() {
             return;
         }
-        let watched = self.state.watched.iter_mut().filter(|(_, watched)| watched.unmeasured);
+        let (ticks, watched) = (self.ticks, self.state.watched.iter_mut());
         let unmeasured: Vec<Ino> = watched
+            .filter(|(_, watched)| watched.unmeasured)
             .map(|(ino, watched)| {
-                watched.unmeasured = false;
+                // It is watched until that is done.
+                (watched.unmeasured, watched.used) = (false, ticks);
                 *ino
             })
             .collect();

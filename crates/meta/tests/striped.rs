@@ -205,3 +205,40 @@ fn what_another_rank_has_not_settled_is_not_removed() {
     fs.drain();
     assert_eq!(fs.data.files(), BTreeMap::from([(other, 1)]));
 }
+
+/// While leases of the time before a crash may last, nothing can be counted. Then it is, also what a client has written that never comes
+/// back.
+#[test]
+fn what_a_client_has_written_that_does_not_come_back_is_counted() {
+    const SESSION_MS: u32 = 60_000;
+    let (session_ms, lease_ms) = (Some(SESSION_MS), Some(SESSION_MS));
+    let mut fs = Harness::with(Config { session_ms, lease_ms, ..striped(Acknowledge::Written) });
+    fs.data = DataServers::new(SERVERS);
+    let connect = || Input::Connect { client: ClientId(1), leases: false };
+    fs.input(connect());
+    let (node, dir, open) = (NewNode::Regular, Ino::ROOT, Some(open_how(Access::WRITE, false)));
+    let create =
+        Request::Create { dir, name: name("file"), node, perm: 0o644, umask: 0, open, exclusive: true };
+    let Ok(Reply::Created(Entry { attr: Attr { ino, .. }, .. }, _)) = fs.ask(create) else {
+        panic!("no file")
+    };
+    let data = vec![1; STRIP as usize];
+    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false }).unwrap();
+    fs.ask(resize(ino, 100)).unwrap();
+    let espalier_meta::Place::Servers(layout) = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 }) else {
+        panic!("it is not on data servers")
+    };
+    let end = layout.segments(299, 1).next().unwrap();
+    let write = DataRequest::Write { ino, offset: end.local, data: vec![1] };
+    fs.data.ask(layout.servers()[end.place], &write).unwrap();
+    fs.disk.sync_journal();
+    let mut fs = fs.crash();
+    for _ in 0..=SESSION_MS / 1000 + 2 {
+        fs.uptime_ms += 1000;
+        fs.input(Input::Tick);
+    }
+    assert_eq!(fs.meta.awaited(), []);
+    fs.input(connect());
+    let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
+    assert_eq!(fs.ask(counted), Ok(Reply::Bytes(b"300".to_vec())));
+}

@@ -100,14 +100,18 @@ impl Meta {
         Ok(())
     }
 
-    /// Some watched files that have been closed for a while. Once their streams are durable, a crash changes them no more.
+    /// Some watched files that have been closed for a while. Once their streams are durable, a crash changes them no more. Not those
+    /// whose sizes have not been asked for since the last one: that may have to wait for leases to end.
     pub(crate) fn idle_watched(&mut self) -> Vec<Ino> {
         const IDLE_TICKS: u64 = 30;
         const AT_ONCE: usize = 64;
         let (now, inodes) = (self.ticks, &self.state.inodes);
         let is_idle = |(ino, watched): &(&Ino, &mut Watched)| {
             let closed = inodes.get(*ino).is_none_or(|cached| cached.opens == 0 && cached.inode.nlink > 0);
-            closed && !watched.syncing && now.saturating_sub(watched.used) >= IDLE_TICKS
+            closed
+                && !watched.unmeasured
+                && !watched.syncing
+                && now.saturating_sub(watched.used) >= IDLE_TICKS
         };
         let idle = self.state.watched.iter_mut().filter(is_idle).take(AT_ONCE);
         idle.map(|(ino, watched)| {
