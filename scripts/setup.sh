@@ -35,6 +35,7 @@ if [ "${1:-run}" = test ]; then
     need acl setfacl
     need attr setfattr
     need curl curl
+    need strace strace
     need e2fsprogs mkfs.ext4
     need libacl1-dev '/usr/include/sys/acl.h'
     need e2fsprogs mkfs.ext4

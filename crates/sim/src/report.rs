@@ -54,6 +54,8 @@ pub struct KindReport {
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerReport {
     pub server: u32,
+    /// `metadata` or `data`.
+    pub role: &'static str,
     pub requests: u64,
     /// Mean number of requests in it, waiting or served; how many came per second; how many seconds each was in it (Little's L,
     /// lambda and W).
@@ -78,7 +80,7 @@ pub struct Used {
 
 impl ServerReport {
     /// And what is not lawful in it.
-    pub fn new(server: u32, now: Nanos, used: &Used) -> (Self, Vec<String>) {
+    pub fn new(server: u32, role: &'static str, now: Nanos, used: &Used) -> (Self, Vec<String>) {
         let stations = [("processor", used.cpu.little(now)), ("disk", used.disk.little(now))];
         let is_lawless = |(_, little): &&(&str, Little)| !little.holds();
         let lawless = stations.iter().filter(is_lawless).map(|(what, little)| {
@@ -89,6 +91,7 @@ impl ServerReport {
         let [(_, cpu), (_, disk)] = stations;
         let report = Self {
             server,
+            role,
             requests: used.cpu.departures,
             queue: cpu.number,
             arrivals_per_second: cpu.rate,
@@ -179,9 +182,15 @@ impl Report {
         self.operations.iter().map(|kind| kind.count).sum()
     }
 
-    /// Mean number of requests in a server.
+    /// Mean number of requests in a metadata server.
     pub fn mean_queue(&self) -> f64 {
-        self.servers.iter().map(|server| server.queue).sum::<f64>() / self.servers.len().max(1) as f64
+        let queues: Vec<f64> = self
+            .servers
+            .iter()
+            .filter(|server| server.role == "metadata")
+            .map(|server| server.queue)
+            .collect();
+        queues.iter().sum::<f64>() / queues.len().max(1) as f64
     }
 }
 
@@ -209,12 +218,13 @@ impl fmt::Display for Report {
         }
         writeln!(
             f,
-            "\n{:>10} {:>10} {:>8} {:>8} {:>10} {:>8} {:>10}",
-            "server", "requests", "queue", "busy", "disk queue", "busy", "entries"
+            "\n{:>6} {:>8} {:>10} {:>8} {:>8} {:>10} {:>8} {:>10}",
+            "server", "role", "requests", "queue", "busy", "disk queue", "busy", "entries"
         )?;
         for server in &self.servers {
             let ServerReport {
                 server,
+                role,
                 requests,
                 queue,
                 utilisation,
@@ -225,7 +235,7 @@ impl fmt::Display for Report {
             } = server;
             writeln!(
                 f,
-                "{server:>10} {requests:>10} {queue:>8.2} {:>7.1}% {disk_queue:>10.2} {:>7.1}% {entries:>10}",
+                "{server:>6} {role:>8} {requests:>10} {queue:>8.2} {:>7.1}% {disk_queue:>10.2} {:>7.1}% {entries:>10}",
                 utilisation * 100.0,
                 disk_utilisation * 100.0
             )?;

@@ -83,7 +83,7 @@ impl Default for Cluster {
             durability: Durability::Written,
             cache: Caching::Leases,
             session: Nanos::from_millis(60_000),
-            lease: Nanos::from_millis(30_000),
+            lease: Nanos::from_millis(10_000),
             strip: Bytes(64 << 10),
             journal: Bytes(16 << 20),
             memory: Bytes(1 << 30),

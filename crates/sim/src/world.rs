@@ -414,8 +414,11 @@ impl<'o> World<'o> {
     /// What has come of it until now.
     pub fn report(&self) -> Report {
         let (worked, used) = self.worked.clone().unwrap_or_else(|| (self.fabric.now, self.used()));
-        let servers =
-            used.iter().enumerate().map(|(server, used)| ServerReport::new(server as u32, worked, used));
+        let server = |(number, used): (usize, &Used)| {
+            let role = if number < self.servers.len() { "metadata" } else { "data" };
+            ServerReport::new(number as u32, role, worked, used)
+        };
+        let servers = used.iter().enumerate().map(server);
         let (servers, lawless): (Vec<_>, Vec<_>) = servers.unzip();
         Report {
             seed: self.scenario.seed,

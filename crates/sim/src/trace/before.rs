@@ -47,7 +47,10 @@ pub(super) enum Told {
 #[derive(Debug, Default)]
 pub(super) struct Before {
     known: BTreeMap<Vec<u8>, Known>,
+    /// By the paths that they had at first.
     was: BTreeMap<Vec<u8>, Was>,
+    /// From where to where, in order.
+    renamed: Vec<(Vec<u8>, Vec<u8>)>,
     /// By number: the path, where reading goes on, and whether its bytes are still those that were there.
     open: BTreeMap<u32, (Vec<u8>, u64, bool)>,
 }
@@ -185,15 +188,26 @@ impl Before {
         if path.is_empty() {
             return;
         }
-        if self.known.get(path).is_none() {
+        if !self.known.contains_key(path) {
             if let Some(parent) = parent(path) {
                 self.found(parent, Was::Directory);
             }
             self.known.insert(path.to_vec(), Known::There);
-            self.was.insert(path.to_vec(), was);
-        } else if let Some(known) = self.was.get_mut(path) {
+            self.was.insert(self.original(path), was);
+        } else if let Some(known) = self.was.get_mut(&self.original(path)) {
             known.learn(was);
         }
+    }
+
+    /// The path that was there at first of what has this one now.
+    fn original(&self, path: &[u8]) -> Vec<u8> {
+        let mut path = path.to_vec();
+        for (from, to) in self.renamed.iter().rev() {
+            if path.strip_prefix(to.as_slice()).is_some_and(|rest| rest.is_empty() || rest[0] == b'/') {
+                path.splice(..to.len(), from.iter().copied());
+            }
+        }
+        path
     }
 
     fn read(&mut self, file: u32, offset: Option<u64>, size: u64, told: Option<Told>) {
@@ -229,6 +243,7 @@ impl Before {
         }
         self.known.insert(from.to_vec(), Known::Absent);
         self.made(to);
+        self.renamed.push((from.to_vec(), to.to_vec()));
     }
 
     /// What makes it all.
@@ -237,9 +252,9 @@ impl Before {
         for (path, was) in self.was {
             match was {
                 Was::Directory => ops.push(Op::mkdir(path)),
-                Was::Something => make_file_in(&path, 0, &mut ops),
+                Was::Something => make_file(&path, 0, &mut ops),
                 Was::File { bytes, perm } => {
-                    make_file_in(&path, bytes, &mut ops);
+                    make_file(&path, bytes, &mut ops);
                     if perm.is_some() {
                         let set = SetAttr { perm, ..SetAttr::default() };
                         ops.push(Op::SetAttr { target: Target::Path(path), set });
@@ -286,21 +301,13 @@ fn parent(path: &[u8]) -> Option<&[u8]> {
     (end > 0).then_some(&path[..end])
 }
 
-/// What makes a file of zeros, with the directories that it is in.
-pub(super) fn make_file(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
-    let mut dirs: Vec<&[u8]> = std::iter::successors(parent(path), |path| parent(path)).collect();
-    dirs.reverse();
-    for dir in dirs {
-        let op = Op::mkdir(dir);
-        if !ops.contains(&op) {
-            ops.push(op);
-        }
-    }
-    make_file_in(path, bytes, ops);
+/// The directories that a path leads through.
+pub(super) fn dirs(path: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::successors(parent(path), |path| parent(path))
 }
 
-/// As [`make_file`], in a directory that is there.
-pub(super) fn make_file_in(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
+/// What makes a file of zeros.
+pub(super) fn make_file(path: &[u8], bytes: u64, ops: &mut Vec<Op>) {
     const FILE: u32 = 0;
     ops.push(Op::create(FILE, path));
     if bytes > 0 {

@@ -4,12 +4,12 @@
 //! A trace is a directory: `event.N` is what the process N did, `runtime.N` says what addresses in it point to, and `fs.ini` which files
 //! had been there, and which numbers stand for MPI's constants. A single file of events has to do without.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use espalier_proto::SetAttr;
 
-use super::{Act, BadLine, Entry, Expected, Trace, TraceError, lines, read};
+use super::{Act, BadLine, Entry, Expected, Trace, TraceError, before, lines, read};
 use crate::Nanos;
 use crate::source::{Op, OpenFlags, Target};
 
@@ -56,11 +56,15 @@ pub(super) fn read_directory(dir: &Path) -> Result<Trace, TraceError> {
     }
     let mut trace = Trace::default();
     let fs = read_ini(&dir.join("fs.ini"))?;
+    let dirs: BTreeSet<&[u8]> =
+        fs.section("FileSystem").flat_map(|(path, _)| before::dirs(path.as_bytes())).collect();
+    // Parents come before what is in them.
+    trace.before = dirs.into_iter().map(Op::mkdir).collect();
     for (path, size) in fs.section("FileSystem") {
         let size = number(size).ok_or_else(|| {
             BadLine::new(0, format!("`{path}` has no size, but `{size}`")).of(&dir.join("fs.ini"))
         })?;
-        super::before::make_file(path.as_bytes(), size, &mut trace.before);
+        before::make_file(path.as_bytes(), size, &mut trace.before);
     }
     for (number, path) in events {
         let runtime = read_ini(&dir.join(format!("runtime.{number}")))?;

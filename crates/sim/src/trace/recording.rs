@@ -74,12 +74,10 @@ impl Tree {
             (Request::ReadDir { dir, .. }, _) => {
                 told.entries.iter().for_each(|(name, inode)| self.found(*dir, name, *inode));
             }
-            (Request::Create { dir, name, .. }, Some(inode)) => {
-                // One that is not exclusive may have opened what was there.
-                if !self.inodes.contains_key(&inode.ino) {
-                    self.made.insert(inode.ino);
-                    self.changed.insert((*dir, name.clone()));
-                }
+            // One that is not exclusive may have opened what was there.
+            (Request::Create { dir, name, .. }, Some(inode)) if !self.inodes.contains_key(&inode.ino) => {
+                self.made.insert(inode.ino);
+                self.changed.insert((*dir, name.clone()));
             }
             (Request::TmpFile { .. }, Some(inode)) => drop(self.made.insert(inode.ino)),
             (
@@ -137,7 +135,7 @@ impl Tree {
             let Some(inode) = self.inodes.get(&ino) else { continue };
             match inode.kind {
                 FileType::Directory => ops.push(Op::mkdir(path.clone())),
-                FileType::Regular => before::make_file_in(&path, inode.size, &mut ops),
+                FileType::Regular => before::make_file(&path, inode.size, &mut ops),
                 FileType::Symlink => {
                     let target = self.targets.get(&ino).cloned().unwrap_or_else(|| b"unknown".to_vec());
                     ops.push(Op::Symlink { target, path: path.clone() });

@@ -35,12 +35,11 @@ pub(super) fn parse(text: &str, root: &Path) -> Result<Trace, BadLine> {
                 continue;
             }
         };
-        if !numbers.contains_key(&call.pid) {
-            numbers.insert(call.pid, processes.len());
+        let process = *numbers.entry(call.pid).or_insert_with(|| {
             processes.push((Vec::new(), start.unwrap_or_default()));
-        }
+            processes.len() - 1
+        });
         let Some(done) = translate::translate(&mut state, call)? else { continue };
-        let process = numbers.get(&call.pid).copied().unwrap_or_default();
         // A process begins after all that its parent had done.
         let parent = state.parent(call.pid).and_then(|parent| numbers.get(&parent)).copied();
         let is_first = processes[process].0.is_empty();

@@ -15,7 +15,7 @@ use crate::model::Work;
 use crate::observe::Node;
 use crate::random::{Random, Seed};
 use crate::report::Used;
-use crate::scenario::Scenario;
+use crate::scenario::{Durability, Scenario};
 use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
@@ -42,6 +42,8 @@ pub struct DataServer {
     clock: Clock,
     pub disk: Disk,
     store: MemoryStore,
+    /// Every change is durable before it is answered.
+    sync: bool,
     machine: Option<Data>,
     pub cpu: Station<DataJob>,
     pub device: Station<DataDiskJob>,
@@ -61,6 +63,7 @@ impl DataServer {
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             disk: Disk::new(&scenario.disk, seed.random("disk", number)),
             store: MemoryStore::new(),
+            sync: scenario.cluster.durability == Durability::Durable,
             machine: None,
             cpu: Station::new(scenario.cluster.cores),
             device: Station::new(1),
@@ -225,6 +228,7 @@ impl DataServer {
                 Access::Sync(0)
             }
             Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
+            Io::Request(request) if self.sync && changed(request).is_some() => Access::Sync(request.bytes()),
             Io::Request(request) => Access::Transfer(request.bytes()),
         };
         let time = self.disk.time(access);
@@ -240,9 +244,28 @@ impl DataServer {
         let result = match io {
             _ if self.disk.fails => Err(Errno::EIO),
             Io::SyncRemoved => Ok(DataReply::Done),
-            Io::Request(request) => execute(&self.store, request).map_err(|error| error.errno()),
+            Io::Request(request) => {
+                let to_sync = changed(&request).filter(|_| self.sync);
+                let done = execute(&self.store, request);
+                let done = done.and_then(|reply| {
+                    to_sync.map_or(Ok(()), |ino| self.store.stream_sync(ino)).map(|()| reply)
+                });
+                done.map_err(|error| error.errno())
+            }
         };
         self.input(fabric, Input::Done { id, result });
+    }
+}
+
+/// The datafile whose bytes or times a request changes.
+fn changed(request: &DataRequest) -> Option<Ino> {
+    match request {
+        DataRequest::Write { ino, .. }
+        | DataRequest::Allocate { ino, .. }
+        | DataRequest::Truncate { ino, .. }
+        | DataRequest::SetMtime { ino, .. }
+        | DataRequest::Fill { ino, size: 1.., .. } => Some(*ino),
+        _ => None,
     }
 }
 

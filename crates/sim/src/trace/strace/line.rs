@@ -36,7 +36,7 @@ pub(super) enum Returned {
 /// The process, the time since 1970, and the rest of a line. Without `-f` the process is 0.
 fn split(line: &str) -> Option<(u32, Nanos, &str)> {
     let line = line.strip_prefix("[pid").map_or(line, |rest| rest.trim_start());
-    let (first, rest) = line.split_once(|c: char| c == ' ' || c == ']')?;
+    let (first, rest) = line.split_once([' ', ']'])?;
     if let Some(time) = time(first) {
         return Some((0, time, rest.trim_start()));
     }

@@ -93,6 +93,12 @@ const CALLS: &[&str] = &[
     "execveat",
 ];
 
+/// Two paths that are not elsewhere.
+struct Pair {
+    from: Vec<u8>,
+    to: Vec<u8>,
+}
+
 /// A call whose arguments are read.
 struct Reader<'a> {
     state: &'a mut State,
@@ -326,8 +332,10 @@ impl Reader<'_> {
                 let flags = flags.fold(RenameFlags::empty(), |all, (_, flag)| all | flag);
                 self.both((Some(0), 1), (Some(2), 3))?.map(|paths| plain(rename(paths, flags)))
             }
-            "link" => self.both((None, 0), (None, 1))?.map(|(from, to)| plain(Op::Link { from, to })),
-            "linkat" => self.both((Some(0), 1), (Some(2), 3))?.map(|(from, to)| plain(Op::Link { from, to })),
+            "link" => self.both((None, 0), (None, 1))?.map(|Pair { from, to }| plain(Op::Link { from, to })),
+            "linkat" => {
+                self.both((Some(0), 1), (Some(2), 3))?.map(|Pair { from, to }| plain(Op::Link { from, to }))
+            }
             "symlink" => self.symlink(None, 1)?.map(plain),
             "symlinkat" => self.symlink(Some(1), 2)?.map(plain),
             "readlink" | "readlinkat" => {
@@ -348,9 +356,9 @@ impl Reader<'_> {
         &mut self,
         from: (Option<usize>, usize),
         to: (Option<usize>, usize),
-    ) -> Result<Option<(Vec<u8>, Vec<u8>)>, BadLine> {
+    ) -> Result<Option<Pair>, BadLine> {
         let (from, to) = (self.path(from.0, from.1)?, self.path(to.0, to.1)?);
-        Ok(from.zip(to))
+        Ok(from.zip(to).map(|(from, to)| Pair { from, to }))
     }
 
     /// Offset and size of a read or a write.
@@ -445,7 +453,7 @@ impl Reader<'_> {
     }
 }
 
-fn rename((from, to): (Vec<u8>, Vec<u8>), flags: RenameFlags) -> Op {
+fn rename(Pair { from, to }: Pair, flags: RenameFlags) -> Op {
     Op::Rename { from, to, flags }
 }
 
