@@ -232,6 +232,12 @@ impl Meta {
         match task.request {
             // If it has failed, the next tick tries again.
             Request::Sweep => return self.sweeping = false,
+            Request::Recount { ino } => {
+                if let Some(watched) = self.state.watched.get_mut(&ino) {
+                    watched.unmeasured |= result.is_err();
+                }
+                return;
+            }
             Request::Place { ino } => return out.placed.push((ino, result.map(drop))),
             Request::Enter { client, .. } => return out.entered.push((client, result.map(drop))),
             Request::Forget { .. } if self.config.session_ms.is_none() => return,

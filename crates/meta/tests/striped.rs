@@ -233,7 +233,9 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     fs.data.ask(layout.servers()[end.place], &write).unwrap();
     fs.disk.sync_journal();
     let mut fs = fs.crash();
-    for _ in 0..=SESSION_MS / 1000 + 2 {
+    for second in 0..=SESSION_MS / 1000 + 8 {
+        // When it is asked for at first, nobody answers.
+        fs.data.down = (SESSION_MS / 1000 - 2..=SESSION_MS / 1000 + 4).contains(&second);
         fs.uptime_ms += 1000;
         fs.input(Input::Tick);
     }

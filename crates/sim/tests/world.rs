@@ -46,7 +46,7 @@ const FAULTS: &str = "[cluster]\nranks = 3\nclients = 6\n[clock]\nskew = \"2 s\"
     partition = { every = { exponential = \"5 s\" }, for = \"1 s\" }\nlate = { every = \"700 ms\", for = \"200 ms\" }\n\
     slow_disk = { every = \"3 s\" }\n\
     [model]\npreset = \"wu\"\nclient = \"5 ms\"\n\
-    [[workload]]\nkind = \"create\"\nprocesses = 12\nfiles = 100\n[[workload]]\nkind = \"mdtest\"\nprocesses = 4\n";
+    [[workload]]\nkind = \"create\"\nprocesses = 12\nfiles = 100\n[[workload]]\nkind = \"mdtest\"\nprocesses = 4\nfiles = 200\n";
 
 #[test]
 fn what_breaks_is_mended() {
