@@ -113,9 +113,8 @@ impl Trial {
             Scenario { on: Some(machine.clone()), ..Scenario::parse(&text, Path::new("calibration"))? };
         let (mut observer, mut saboteur) = ((), ());
         let mut report = World::new(&scenario, &mut observer, &mut saboteur)?.run()?;
-        let mut of =
-            |kind: OpKind| report.operations.extract_if(.., |found| found.kind == kind.name()).next();
-        Ok([OpKind::Create, OpKind::Stat, OpKind::Unlink].into_iter().filter_map(|kind| of(kind)).collect())
+        let of = |kind: OpKind| report.operations.extract_if(.., |found| found.kind == kind.name()).next();
+        Ok([OpKind::Create, OpKind::Stat, OpKind::Unlink].into_iter().filter_map(of).collect())
     }
 }
 

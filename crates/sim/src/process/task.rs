@@ -244,7 +244,7 @@ impl Task {
                 if !file.flags.contains(OpenFlags::READ) {
                     return Err(Errno::EBADF);
                 }
-                let from = offset.unwrap_or(file.offset) + done;
+                let from = offset.unwrap_or(file.offset).saturating_add(done);
                 let size = (size - done).min(CHUNK) as u32;
                 ask_call(Call::Read { ino: file.ino, offset: from, size, noatime: false })
             }
@@ -254,7 +254,7 @@ impl Task {
                     return Err(Errno::EBADF);
                 }
                 let appends = file.flags.contains(OpenFlags::APPEND);
-                let from = if appends { END } else { offset.unwrap_or(file.offset) + done };
+                let from = if appends { END } else { offset.unwrap_or(file.offset).saturating_add(done) };
                 let (ino, size) = (file.ino, (size - done).min(CHUNK));
                 let data = Cow::Owned(kernel.stamp(size as usize));
                 ask_call(Call::Write { ino, offset: from, data, kill_suid_gid: is_user })
@@ -403,7 +403,7 @@ impl Task {
             return self.own(kernel, total);
         }
         if offset.is_none() {
-            kernel.files.update(file, |file| file.offset += total);
+            kernel.files.update(file, |file| file.offset = file.offset.saturating_add(total));
         }
         Ok(Turn::Done(Ok(total)))
     }

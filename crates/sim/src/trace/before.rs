@@ -82,7 +82,7 @@ impl Before {
             Op::Read { file, offset, size } => self.read(*file, *offset, *size, told),
             Op::Write { file, offset, size } => {
                 if let Some((path, place, _)) = self.open.get_mut(file) {
-                    *place = offset.map_or(*place + size, |_| *place);
+                    *place = offset.map_or(place.saturating_add(*size), |_| *place);
                     let path = path.clone();
                     self.changed(&path);
                 }
@@ -216,11 +216,11 @@ impl Before {
         };
         let begin = offset.unwrap_or(*place);
         if offset.is_none() {
-            *place += read;
+            *place = place.saturating_add(read);
         }
         if *is_whole && size > 0 && read > 0 {
             let path = path.clone();
-            self.found(&path, Was::File { bytes: begin + read, perm: None });
+            self.found(&path, Was::File { bytes: begin.saturating_add(read), perm: None });
         }
     }
 

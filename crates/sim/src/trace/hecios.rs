@@ -13,6 +13,9 @@ use super::{Act, BadLine, Entry, Expected, Trace, TraceError, before, lines, rea
 use crate::Nanos;
 use crate::source::{Op, OpenFlags, Target};
 
+/// Of one read or write.
+const MOST_BYTES: u64 = 1 << 40;
+
 /// MPI's modes of opening a file, the same in MPICH and Open MPI.
 const MODES: [(u64, OpenFlags); 6] = [
     (1, OpenFlags::CREATE),
@@ -247,7 +250,7 @@ impl Events {
         if record.expected == Expected::Success {
             // It is told when the call returns, so a pointer may be to it from the next event on.
             let at = record.number(4, "the file handle")?;
-            let handle = self.handle(at, record.id + 1);
+            let handle = self.handle(at, record.id.saturating_add(1));
             self.open.insert(handle, (self.files, 0));
         }
         Ok(Op::open(self.files, path, flags))
@@ -284,7 +287,7 @@ impl Events {
         let (file, offset) = self.file(record)?;
         *offset = match (is_from_start, is_from_here) {
             (true, _) => by,
-            (_, true) => *offset + by,
+            (_, true) => offset.saturating_add(by),
             _ => {
                 return Err(record.bad("where the file ends is not known, so it cannot be sought from there"));
             }
@@ -296,9 +299,12 @@ impl Events {
     fn moves(&mut self, record: &Record<'_>, reads: bool, is_at: bool) -> Result<Op, BadLine> {
         let offset = if is_at { Some(record.number(1, "the offset")?) } else { None };
         let size = record.number(if is_at { 3 } else { 2 }, "the count")?;
+        if size > MOST_BYTES {
+            return Err(record.bad(format!("the count is {size}, which is more than a simulation can hold")));
+        }
         let (file, place) = self.file(record)?;
         if !is_at {
-            *place += size;
+            *place = place.saturating_add(size);
         }
         let file = *file;
         Ok(if reads { Op::Read { file, offset, size } } else { Op::Write { file, offset, size } })

@@ -86,8 +86,6 @@ pub struct Client {
     /// Processes that have come to a barrier, or to their end, and the operations that have ended, since this was last asked.
     pub came: Vec<(u32, Reached)>,
     pub done: Vec<(u32, Done)>,
-    /// Calls under way.
-    pub calling: usize,
 }
 
 impl Client {
@@ -116,7 +114,6 @@ impl Client {
             ready: VecDeque::new(),
             came: Vec::new(),
             done: Vec::new(),
-            calling: 0,
         }
     }
 
@@ -138,7 +135,6 @@ impl Client {
     pub fn crash(&mut self, fabric: &mut Fabric<'_>) {
         self.is_up = false;
         self.lines.clear();
-        self.calling = 0;
         for (process, slot) in self.slots.iter_mut().enumerate() {
             if !std::mem::replace(&mut slot.has_ended, true) {
                 self.came.push((process as u32, Reached::End));
@@ -187,7 +183,6 @@ impl Client {
                 let now = self.now(fabric);
                 let ticket = Ticket { process, call: self.calls };
                 fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
-                self.calling += 1;
                 if let Some((result, _)) = self.sessions.answer(now, &call) {
                     self.end_call(fabric, ticket, &result);
                     return self.ready.push_back((process, Some(result)));
@@ -210,7 +205,6 @@ impl Client {
 
     fn end_call(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: &Result<Answer, Errno>) {
         fabric.observer.answered(fabric.now, self.index, ticket.call, result);
-        self.calling -= 1;
     }
 
     fn answered(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: Result<Answer, Errno>) {

@@ -7,6 +7,7 @@ use espalier_proto::{
     DataReply, DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, Time, ToData, Welcome,
 };
 use espalier_store::{MemoryStore, Store, StoreError};
+use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
 use crate::disk::{Access, Disk};
@@ -50,6 +51,7 @@ pub struct DataServer {
     random: Random,
     /// Who is connected, by the number of the connection.
     peers: BTreeMap<u64, (WireId, Asker)>,
+    numbers: FxHashMap<WireId, u64>,
     next_connection: u64,
     out: Outbox,
 }
@@ -69,6 +71,7 @@ impl DataServer {
             device: Station::new(1),
             random: seed.random("server", number),
             peers: BTreeMap::new(),
+            numbers: FxHashMap::default(),
             next_connection: 0,
             out: Outbox::default(),
         }
@@ -115,19 +118,17 @@ impl DataServer {
         self.cpu.clear(fabric.now);
         self.device.clear(fabric.now);
         self.peers.clear();
+        self.numbers.clear();
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss);
         fabric.drop_node(self.node, loss != Loss::Process);
     }
 
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
-        let found = self
-            .peers
-            .iter()
-            .find(|(_, (of, _))| *of == wire)
-            .map(|(connection, (_, from))| (*connection, *from));
-        if let Some((connection, from)) = found {
-            self.peers.remove(&connection);
+        let connection = self.numbers.remove(&wire);
+        if let Some((connection, (_, from))) =
+            connection.and_then(|number| Some((number, self.peers.remove(&number)?)))
+        {
             self.input(fabric, Input::Disconnect { from, connection });
         }
     }
@@ -139,9 +140,7 @@ impl DataServer {
         match message {
             Message::Hello(hello) => self.greet(fabric, wire, &hello),
             Message::ToData(message) => {
-                let Some((&connection, _)) = self.peers.iter().find(|(_, (of, _))| *of == wire) else {
-                    return;
-                };
+                let Some(&connection) = self.numbers.get(&wire) else { return };
                 if let Some(arrived) = self.cpu.arrive(fabric.now, DataJob { connection, message }) {
                     self.serve(fabric, arrived);
                 }
@@ -167,11 +166,13 @@ impl DataServer {
             .collect();
         for (number, wire) in old {
             self.peers.remove(&number);
+            self.numbers.remove(&wire);
             fabric.close(wire, self.node);
         }
         self.next_connection += 1;
         let (connection, incarnation) = (self.next_connection, hello.incarnation.unwrap_or_default());
         self.peers.insert(connection, (wire, from));
+        self.numbers.insert(wire, connection);
         let (rank, servers) = (espalier_proto::Rank(0), ServerMap::NONE);
         let welcome = Welcome {
             incarnation: self.start,

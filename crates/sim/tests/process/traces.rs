@@ -34,54 +34,54 @@ fn faithful(trace: Trace) -> Replayed {
 /// What a shell does for `mkdir d; echo hi > d/a; cat d/a; ln -s a d/b; ls d; mv d/a d/c; rm -r d`, about.
 const SHELL: &str = r#"100 1700000000.000100 execve("/bin/sh", ["sh"], 0x7ffc /* 3 vars */) = 0 <0.000103>
 100 1700000000.000200 mmap(NULL, 8192, PROT_READ, MAP_PRIVATE, -1, 0) = 0x7f9b73390000 <0.000003>
-100 1700000000.000300 openat(AT_FDCWD</home/me>, "/etc/passwd", O_RDONLY|O_CLOEXEC) = 3</etc/passwd> <0.000011>
+100 1700000000.000300 openat(AT_FDCWD</users/me>, "/etc/passwd", O_RDONLY|O_CLOEXEC) = 3</etc/passwd> <0.000011>
 100 1700000000.000400 read(3</etc/passwd>, "root:x:0:"..., 4096) = 900 <0.000005>
 100 1700000000.000500 close(3</etc/passwd>) = 0 <0.000003>
-100 1700000000.000600 newfstatat(AT_FDCWD</home/me>, "profile", {st_mode=S_IFREG|0644, st_size=300, ...}, 0) = 0 <0.000003>
-100 1700000000.000700 openat(AT_FDCWD</home/me>, "profile", O_RDONLY) = 3</home/me/profile> <0.000011>
-100 1700000000.000800 read(3</home/me/profile>, "abc"..., 200) = 200 <0.000005>
-100 1700000000.000900 read(3</home/me/profile>, "abc"..., 200) = 100 <0.000005>
-100 1700000000.001000 close(3</home/me/profile>) = 0 <0.000003>
+100 1700000000.000600 newfstatat(AT_FDCWD</users/me>, "profile", {st_mode=S_IFREG|0644, st_size=300, ...}, 0) = 0 <0.000003>
+100 1700000000.000700 openat(AT_FDCWD</users/me>, "profile", O_RDONLY) = 3</users/me/profile> <0.000011>
+100 1700000000.000800 read(3</users/me/profile>, "abc"..., 200) = 200 <0.000005>
+100 1700000000.000900 read(3</users/me/profile>, "abc"..., 200) = 100 <0.000005>
+100 1700000000.001000 close(3</users/me/profile>) = 0 <0.000003>
 100 1700000000.001100 clone(child_stack=NULL, flags=CLONE_CHILD_CLEARTID|SIGCHLD, child_tidptr=0x7f9b) = 101 <0.000100>
 101 1700000000.001150 mkdir("d", 0777) = 0 <0.000080>
 101 1700000000.001300 +++ exited with 0 +++
 100 1700000000.001350 --- SIGCHLD {si_signo=SIGCHLD, si_code=CLD_EXITED, si_pid=101} ---
-100 1700000000.001400 chdir("/home/me/d") = 0 <0.000003>
-100 1700000000.001500 openat(AT_FDCWD</home/me/d>, "a", O_WRONLY|O_CREAT|O_TRUNC, 0666) = 3</home/me/d/a> <0.000023>
-100 1700000000.001600 dup2(3</home/me/d/a>, 1</dev/null>) = 1</home/me/d/a> <0.000003>
-100 1700000000.001700 close(3</home/me/d/a>) = 0 <0.000003>
+100 1700000000.001400 chdir("/users/me/d") = 0 <0.000003>
+100 1700000000.001500 openat(AT_FDCWD</users/me/d>, "a", O_WRONLY|O_CREAT|O_TRUNC, 0666) = 3</users/me/d/a> <0.000023>
+100 1700000000.001600 dup2(3</users/me/d/a>, 1</dev/null>) = 1</users/me/d/a> <0.000003>
+100 1700000000.001700 close(3</users/me/d/a>) = 0 <0.000003>
 100 1700000000.001800 vfork( <unfinished ...>
-102 1700000000.001900 write(1</home/me/d/a>, "hi\n", 3 <unfinished ...>
+102 1700000000.001900 write(1</users/me/d/a>, "hi\n", 3 <unfinished ...>
 100 1700000000.001950 <... vfork resumed>) = 102 <0.000100>
 102 1700000000.002000 <... write resumed>) = 3 <0.000008>
 102 1700000000.002100 exit_group(0) = ?
 102 1700000000.002200 +++ exited with 0 +++
-100 1700000000.002300 close(1</home/me/d/a>) = 0 <0.000003>
-100 1700000000.002400 newfstatat(AT_FDCWD</home/me/d>, "b", 0x7fff, AT_SYMLINK_NOFOLLOW) = -1 ENOENT (No such file or directory) <0.000003>
-100 1700000000.002500 symlinkat("a", AT_FDCWD</home/me/d>, "b") = 0 <0.000010>
-100 1700000000.002600 openat(AT_FDCWD</home/me/d>, ".", O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_DIRECTORY) = 3</home/me/d> <0.000005>
-100 1700000000.002700 newfstatat(3</home/me/d>, "", {st_mode=S_IFDIR|0755, st_size=80, ...}, AT_EMPTY_PATH) = 0 <0.000003>
-100 1700000000.002800 getdents64(3</home/me/d>, 0x55 /* 4 entries */, 32768) = 96 <0.000005>
-100 1700000000.002900 getdents64(3</home/me/d>, 0x55 /* 0 entries */, 32768) = 0 <0.000005>
-100 1700000000.003000 close(3</home/me/d>) = 0 <0.000003>
-100 1700000000.003100 renameat2(AT_FDCWD</home/me/d>, "a", AT_FDCWD</home/me/d>, "c", RENAME_NOREPLACE) = 0 <0.000010>
-100 1700000000.003200 rmdir("/home/me/d") = -1 ENOTEMPTY (Directory not empty) <0.000010>
-100 1700000000.003300 unlinkat(AT_FDCWD</home/me/d>, "c", 0) = 0 <0.000010>
+100 1700000000.002300 close(1</users/me/d/a>) = 0 <0.000003>
+100 1700000000.002400 newfstatat(AT_FDCWD</users/me/d>, "b", 0x7fff, AT_SYMLINK_NOFOLLOW) = -1 ENOENT (No such file or directory) <0.000003>
+100 1700000000.002500 symlinkat("a", AT_FDCWD</users/me/d>, "b") = 0 <0.000010>
+100 1700000000.002600 openat(AT_FDCWD</users/me/d>, ".", O_RDONLY|O_NONBLOCK|O_CLOEXEC|O_DIRECTORY) = 3</users/me/d> <0.000005>
+100 1700000000.002700 newfstatat(3</users/me/d>, "", {st_mode=S_IFDIR|0755, st_size=80, ...}, AT_EMPTY_PATH) = 0 <0.000003>
+100 1700000000.002800 getdents64(3</users/me/d>, 0x55 /* 4 entries */, 32768) = 96 <0.000005>
+100 1700000000.002900 getdents64(3</users/me/d>, 0x55 /* 0 entries */, 32768) = 0 <0.000005>
+100 1700000000.003000 close(3</users/me/d>) = 0 <0.000003>
+100 1700000000.003100 renameat2(AT_FDCWD</users/me/d>, "a", AT_FDCWD</users/me/d>, "c", RENAME_NOREPLACE) = 0 <0.000010>
+100 1700000000.003200 rmdir("/users/me/d") = -1 ENOTEMPTY (Directory not empty) <0.000010>
+100 1700000000.003300 unlinkat(AT_FDCWD</users/me/d>, "c", 0) = 0 <0.000010>
 100 1700000000.003400 unlink("b") = 0 <0.000010>
-100 1700000000.003500 unlinkat(AT_FDCWD</home/me/d>, "../d", AT_REMOVEDIR) = 0 <0.000010>
-100 1700000000.003600 mkdir("/home/me/kept", 0777) = -1 EEXIST (File exists) <0.000010>
-100 1700000000.003700 rmdir("/home/me/other") = -1 ENOTEMPTY (Directory not empty) <0.000010>
-100 1700000000.003800 rename("/home/me/old/", "/home/me/new/") = 0 <0.000010>
-100 1700000000.003820 newfstatat(AT_FDCWD</home/me/d>, "../new/in/it", {st_mode=S_IFREG|0644, st_size=3, ...}, 0) = 0 <0.000003>
-100 1700000000.003850 mknod("/home/me/empty", S_IFREG|0644) = 0 <0.000010>
-100 1700000000.003870 mknod("/home/me/fifo", S_IFIFO|0644) = 0 <0.000010>
-100 1700000000.003900 readlink("/home/me/link", "target", 4096) = 6 <0.000010>
+100 1700000000.003500 unlinkat(AT_FDCWD</users/me/d>, "../d", AT_REMOVEDIR) = 0 <0.000010>
+100 1700000000.003600 mkdir("/users/me/kept", 0777) = -1 EEXIST (File exists) <0.000010>
+100 1700000000.003700 rmdir("/users/me/other") = -1 ENOTEMPTY (Directory not empty) <0.000010>
+100 1700000000.003800 rename("/users/me/old/", "/users/me/new/") = 0 <0.000010>
+100 1700000000.003820 newfstatat(AT_FDCWD</users/me/d>, "../new/in/it", {st_mode=S_IFREG|0644, st_size=3, ...}, 0) = 0 <0.000003>
+100 1700000000.003850 mknod("/users/me/empty", S_IFREG|0644) = 0 <0.000010>
+100 1700000000.003870 mknod("/users/me/fifo", S_IFIFO|0644) = 0 <0.000010>
+100 1700000000.003900 readlink("/users/me/link", "target", 4096) = 6 <0.000010>
 100 1700000000.004000 exit_group(0) = ?
 "#;
 
 #[test]
 fn a_log_of_strace_comes_to_the_same() {
-    let trace = read(SHELL, "/home/me").unwrap();
+    let trace = read(SHELL, "/users/me").unwrap();
     assert_eq!(trace.skipped["mmap"], 1);
     assert_eq!(trace.skipped["openat elsewhere"], 1);
     let replayed = faithful(trace);
@@ -159,6 +159,10 @@ fn malformed_lines_are_named() {
         ("1 MPI_FILE_CLOSE 0.1 0.1 0 0x5\n", "line 1: the file handle is of no file"),
         ("1 CPU_PHASE 0.1 long\n", "line 1: the duration is `long`"),
         ("1 MPI_FILE_OPEN 0.1 0.1 0 91 0x80 2 0 0x99\n", "line 1: the file's name is at 0x80"),
+        (
+            "1 MPI_FILE_OPEN 0.1 0.1 0 91 f 9 0 5\n2 MPI_FILE_WRITE 0.1 0.1 0 5 0 0xffffffffffffffff 1\n",
+            "line 2: the count",
+        ),
         ("something else\n", "it is no trace"),
     ] {
         let error = read(log, "/").expect_err(log);
@@ -279,7 +283,7 @@ fn traces_are_replayed_in_scenarios() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("shell"), SHELL).unwrap();
     let scenario = "[cluster]\nranks = 2\nclients = 3\n\
-                    [[workload]]\nkind = \"trace\"\nfiles = [\"shell\", \"shell\"]\nroot = \"/home/me\"\ncopies = 2\n\
+                    [[workload]]\nkind = \"trace\"\nfiles = [\"shell\", \"shell\"]\nroot = \"/users/me\"\ncopies = 2\n\
                     [[workload]]\nkind = \"mdtest\"\nprocesses = 4\nfiles = 10\n";
     let path = dir.path().join("scenario.toml");
     std::fs::write(&path, scenario).unwrap();

@@ -93,6 +93,9 @@ const CALLS: &[&str] = &[
     "execveat",
 ];
 
+/// Linux moves no more at once, whatever is asked.
+const MOST_BYTES: u64 = 0x7fff_f000;
+
 /// Two paths that are not elsewhere.
 struct Pair {
     from: Vec<u8>,
@@ -366,7 +369,7 @@ impl Reader<'_> {
         let offset = if is_at { Some(self.number(3)?) } else { None };
         let is_vector = self.call.name.trim_end_matches('2').ends_with('v');
         let size = if is_vector { vector_bytes(self.text(1)?) } else { self.number(2)? };
-        Ok((offset, size))
+        Ok((offset, size.min(MOST_BYTES)))
     }
 
     fn open(&mut self, value: i64) -> Result<Option<Op>, BadLine> {
@@ -495,7 +498,7 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 
 fn vector_bytes(text: &str) -> u64 {
     let fields = text.split("iov_len=").skip(1);
-    fields.filter_map(|rest| number(rest.split([',', '}']).next()?)).sum()
+    fields.filter_map(|rest| number(rest.split([',', '}']).next()?)).fold(0, u64::saturating_add)
 }
 
 fn told_of(structure: &str) -> Option<Told> {
