@@ -9,6 +9,7 @@ mod cluster;
 mod copy;
 mod cp;
 mod fsck;
+mod fuzz;
 mod mount;
 mod options;
 mod place;

@@ -14,12 +14,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 
 use crate::calibrate::{CalibrateArgs, calibrate};
+use crate::fuzz::{FuzzArgs, ReplayArgs, fuzz, replay};
 use crate::sweep;
 
 /// Events between two looks at whether the run is to be stopped.
 const STEP: u64 = 10_000;
-/// The run was stopped, or a trace came to something else.
-const UNLIKE: u8 = 1;
+/// The run was stopped, a trace came to something else, or something was found.
+pub(crate) const UNLIKE: u8 = 1;
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -53,12 +54,18 @@ pub struct SimArgs {
 pub enum SimCommand {
     /// Measure a server and its clients on this machine, and make a model of them for scenarios to name.
     Calibrate(CalibrateArgs),
+    /// Run random clusters with random calls and faults, and check all that is answered.
+    Fuzz(FuzzArgs),
+    /// Run once more what a seed of `fuzz` has run.
+    Replay(ReplayArgs),
 }
 
 pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     match &args.command {
         None => {}
         Some(SimCommand::Calibrate(args)) => return calibrate(args),
+        Some(SimCommand::Fuzz(args)) => return Ok(fuzz(args)),
+        Some(SimCommand::Replay(args)) => return replay(args),
     }
     let scenario = scenario(args)?;
     // An interrupt ends the run, and what it has come to is told. A second one ends it at once.

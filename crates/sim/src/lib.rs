@@ -3,10 +3,12 @@
 #![forbid(unsafe_code)]
 
 mod calibrate;
+mod check;
 mod clock;
 mod disk;
 mod dist;
 mod faults;
+pub mod fuzz;
 mod message;
 mod model;
 mod network;
@@ -18,6 +20,7 @@ mod quantity;
 mod queue;
 mod random;
 mod report;
+pub mod sabotage;
 mod scenario;
 mod series;
 pub mod source;
@@ -29,6 +32,7 @@ pub mod trace;
 mod world;
 
 pub use calibrate::{Fitted, Measured, Trial};
+pub use check::{Checker, Violation};
 pub use clock::ClockSettings;
 pub use disk::DiskSettings;
 pub use dist::Distribution;

@@ -32,6 +32,17 @@ pub enum Act {
     End,
 }
 
+/// What runs on a client: calls of its machine, one at a time.
+pub trait Program: std::fmt::Debug {
+    /// Goes on until it waits for something: to be called at first, and when that has come. `answer`: after [`Act::Call`].
+    fn step(&mut self, now: Nanos, random: &mut Random, answer: Option<Result<Answer, Errno>>) -> Act;
+
+    /// The operations that have ended since this was last asked.
+    fn take_finished(&mut self) -> Vec<Done> {
+        Vec::new()
+    }
+}
+
 /// By which door a program's operations come to the client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -90,13 +101,17 @@ impl Process {
         Self { kernel, source, task, last, finished, barriers: 0, left_open: None }
     }
 
-    /// Goes on until it waits for something: to be called at first, and when that has come. `answer`: after [`Act::Call`].
-    pub fn step(
-        &mut self,
-        now: Nanos,
-        random: &mut Random,
-        mut answer: Option<Result<Answer, Errno>>,
-    ) -> Act {
+    /// When a process ends, the kernel closes what it has left open.
+    fn release_next(&mut self) -> Act {
+        match self.left_open.as_mut().and_then(VecDeque::pop_front) {
+            Some(ino) => Act::Call(self.kernel.identity.caller.clone(), Call::Release { ino }),
+            None => Act::End,
+        }
+    }
+}
+
+impl Program for Process {
+    fn step(&mut self, now: Nanos, random: &mut Random, mut answer: Option<Result<Answer, Errno>>) -> Act {
         loop {
             if self.left_open.is_some() {
                 return self.release_next();
@@ -131,16 +146,7 @@ impl Process {
         }
     }
 
-    /// The operations that have ended since this was last asked.
-    pub fn take_finished(&mut self) -> impl Iterator<Item = Done> {
-        self.finished.drain(..)
-    }
-
-    /// When a process ends, the kernel closes what it has left open.
-    fn release_next(&mut self) -> Act {
-        match self.left_open.as_mut().and_then(VecDeque::pop_front) {
-            Some(ino) => Act::Call(self.kernel.identity.caller.clone(), Call::Release { ino }),
-            None => Act::End,
-        }
+    fn take_finished(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.finished)
     }
 }

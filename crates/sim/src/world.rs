@@ -20,7 +20,7 @@ use crate::faults::Faults;
 use crate::message::Message;
 use crate::network::Network;
 use crate::observe::{Arrival, Node, Observer, Saboteur};
-use crate::process::Process;
+use crate::process::Program;
 use crate::random::Seed;
 use crate::report::{self, Report, ServerReport, Tally, Used};
 use crate::scenario::{Cluster, Durability, Scenario, ScenarioError};
@@ -160,13 +160,14 @@ impl<'o> World<'o> {
         let (clients, dir) = (self.scenario.cluster.clients, &self.scenario.dir);
         let Started { crews, replays } = workload.start(number, first, clients, dir)?;
         let count = crews.iter().map(|crew| crew.len() as u32).sum();
-        crews.into_iter().for_each(|crew| self.add_processes(crew));
+        let program = |(client, process)| (client, Box::new(process) as Box<dyn Program>);
+        crews.into_iter().for_each(|crew| self.add_processes(crew.into_iter().map(program).collect()));
         self.replays.extend(replays);
         Ok(count)
     }
 
     /// Adds processes that meet at barriers, each on the client of that number, of which there is one.
-    pub fn add_processes(&mut self, processes: Vec<(u32, Process)>) {
+    pub fn add_processes(&mut self, processes: Vec<(u32, Box<dyn Program>)>) {
         let number = self.crews.len() as u32;
         self.crews.push(Crew { left: processes.len(), waiting: Vec::new() });
         let count = self.clients.len();
@@ -176,6 +177,12 @@ impl<'o> World<'o> {
                 self.seed.random("process", u64::from(client.index) << 32 | client.slots.len() as u64);
             client.add(process, number, random);
         }
+    }
+
+    /// Processes call by the numbers of inodes that they have been told of, however long ago. Said before the run begins.
+    pub fn keep_told(&mut self) {
+        let ranks = self.scenario.cluster.ranks;
+        self.clients.iter_mut().for_each(|client| client.keep_told(ranks));
     }
 
     /// Goes on with at most so many events. After an error nothing is to be expected of it but [`Self::report`].

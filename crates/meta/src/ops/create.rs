@@ -40,6 +40,8 @@ impl Meta {
             if !attr.streamed {
                 // It may have been truncated.
                 attr = self.state.inode(ino)?.attr(None);
+            } else if how.truncate {
+                (attr.size, attr.blocks, attr.mtime, attr.ctime) = (0, 0, cx.now, cx.now);
             }
             return Ok(Reply::Created(self.entry(cx, Some((dir, slot.hash)), cacheable, attr), opened));
         }

@@ -1,7 +1,7 @@
 use espalier_meta::{Config, Input};
 use espalier_proto::*;
 
-use crate::harness::{Harness, ROOT_CALLER, config, everywhere, name, open_how, under_faults, user};
+use crate::harness::{Harness, ROOT_CALLER, STRIP, config, everywhere, name, open_how, under_faults, user};
 
 fn create(fs: &mut Harness, caller: &Caller, path: &str, node: NewNode) -> Result<Attr, Errno> {
     let (dir, name) = fs.place(path)?;
@@ -74,6 +74,22 @@ fn what_is_there_is_opened_unless_exclusive() {
         fs.forget(ino);
         assert_eq!(fs.read(ino), b"bytes");
         fs.ask(Request::Release { ino }).unwrap();
+    });
+}
+
+#[test]
+fn what_is_there_and_big_is_told_to_be_empty_when_it_is_emptied() {
+    everywhere(|fs| {
+        let file = fs.file("file", b"bytes");
+        fs.write(file, STRIP, b"more").unwrap();
+        assert!(fs.is_streamed(file));
+        let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, true)));
+        let (perm, umask, exclusive) = (0o644, 0, false);
+        let request =
+            Request::Create { dir: Ino::ROOT, name: name("file"), node, perm, umask, open, exclusive };
+        let Ok(Reply::Created(entry, _)) = fs.ask(request) else { panic!("it is there") };
+        assert_eq!((entry.attr.size, entry.attr.blocks), (0, 0));
+        assert_eq!(fs.attr("file").size, 0);
     });
 }
 

@@ -12,7 +12,7 @@ use crate::clock::Clock;
 use crate::message::Message;
 use crate::model::Work;
 use crate::observe::Node;
-use crate::process::{Act, Process};
+use crate::process::{Act, Program};
 use crate::random::{Random, Seed};
 use crate::scenario::{Caching, Scenario};
 use crate::source::Done;
@@ -41,7 +41,7 @@ type DataAsked = (u64, Arc<()>);
 
 /// A process of a client.
 pub struct Slot {
-    process: Process,
+    process: Box<dyn Program>,
     random: Random,
     /// The scenario's workload that it belongs to.
     pub workload: u32,
@@ -117,9 +117,14 @@ impl Client {
         }
     }
 
-    pub fn add(&mut self, process: Process, workload: u32, random: Random) -> u32 {
+    pub fn add(&mut self, process: Box<dyn Program>, workload: u32, random: Random) -> u32 {
         self.slots.push(Slot { process, random, workload, answer: None, has_ended: false });
         (self.slots.len() - 1) as u32
+    }
+
+    /// Its processes never forget what inodes they have been told of, as if a kernel held them.
+    pub fn keep_told(&mut self, ranks: u16) {
+        self.sessions = Sessions::new(Cache::new(CACHED, Users::Tell), ranks.into(), true);
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
@@ -176,7 +181,7 @@ impl Client {
     fn step(&mut self, fabric: &mut Fabric<'_>, process: u32, answer: Option<Result<Answer, Errno>>) {
         let slot = &mut self.slots[process as usize];
         let act = slot.process.step(fabric.now, &mut slot.random, answer);
-        self.done.extend(slot.process.take_finished().map(|done| (process, done)));
+        self.done.extend(slot.process.take_finished().into_iter().map(|done| (process, done)));
         match act {
             Act::Call(caller, call) => {
                 self.calls += 1;

@@ -10,7 +10,7 @@ use espalier_proto::{
     Caller, ClientId, Errno, ObjectId, Position, Reply, Request, RequestId, StreamIo, Time,
 };
 use espalier_recording::{Asked, Line, Told};
-use espalier_sim::process::{Act, Door, Identity, Process};
+use espalier_sim::process::{Act, Door, Identity, Process, Program};
 use espalier_sim::source::{Done, Next as NextOp, Op, Source};
 use espalier_sim::{Nanos, Random, Seed};
 use espalier_store::{MemoryStore, Store, StoreError};
@@ -93,7 +93,7 @@ impl Embedded {
                 loop {
                     self.now += Nanos(1000);
                     let act = processes[at].step(self.now, &mut randoms[at], answer.take());
-                    all.extend(processes[at].take_finished().map(|done| (at, done)));
+                    all.extend(processes[at].take_finished().into_iter().map(|done| (at, done)));
                     match act {
                         Act::Call(caller, call) => {
                             let result = self.call(&caller, &call);

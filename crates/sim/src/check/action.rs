@@ -1,0 +1,342 @@
+//! What a call does at one instant. Calls on bytes that lie in several strips do so at several, one for each strip.
+
+use std::collections::BTreeMap;
+
+use espalier_client::Call;
+use espalier_proto::{END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    Lookup {
+        dir: Ino,
+        name: Name,
+    },
+    Attr {
+        ino: Ino,
+    },
+    /// The part of a listing that was asked for at once.
+    List {
+        dir: Ino,
+    },
+    ReadLink {
+        ino: Ino,
+    },
+    GetXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+    },
+    ListXattr {
+        ino: Ino,
+    },
+    /// `at`: the strip; `from`, `to`: in it.
+    Read {
+        ino: Ino,
+        at: u64,
+        from: usize,
+        to: usize,
+    },
+    Open {
+        ino: Ino,
+    },
+    Create {
+        dir: Ino,
+        name: Name,
+        node: NewNode,
+        perm: u32,
+        open: Option<Truncate>,
+        exclusive: bool,
+    },
+    Link {
+        ino: Ino,
+        dir: Ino,
+        name: Name,
+    },
+    Unlink {
+        dir: Ino,
+        name: Name,
+    },
+    RmDir {
+        dir: Ino,
+        name: Name,
+    },
+    Rename {
+        from: (Ino, Name),
+        to: (Ino, Name),
+        flags: RenameFlags,
+    },
+    SetAttr {
+        ino: Ino,
+        perm: Option<u32>,
+    },
+    SetXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+        value: Box<[u8]>,
+        mode: XattrMode,
+    },
+    RemoveXattr {
+        ino: Ino,
+        name: Box<[u8]>,
+    },
+    Write {
+        ino: Ino,
+        at: u64,
+        from: usize,
+        data: Box<[u8]>,
+    },
+    Append {
+        ino: Ino,
+        data: Box<[u8]>,
+    },
+    /// Makes one strip as long as it is in a file of so many bytes.
+    Truncate {
+        ino: Ino,
+        at: u64,
+        size: u64,
+    },
+}
+
+/// Whether what is opened is emptied.
+pub type Truncate = bool;
+
+/// How many strips a file may have by now.
+pub type Extents = BTreeMap<Ino, u64>;
+
+impl Action {
+    /// What a call does; empty: nothing that is checked.
+    pub fn all(call: &Call<'_>, strip: u64, extents: &mut Extents) -> Vec<Self> {
+        match *call {
+            Call::Request(ref request) => Self::of_request(request, strip, extents),
+            Call::Read { ino, offset, size, .. } => {
+                // Nothing can be beyond, or will be before this is answered, that must be read.
+                let extent = extents.get(&ino).copied().unwrap_or(0).max(offset / strip + 1);
+                let length = u64::from(size).min((extent * strip).saturating_sub(offset));
+                let read = |(at, from, to)| Self::Read { ino, at, from, to };
+                pieces(offset, length, strip).map(read).collect()
+            }
+            Call::Write { ino, offset: END, ref data, .. } => {
+                *extents.entry(ino).or_insert(1) += (data.len() as u64).div_ceil(strip);
+                vec![Self::Append { ino, data: data.as_ref().into() }]
+            }
+            Call::Write { ino, offset, ref data, .. } => {
+                let length = data.len() as u64;
+                let extent = extents.entry(ino).or_insert(1);
+                *extent = (*extent).max(offset.saturating_add(length).div_ceil(strip));
+                let piece = |(at, from, to): (u64, usize, usize)| {
+                    let first = (at * strip + from as u64 - offset) as usize;
+                    let data = data[first..first + to - from].into();
+                    Self::Write { ino, at, from, data }
+                };
+                pieces(offset, length, strip).map(piece).collect()
+            }
+            Call::Allocate { .. } | Call::Seek { .. } | Call::Copy { .. } | Call::Release { .. } => {
+                Vec::new()
+            }
+        }
+    }
+
+    fn of_request(request: &Request, strip: u64, extents: &mut Extents) -> Vec<Self> {
+        vec![match request.clone() {
+            Request::Lookup { dir, name } => Self::Lookup { dir, name },
+            Request::GetAttr { ino } => Self::Attr { ino },
+            Request::ReadDir { dir, .. } => Self::List { dir },
+            Request::ReadLink { ino } => Self::ReadLink { ino },
+            Request::GetXattr { ino, name } => Self::GetXattr { ino, name },
+            Request::ListXattr { ino } => Self::ListXattr { ino },
+            Request::Create { dir, name, node, perm, umask, open, exclusive } => {
+                let open = open.map(|how| how.truncate);
+                Self::Create { dir, name, node, perm: perm & !umask, open, exclusive }
+            }
+            Request::Link { ino, dir, name } => Self::Link { ino, dir, name },
+            Request::Unlink { dir, name } => Self::Unlink { dir, name },
+            Request::RmDir { dir, name } => Self::RmDir { dir, name },
+            Request::Rename { from_dir, from, to_dir, to, flags } => {
+                Self::Rename { from: (from_dir, from), to: (to_dir, to), flags }
+            }
+            Request::SetXattr { ino, name, value, mode, .. } => Self::SetXattr { ino, name, value, mode },
+            Request::RemoveXattr { ino, name } => Self::RemoveXattr { ino, name },
+            Request::Open { ino, how } => {
+                let mut all = if how.truncate { truncations(ino, 0, strip, extents) } else { Vec::new() };
+                all.push(Self::Open { ino });
+                return all;
+            }
+            Request::SetAttr { ino, set: SetAttr { size, perm, .. } } => {
+                let mut all = size.map_or(Vec::new(), |size| truncations(ino, size, strip, extents));
+                all.push(Self::SetAttr { ino, perm });
+                return all;
+            }
+            _ => return Vec::new(),
+        }]
+    }
+
+    /// Nothing is changed by it.
+    pub fn is_read(&self) -> bool {
+        matches!(
+            self,
+            Self::Lookup { .. }
+                | Self::Attr { .. }
+                | Self::List { .. }
+                | Self::ReadLink { .. }
+                | Self::GetXattr { .. }
+                | Self::ListXattr { .. }
+                | Self::Read { .. }
+                | Self::Open { .. }
+        )
+    }
+
+    /// Whose bytes it changes.
+    pub fn written(&self) -> Option<Ino> {
+        match self {
+            Self::Write { ino, .. } | Self::Append { ino, .. } | Self::Truncate { ino, .. } => Some(*ino),
+            _ => None,
+        }
+    }
+
+    fn footprint(&self) -> Footprint<'_> {
+        let none = Footprint::default();
+        let one = |ino: &Ino| Some(Inodes::One(*ino));
+        match self {
+            Self::Lookup { dir, name } => {
+                Footprint { names: [Some((*dir, name)), None], looks: Some(Inodes::Any), ..none }
+            }
+            Self::Attr { ino } => Footprint { looks: one(ino), dir: Some(*ino), ..none },
+            Self::List { dir } => Footprint { dir: Some(*dir), ..none },
+            Self::Open { ino } | Self::ReadLink { ino } => Footprint { looks: one(ino), ..none },
+            Self::GetXattr { ino, .. } | Self::ListXattr { ino } => Footprint { xattrs: Some(*ino), ..none },
+            Self::SetXattr { ino, .. } | Self::RemoveXattr { ino, .. } => {
+                Footprint { xattrs: Some(*ino), ..none }
+            }
+            // Where strips lie behind it tells whether one is read to its end.
+            Self::Read { ino, .. } => Footprint { bytes: Some((*ino, None)), ..none },
+            Self::Write { ino, at, .. } | Self::Truncate { ino, at, .. } => {
+                Footprint { bytes: Some((*ino, Some(*at))), changes: one(ino), ..none }
+            }
+            Self::Append { ino, .. } => Footprint { bytes: Some((*ino, None)), changes: one(ino), ..none },
+            Self::SetAttr { ino, .. } => {
+                Footprint { looks: one(ino), changes: one(ino), dir: Some(*ino), ..none }
+            }
+            Self::Create { dir, name, open, exclusive, .. } => {
+                let any = (open.is_some() && !exclusive).then_some(Inodes::Any);
+                let changes = any.filter(|_| *open == Some(true)).or(one(dir));
+                Footprint { names: [Some((*dir, name)), None], looks: any, changes, ..none }
+            }
+            Self::Link { ino, dir, name } => {
+                let names = [Some((*dir, name)), None];
+                // Of the file, and of the directory.
+                Footprint { names, looks: one(ino), changes: Some(Inodes::Any), ..none }
+            }
+            Self::Unlink { dir, name } => {
+                Footprint { names: [Some((*dir, name)), None], changes: Some(Inodes::Any), ..none }
+            }
+            Self::RmDir { dir, name } => {
+                Footprint { names: [Some((*dir, name)), None], is_of_tree: true, ..none }
+            }
+            Self::Rename { from, to, .. } => {
+                let names = [Some((from.0, &from.1)), Some((to.0, &to.1))];
+                Footprint { names, is_of_tree: true, ..none }
+            }
+        }
+    }
+
+    /// Whether the order of two may matter to one of them.
+    pub fn conflicts(&self, other: &Self) -> bool {
+        if self.is_read() && other.is_read() {
+            return false;
+        }
+        let (a, b) = (self.footprint(), other.footprint());
+        let (a_reads, b_reads) = (self.is_read(), other.is_read());
+        let strips = match (a.bytes, b.bytes) {
+            (Some((one, strip)), Some((other, other_strip))) => {
+                one == other && (strip.is_none() || other_strip.is_none() || strip == other_strip)
+            }
+            _ => false,
+        };
+        strips
+            || a.xattrs.is_some() && a.xattrs == b.xattrs
+            || a.is_of_tree && b.is_of_names()
+            || b.is_of_tree && a.is_of_names()
+            || a.names.iter().flatten().any(|name| b.names.iter().flatten().any(|other| other == name))
+            || a.dir.is_some_and(|dir| !b_reads && b.names.iter().flatten().any(|(at, _)| *at == dir))
+            || b.dir.is_some_and(|dir| !a_reads && a.names.iter().flatten().any(|(at, _)| *at == dir))
+            || Inodes::meet(a.looks, b.changes)
+            || Inodes::meet(a.changes, b.looks)
+    }
+
+    /// Names and inodes that it speaks of, for people who look for what has to do with it.
+    pub fn is_about(&self, other: &Self) -> bool {
+        fn inodes(action: &Action) -> Vec<Ino> {
+            let print = action.footprint();
+            let named = |inodes| match inodes {
+                Some(Inodes::One(ino)) => Some(ino),
+                _ => None,
+            };
+            let bytes = print.bytes.map(|(ino, _)| ino);
+            [named(print.looks), named(print.changes), print.dir, print.xattrs, bytes]
+                .into_iter()
+                .flatten()
+                .collect()
+        }
+        let (one, two) = (inodes(self), inodes(other));
+        self.conflicts(other)
+            || one.iter().any(|ino| two.contains(ino))
+            || self
+                .footprint()
+                .names
+                .iter()
+                .flatten()
+                .any(|name| other.footprint().names.contains(&Some(*name)))
+    }
+}
+
+/// What an action goes by and what it changes.
+#[derive(Default)]
+struct Footprint<'a> {
+    names: [Option<(Ino, &'a Name)>; 2],
+    /// All that is in this directory.
+    dir: Option<Ino>,
+    /// The attributes of inodes.
+    looks: Option<Inodes>,
+    changes: Option<Inodes>,
+    /// A strip of a file, or any.
+    bytes: Option<(Ino, Option<u64>)>,
+    xattrs: Option<Ino>,
+    /// Directories may come, go or move.
+    is_of_tree: bool,
+}
+
+#[derive(Clone, Copy)]
+enum Inodes {
+    One(Ino),
+    Any,
+}
+
+impl Inodes {
+    fn meet(a: Option<Self>, b: Option<Self>) -> bool {
+        match (a, b) {
+            (Some(Self::One(a)), Some(Self::One(b))) => a == b,
+            (None, _) | (_, None) => false,
+            _ => true,
+        }
+    }
+}
+
+impl Footprint<'_> {
+    fn is_of_names(&self) -> bool {
+        self.names[0].is_some() || self.dir.is_some() || self.looks.is_some()
+    }
+}
+
+/// A range of bytes as ranges of strips: which strip, and from where to where in it.
+fn pieces(offset: u64, length: u64, strip: u64) -> impl Iterator<Item = (u64, usize, usize)> {
+    let end = offset.saturating_add(length);
+    (offset / strip..end.div_ceil(strip)).map(move |at| {
+        let first = at * strip;
+        (at, (offset.max(first) - first) as usize, ((end - first).min(strip)) as usize)
+    })
+}
+
+fn truncations(ino: Ino, size: u64, strip: u64, extents: &mut Extents) -> Vec<Action> {
+    let extent = extents.entry(ino).or_insert(1);
+    *extent = (*extent).max(size.div_ceil(strip));
+    (0..*extent).map(|at| Action::Truncate { ino, at, size }).collect()
+}

@@ -1,0 +1,193 @@
+//! What a loss of power may take: of the changes that a rank coordinates, those that are not durable, with all that came after them.
+//! Every way in which that can be is looked at; answers that come later tell which it was.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use espalier_proto::Rank;
+
+use super::action::Action;
+use super::outcome::Outcome;
+use super::search::{PartId, World};
+use super::tree::{self, Base, Node, Tree};
+use crate::Nanos;
+
+/// A change that some world knows of.
+pub struct Logged {
+    pub action: Action,
+    pub rank: Rank,
+    pub since: Nanos,
+    /// When it was answered.
+    pub until: Option<Nanos>,
+}
+
+/// Changes in the order in which they were made, with what they came to.
+pub type Log = Vec<(PartId, Outcome)>;
+
+/// Remembers changes until they are durable.
+pub struct Durability {
+    /// A change is durable so long after it was answered.
+    within: Nanos,
+    /// The tree with all changes that are durable.
+    anchor: Base,
+    /// Changes since then that all worlds have in common; each world has those after them.
+    common: Log,
+    pub calls: BTreeMap<PartId, Logged>,
+    /// What was answered before then is durable at a rank.
+    synced: BTreeMap<Rank, Nanos>,
+}
+
+/// In more ways than this a loss of power is not looked at.
+const MOST_WAYS: usize = 300;
+
+impl Durability {
+    pub fn new(within: Nanos) -> Self {
+        let (calls, synced) = (BTreeMap::new(), BTreeMap::new());
+        Self { within, anchor: tree::empty(), common: Log::new(), calls, synced }
+    }
+
+    /// An `fsync` has been answered that was asked for at that time.
+    pub fn synced(&mut self, rank: Rank, since: Nanos) {
+        let synced = self.synced.entry(rank).or_default();
+        *synced = since.max(*synced);
+    }
+
+    fn is_durable(&self, id: PartId, now: Nanos) -> bool {
+        let Some(logged) = self.calls.get(&id) else { return true };
+        let synced = self.synced.get(&logged.rank).copied().unwrap_or_default();
+        logged.until.is_some_and(|until| until < synced || until + self.within < now)
+    }
+
+    /// Forgets what all worlds agree on and what is durable.
+    pub fn settle(&mut self, base: &Base, worlds: &mut [World], strip: u64, now: Nanos) {
+        let Some((first, others)) = worlds.split_first() else { return };
+        let is_common = |at: &usize| others.iter().all(|world| world.log.get(*at) == first.log.get(*at));
+        let count = (0..first.log.len()).take_while(is_common).count();
+        self.common.extend(first.log[..count].iter().cloned());
+        worlds.iter_mut().for_each(|world| drop(world.log.drain(..count)));
+        let told = Tree { base, changes: worlds[0].changes.clone() };
+        let count = self.common.iter().take_while(|(id, _)| self.is_durable(*id, now)).count();
+        for (id, _) in self.common.drain(..count).collect::<Vec<_>>() {
+            let Some(logged) = self.calls.remove(&id) else { continue };
+            let mut tree = Tree::like(&self.anchor);
+            replay(&mut tree, &told, id, &logged.action, strip);
+            let mut changes = tree.changes;
+            tree::settle(&mut self.anchor, std::iter::once(&mut changes));
+        }
+    }
+
+    /// The worlds that there may be after a loss of power, and the base that they differ from. `None`: there are too many.
+    pub fn lose_power(
+        &mut self,
+        rank: Rank,
+        now: Nanos,
+        base: &Base,
+        worlds: &BTreeSet<World>,
+        strip: u64,
+    ) -> Option<(Base, BTreeSet<World>)> {
+        let mut found = BTreeSet::new();
+        for world in worlds {
+            let log: Log = self.common.iter().chain(&world.log).cloned().collect();
+            for lost in self.ways(&log, rank, now)? {
+                found.extend(self.without(base, world, &log, &lost, strip));
+                if found.len() > MOST_WAYS {
+                    return None;
+                }
+            }
+        }
+        self.common.clear();
+        Some((self.anchor.clone(), found))
+    }
+
+    /// Which changes may be lost together.
+    fn ways(&self, log: &Log, rank: Rank, now: Nanos) -> Option<Vec<BTreeSet<PartId>>> {
+        let of_rank = log.iter().filter_map(|(id, _)| Some((*id, self.calls.get(id)?)));
+        let of_rank: Vec<_> = of_rank.filter(|(_, logged)| logged.rank == rank).collect();
+        let mut ways: Vec<BTreeSet<PartId>> = vec![BTreeSet::new()];
+        for (id, logged) in &of_rank {
+            let is_durable = self.is_durable(*id, now);
+            let mut next = Vec::new();
+            for lost in ways {
+                let follows = lost.iter().filter_map(|id| self.calls.get(id)).any(|before| {
+                    before.until.is_some_and(|until| until < logged.since)
+                        || before.action.conflicts(&logged.action)
+                });
+                if !follows {
+                    next.push(lost.clone());
+                }
+                if !is_durable {
+                    next.push(lost.into_iter().chain([*id]).collect());
+                }
+            }
+            ways = next;
+            if ways.len() > MOST_WAYS {
+                return None;
+            }
+        }
+        Some(ways)
+    }
+
+    /// A world in which some changes have not been made; `None`: then others could not have come to what they came to.
+    fn without(
+        &self,
+        base: &Base,
+        world: &World,
+        log: &Log,
+        lost: &BTreeSet<PartId>,
+        strip: u64,
+    ) -> Option<World> {
+        let told = Tree { base, changes: world.changes.clone() };
+        let mut tree = Tree::like(&self.anchor);
+        let mut kept = Log::new();
+        for (id, outcome) in log.iter().filter(|(id, _)| !lost.contains(id)) {
+            if let Some(logged) = self.calls.get(id)
+                && replay(&mut tree, &told, *id, &logged.action, strip).of_open() != outcome.of_open()
+            {
+                return None;
+            }
+            kept.push((*id, outcome.clone()));
+        }
+        // What numbers were told stand for stays so; what was lost is gone, and no other inode gets its number.
+        for (ino, node) in told.numbers() {
+            if tree.inode(node).is_none()
+                && let Some(inode) = told.inode(node)
+            {
+                tree.insert(node, tree::Inode { names: 0, ino: None, ..inode.clone() });
+            }
+            if !tree.bind(ino, node) {
+                return None;
+            }
+        }
+        let mut after = world.with(tree.changes);
+        after.log = kept;
+        lost.iter().for_each(|id| after.undo(*id));
+        Some(after)
+    }
+}
+
+/// Makes a change once more, and tells which number an inode has that it makes. `told`: a tree that knows it.
+fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, action: &Action, strip: u64) -> Outcome {
+    let node = Node(id.0);
+    let outcome = tree.perform(action, node, strip);
+    let is_new = tree.inode(node).is_some_and(|inode| inode.ino.is_none());
+    if let (true, Some(ino)) = (is_new, told.inode(node).and_then(|inode| inode.ino)) {
+        // Nobody else can have it: all numbers are from one tree.
+        let _ = tree.bind(ino, node);
+    }
+    outcome
+}
+
+/// Adds a change to the end of a log, and moves it before those whose order to it does not matter: so logs that come to the same are
+/// the same.
+pub fn append(log: &mut Log, calls: &BTreeMap<PartId, Logged>, id: PartId, outcome: Outcome) {
+    let Some(new) = calls.get(&id) else { return };
+    let mut place = log.len();
+    for (at, (other, _)) in log.iter().enumerate().rev() {
+        if calls.get(other).is_none_or(|other| other.action.conflicts(&new.action)) {
+            break;
+        }
+        if *other > id {
+            place = at;
+        }
+    }
+    log.insert(place, (id, outcome));
+}

@@ -1,0 +1,398 @@
+//! Whether what clients were answered can have been: is there an order of their calls, each at an instant between when it was made and
+//! when it was answered, that explains every answer? Calls without an answer may have been carried out, at any time since they
+//! were made.
+//!
+//! The check goes along with the run. It keeps all trees that there may be, and extends them by calls under way only as far as an
+//! answer needs it: calls that have nothing to do with each other are never put in order. Callers are taken to be the
+//! superuser; removals and copies of trees, files without names, allocations and copies of bytes are not checked, and must not be
+//! made of files that are.
+
+mod action;
+mod durable;
+mod outcome;
+mod perform;
+mod search;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod violation;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{ClientId, Errno, Ino, Rank, Request};
+
+use crate::Nanos;
+use action::{Action, Extents};
+use durable::{Durability, Logged};
+use outcome::{Told, is_refusal, is_unknown};
+use search::{Part, PartId, Search, World};
+use tree::Base;
+pub use violation::{Violation, shortened};
+
+/// Ended calls that are kept to tell of in a violation.
+const REMEMBERED: usize = 2000;
+/// With more trees that there may be than this, the check gives up.
+const MOST_WORLDS: usize = 200;
+
+/// Of the ways in which a tree may have come about, so many are remembered, for losses of power.
+const MOST_WAYS: usize = 3;
+
+/// A call that has been made.
+struct Asked {
+    number: u64,
+    since: Nanos,
+    text: String,
+    /// A listing from its beginning.
+    is_whole: bool,
+    /// An `fsync` at that rank.
+    synced: Option<Rank>,
+    /// Of the inodes that it names.
+    ranks: Vec<Rank>,
+    parts: Vec<PartId>,
+}
+
+/// A call that is over, for people.
+struct Past {
+    client: ClientId,
+    number: u64,
+    from: Nanos,
+    to: Option<Nanos>,
+    call: String,
+    answer: String,
+    actions: Vec<Action>,
+}
+
+/// Follows the calls of a run. See the module's description.
+pub struct Checker {
+    /// Bytes of a strip.
+    strip: u64,
+    base: Base,
+    worlds: BTreeSet<World>,
+    /// What has been asked, and may be carried out at any time.
+    pending: BTreeMap<PartId, Part>,
+    asked: BTreeMap<(ClientId, u64), Asked>,
+    next: u64,
+    extents: Extents,
+    /// When the bytes of a file that may have several strips were last changed by a call that is over.
+    changed: BTreeMap<Ino, Nanos>,
+    past: VecDeque<Past>,
+    durability: Option<Durability>,
+    /// After a loss of power: what clients had been told before may be cached until then, and what is in these files may be anything.
+    distrusted_until: Nanos,
+    lost_bytes: BTreeSet<Ino>,
+    /// Clients that have lost sessions with ranks.
+    strangers: BTreeSet<(ClientId, Rank)>,
+    given_up: bool,
+    checked: u64,
+}
+
+impl Checker {
+    /// Of an empty tree, with files whose bytes lie in strips of so many.
+    pub fn new(strip_bytes: u32) -> Self {
+        Self {
+            strip: u64::from(strip_bytes.max(1)),
+            base: tree::empty(),
+            worlds: [World::default()].into(),
+            pending: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            next: 1,
+            extents: Extents::new(),
+            changed: BTreeMap::new(),
+            past: VecDeque::new(),
+            durability: None,
+            distrusted_until: Nanos::ZERO,
+            lost_bytes: BTreeSet::new(),
+            strangers: BTreeSet::new(),
+            given_up: false,
+            checked: 0,
+        }
+    }
+
+    /// One that explains losses of power. `durable`: how long after it was answered a change is durable; zero: at once.
+    pub fn with_losses(strip_bytes: u32, durable: Nanos) -> Self {
+        Self { durability: Some(Durability::new(durable)), ..Self::new(strip_bytes) }
+    }
+
+    /// The check has given up, for what happened can be explained in too many ways. What came before was right.
+    pub fn has_given_up(&self) -> bool {
+        self.given_up
+    }
+
+    /// Answers that have been explained.
+    pub fn checked(&self) -> u64 {
+        self.checked
+    }
+
+    /// A client makes a call. `call_id`: no other call of the client has it before this one is answered.
+    pub fn invoked(&mut self, now: Nanos, client: ClientId, call_id: u64, call: &Call<'_>) {
+        if self.given_up {
+            return;
+        }
+        let actions = Action::all(call, self.strip, &mut self.extents);
+        // It coordinates what spans several.
+        let rank = match call {
+            Call::Request(request) => request.rank(),
+            call => call.stream().unwrap_or(Ino::ROOT).rank(),
+        };
+        let number = self.next;
+        self.next += 1;
+        let mut parts = Vec::new();
+        for (at, action) in actions.into_iter().enumerate() {
+            let id = PartId(number, at as u32);
+            if let (Some(durability), false) = (&mut self.durability, action.is_read()) {
+                let action = action.clone();
+                durability.calls.insert(id, Logged { action, rank, since: now, until: None });
+            }
+            self.pending.insert(id, Part { action, is_answered: true, is_blurred: false });
+            parts.push(id);
+        }
+        let is_whole = matches!(call, Call::Request(Request::ReadDir { after: 0, .. }));
+        let mut ranks = vec![rank];
+        match call {
+            Call::Request(Request::Rename { to_dir, .. }) => ranks.push(to_dir.rank()),
+            Call::Request(Request::Link { ino, .. }) => ranks.push(ino.rank()),
+            _ => {}
+        }
+        let synced = matches!(call, Call::Request(Request::Fsync { .. })).then_some(rank);
+        let asked =
+            Asked { number, since: now, text: violation::shortened(call), is_whole, synced, ranks, parts };
+        self.asked.insert((client, call_id), asked);
+    }
+
+    /// A call is answered.
+    ///
+    /// # Errors
+    /// No order of the calls explains the answer, with all that came before.
+    pub fn answered(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        call_id: u64,
+        result: &Result<Answer, Errno>,
+    ) -> Result<(), Box<Violation>> {
+        let Some(asked) = self.asked.remove(&(client, call_id)) else { return Ok(()) };
+        let actions: Vec<Action> = asked
+            .parts
+            .iter()
+            .filter_map(|id| self.pending.get(id))
+            .map(|part| part.action.clone())
+            .collect();
+        let is_over = !matches!(result, Err(errno) if is_unknown(*errno));
+        if let Some(durability) = &mut self.durability {
+            if let (Some(rank), Ok(_)) = (asked.synced, result) {
+                durability.synced(rank, asked.since);
+            }
+            for id in asked.parts.iter().filter(|_| is_over) {
+                durability.calls.entry(*id).and_modify(|logged| logged.until = Some(now));
+            }
+        }
+        if is_over {
+            self.explain(now, client, &asked, &actions, result)?;
+            let big = actions.iter().filter_map(Action::written).filter(|ino| self.is_big(*ino));
+            self.changed.extend(big.map(|ino| (ino, now)).collect::<Vec<_>>());
+        } else {
+            self.give_up(&asked.parts);
+        }
+        let answer = violation::shortened(result);
+        self.remember(client, asked, is_over.then_some(now), answer, actions);
+        Ok(())
+    }
+
+    /// A client ends. What it has asked may be carried out all the same.
+    pub fn lost(&mut self, client: ClientId) {
+        let calls: Vec<_> = self.asked.range((client, 0)..=(client, u64::MAX)).map(|(key, _)| *key).collect();
+        for key in calls {
+            let Some(asked) = self.asked.remove(&key) else { continue };
+            self.give_up(&asked.parts);
+            let actions = asked.parts.iter().filter_map(|id| self.pending.get(id));
+            let actions = actions.map(|part| part.action.clone()).collect();
+            self.remember(client, asked, None, "never answered".into(), actions);
+        }
+    }
+
+    /// A metadata server has lost power. See [`Self::distrust`], too.
+    ///
+    /// # Errors
+    /// Nothing that may have been lost explains what was answered before.
+    pub fn lost_power(&mut self, now: Nanos, rank: Rank) -> Result<(), Box<Violation>> {
+        if self.given_up {
+            return Ok(());
+        }
+        self.lose_bytes();
+        let Some(durability) = self.durability.as_mut() else { return Ok(()) };
+        match durability.lose_power(rank, now, &self.base, &self.worlds, self.strip) {
+            None => self.given_up = true,
+            Some((_, worlds)) if worlds.is_empty() => {
+                return Err(Box::new(Violation::of_power(now, rank)));
+            }
+            Some((base, worlds)) => (self.base, self.worlds) = (base, worlds),
+        }
+        Ok(())
+    }
+
+    /// What is looked at before then may be what was cached before a loss of power.
+    pub fn distrust(&mut self, until: Nanos) {
+        self.distrusted_until = until;
+    }
+
+    /// A data server has lost power: what is in big files may be anything.
+    pub fn lose_bytes(&mut self) {
+        let big = self.extents.iter().filter(|(_, extent)| **extent > 1).map(|(ino, _)| *ino);
+        self.lost_bytes.extend(big);
+    }
+
+    /// A rank has ended a client's session: what the client knows by number it may find no more.
+    pub fn session_lost(&mut self, client: ClientId, rank: Rank) {
+        self.strangers.insert((client, rank));
+    }
+
+    fn explain(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        asked: &Asked,
+        actions: &[Action],
+        result: &Result<Answer, Errno>,
+    ) -> Result<(), Box<Violation>> {
+        // Bytes of several strips are changed one after the other.
+        let changed = self.changed.iter().filter(|(_, at)| **at >= asked.since).map(|(ino, _)| *ino);
+        let changing = self.pending.values().filter_map(|part| part.action.written());
+        let changing = changing.filter(|ino| self.is_big(*ino));
+        let loose: BTreeSet<Ino> = changed.chain(changing).chain(self.lost_bytes.iter().copied()).collect();
+        let is_stranger = |rank: &Rank| self.strangers.contains(&(client, *rank));
+        let is_stale =
+            matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && asked.ranks.iter().any(is_stranger);
+        let mut read = 0;
+        for (id, action) in asked.parts.iter().zip(actions) {
+            let skip = match action {
+                Action::Read { from, to, .. } => {
+                    read += to - from;
+                    read - (to - from)
+                }
+                Action::List { .. } => usize::from(!asked.is_whole),
+                _ => 0,
+            };
+            let told = Told { action, result, skip, loose: &loose };
+            let may_be_old = action.is_read() && asked.since < self.distrusted_until;
+            if self.given_up || may_be_old || self.is_unchecked(&told) {
+                self.pending.remove(id);
+                continue;
+            }
+            let logged = self.durability.as_ref().map(|durability| &durability.calls);
+            let mut search = Search::new(&self.base, &self.pending, logged, self.strip, *id, &told);
+            let mut found: BTreeSet<World> =
+                self.worlds.iter().flat_map(|world| search.explained(world)).collect();
+            if is_stale || matches!(result, Err(errno) if is_refusal(*errno)) {
+                found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
+            }
+            let is_blurred = found.is_empty()
+                && (action.is_read() || result.is_err())
+                && self.pending.get(id).is_some_and(|part| part.is_blurred);
+            if is_blurred {
+                found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
+            }
+            let (is_bounded, possible) = (search.is_bounded(), std::mem::take(&mut search.possible));
+            if !search.is_exact {
+                self.pending.values_mut().for_each(|part| part.is_blurred = true);
+            }
+            if !is_bounded || found.len() > MOST_WORLDS {
+                self.given_up = true;
+                return Ok(());
+            }
+            if found.is_empty() {
+                return Err(Box::new(self.violation(now, client, asked, action, result, possible)));
+            }
+            self.pending.remove(id);
+            self.worlds = found.into_iter().map(|world| world.without(*id)).collect();
+            self.settle(now);
+        }
+        self.checked += 1;
+        Ok(())
+    }
+
+    /// What has been asked may have been done, or be done at any time; nobody will say.
+    fn give_up(&mut self, parts: &[PartId]) {
+        for id in parts {
+            match self.pending.get_mut(id) {
+                Some(part) if !part.action.is_read() => part.is_answered = false,
+                _ => drop(self.pending.remove(id)),
+            }
+        }
+        let worlds = std::mem::take(&mut self.worlds);
+        self.worlds = worlds.into_iter().map(|world| world.unanswered(parts)).collect();
+    }
+
+    fn is_big(&self, ino: Ino) -> bool {
+        self.extents.get(&ino).is_some_and(|extent| *extent > 1)
+    }
+
+    /// Moves what all worlds have in common to the base.
+    fn settle(&mut self, now: Nanos) {
+        let mut worlds: Vec<World> = std::mem::take(&mut self.worlds).into_iter().collect();
+        if let Some(durability) = &mut self.durability {
+            durability.settle(&self.base, &mut worlds, self.strip, now);
+        }
+        tree::settle(&mut self.base, worlds.iter_mut().map(|world| &mut world.changes));
+        let worlds: BTreeSet<World> = worlds.into_iter().collect();
+        let mut kept: Vec<World> = Vec::new();
+        for world in worlds {
+            if kept.iter().rev().take_while(|other| other.is_as(&world)).count() < MOST_WAYS {
+                kept.push(world);
+            }
+        }
+        self.worlds = kept.into_iter().collect();
+    }
+
+    fn remember(
+        &mut self,
+        client: ClientId,
+        asked: Asked,
+        to: Option<Nanos>,
+        answer: String,
+        actions: Vec<Action>,
+    ) {
+        if self.past.len() == REMEMBERED {
+            self.past.pop_front();
+        }
+        let Asked { number, since: from, text: call, .. } = asked;
+        self.past.push_back(Past { client, number, from, to, call, answer, actions });
+    }
+
+    fn violation(
+        &self,
+        now: Nanos,
+        client: ClientId,
+        asked: &Asked,
+        action: &Action,
+        result: &Result<Answer, Errno>,
+        possible: BTreeSet<String>,
+    ) -> Violation {
+        let is_about = |past: &&Past| past.actions.iter().any(|other| other.is_about(action));
+        let ended = self.past.iter().rev().filter(is_about).take(violation::TOLD);
+        let mut related: Vec<(u64, String)> = ended.map(|past| (past.number, past.to_string())).collect();
+        for ((client, _), other) in &self.asked {
+            let parts = other.parts.iter().filter_map(|id| self.pending.get(id));
+            if parts.into_iter().any(|part| part.action.is_about(action)) {
+                related.push((other.number, violation::under_way(*client, other.since, &other.text)));
+            }
+        }
+        related.sort();
+        Violation {
+            at: now,
+            client,
+            since: asked.since,
+            call: asked.text.clone(),
+            answer: violation::shortened(result),
+            possible: possible.into_iter().take(violation::TOLD).collect(),
+            related: related.into_iter().map(|(_, text)| text).collect(),
+        }
+    }
+
+    /// An append to a file of several strips is at one place, but its bytes are not all there at once.
+    fn is_unchecked(&self, told: &Told<'_>) -> bool {
+        let Action::Read { ino, .. } = told.action else { return false };
+        let is_append = |part: &Part| matches!(&part.action, Action::Append { ino: at, .. } if at == ino);
+        self.lost_bytes.contains(ino) || told.loose.contains(ino) && self.pending.values().any(is_append)
+    }
+}

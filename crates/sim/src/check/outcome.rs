@@ -1,0 +1,153 @@
+//! What an action comes to in one tree, and whether that is what was answered.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use espalier_client::Answer;
+use espalier_proto::{Attr, Entry, Errno, Ino, Name};
+
+use super::action::Action;
+use super::tree::{Node, Tree};
+
+/// What is told of a node by `stat`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Stat {
+    pub node: Node,
+    pub kind: u32,
+    pub perm: u32,
+    pub nlink: u32,
+    pub size: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outcome {
+    Done,
+    /// With any of these.
+    Fails(BTreeSet<i32>),
+    Absent,
+    /// A name stands for this.
+    Named(Stat),
+    Stat(Stat),
+    Listing(BTreeMap<Name, Node>),
+    Bytes(Vec<u8>),
+    /// So much has been written.
+    Written,
+    /// Of the file that it was about the last name is gone: it comes to that for those who have it open, and fails for others.
+    OrGone(Box<Outcome>),
+    /// It was about a directory that is gone.
+    Gone,
+    /// Nothing is known of what it was about.
+    Unknown,
+}
+
+impl Outcome {
+    pub fn fails(errnos: impl IntoIterator<Item = Errno>) -> Self {
+        Self::Fails(errnos.into_iter().map(Errno::raw).collect())
+    }
+
+    /// As for those who have the file open.
+    pub fn of_open(&self) -> &Self {
+        match self {
+            Self::OrGone(outcome) => outcome,
+            outcome => outcome,
+        }
+    }
+}
+
+/// What was answered to a call, for one of its actions.
+pub struct Told<'a> {
+    pub action: &'a Action,
+    pub result: &'a Result<Answer, Errno>,
+    /// Where in the answer the bytes of a read belong: that many are before them.
+    pub skip: usize,
+    /// The bytes of these files may have been changed meanwhile at several places one after the other: their size is not that of
+    /// one instant.
+    pub loose: &'a BTreeSet<Ino>,
+}
+
+/// A call may fail so whatever the tree is like, and has changed nothing then: there is no room, or too much goes on at once.
+pub fn is_refusal(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::ENOSPC
+            | Errno::EDQUOT
+            | Errno::EAGAIN
+            | Errno::ETXTBSY
+            | Errno::EXDEV
+            | Errno::EMLINK
+            | Errno::EFBIG
+    )
+}
+
+/// A call that fails so may have been carried out, and may be later.
+pub fn is_unknown(errno: Errno) -> bool {
+    matches!(errno, Errno::EIO | Errno::EINTR)
+}
+
+impl Told<'_> {
+    /// Whether an outcome is what was answered. Learns which numbers inodes have.
+    pub fn is(&self, outcome: &Outcome, tree: &mut Tree<'_>) -> bool {
+        match (outcome, self.result) {
+            (Outcome::Unknown, _) => true,
+            (Outcome::Done, Ok(Answer::Done | Answer::Opened(_))) => true,
+            (Outcome::Done, Ok(Answer::Attr(_))) => matches!(self.action, Action::Truncate { .. }),
+            (Outcome::Written, Ok(Answer::Written(_))) => true,
+            (Outcome::Fails(errnos), Err(errno)) => errnos.contains(&errno.raw()),
+            (Outcome::Absent, Ok(Answer::Absent { .. }) | Err(Errno::ENOENT)) => true,
+            (Outcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Answer::Absent { .. })) => true,
+            (Outcome::Gone, Ok(Answer::Attr(attr))) => attr.nlink == 0,
+            (Outcome::Gone, Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => entry.attr.nlink == 0,
+            (Outcome::Gone, Ok(Answer::Listing { entries, .. })) => entries.is_empty(),
+            (Outcome::OrGone(_), Err(Errno::ESTALE | Errno::ENOENT)) => true,
+            (Outcome::OrGone(outcome), _) => self.is(outcome, tree),
+            (Outcome::Named(stat), Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => {
+                self.names(stat, entry, tree)
+            }
+            (Outcome::Stat(stat), Ok(Answer::Attr(attr))) => {
+                self.tells(stat, attr) && tree.bind(attr.ino, stat.node)
+            }
+            (Outcome::Listing(names), Ok(Answer::Listing { entries, end, .. })) => {
+                let is_whole = *end && self.skip == 0;
+                (!is_whole || entries.len() == names.len())
+                    && entries.iter().all(|entry| {
+                        names.get(&entry.name).is_some_and(|node| {
+                            let kind = tree.inode(*node).map(|inode| inode.kind);
+                            kind == Some(entry.kind.bits()) && tree.bind(entry.ino, *node)
+                        })
+                    })
+            }
+            (Outcome::Bytes(bytes), Ok(Answer::Bytes(told))) => match self.action {
+                Action::Read { from, to, .. } => {
+                    let told = told.get(self.skip..).unwrap_or_default();
+                    told[..told.len().min(to - from)] == bytes[..]
+                }
+                Action::ListXattr { .. } => sorted(bytes) == sorted(told),
+                _ => bytes == told,
+            },
+            _ => false,
+        }
+    }
+
+    fn names(&self, stat: &Stat, entry: &Entry, tree: &mut Tree<'_>) -> bool {
+        let attr = &entry.attr;
+        let dir = match self.action {
+            Action::Lookup { dir, .. } | Action::Create { dir, .. } | Action::Link { dir, .. } => Some(dir),
+            _ => None,
+        };
+        // What one rank tells of a name and another of its inode is not of one instant.
+        let is_of_two = dir.is_some_and(|dir| dir.rank() != attr.ino.rank());
+        let is_told = if is_of_two { attr.kind.bits() == stat.kind } else { self.tells(stat, attr) };
+        is_told && tree.bind(attr.ino, stat.node)
+    }
+
+    fn tells(&self, stat: &Stat, attr: &Attr) -> bool {
+        (stat.kind, stat.perm, stat.nlink) == (attr.kind.bits(), attr.perm, attr.nlink)
+            && (stat.size == attr.size || self.loose.contains(&attr.ino))
+    }
+}
+
+/// The names of extended attributes, in any order.
+fn sorted(names: &[u8]) -> Vec<&[u8]> {
+    let mut names: Vec<&[u8]> = names.split(|byte| *byte == 0).filter(|name| !name.is_empty()).collect();
+    names.sort_unstable();
+    names
+}

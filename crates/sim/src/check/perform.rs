@@ -1,0 +1,289 @@
+//! What actions do to a tree: the reference for the program, as POSIX has it. Callers are taken to be the superuser.
+
+use std::collections::BTreeSet;
+
+use espalier_proto::{Errno, FileType, Ino, Name, NewNode, RenameFlags, XattrMode};
+
+use super::action::Action;
+use super::outcome::{Outcome, Stat};
+use super::tree::{Inode, Node, Tree};
+
+/// What somebody asked about may be.
+enum Found {
+    There(Node),
+    /// Its last name is gone.
+    Gone(Node),
+    /// Nobody has been told of it.
+    Unknown,
+}
+
+impl Tree<'_> {
+    /// Does what `action` says. `new`: how an inode is called that it makes; `strip`: bytes.
+    pub fn perform(&mut self, action: &Action, new: Node, strip: u64) -> Outcome {
+        match action {
+            Action::Lookup { dir, name } => match self.find(*dir) {
+                Found::There(dir) => self
+                    .name(dir, name)
+                    .map_or(Outcome::Absent, |node| Outcome::Named(self.stat(node, strip))),
+                Found::Gone(_) => Outcome::Gone,
+                Found::Unknown => Outcome::Unknown,
+            },
+            Action::Attr { ino } => self.of(*ino, |tree, node| Outcome::Stat(tree.stat(node, strip))),
+            Action::List { dir } => match self.find(*dir) {
+                Found::There(dir) => Outcome::Listing(self.names(dir)),
+                Found::Gone(_) => Outcome::Gone,
+                Found::Unknown => Outcome::Unknown,
+            },
+            Action::ReadLink { ino } => self.of_inode(*ino, |inode| match inode.kind {
+                kind if kind == FileType::Symlink.bits() => Outcome::Bytes(inode.target.to_vec()),
+                _ => Outcome::fails([Errno::EINVAL]),
+            }),
+            Action::GetXattr { ino, name } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
+                Some(value) => Outcome::Bytes(value.to_vec()),
+                None => Outcome::fails([Errno::ENODATA]),
+            }),
+            Action::ListXattr { ino } => self.of_inode(*ino, |inode| {
+                let names = inode.xattrs.keys().flat_map(|name| name.iter().copied().chain([0]));
+                Outcome::Bytes(names.collect())
+            }),
+            Action::Read { ino, at, from, to } => self.of_inode(*ino, |inode| {
+                let mut bytes = inode.strips.get(at).map_or(Vec::new(), |bytes| bytes.to_vec());
+                // A hole before the end is read as zeros.
+                let end = inode.size(strip).saturating_sub(at * strip).min(strip);
+                bytes.resize(end as usize, 0);
+                Outcome::Bytes(bytes.get(*from..bytes.len().min(*to)).unwrap_or_default().to_vec())
+            }),
+            Action::Open { ino } => self.of(*ino, |_, _| Outcome::Done),
+            Action::Create { dir, name, node, perm, open, exclusive } => {
+                self.create((*dir, name), node, *perm, *open, *exclusive, new, strip)
+            }
+            Action::Link { ino, dir, name } => self.link(*ino, (*dir, name), strip),
+            Action::Unlink { dir, name } => self.remove((*dir, name), false),
+            Action::RmDir { dir, name } => self.remove((*dir, name), true),
+            Action::Rename { from, to, flags } => self.rename((from.0, &from.1), (to.0, &to.1), *flags),
+            Action::SetAttr { ino, perm } => self.of(*ino, |tree, node| {
+                if let Some(perm) = perm {
+                    tree.change(node, |inode| inode.perm = *perm);
+                }
+                Outcome::Stat(tree.stat(node, strip))
+            }),
+            Action::SetXattr { ino, name, value, mode } => self.of(*ino, |tree, node| {
+                let is_there = tree.inode(node).is_some_and(|inode| inode.xattrs.contains_key(name));
+                match mode {
+                    XattrMode::Create if is_there => return Outcome::fails([Errno::EEXIST]),
+                    XattrMode::Replace if !is_there => return Outcome::fails([Errno::ENODATA]),
+                    _ => {}
+                }
+                tree.change(node, |inode| drop(inode.xattrs.insert(name.clone(), value.clone())));
+                Outcome::Done
+            }),
+            Action::RemoveXattr { ino, name } => self.of(*ino, |tree, node| {
+                let mut is_removed = false;
+                tree.change(node, |inode| is_removed = inode.xattrs.remove(name).is_some());
+                if is_removed { Outcome::Done } else { Outcome::fails([Errno::ENODATA]) }
+            }),
+            Action::Write { ino, at, from, data } => self.of(*ino, |tree, node| {
+                tree.change(node, |inode| inode.write_strip(*at, *from, data));
+                Outcome::Written
+            }),
+            Action::Append { ino, data } => self.of(*ino, |tree, node| {
+                tree.change(node, |inode| append(inode, data, strip));
+                Outcome::Written
+            }),
+            Action::Truncate { ino, at, size } => self.of(*ino, |tree, node| {
+                tree.change(node, |inode| truncate(inode, *at, *size, strip));
+                Outcome::Done
+            }),
+        }
+    }
+
+    fn find(&self, ino: Ino) -> Found {
+        match self.numbered(ino).map(|node| (node, self.inode(node))) {
+            Some((node, Some(inode))) if inode.names > 0 => Found::There(node),
+            Some((node, _)) => Found::Gone(node),
+            None => Found::Unknown,
+        }
+    }
+
+    /// What comes of something done to an inode, which may be open without a name.
+    fn of(&mut self, ino: Ino, act: impl FnOnce(&mut Self, Node) -> Outcome) -> Outcome {
+        match self.find(ino) {
+            Found::There(node) => act(self, node),
+            Found::Gone(node) => Outcome::OrGone(Box::new(act(self, node))),
+            Found::Unknown => Outcome::Unknown,
+        }
+    }
+
+    fn of_inode(&mut self, ino: Ino, look: impl FnOnce(&Inode) -> Outcome) -> Outcome {
+        self.of(ino, |tree, node| tree.inode(node).map_or(Outcome::Gone, look))
+    }
+
+    fn stat(&self, node: Node, strip: u64) -> Stat {
+        let inode = self.inode(node);
+        Stat {
+            node,
+            kind: inode.map_or(0, |inode| inode.kind),
+            perm: inode.map_or(0, |inode| inode.perm),
+            nlink: inode.map_or(0, Inode::nlink),
+            size: inode.map_or(0, |inode| inode.size(strip)),
+        }
+    }
+
+    fn is_dir(&self, node: Node) -> bool {
+        self.inode(node).is_some_and(Inode::is_dir)
+    }
+
+    fn is_empty(&self, node: Node) -> bool {
+        self.inode(node).is_none_or(|inode| inode.entries == 0)
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn create(
+        &mut self,
+        (dir, name): (Ino, &Name),
+        node: &NewNode,
+        perm: u32,
+        open: Option<bool>,
+        exclusive: bool,
+        new: Node,
+        strip: u64,
+    ) -> Outcome {
+        let dir = match self.find(dir) {
+            Found::There(dir) => dir,
+            Found::Gone(_) => return Outcome::Gone,
+            Found::Unknown => return Outcome::Unknown,
+        };
+        if let Some(there) = self.name(dir, name) {
+            let (Some(empties), false) = (open, exclusive) else { return Outcome::fails([Errno::EEXIST]) };
+            if empties {
+                // Others have none.
+                self.change(there, |inode| inode.strips.clear());
+            }
+            return Outcome::Named(self.stat(there, strip));
+        }
+        let (kind, perm, target) = match node {
+            NewNode::Regular => (FileType::Regular, perm, Box::default()),
+            NewNode::Directory => (FileType::Directory, perm, Box::default()),
+            NewNode::Symlink(target) => (FileType::Symlink, 0o777, target.clone()),
+            NewNode::Fifo => (FileType::Fifo, perm, Box::default()),
+            NewNode::Socket => (FileType::Socket, perm, Box::default()),
+            NewNode::CharDevice(_) => (FileType::CharDevice, perm, Box::default()),
+            NewNode::BlockDevice(_) => (FileType::BlockDevice, perm, Box::default()),
+        };
+        self.insert(new, Inode { target, ..Inode::new(kind, perm, dir) });
+        self.put(dir, name, new);
+        Outcome::Named(self.stat(new, strip))
+    }
+
+    fn link(&mut self, ino: Ino, (dir, name): (Ino, &Name), strip: u64) -> Outcome {
+        let (node, dir) = match (self.find(ino), self.find(dir)) {
+            (Found::Unknown, _) | (_, Found::Unknown) => return Outcome::Unknown,
+            (Found::There(node), Found::There(dir)) => (node, dir),
+            _ => return Outcome::fails([Errno::ESTALE, Errno::ENOENT, Errno::EEXIST, Errno::EPERM]),
+        };
+        let (is_dir, is_taken) = (self.is_dir(node), self.name(dir, name).is_some());
+        if is_dir || is_taken {
+            let errnos = [is_dir.then_some(Errno::EPERM), is_taken.then_some(Errno::EEXIST)];
+            return Outcome::fails(errnos.into_iter().flatten());
+        }
+        self.put(dir, name, node);
+        self.change(node, |inode| inode.names += 1);
+        Outcome::Named(self.stat(node, strip))
+    }
+
+    fn remove(&mut self, (dir, name): (Ino, &Name), is_rmdir: bool) -> Outcome {
+        let dir = match self.find(dir) {
+            Found::There(dir) => dir,
+            Found::Gone(_) => return Outcome::Gone,
+            Found::Unknown => return Outcome::Unknown,
+        };
+        let Some(node) = self.name(dir, name) else { return Outcome::fails([Errno::ENOENT]) };
+        match (self.is_dir(node), is_rmdir) {
+            (true, false) => return Outcome::fails([Errno::EISDIR]),
+            (false, true) => return Outcome::fails([Errno::ENOTDIR]),
+            (true, true) if !self.is_empty(node) => return Outcome::fails([Errno::ENOTEMPTY]),
+            _ => {}
+        }
+        self.take(dir, name);
+        self.change(node, |inode| inode.names -= 1);
+        Outcome::Done
+    }
+
+    fn rename(&mut self, from: (Ino, &Name), to: (Ino, &Name), flags: RenameFlags) -> Outcome {
+        let there = |found: Found| match found {
+            Found::There(node) => Ok(Some(node)),
+            Found::Gone(_) => Ok(None),
+            Found::Unknown => Err(Outcome::Unknown),
+        };
+        let (from_dir, to_dir) = match (there(self.find(from.0)), there(self.find(to.0))) {
+            (Ok(from_dir), Ok(to_dir)) => (from_dir, to_dir),
+            _ => return Outcome::Unknown,
+        };
+        let exchange = flags.contains(RenameFlags::EXCHANGE);
+        let named = |dir: Option<Node>, name: &Name| dir.and_then(|dir| self.name(dir, name));
+        let (moved, target) = (named(from_dir, from.1), named(to_dir, to.1));
+        // Which of several is told is nobody's business.
+        let mut errnos = BTreeSet::new();
+        if from_dir.is_none() || to_dir.is_none() || moved.is_none() || (exchange && target.is_none()) {
+            errnos.extend([Errno::ENOENT.raw(), Errno::ESTALE.raw()]);
+        }
+        if flags.contains(RenameFlags::NOREPLACE) && target.is_some() {
+            errnos.insert(Errno::EEXIST.raw());
+        } else if moved.is_some() && moved == target {
+            return Outcome::Done;
+        }
+        let mut into_itself = |node: Option<Node>, dir: Option<Node>| {
+            if let (Some(node), Some(dir)) = (node, dir)
+                && self.is_dir(node)
+                && self.is_below(dir, node)
+            {
+                errnos.insert(Errno::EINVAL.raw());
+            }
+        };
+        into_itself(moved, to_dir);
+        if exchange {
+            into_itself(target, from_dir);
+        } else if let (Some(moved), Some(target)) = (moved, target) {
+            match (self.is_dir(moved), self.is_dir(target)) {
+                (true, false) => drop(errnos.insert(Errno::ENOTDIR.raw())),
+                (false, true) => drop(errnos.insert(Errno::EISDIR.raw())),
+                (true, true) if !self.is_empty(target) => drop(errnos.insert(Errno::ENOTEMPTY.raw())),
+                _ => {}
+            }
+        }
+        let (true, Some(from_dir), Some(to_dir), Some(moved)) = (errnos.is_empty(), from_dir, to_dir, moved)
+        else {
+            return Outcome::Fails(errnos);
+        };
+        self.take(from_dir, from.1);
+        if let Some(target) = target {
+            self.take(to_dir, to.1);
+            if exchange {
+                self.put(from_dir, from.1, target);
+            } else {
+                self.change(target, |inode| inode.names -= 1);
+            }
+        }
+        self.put(to_dir, to.1, moved);
+        Outcome::Done
+    }
+}
+
+fn append(inode: &mut Inode, data: &[u8], strip: u64) {
+    let (mut at, mut data) = (inode.size(strip), data);
+    while !data.is_empty() {
+        let from = (at % strip) as usize;
+        let (now, later) = data.split_at(data.len().min(strip as usize - from));
+        inode.write_strip(at / strip, from, now);
+        at += now.len() as u64;
+        data = later;
+    }
+}
+
+fn truncate(inode: &mut Inode, at: u64, size: u64, strip: u64) {
+    let last = size.saturating_sub(1) / strip;
+    let written = inode.strips.get(&at).map_or(0, |bytes| bytes.len());
+    let end = size.saturating_sub(at * strip).min(strip) as usize;
+    // Where the file ends there is something; what is before that may be a hole.
+    inode.resize_strip(at, if at == last { end } else { written.min(end) });
+}

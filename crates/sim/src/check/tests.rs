@@ -1,0 +1,500 @@
+#![allow(clippy::unwrap_used)]
+
+use espalier_client::{Answer, Call, Opening};
+use espalier_proto::{
+    Access, Attr, Dirent, END, Entry, Errno, FileType, Home, Name, NewNode, OpenHow, RenameFlags, Request,
+    SetAttr, Time,
+};
+
+use super::*;
+
+const STRIP: u32 = 8;
+
+/// A checker whose clock goes on with each event, and which says whether answers can be.
+struct Run {
+    checker: Checker,
+    now: u64,
+    calls: u64,
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).unwrap()
+}
+
+fn attr(ino: u64, kind: FileType, nlink: u32, size: u64) -> Attr {
+    let none = Time::default();
+    Attr {
+        ino: Ino(ino),
+        kind,
+        perm: 0o755,
+        nlink,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size,
+        blocks: 0,
+        atime: none,
+        mtime: none,
+        ctime: none,
+        btime: none,
+        streamed: false,
+        bare: true,
+    }
+}
+
+fn entry(attr: Attr) -> Answer {
+    let (cacheable, name_leased, attr_leased, home, proof) = (true, false, false, Home::Table, 0);
+    Answer::Entry(Entry { attr, cacheable, name_leased, attr_leased, home, proof })
+}
+
+fn file(ino: u64) -> Answer {
+    entry(attr(ino, FileType::Regular, 1, 0))
+}
+
+fn dir(ino: u64) -> Answer {
+    entry(attr(ino, FileType::Directory, 2, 0))
+}
+
+fn listing(entries: &[(&str, u64)]) -> Answer {
+    let dirent = |(text, ino): &(&str, u64)| {
+        let (kind, cursor, entry) = (FileType::Regular, 3, None);
+        Dirent { name: name(text), ino: Ino(*ino), kind, cursor, entry }
+    };
+    Answer::Listing { entries: entries.iter().map(dirent).collect(), parent: Ino::ROOT, end: true }
+}
+
+fn make(dir: u64, text: &str, node: NewNode) -> Call<'static> {
+    let (perm, umask, open, exclusive) = (0o755, 0, None, true);
+    Call::Request(Request::Create { dir: Ino(dir), name: name(text), node, perm, umask, open, exclusive })
+}
+
+fn create(text: &str) -> Call<'static> {
+    make(1, text, NewNode::Regular)
+}
+
+fn mkdir(dir: u64, text: &str) -> Call<'static> {
+    make(dir, text, NewNode::Directory)
+}
+
+fn lookup(text: &str) -> Call<'static> {
+    Call::Request(Request::Lookup { dir: Ino::ROOT, name: name(text) })
+}
+
+fn unlink(text: &str) -> Call<'static> {
+    Call::Request(Request::Unlink { dir: Ino::ROOT, name: name(text) })
+}
+
+fn rename(from: (u64, &str), to: (u64, &str), flags: RenameFlags) -> Call<'static> {
+    let (from_dir, from, to_dir, to) = (Ino(from.0), name(from.1), Ino(to.0), name(to.1));
+    Call::Request(Request::Rename { from_dir, from, to_dir, to, flags })
+}
+
+fn getattr(ino: u64) -> Call<'static> {
+    Call::Request(Request::GetAttr { ino: Ino(ino) })
+}
+
+fn list() -> Call<'static> {
+    Call::Request(Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 100, plus: false })
+}
+
+fn write(offset: u64, data: &'static [u8]) -> Call<'static> {
+    Call::Write { ino: Ino(2), offset, data: data.into(), kill_suid_gid: false }
+}
+
+fn read(offset: u64, size: u32) -> Call<'static> {
+    Call::Read { ino: Ino(2), offset, size, noatime: true }
+}
+
+fn truncate(size: u64) -> Call<'static> {
+    let set = SetAttr { size: Some(size), ..SetAttr::default() };
+    Call::Request(Request::SetAttr { ino: Ino(2), set })
+}
+
+fn bytes(bytes: &[u8]) -> Answer {
+    Answer::Bytes(bytes.to_vec())
+}
+
+fn absent() -> Answer {
+    Answer::Absent { cacheable: true }
+}
+
+impl Run {
+    fn new() -> Self {
+        Self { checker: Checker::new(STRIP), now: 0, calls: 0 }
+    }
+
+    /// With a file of the number 2, that is called "f".
+    fn with_file() -> Self {
+        let mut run = Self::new();
+        assert!(run.did(create("f"), Ok(file(2))));
+        run
+    }
+
+    fn tick(&mut self) -> Nanos {
+        self.now += 1_000_000;
+        Nanos(self.now)
+    }
+
+    fn asks(&mut self, call: Call<'_>) -> u64 {
+        let now = self.tick();
+        self.calls += 1;
+        self.checker.invoked(now, ClientId(self.calls), 0, &call);
+        self.calls
+    }
+
+    fn ends(&mut self, call: u64, result: Result<Answer, Errno>) -> bool {
+        let now = self.tick();
+        let was_right = self.checker.answered(now, ClientId(call), 0, &result).is_ok();
+        assert!(!self.checker.has_given_up());
+        was_right
+    }
+
+    fn did(&mut self, call: Call<'_>, result: Result<Answer, Errno>) -> bool {
+        let call = self.asks(call);
+        self.ends(call, result)
+    }
+}
+
+#[test]
+fn what_has_been_made_is_there() {
+    let mut run = Run::with_file();
+    assert!(run.did(lookup("f"), Ok(file(2))));
+    assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 0)))));
+    assert!(run.did(list(), Ok(listing(&[("f", 2)]))));
+    assert!(run.did(create("f"), Err(Errno::EEXIST)));
+    assert!(run.did(unlink("f"), Ok(Answer::Done)));
+    assert!(run.did(lookup("f"), Ok(absent())));
+    assert!(run.did(getattr(2), Err(Errno::ESTALE)));
+    assert_eq!(run.checker.checked(), 8);
+}
+
+#[test]
+fn what_cannot_be_is_noticed() {
+    let wrong: Vec<(Call<'_>, Result<Answer, Errno>)> = vec![
+        (lookup("f"), Ok(absent())),
+        (lookup("f"), Ok(file(3))),
+        (lookup("f"), Err(Errno::ESTALE)),
+        (lookup("g"), Ok(file(2))),
+        (getattr(2), Ok(Answer::Attr(attr(2, FileType::Regular, 2, 0)))),
+        (getattr(2), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 1)))),
+        (getattr(2), Err(Errno::ESTALE)),
+        (list(), Ok(listing(&[]))),
+        (list(), Ok(listing(&[("f", 2), ("g", 3)]))),
+        (create("f"), Ok(file(3))),
+        (create("g"), Ok(file(2))),
+        (create("g"), Err(Errno::EEXIST)),
+        (unlink("f"), Err(Errno::ENOENT)),
+        (unlink("g"), Ok(Answer::Done)),
+        (read(0, 10), Ok(bytes(b"x"))),
+        (rename((1, "f"), (1, "g"), RenameFlags::empty()), Err(Errno::ENOENT)),
+        (rename((1, "f"), (1, "g"), RenameFlags::EXCHANGE), Ok(Answer::Done)),
+    ];
+    for (call, result) in wrong {
+        let text = format!("{call:?} {result:?}");
+        assert!(!Run::with_file().did(call, result), "{text}");
+    }
+}
+
+#[test]
+fn of_two_at_a_time_either_may_be_first() {
+    for (first, second) in [(Ok(file(2)), Err(Errno::EEXIST)), (Err(Errno::EEXIST), Ok(file(2)))] {
+        let mut run = Run::new();
+        let (a, b) = (run.asks(create("f")), run.asks(create("f")));
+        assert!(run.ends(a, first));
+        assert!(run.ends(b, second));
+    }
+    let mut run = Run::new();
+    let (a, b) = (run.asks(create("f")), run.asks(create("f")));
+    assert!(run.ends(a, Ok(file(2))));
+    assert!(!run.ends(b, Ok(file(3))));
+}
+
+#[test]
+fn nobody_goes_back_to_what_was_before() {
+    let mut run = Run::new();
+    let making = run.asks(create("f"));
+    assert!(run.did(lookup("f"), Ok(absent())));
+    assert!(run.did(lookup("f"), Ok(file(2))));
+    assert!(!run.did(lookup("f"), Ok(absent())));
+    // It is as it was before the wrong answer.
+    assert!(run.ends(making, Ok(file(2))));
+}
+
+#[test]
+fn who_asked_before_may_be_told_what_was() {
+    let mut run = Run::with_file();
+    let late: Vec<u64> = (0..3).map(|_| run.asks(lookup("f"))).collect();
+    assert!(run.did(unlink("f"), Ok(Answer::Done)));
+    assert!(run.did(create("f"), Ok(file(3))));
+    for (call, answer) in late.into_iter().zip([absent(), file(3), file(2)]) {
+        assert!(run.ends(call, Ok(answer)));
+    }
+    assert!(!run.did(lookup("f"), Ok(file(2))));
+}
+
+#[test]
+fn what_was_never_answered_may_have_been_done() {
+    let lose = || {
+        let mut run = Run::with_file();
+        let lost = run.asks(unlink("f"));
+        run.checker.lost(ClientId(lost));
+        assert!(run.did(lookup("f"), Ok(file(2))));
+        run
+    };
+    assert!(lose().did(lookup("f"), Ok(absent())));
+    let mut run = lose();
+    assert!(run.did(unlink("f"), Ok(Answer::Done)));
+    // It can be done only once.
+    assert!(run.did(create("f"), Ok(file(3))));
+    assert!(run.did(lookup("f"), Ok(absent())));
+    assert!(run.did(create("f"), Ok(file(4))));
+    assert!(!run.did(lookup("f"), Ok(absent())));
+    let mut run = Run::with_file();
+    assert!(run.did(unlink("f"), Err(Errno::EIO)));
+    assert!(run.did(create("f"), Ok(file(3))));
+}
+
+#[test]
+fn what_is_refused_is_not_done() {
+    let mut run = Run::new();
+    assert!(run.did(create("f"), Err(Errno::ENOSPC)));
+    assert!(!run.did(lookup("f"), Ok(file(2))));
+    let mut run = Run::new();
+    let making = run.asks(create("f"));
+    assert!(run.did(lookup("f"), Ok(file(2))));
+    assert!(!run.ends(making, Err(Errno::ENOSPC)));
+}
+
+#[test]
+fn a_rename_is_done_at_once_and_whole() {
+    let both = |first: &[(&str, u64)]| {
+        let mut run = Run::with_file();
+        let moving = run.asks(rename((1, "f"), (1, "g"), RenameFlags::empty()));
+        run.did(list(), Ok(listing(first))) && run.ends(moving, Ok(Answer::Done))
+    };
+    assert!(both(&[("f", 2)]) && both(&[("g", 2)]));
+    assert!(!both(&[]) && !both(&[("f", 2), ("g", 2)]));
+}
+
+#[test]
+fn directories_are_not_moved_into_each_other() {
+    let mut run = Run::new();
+    assert!(run.did(mkdir(1, "a"), Ok(dir(2))) && run.did(mkdir(1, "b"), Ok(dir(3))));
+    let first = run.asks(rename((1, "a"), (3, "x"), RenameFlags::empty()));
+    let second = run.asks(rename((1, "b"), (2, "y"), RenameFlags::empty()));
+    assert!(run.ends(first, Ok(Answer::Done)));
+    assert!(!run.ends(second, Ok(Answer::Done)));
+}
+
+#[test]
+fn directories_count_what_is_in_them() {
+    let mut run = Run::new();
+    assert!(run.did(mkdir(1, "a"), Ok(dir(2))) && run.did(mkdir(2, "b"), Ok(dir(3))));
+    assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Directory, 3, 1)))));
+    assert!(run.did(rename((2, "b"), (1, "b"), RenameFlags::empty()), Ok(Answer::Done)));
+    assert!(!run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Directory, 3, 0)))));
+    assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Directory, 2, 0)))));
+    let rmdir = Call::Request(Request::RmDir { dir: Ino::ROOT, name: name("b") });
+    assert!(run.did(rmdir, Ok(Answer::Done)));
+    assert!(run.did(mkdir(3, "c"), Err(Errno::ENOENT)));
+}
+
+#[test]
+fn links_are_counted() {
+    let mut run = Run::with_file();
+    let linking = Call::Request(Request::Link { ino: Ino(2), dir: Ino::ROOT, name: name("g") });
+    let linking = run.asks(linking);
+    let looking = run.asks(getattr(2));
+    assert!(run.ends(linking, Ok(entry(attr(2, FileType::Regular, 2, 0)))));
+    assert!(run.did(unlink("f"), Ok(Answer::Done)));
+    assert!(run.ends(looking, Ok(Answer::Attr(attr(2, FileType::Regular, 2, 0)))));
+    assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 0)))));
+}
+
+#[test]
+fn what_has_been_written_is_read() {
+    let mut run = Run::with_file();
+    assert!(run.did(write(0, b"abc"), Ok(Answer::Written(3))));
+    assert!(run.did(write(5, b"d"), Ok(Answer::Written(1))));
+    assert!(run.did(read(0, 100), Ok(bytes(b"abc\0\0d"))));
+    assert!(run.did(read(1, 2), Ok(bytes(b"bc"))));
+    assert!(!run.did(read(1, 2), Ok(bytes(b"b"))));
+    assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 6)))));
+    assert!(run.did(truncate(2), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 2)))));
+    assert!(run.did(write(END, b"x"), Ok(Answer::Written(1))));
+    assert!(run.did(read(0, 100), Ok(bytes(b"abx"))));
+    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: true, sync: false };
+    let opening = Opening { ino: Ino(2), keep_cache: false, passthrough: false };
+    assert!(run.did(Call::Request(Request::Open { ino: Ino(2), how }), Ok(Answer::Opened(opening))));
+    assert!(run.did(read(0, 100), Ok(bytes(b""))));
+}
+
+#[test]
+fn writes_to_a_small_file_are_not_torn() {
+    let read_meanwhile = |seen: &[u8]| {
+        let mut run = Run::with_file();
+        assert!(run.did(write(0, b"ab"), Ok(Answer::Written(2))));
+        let writing = run.asks(write(0, b"xy"));
+        run.did(read(0, 10), Ok(bytes(seen))) && run.ends(writing, Ok(Answer::Written(2)))
+    };
+    assert!(read_meanwhile(b"ab") && read_meanwhile(b"xy"));
+    assert!(!read_meanwhile(b"xb"));
+}
+
+#[test]
+fn strips_are_written_one_after_the_other() {
+    let read_meanwhile = |seen: &[u8]| {
+        let mut run = Run::with_file();
+        assert!(run.did(write(0, b"aaaaaaaabbbb"), Ok(Answer::Written(12))));
+        let writing = run.asks(write(6, b"xxyy"));
+        let right = run.did(read(0, 100), Ok(bytes(seen)));
+        assert!(run.ends(writing, Ok(Answer::Written(4))));
+        assert!(run.did(read(0, 100), Ok(bytes(b"aaaaaaxxyybb"))));
+        right
+    };
+    for seen in [b"aaaaaaaabbbb", b"aaaaaaxxbbbb", b"aaaaaaaayybb", b"aaaaaaxxyybb"] {
+        assert!(read_meanwhile(seen));
+    }
+    assert!(!read_meanwhile(b"aaaaaaxaybbb"));
+    let mut run = Run::with_file();
+    assert!(run.did(write(0, b"aaaaaaaabbbb"), Ok(Answer::Written(12))));
+    assert!(run.did(truncate(10), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 10)))));
+    assert!(run.did(write(20, b"c"), Ok(Answer::Written(1))));
+    assert!(run.did(read(4, 100), Ok(bytes(b"aaaabb\0\0\0\0\0\0\0\0\0\0c"))));
+}
+
+#[test]
+fn many_at_a_time_are_followed() {
+    let mut run = Run::new();
+    let names: Vec<String> = (0..4).map(|number| format!("f{number}")).collect();
+    for round in 0..30 {
+        let making: Vec<u64> = names.iter().map(|name| run.asks(create(name))).collect();
+        let listing: Vec<u64> = (0..4).map(|_| run.asks(list())).collect();
+        for (at, call) in making.iter().enumerate() {
+            assert!(run.ends(*call, Ok(file(100 + round * 100 + at as u64))));
+        }
+        for (at, call) in listing.iter().enumerate() {
+            let made = names[..at].iter().enumerate();
+            let made: Vec<_> =
+                made.map(|(at, name)| (name.as_str(), 100 + round * 100 + at as u64)).collect();
+            assert!(run.ends(*call, Ok(super::tests::listing(&made))));
+        }
+        let removing: Vec<u64> = names.iter().map(|name| run.asks(unlink(name))).collect();
+        for call in removing {
+            assert!(run.ends(call, Ok(Answer::Done)));
+        }
+    }
+}
+
+#[test]
+fn a_violation_tells_what_was_possible_and_what_was_done() {
+    let mut run = Run::with_file();
+    run.asks(create("g"));
+    let call = run.asks(lookup("g"));
+    let result = Ok(file(2));
+    let violation = run.checker.answered(Nanos(9_000_000), ClientId(call), 0, &result).unwrap_err();
+    let text = violation.to_string();
+    for part in ["client 3: Request(Lookup", "Absent", "not answered yet", "Create"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+const SECOND: Nanos = Nanos(1_000_000_000);
+
+fn fsync() -> Call<'static> {
+    Call::Request(Request::Fsync { ino: Ino::ROOT })
+}
+
+impl Run {
+    fn with_losses() -> Self {
+        Self { checker: Checker::with_losses(STRIP, SECOND), ..Self::new() }
+    }
+
+    fn loses_power(&mut self) -> bool {
+        let now = self.tick();
+        self.checker.lost_power(now, Rank(0)).is_ok()
+    }
+}
+
+#[test]
+fn a_loss_of_power_takes_what_was_last() {
+    let lose = || {
+        let mut run = Run::with_losses();
+        assert!(run.did(create("a"), Ok(file(2))) && run.did(create("b"), Ok(file(3))));
+        assert!(run.did(fsync(), Ok(Answer::Done)));
+        assert!(run.did(create("c"), Ok(file(4))) && run.did(unlink("a"), Ok(Answer::Done)));
+        assert!(run.did(create("d"), Ok(file(5))));
+        assert!(run.loses_power());
+        run
+    };
+    let all = [("a", 2), ("b", 3), ("c", 4), ("d", 5)];
+    for (left, is_right) in [
+        (vec![0, 1], true),
+        (vec![0, 1, 2], true),
+        (vec![1, 2], true),
+        (vec![1, 2, 3], true),
+        (vec![1], false),
+        (vec![0, 1, 3], false),
+        (vec![0], false),
+        (vec![0, 1, 2, 3], false),
+    ] {
+        let left: Vec<_> = left.into_iter().map(|at: usize| all[at]).collect();
+        assert_eq!(lose().did(list(), Ok(listing(&left))), is_right, "{left:?}");
+    }
+    // What is lost stays so, and its number is nobody else's.
+    let mut run = lose();
+    assert!(run.did(lookup("d"), Ok(absent())) && run.did(getattr(5), Err(Errno::ESTALE)));
+    assert!(!run.did(create("e"), Ok(file(5))));
+    assert!(run.did(create("e"), Ok(file(6))) && run.did(lookup("e"), Ok(file(6))));
+    assert!(run.loses_power() && run.did(lookup("e"), Ok(absent())));
+}
+
+#[test]
+fn what_was_done_at_a_time_may_be_lost_in_any_order() {
+    for lost in ["a", "b"] {
+        let mut run = Run::with_losses();
+        let (a, b) = (run.asks(create("a")), run.asks(create("b")));
+        assert!(run.ends(a, Ok(file(2))) && run.ends(b, Ok(file(3))));
+        assert!(run.loses_power());
+        let kept = if lost == "a" { ("b", 3) } else { ("a", 2) };
+        assert!(run.did(lookup(lost), Ok(absent())) && run.did(lookup(kept.0), Ok(file(kept.1))));
+    }
+}
+
+#[test]
+fn what_is_older_is_durable() {
+    let mut run = Run::with_losses();
+    assert!(run.did(create("a"), Ok(file(2))));
+    run.now += SECOND.0;
+    assert!(run.did(create("b"), Ok(file(3))));
+    assert!(run.loses_power());
+    assert!(!run.did(lookup("a"), Ok(absent())));
+    assert!(run.did(lookup("b"), Ok(absent())));
+}
+
+#[test]
+fn what_another_rank_has_built_upon_is_durable() {
+    let other = 1 << 48 | 7;
+    let make = || {
+        let mut run = Run::with_losses();
+        assert!(run.did(mkdir(1, "d"), Ok(dir(other))));
+        assert!(run.did(make(other, "f", NewNode::Regular), Ok(file(other + 1))));
+        assert!(run.loses_power());
+        run
+    };
+    assert!(make().did(lookup("d"), Ok(dir(other))));
+    assert!(!make().did(lookup("d"), Ok(absent())));
+}
+
+#[test]
+fn who_looks_between_two_that_have_nothing_to_do_with_each_other_sees_one() {
+    for (seen, is_right) in
+        [(vec![("a", 2)], true), (vec![("b", 3)], true), (vec![], true), (vec![("c", 3)], false)]
+    {
+        let mut run = Run::new();
+        let looking = run.asks(list());
+        let (a, b) = (run.asks(create("a")), run.asks(create("b")));
+        assert!(run.ends(a, Ok(file(2))) && run.ends(b, Ok(file(3))));
+        assert_eq!(run.ends(looking, Ok(listing(&seen))), is_right, "{seen:?}");
+    }
+}

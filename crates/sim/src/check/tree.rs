@@ -1,0 +1,287 @@
+//! Trees that there may be: one that all agree on, and for each the few records in which it differs from that.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use espalier_proto::{FileType, Ino, Name};
+
+/// An inode, named by the operation that makes it; what number it has is found out later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Node(pub u64);
+
+impl Node {
+    pub const ROOT: Self = Self(0);
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    Inode(Node),
+    Name(Node, Name),
+    Number(Ino),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Record {
+    Inode(Rc<Inode>),
+    /// What a name or a number stands for.
+    Node(Node),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Inode {
+    /// `None`: nobody has been told.
+    pub ino: Option<Ino>,
+    /// The type bits of `st_mode`.
+    pub kind: u32,
+    pub perm: u32,
+    /// How many names it has; a directory that is there has one.
+    pub names: u32,
+    /// Of a directory: in which it is, and how many entries and directories are in it.
+    pub parent: Node,
+    pub entries: u64,
+    pub subdirs: u32,
+    /// Of a symbolic link.
+    pub target: Box<[u8]>,
+    /// Of a file: what of each strip has been written, from its beginning on.
+    pub strips: BTreeMap<u64, Rc<[u8]>>,
+    pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+}
+
+impl Inode {
+    pub fn new(kind: FileType, perm: u32, parent: Node) -> Self {
+        Self {
+            ino: None,
+            kind: kind.bits(),
+            perm,
+            names: 1,
+            parent,
+            entries: 0,
+            subdirs: 0,
+            target: Box::default(),
+            strips: BTreeMap::new(),
+            xattrs: BTreeMap::new(),
+        }
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.kind == FileType::Directory.bits()
+    }
+
+    /// As `stat` tells it.
+    pub fn nlink(&self) -> u32 {
+        match self.is_dir() {
+            true if self.names > 0 => 2 + self.subdirs,
+            true => 0,
+            false => self.names,
+        }
+    }
+
+    /// As `stat` tells it, with strips of so many bytes.
+    pub fn size(&self, strip: u64) -> u64 {
+        if self.is_dir() {
+            return self.entries;
+        }
+        let end = self.strips.iter().rev().find(|(_, bytes)| !bytes.is_empty());
+        end.map_or(self.target.len() as u64, |(at, bytes)| at * strip + bytes.len() as u64)
+    }
+
+    /// Makes a strip as long as that, with zeros.
+    pub fn resize_strip(&mut self, at: u64, length: usize) {
+        let mut bytes = self.strips.get(&at).map_or(Vec::new(), |bytes| bytes.to_vec());
+        bytes.resize(length, 0);
+        if bytes.is_empty() {
+            self.strips.remove(&at);
+        } else {
+            self.strips.insert(at, bytes.into());
+        }
+    }
+
+    pub fn write_strip(&mut self, at: u64, from: usize, data: &[u8]) {
+        let mut bytes = self.strips.get(&at).map_or(Vec::new(), |bytes| bytes.to_vec());
+        bytes.resize(bytes.len().max(from + data.len()), 0);
+        bytes[from..from + data.len()].copy_from_slice(data);
+        self.strips.insert(at, bytes.into());
+    }
+}
+
+/// What all trees have in common.
+pub type Base = BTreeMap<Key, Record>;
+
+/// In what a tree differs from the base; `None`: it does not have that. Nothing is here that is as in the base.
+pub type Changes = BTreeMap<Key, Option<Record>>;
+
+/// As runs have it.
+const ROOT_PERM: u32 = 0o777;
+
+/// A tree with nothing in its root.
+pub fn empty() -> Base {
+    let mut root = Inode::new(FileType::Directory, ROOT_PERM, Node::ROOT);
+    root.ino = Some(Ino::ROOT);
+    let number = (Key::Number(Ino::ROOT), Record::Node(Node::ROOT));
+    [(Key::Inode(Node::ROOT), Record::Inode(Rc::new(root))), number].into()
+}
+
+/// One tree.
+#[derive(Clone)]
+pub struct Tree<'a> {
+    pub base: &'a Base,
+    pub changes: Changes,
+}
+
+impl<'a> Tree<'a> {
+    /// The one that is as the base.
+    pub fn like(base: &'a Base) -> Self {
+        Self { base, changes: Changes::new() }
+    }
+
+    /// All numbers that somebody has been told, with what they stand for.
+    pub fn numbers(&self) -> Vec<(Ino, Node)> {
+        let of = |(key, record): (&Key, &Record)| match (key, record) {
+            (Key::Number(ino), Record::Node(node)) => Some((*ino, *node)),
+            _ => None,
+        };
+        let first = Key::Number(Ino(0));
+        let changed =
+            self.changes.range(first.clone()..).filter_map(|(key, record)| of((key, record.as_ref()?)));
+        self.base.range(first..).filter_map(of).chain(changed).collect()
+    }
+
+    fn get(&self, key: &Key) -> Option<&Record> {
+        match self.changes.get(key) {
+            Some(change) => change.as_ref(),
+            None => self.base.get(key),
+        }
+    }
+
+    fn set(&mut self, key: Key, record: Option<Record>) {
+        if self.base.get(&key) == record.as_ref() {
+            self.changes.remove(&key);
+        } else {
+            self.changes.insert(key, record);
+        }
+    }
+
+    /// `None`: nobody has been told of that number.
+    pub fn numbered(&self, ino: Ino) -> Option<Node> {
+        match self.get(&Key::Number(ino)) {
+            Some(Record::Node(node)) => Some(*node),
+            _ => None,
+        }
+    }
+
+    /// Learns which number an inode has. `false`: it has another, or another has it.
+    #[must_use]
+    pub fn bind(&mut self, ino: Ino, node: Node) -> bool {
+        match (self.numbered(ino), self.inode(node).and_then(|inode| inode.ino)) {
+            (Some(known), _) => known == node,
+            (None, Some(_)) => false,
+            (None, None) => {
+                self.set(Key::Number(ino), Some(Record::Node(node)));
+                self.change(node, |inode| inode.ino = Some(ino));
+                true
+            }
+        }
+    }
+
+    pub fn inode(&self, node: Node) -> Option<&Inode> {
+        match self.get(&Key::Inode(node)) {
+            Some(Record::Inode(inode)) => Some(inode),
+            _ => None,
+        }
+    }
+
+    pub fn name(&self, dir: Node, name: &Name) -> Option<Node> {
+        match self.get(&Key::Name(dir, name.clone())) {
+            Some(Record::Node(node)) => Some(*node),
+            _ => None,
+        }
+    }
+
+    pub fn names(&self, dir: Node) -> BTreeMap<Name, Node> {
+        fn of(dir: Node, key: &Key) -> Option<&Name> {
+            match key {
+                Key::Name(at, name) if *at == dir => Some(name),
+                _ => None,
+            }
+        }
+        let first = Key::Name(dir, Name::lowest());
+        let mut names = BTreeMap::new();
+        for (key, record) in self.base.range(first.clone()..) {
+            let (Some(name), Record::Node(node)) = (of(dir, key), record) else { break };
+            names.insert(name.clone(), *node);
+        }
+        for (key, record) in self.changes.range(first..) {
+            let Some(name) = of(dir, key) else { break };
+            match record {
+                Some(Record::Node(node)) => drop(names.insert(name.clone(), *node)),
+                _ => drop(names.remove(name)),
+            }
+        }
+        names
+    }
+
+    pub fn change(&mut self, node: Node, change: impl FnOnce(&mut Inode)) {
+        if let Some(inode) = self.inode(node) {
+            let mut inode = inode.clone();
+            change(&mut inode);
+            self.insert(node, inode);
+        }
+    }
+
+    pub fn insert(&mut self, node: Node, inode: Inode) {
+        self.set(Key::Inode(node), Some(Record::Inode(Rc::new(inode))));
+    }
+
+    /// Gives a node a name, which is free. Does not count it among the node's names.
+    pub fn put(&mut self, dir: Node, name: &Name, node: Node) {
+        self.set(Key::Name(dir, name.clone()), Some(Record::Node(node)));
+        let is_dir = self.inode(node).is_some_and(Inode::is_dir);
+        self.change(dir, |dir| {
+            dir.entries += 1;
+            dir.subdirs += u32::from(is_dir);
+        });
+        if is_dir {
+            self.change(node, |inode| inode.parent = dir);
+        }
+    }
+
+    /// Takes a name away, and does not count that either.
+    pub fn take(&mut self, dir: Node, name: &Name) {
+        let Some(node) = self.name(dir, name) else { return };
+        self.set(Key::Name(dir, name.clone()), None);
+        let is_dir = self.inode(node).is_some_and(Inode::is_dir);
+        self.change(dir, |dir| {
+            dir.entries -= 1;
+            dir.subdirs -= u32::from(is_dir);
+        });
+    }
+
+    /// Whether a directory is another one, or below it.
+    pub fn is_below(&self, mut dir: Node, top: Node) -> bool {
+        while dir != top {
+            match self.inode(dir) {
+                Some(inode) if dir != Node::ROOT => dir = inode.parent,
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
+/// Moves what all trees agree on to the base.
+pub fn settle<'a>(base: &mut Base, trees: impl Iterator<Item = &'a mut Changes>) {
+    let mut trees: Vec<&mut Changes> = trees.collect();
+    let Some((first, others)) = trees.split_first() else { return };
+    let is_common = |(key, record): &(&Key, &Option<Record>)| {
+        others.iter().all(|changes| changes.get(*key) == Some(record))
+    };
+    let common: Vec<(Key, Option<Record>)> =
+        first.iter().filter(is_common).map(|(key, record)| (key.clone(), record.clone())).collect();
+    for (key, record) in common {
+        trees.iter_mut().for_each(|changes| drop(changes.remove(&key)));
+        match record {
+            Some(record) => drop(base.insert(key, record)),
+            None => drop(base.remove(&key)),
+        }
+    }
+}

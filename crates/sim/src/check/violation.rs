@@ -1,0 +1,84 @@
+//! An answer that cannot be, told so that a person can find out why.
+
+use std::fmt::{self, Debug, Display, Formatter};
+
+use espalier_proto::{ClientId, Rank};
+
+use super::Past;
+use crate::Nanos;
+
+/// At most so many other calls, and so many answers that would have been possible, are told of.
+pub const TOLD: usize = 40;
+
+/// No order of the calls explains an answer.
+#[derive(Debug)]
+pub struct Violation {
+    pub at: Nanos,
+    pub client: ClientId,
+    pub since: Nanos,
+    pub call: String,
+    pub answer: String,
+    /// Answers that there could have been, in different orders of the calls.
+    pub possible: Vec<String>,
+    /// Calls about the same names and inodes, the last ones.
+    pub related: Vec<String>,
+}
+
+impl Violation {
+    pub fn of_power(at: Nanos, rank: Rank) -> Self {
+        Self {
+            at,
+            client: ClientId(0),
+            since: at,
+            call: format!("Loss of power at rank {rank}"),
+            answer: "what is left cannot be what was answered, whatever of it was lost".into(),
+            possible: Vec::new(),
+            related: Vec::new(),
+        }
+    }
+}
+
+impl Display for Violation {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "No order of the calls explains an answer:")?;
+        writeln!(f, "  {}", line(self.client, self.since, Some(self.at), &self.call, &self.answer))?;
+        writeln!(f, "It could have come to:")?;
+        for possible in &self.possible {
+            writeln!(f, "  {possible}")?;
+        }
+        writeln!(f, "What else was done there:")?;
+        for related in &self.related {
+            writeln!(f, "  {related}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Violation {}
+
+impl Display for Past {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&line(self.client, self.from, self.to, &self.call, &self.answer))
+    }
+}
+
+pub fn under_way(client: ClientId, since: Nanos, call: &str) -> String {
+    line(client, since, None, call, "not answered yet")
+}
+
+fn line(client: ClientId, from: Nanos, to: Option<Nanos>, call: &str, answer: &str) -> String {
+    let millis = |at: Nanos| at.0 as f64 / 1e6;
+    let to = to.map_or("...".into(), |to| format!("{:.3}", millis(to)));
+    format!("{:.3} to {to} ms, client {}: {call}: {answer}", millis(from), client.0)
+}
+
+/// Something for people, without a file's worth of bytes.
+pub fn shortened(value: &impl Debug) -> String {
+    const MOST: usize = 400;
+    let mut text = format!("{value:?}");
+    if let Some((at, _)) = text.char_indices().nth(MOST) {
+        text.truncate(at);
+        text.push_str("...");
+    }
+    text
+}

@@ -1,0 +1,134 @@
+//! Runs of random clusters, with random calls and all faults, that are checked: what was answered must be explained by some order of
+//! the calls, and at the end all must come to rest and be clean. A run is a function of its seed.
+
+mod scenario;
+mod survey;
+mod wander;
+mod watch;
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+use espalier_meta::Finding;
+
+use crate::check::Violation;
+use crate::observe::Saboteur;
+use crate::process::Program;
+use crate::scenario::ScenarioError;
+use crate::world::{RunError, World};
+use scenario::Case;
+use survey::Surveyor;
+use wander::Wanderer;
+use watch::{Eyes, Watch};
+
+/// What a run has shown that should not be.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    #[error(transparent)]
+    Violation(Box<Violation>),
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error("fsck finds: {0:?}")]
+    Unclean(Vec<Finding>),
+    #[error("a panic: {0}")]
+    Panic(String),
+}
+
+/// What a run has come to that shows no failure.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Passed {
+    /// Answers that have been explained.
+    pub answers: u64,
+    /// There were too many ways to explain the rest.
+    pub given_up: bool,
+}
+
+/// The scenario of a seed, as a text that [`crate::Scenario`] understands.
+///
+/// # Errors
+/// None that can be expected.
+pub fn scenario_text(seed: u64) -> Result<String, ScenarioError> {
+    Ok(Case::new(seed)?.text)
+}
+
+/// The run of a seed.
+///
+/// # Errors
+/// [`Failure`]
+pub fn run(seed: u64) -> Result<Passed, Failure> {
+    spoiled(seed, &mut ())
+}
+
+/// The run of a seed, with somebody who does what must not be done.
+///
+/// # Errors
+/// [`Failure`]
+pub fn spoiled(seed: u64, saboteur: &mut dyn Saboteur) -> Result<Passed, Failure> {
+    watched(seed, None, saboteur).0
+}
+
+/// The run of a seed, with what was said while the call of that number was under way, the first being 1: by its client, and between
+/// servers.
+pub fn replay(seed: u64, call: Option<u64>) -> (Result<Passed, Failure>, Vec<String>) {
+    watched(seed, call, &mut ())
+}
+
+fn watched(
+    seed: u64,
+    call: Option<u64>,
+    saboteur: &mut dyn Saboteur,
+) -> (Result<Passed, Failure>, Vec<String>) {
+    let case = match Case::new(seed) {
+        Ok(case) => case,
+        Err(error) => return (Err(RunError::from(error).into()), Vec::new()),
+    };
+    let watch = Rc::new(RefCell::new(Watch::new(&case, call)));
+    let eyes = Eyes(Rc::clone(&watch));
+    let result = catch_unwind(AssertUnwindSafe(|| run_watched(&case, eyes, saboteur)));
+    let result = result.unwrap_or_else(|panic| Err(Failure::Panic(text_of(panic))));
+    // It is not borrowed any more, unless somebody has panicked who had it.
+    let lines = watch.try_borrow_mut().map_or(Vec::new(), |mut watch| std::mem::take(&mut watch.trace.lines));
+    (result, lines)
+}
+
+fn text_of(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic.downcast::<&str>().map_or("without a text".into(), |text| (*text).into()),
+    }
+}
+
+/// So many events happen from one look at what was found to the next.
+const EVENTS: u64 = 200;
+
+fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Result<Passed, Failure> {
+    let watch = Rc::clone(&eyes.0);
+    let mut world = World::empty(&case.scenario, &mut eyes, saboteur)?;
+    world.keep_told();
+    let mut programs: Vec<(u32, Box<dyn Program>)> = Vec::new();
+    for number in 0..case.wanderers {
+        // The last client is new when it looks at everything.
+        let client = number % (case.scenario.cluster.clients - 1);
+        programs.push((client, Box::new(Wanderer::new(number, case.habits))));
+    }
+    programs.push((case.scenario.cluster.clients - 1, Box::new(Surveyor::new(case.quiet))));
+    world.add_processes(programs);
+    loop {
+        let progress = world.go_on(EVENTS)?;
+        let mut watch = watch.borrow_mut();
+        if let Some(violation) = watch.violation.take() {
+            return Err(Failure::Violation(violation));
+        }
+        if progress.is_over {
+            break;
+        }
+    }
+    let findings = world.fsck()?;
+    if !findings.is_empty() {
+        return Err(Failure::Unclean(findings));
+    }
+    let watch = watch.borrow();
+    Ok(Passed { answers: watch.checker.checked(), given_up: watch.checker.has_given_up() })
+}

@@ -1,0 +1,120 @@
+//! The scenario of a seed: a small cluster of any kind, where much goes wrong until all must come to rest.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use rand::Rng;
+use rand::seq::IndexedRandom;
+
+use super::wander::Habits;
+use crate::random::{Random, Seed};
+use crate::scenario::{Durability, Scenario, ScenarioError};
+use crate::time::Nanos;
+
+/// What is run.
+#[derive(Debug)]
+pub struct Case {
+    pub text: String,
+    pub scenario: Scenario,
+    /// Processes that make calls at random, on all clients but the last.
+    pub wanderers: u32,
+    pub habits: Habits,
+    /// Faults are over.
+    pub quiet: Nanos,
+    /// So long after it was answered a change is durable; `None`: nothing that was answered can be lost.
+    pub durable: Option<Nanos>,
+}
+
+/// A loss of power takes the last second of what was acknowledged, and what a disk was slow to sync.
+const SECOND: Nanos = Nanos(1_500_000_000);
+
+impl Case {
+    /// # Errors
+    /// None that can be expected: scenarios of seeds are scenarios.
+    pub fn new(seed: u64) -> Result<Self, ScenarioError> {
+        let mut random = Seed(seed).random("fuzz", 0);
+        let strip = *[64, 64, 256, 4096, 65536].choose(&mut random).unwrap_or(&64);
+        let quiet = random.random_range(1..20);
+        let text = text(seed, strip, quiet, &mut random);
+        let scenario = Scenario::parse(&text, Path::new("the scenario of a seed"))?;
+        let habits = Habits {
+            calls: random.random_range(20..150),
+            pause: Nanos(*[1_000, 1_000_000, 30_000_000].choose(&mut random).unwrap_or(&1_000)),
+            strip,
+            bytes: *[0, 10, 40, 80].choose(&mut random).unwrap_or(&0),
+            moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
+        };
+        Ok(Self {
+            text,
+            wanderers: random.random_range(1..8),
+            habits,
+            quiet: Nanos::from_millis(quiet * 1000),
+            durable: match scenario.cluster.durability {
+                Durability::Written if scenario.faults.power.is_some() => Some(SECOND),
+                // What fails may be seen, and lost.
+                _ => scenario.faults.disk_failure.as_ref().map(|_| Nanos::ZERO),
+            },
+            scenario,
+        })
+    }
+}
+
+fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
+    let mut text = format!("seed = {seed}\n");
+    let mut say = |line: String| {
+        // Nothing goes wrong when a string is written to.
+        let _ = writeln!(text, "{line}");
+    };
+    let one_of =
+        |random: &mut Random, choices: &[&str]| choices.choose(random).map_or("", |it| *it).to_string();
+    say("\n[cluster]".into());
+    say(format!("ranks = {}", random.random_range(1..=4)));
+    say(format!("clients = {}", random.random_range(2..=6)));
+    say(format!("cores = {}", random.random_range(1..=2)));
+    say(format!("durability = \"{}\"", one_of(random, &["written", "written", "durable"])));
+    say(format!("cache = \"{}\"", one_of(random, &["leases", "leases", "leases", "none"])));
+    let session = random.random_range(3..30);
+    say(format!("session = \"{session} s\""));
+    say(format!("lease = \"{}\"", one_of(random, &["200 ms", "1 s", "3 s"])));
+    say(format!("strip = \"{strip} B\"\njournal = \"2 MiB\""));
+    say(format!("memory = \"{}\"", one_of(random, &["0 B", "0 B", "20 KiB", "1 GiB"])));
+    say("\n[network]".into());
+    say(format!("preset = \"{}\"", one_of(random, &["gigabit", "loopback", "free"])));
+    let latency =
+        one_of(random, &["50 us", "{ exponential = \"500 us\" }", "{ uniform = [\"10 us\", \"20 ms\"] }"]);
+    let latency = if latency.starts_with('{') { latency } else { format!("\"{latency}\"") };
+    say(format!("latency = {latency}"));
+    say(format!("loss = {}", one_of(random, &["0.0", "0.0", "0.02"])));
+    say("\n[model]\npreset = \"free\"".into());
+    say(format!("create = {{ exponential = \"{}\" }}", one_of(random, &["1 us", "300 us"])));
+    say("\n[disk]".into());
+    say(format!("latency = {{ exponential = \"{}\" }}", one_of(random, &["10 us", "1 ms"])));
+    say(format!("sync = {{ exponential = \"{}\" }}", one_of(random, &["200 us", "10 ms"])));
+    say("\n[clock]".into());
+    say(format!("skew = \"{}\"", one_of(random, &["0 s", "100 ms", "2 s"])));
+    say(format!("drift_ppm = {}", one_of(random, &["0.0", "200.0"])));
+    say("\n[faults]".into());
+    say(format!("until = \"{quiet} s\""));
+    for kind in ["crash", "power", "client_crash", "cut", "partition", "late", "disk_failure", "slow_disk"] {
+        if random.random_range(0..3) == 0 {
+            let every = one_of(random, &["300 ms", "2 s", "6 s"]);
+            let lasts = one_of(random, &["10 ms", "300 ms", "2 s"]);
+            say(format!("{kind} = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scenarios_of_seeds_are_scenarios() {
+        for seed in 0..200 {
+            let case = Case::new(seed).unwrap();
+            assert_eq!(case.text, Case::new(seed).unwrap().text);
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! A process that looks at everything there is when all others have ended.
+
+use std::collections::BTreeSet;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Request};
+
+use super::wander::CALLER;
+use crate::process::{Act, Program};
+use crate::{Nanos, Random};
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Surveyor {
+    /// It begins when faults are over.
+    from: Nanos,
+    has_waited: bool,
+    /// What is to be asked, the last first.
+    left: Vec<Call<'static>>,
+    seen: BTreeSet<Ino>,
+    asked: Option<Call<'static>>,
+}
+
+impl Surveyor {
+    pub fn new(from: Nanos) -> Self {
+        let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
+        Self { from, has_waited: false, left, seen: BTreeSet::new(), asked: None }
+    }
+
+    fn learn(&mut self, answer: &Result<Answer, Errno>) {
+        let Some(asked) = self.asked.take() else { return };
+        match (asked, answer) {
+            (Call::Request(Request::ReadDir { dir, .. }), Ok(Answer::Listing { entries, end, .. })) => {
+                let last = entries.last().filter(|_| !end);
+                self.left.extend(last.map(|last| list(dir, last.cursor)));
+                for entry in entries {
+                    let ino = entry.ino;
+                    self.left.push(attr(ino));
+                    self.left.push(Call::Request(Request::ListXattr { ino }));
+                    match entry.kind {
+                        FileType::Directory if self.seen.insert(ino) => self.left.push(list(ino, 0)),
+                        FileType::Symlink => self.left.push(Call::Request(Request::ReadLink { ino })),
+                        FileType::Regular => {
+                            let (access, truncate) = (Access::READ, false);
+                            let how = OpenHow { access, kill_suid_gid: false, truncate, sync: false };
+                            self.left.push(Call::Request(Request::Open { ino, how }));
+                        }
+                        _ => {}
+                    }
+                    // Done first: then the servers know that the client knows it.
+                    self.left.push(Call::Request(Request::Lookup { dir, name: entry.name.clone() }));
+                }
+            }
+            (_, Ok(Answer::Opened(opening))) => {
+                let ino = opening.ino;
+                self.left.push(Call::Release { ino });
+                self.left.push(Call::Read { ino, offset: 0, size: 1 << 20, noatime: true });
+            }
+            _ => {}
+        }
+    }
+}
+
+fn list(dir: Ino, after: u64) -> Call<'static> {
+    Call::Request(Request::ReadDir { dir, after, limit: 100, plus: false })
+}
+
+fn attr(ino: Ino) -> Call<'static> {
+    Call::Request(Request::GetAttr { ino })
+}
+
+impl Program for Surveyor {
+    fn step(&mut self, now: Nanos, _: &mut Random, answer: Option<Result<Answer, Errno>>) -> Act {
+        if let Some(answer) = answer {
+            self.learn(&answer);
+        }
+        if !self.has_waited {
+            // The others have no barriers: it is passed when they have ended.
+            self.has_waited = true;
+            return Act::Barrier(0);
+        }
+        if now < self.from {
+            return Act::Pause(self.from - now);
+        }
+        match self.left.pop() {
+            Some(call) => {
+                self.asked = Some(call.clone());
+                Act::Call(CALLER, call)
+            }
+            None => Act::End,
+        }
+    }
+}

@@ -1,0 +1,286 @@
+//! A process that makes calls at random, by the numbers of inodes it has been told of, as a kernel's caches and working directories let
+//! programs do: also of what has been removed or moved meanwhile. What it writes nobody else does.
+
+use std::collections::BTreeMap;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{
+    Access, Caller, END, Entry, Errno, FileType, Ino, Name, NewNode, OpenHow, RenameFlags, Request, SetAttr,
+    XattrMode,
+};
+use rand::Rng;
+
+use crate::process::{Act, Program};
+use crate::{Nanos, Random};
+
+/// The caller of all calls: the check knows nothing of permissions.
+pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
+const UNWELL: Nanos = Nanos(500_000_000);
+const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+const XATTRS: [&str; 2] = ["user.x", "user.y"];
+
+/// What random calls are like.
+#[derive(Clone, Copy, Debug)]
+pub struct Habits {
+    pub calls: u32,
+    /// Between two calls, at most; sometimes a process rests for a hundred times as long.
+    pub pause: Nanos,
+    /// Bytes of a strip; files get several of them.
+    pub strip: u64,
+    /// Of a hundred calls so many are about bytes.
+    pub bytes: u32,
+    /// Of a hundred others so many move something.
+    pub moves: u32,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Wanderer {
+    /// Unique in a run.
+    number: u32,
+    habits: Habits,
+    left: u32,
+    rests: bool,
+    dirs: Vec<Ino>,
+    files: Vec<Ino>,
+    links: Vec<Ino>,
+    open: BTreeMap<Ino, u32>,
+    asked: Option<Call<'static>>,
+    /// Where a listing goes on.
+    listing: Option<(Ino, u64)>,
+    written: u32,
+}
+
+impl Wanderer {
+    pub fn new(number: u32, habits: Habits) -> Self {
+        Self {
+            number,
+            habits,
+            left: habits.calls,
+            rests: false,
+            dirs: vec![Ino::ROOT],
+            files: Vec::new(),
+            links: Vec::new(),
+            open: BTreeMap::new(),
+            asked: None,
+            listing: None,
+            written: 0,
+        }
+    }
+
+    fn learn(&mut self, answer: &Result<Answer, Errno>) {
+        match (self.asked.take(), answer) {
+            (_, Ok(Answer::Entry(entry))) => self.know(entry.attr.ino, entry.attr.kind),
+            (_, Ok(Answer::Created(Entry { attr, .. }, _))) => {
+                self.know(attr.ino, attr.kind);
+                if attr.kind == FileType::Regular {
+                    *self.open.entry(attr.ino).or_default() += 1;
+                }
+            }
+            (_, Ok(Answer::Opened(opening))) => *self.open.entry(opening.ino).or_default() += 1,
+            (Some(Call::Request(Request::ReadDir { dir, .. })), Ok(Answer::Listing { entries, end, .. })) => {
+                // Of others the servers do not know that the client knows them.
+                let told = entries.iter().filter(|entry| entry.entry.is_some());
+                told.for_each(|entry| self.know(entry.ino, entry.kind));
+                let last = entries.last().filter(|_| !end);
+                self.listing = last.map(|last| (dir, last.cursor));
+            }
+            // What was open is not any more, if its session has ended.
+            (Some(call), Err(Errno::EIO | Errno::ESTALE | Errno::EBADF)) => {
+                if let Some(ino) = call.stream() {
+                    self.open.remove(&ino);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn know(&mut self, ino: Ino, kind: FileType) {
+        let known = match kind {
+            FileType::Directory => &mut self.dirs,
+            FileType::Symlink => &mut self.links,
+            _ => &mut self.files,
+        };
+        if !known.contains(&ino) {
+            known.push(ino);
+        }
+    }
+
+    fn next(&mut self, random: &mut Random) -> Call<'static> {
+        if let Some((dir, after)) = self.listing.take() {
+            return Call::Request(Request::ReadDir { dir, after, limit: 2, plus: random.random() });
+        }
+        if random.random_range(0..100) < self.habits.bytes {
+            return self.about_bytes(random);
+        }
+        Call::Request(self.about_names(random))
+    }
+
+    fn about_names(&self, random: &mut Random) -> Request {
+        let (dir, other) = (recent(random, &self.dirs), recent(random, &self.dirs));
+        let (name, new) = (any_name(random), any_name(random));
+        let node = if random.random() { dir } else { self.any_file(random).unwrap_or(dir) };
+        if random.random_range(0..100) < self.habits.moves {
+            let flags = match random.random_range(0..6) {
+                0 | 1 => RenameFlags::EXCHANGE,
+                2 => RenameFlags::NOREPLACE,
+                _ => RenameFlags::empty(),
+            };
+            return Request::Rename { from_dir: dir, from: name, to_dir: other, to: new, flags };
+        }
+        let create = |node, open, exclusive| {
+            let (name, perm) = (name.clone(), 0o755);
+            Request::Create { dir, name, node, perm, umask: 0o022, open, exclusive }
+        };
+        match random.random_range(0..100) {
+            0..12 => create(NewNode::Directory, None, true),
+            12..18 => create(NewNode::Regular, None, true),
+            18..26 => create(NewNode::Regular, Some(how(random)), random.random()),
+            26..28 => {
+                let target = format!("to {} {}", self.number, self.left);
+                create(NewNode::Symlink(target.into_bytes().into()), None, true)
+            }
+            28..42 => Request::Lookup { dir, name },
+            42..53 => Request::GetAttr { ino: node },
+            53..60 => {
+                let limit = if random.random_range(0..4) == 0 { 2 } else { 100 };
+                Request::ReadDir { dir, after: 0, limit, plus: random.random() }
+            }
+            60..67 => match self.any_file(random) {
+                Some(ino) => Request::Link { ino, dir, name },
+                None => Request::Lookup { dir, name },
+            },
+            67..78 => Request::Unlink { dir, name },
+            78..85 => Request::RmDir { dir, name },
+            85..88 => {
+                let perm = Some([0o700, 0o750, 0o755][random.random_range(0..3)]);
+                Request::SetAttr { ino: node, set: SetAttr { perm, ..SetAttr::default() } }
+            }
+            88..91 => Request::Fsync { ino: node },
+            91..93 => match self.links.as_slice() {
+                [] => Request::Lookup { dir, name },
+                links => Request::ReadLink { ino: recent(random, links) },
+            },
+            _ => self.about_xattrs(random, node),
+        }
+    }
+
+    fn about_xattrs(&self, random: &mut Random, ino: Ino) -> Request {
+        let name: Box<[u8]> = XATTRS[random.random_range(0..XATTRS.len())].as_bytes().into();
+        match random.random_range(0..5) {
+            0 | 1 => {
+                let value = format!("{} {}", self.number, self.left).into_bytes().into();
+                let mode = [XattrMode::Any, XattrMode::Create, XattrMode::Replace][random.random_range(0..3)];
+                Request::SetXattr { ino, name, value, mode, kill_sgid: false }
+            }
+            2 => Request::GetXattr { ino, name },
+            3 => Request::ListXattr { ino },
+            _ => Request::RemoveXattr { ino, name },
+        }
+    }
+
+    fn about_bytes(&mut self, random: &mut Random) -> Call<'static> {
+        let open: Vec<Ino> = self.open.keys().copied().collect();
+        let Some(ino) = open.get(random.random_range(0..open.len().max(1))).copied() else {
+            return Call::Request(match self.any_file(random) {
+                Some(ino) => Request::Open { ino, how: how(random) },
+                None => self.about_names(random),
+            });
+        };
+        // Few files get large.
+        let strip = self.habits.strip;
+        let most = if ino.0.is_multiple_of(3) { 3 * strip } else { strip };
+        let (offset, length) = (random.random_range(0..most), random.random_range(1..=most));
+        match random.random_range(0..100) {
+            0..40 => {
+                let length = length.min(most - offset).max(1);
+                Call::Write { ino, offset, data: self.new_bytes(length).into(), kill_suid_gid: false }
+            }
+            40..50 => {
+                let length = length.min(strip / 4).max(1);
+                Call::Write { ino, offset: END, data: self.new_bytes(length).into(), kill_suid_gid: false }
+            }
+            50..80 => Call::Read { ino, offset, size: length as u32, noatime: random.random() },
+            80..86 => {
+                let size = Some(if random.random() { 0 } else { offset });
+                let set = SetAttr { size, through_handle: true, ..SetAttr::default() };
+                Call::Request(Request::SetAttr { ino, set })
+            }
+            86..90 => Call::Request(Request::Fsync { ino }),
+            90..93 => Call::Request(Request::GetAttr { ino }),
+            93..95 => match self.any_file(random) {
+                Some(ino) => Call::Request(Request::Open { ino, how: how(random) }),
+                None => Call::Request(Request::GetAttr { ino }),
+            },
+            _ => self.close(ino),
+        }
+    }
+
+    fn close(&mut self, ino: Ino) -> Call<'static> {
+        if let Some(opens) = self.open.get_mut(&ino) {
+            *opens -= 1;
+            if *opens == 0 {
+                self.open.remove(&ino);
+            }
+        }
+        Call::Release { ino }
+    }
+
+    fn any_file(&self, random: &mut Random) -> Option<Ino> {
+        (!self.files.is_empty()).then(|| recent(random, &self.files))
+    }
+
+    /// Bytes that tell which write they are of.
+    fn new_bytes(&mut self, length: u64) -> Vec<u8> {
+        self.written += 1;
+        let tag = (u64::from(self.number) << 32 | u64::from(self.written)).to_le_bytes();
+        let tag = [tag[0], tag[4], tag[1]];
+        (0..length as usize).map(|at| tag[at % tag.len()]).collect()
+    }
+}
+
+impl Program for Wanderer {
+    fn step(&mut self, _: Nanos, random: &mut Random, answer: Option<Result<Answer, Errno>>) -> Act {
+        if let Some(answer) = answer {
+            self.learn(&answer);
+            if matches!(answer, Err(Errno::EIO)) {
+                // A server is not well. Of what fails so nobody knows whether it was done, which makes checking hard.
+                self.rests = true;
+                return Act::Pause(UNWELL);
+            }
+        }
+        if !self.rests && self.left > 0 {
+            self.rests = true;
+            let most = self.habits.pause.0;
+            let pause = random.random_range(0..=most) * if random.random_range(0..50) == 0 { 100 } else { 1 };
+            return Act::Pause(Nanos(pause));
+        }
+        self.rests = false;
+        let call = if self.left > 0 {
+            self.left -= 1;
+            self.next(random)
+        } else {
+            let Some(ino) = self.open.keys().next().copied() else { return Act::End };
+            self.close(ino)
+        };
+        self.asked = Some(call.clone());
+        Act::Call(CALLER, call)
+    }
+}
+
+/// One of what is known, more often one that was found lately.
+fn recent(random: &mut Random, known: &[Ino]) -> Ino {
+    let newest = if random.random_range(0..3) == 0 { 0 } else { known.len().saturating_sub(5) };
+    known[random.random_range(newest..known.len())]
+}
+
+fn any_name(random: &mut Random) -> Name {
+    let text = NAMES[random.random_range(0..NAMES.len())];
+    // It is no bad one.
+    Name::new(text.as_bytes()).unwrap_or_else(|_| Name::lowest())
+}
+
+fn how(random: &mut Random) -> OpenHow {
+    let access = Access::READ | Access::WRITE;
+    OpenHow { access, kill_suid_gid: false, truncate: random.random_range(0..4) == 0, sync: false }
+}

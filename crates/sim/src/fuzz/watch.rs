@@ -1,0 +1,168 @@
+//! What looks on at a run: it checks what is answered, and takes down what was said of a call.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank};
+
+use super::scenario::Case;
+use crate::Nanos;
+use crate::check::{Checker, Violation, shortened};
+use crate::message::Message;
+use crate::observe::{Node, Observer};
+use crate::storage::Loss;
+
+/// What was said, for people.
+#[derive(Debug, Default)]
+pub struct Trace {
+    /// The number of the call that it is about.
+    pub call: Option<u64>,
+    pub lines: Vec<String>,
+}
+
+/// See the module's description.
+pub struct Watch {
+    pub checker: Checker,
+    pub violation: Option<Box<Violation>>,
+    pub trace: Trace,
+    ranks: u32,
+    /// Metadata and data servers; the clients' nodes come after these.
+    servers: u32,
+    lease: Nanos,
+    /// A server that ends may have told of what its disk has not taken.
+    disks_fail: bool,
+    /// Metadata servers that have lost power and have not begun again.
+    dark: BTreeSet<Node>,
+    /// Which clients have had sessions with which ranks.
+    sessions: BTreeSet<(u32, Rank)>,
+    calls: u64,
+    /// The call that the trace is about, while it is under way: of which client, and what that calls it.
+    traced: Option<(u32, u64)>,
+}
+
+/// Shares the watch with who runs the world.
+pub struct Eyes(pub Rc<RefCell<Watch>>);
+
+impl Watch {
+    pub fn new(case: &Case, call: Option<u64>) -> Self {
+        let cluster = &case.scenario.cluster;
+        let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
+        Self {
+            checker: match case.durable {
+                Some(durable) => Checker::with_losses(strip, durable),
+                None => Checker::new(strip),
+            },
+            violation: None,
+            trace: Trace { call, lines: Vec::new() },
+            ranks: cluster.ranks.into(),
+            servers: u32::from(cluster.ranks) + u32::from(cluster.data),
+            lease: cluster.lease,
+            disks_fail: case.scenario.faults.disk_failure.is_some(),
+            dark: BTreeSet::new(),
+            sessions: BTreeSet::new(),
+            calls: 0,
+            traced: None,
+        }
+    }
+
+    fn find(&mut self, result: Result<(), Box<Violation>>) {
+        if let (Err(violation), None) = (result, &self.violation) {
+            self.violation = Some(violation);
+        }
+    }
+
+    /// While the call is under way that the trace is about.
+    fn note(&mut self, now: Nanos, what: impl FnOnce() -> String) {
+        if self.traced.is_some() {
+            self.trace.lines.push(format!("{now} {}", what()));
+        }
+    }
+
+    fn name(&self, node: Node) -> String {
+        match node.0 {
+            rank if rank < self.ranks => format!("rank {rank}"),
+            data if data < self.servers => format!("data server {}", data - self.ranks),
+            client => format!("client {}", client - self.servers),
+        }
+    }
+}
+
+/// What tells that a loss of power is forgotten: leases on clocks that may be too slow have ended.
+const SLACK: Nanos = Nanos(100_000_000);
+
+impl Observer for Eyes {
+    fn invoked(&mut self, now: Nanos, client: u32, call: u64, _: &Caller, what: &Call<'_>) {
+        let mut watch = self.0.borrow_mut();
+        watch.calls += 1;
+        if watch.trace.call == Some(watch.calls) {
+            watch.traced = Some((client, call));
+            watch.note(now, || format!("client {client} calls {}", shortened(what)));
+        }
+        watch.checker.invoked(now, ClientId(client.into()), call, what);
+    }
+
+    fn answered(&mut self, now: Nanos, client: u32, call: u64, result: &Result<Answer, Errno>) {
+        let mut watch = self.0.borrow_mut();
+        if watch.traced == Some((client, call)) {
+            watch.note(now, || format!("client {client} is answered {}", shortened(result)));
+            watch.traced = None;
+        }
+        if watch.violation.is_none() {
+            let result = watch.checker.answered(now, ClientId(client.into()), call, result);
+            watch.find(result);
+        }
+    }
+
+    fn crashed(&mut self, now: Nanos, node: Node, loss: Loss) {
+        let mut watch = self.0.borrow_mut();
+        let name = watch.name(node);
+        watch.note(now, || format!("{name} ends: {loss:?}"));
+        if node.0 >= watch.servers {
+            let client = ClientId(u64::from(node.0 - watch.servers));
+            watch.checker.lost(client);
+        } else if (loss != Loss::Process || watch.disks_fail) && node.0 < watch.ranks {
+            watch.dark.insert(node);
+            watch.checker.distrust(Nanos::NEVER);
+            let result = watch.checker.lost_power(now, Rank(node.0 as u16));
+            watch.find(result);
+        } else if loss != Loss::Process {
+            watch.checker.lose_bytes();
+        }
+    }
+
+    fn began(&mut self, now: Nanos, node: Node) {
+        let mut watch = self.0.borrow_mut();
+        let name = watch.name(node);
+        watch.note(now, || format!("{name} begins"));
+        if watch.dark.remove(&node) && watch.dark.is_empty() {
+            let until = now + watch.lease + SLACK;
+            watch.checker.distrust(until);
+        }
+    }
+
+    fn sent(&mut self, now: Nanos, from: Node, to: Node, message: &Message) {
+        let mut watch = self.0.borrow_mut();
+        if let Message::Welcome(welcome) = message
+            && let Some(client) = to.0.checked_sub(watch.servers)
+            && !welcome.resumed
+            && !watch.sessions.insert((client, welcome.rank))
+        {
+            watch.checker.session_lost(ClientId(client.into()), welcome.rank);
+        }
+        let Some((client, _)) = watch.traced else { return };
+        let client = Node(watch.servers + client);
+        let is_about = from == client || to == client;
+        let is_of_servers = matches!(
+            message,
+            Message::Peer(_)
+                | Message::FromClient(FromClient::Revoked { .. })
+                | Message::FromServer(FromServer::Revoke { .. })
+        );
+        if is_about || is_of_servers {
+            let names = format!("{} to {}", watch.name(from), watch.name(to));
+            watch.note(now, || format!("{names}: {}", shortened(message)));
+        }
+    }
+}

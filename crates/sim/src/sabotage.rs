@@ -1,0 +1,156 @@
+//! Broken variants of the program, to see that random runs find out. What is broken sits between machines and what carries their
+//! messages and does their I/O, so that there is nothing of it in the machines.
+
+use espalier_meta::{Event, Io, IoDone, PeerMessage, StreamCall, StreamDone, TransactionId};
+use espalier_proto::{Errno, FromClient, FromServer, Position, Reply, RequestId};
+
+use crate::message::Message;
+use crate::observe::{Arrival, Node, Saboteur};
+
+/// What is broken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Breakage {
+    /// A client confirms revocations, and goes on believing what it has cached.
+    IgnoredRevocation,
+    /// A server answers before its journal has been written.
+    UnwrittenJournal,
+    /// The journal is not made durable when that is asked for.
+    UnsyncedJournal,
+    /// What was completed is not noted, so that what is sent again is done again.
+    ForgottenCompletion,
+    /// A rename is done by one rank, while the other takes it for aborted.
+    OneSidedCommit,
+    /// What another rank has decided is confirmed and not done.
+    IgnoredDecision,
+    /// The journal is trimmed of what no checkpoint has.
+    EarlyTrim,
+    /// Of a checkpoint the last piece is not written.
+    TornCheckpoint,
+    /// What a rank owes another is confirmed and not counted.
+    UncountedUsage,
+    /// The bytes of files that outgrow the strip are not copied.
+    UnfilledStream,
+    /// The streams of removed files stay.
+    KeptStream,
+    /// What is evicted is sometimes not found again.
+    LostRecord,
+    /// A server tells of names that have just been made that they are not there.
+    LateName,
+}
+
+/// A frame begins with the sequence number of its first event.
+const SEQUENCE: usize = 8;
+
+impl Breakage {
+    pub const ALL: [Self; 13] = [
+        Self::IgnoredRevocation,
+        Self::UnwrittenJournal,
+        Self::UnsyncedJournal,
+        Self::ForgottenCompletion,
+        Self::OneSidedCommit,
+        Self::IgnoredDecision,
+        Self::EarlyTrim,
+        Self::TornCheckpoint,
+        Self::UncountedUsage,
+        Self::UnfilledStream,
+        Self::KeptStream,
+        Self::LostRecord,
+        Self::LateName,
+    ];
+}
+
+/// Breaks one thing. What is broken only now and then is so by count: a run stays a function of its seed.
+#[derive(Debug)]
+pub struct Spoiler {
+    what: Breakage,
+    count: u64,
+}
+
+impl Spoiler {
+    pub fn new(what: Breakage) -> Self {
+        Self { what, count: 0 }
+    }
+
+    fn every(&mut self, times: u64) -> bool {
+        self.count += 1;
+        self.count.is_multiple_of(times)
+    }
+}
+
+impl Saboteur for Spoiler {
+    fn arrives(&mut self, _: Node, _: Node, message: Message) -> Arrival {
+        match (self.what, message) {
+            (Breakage::IgnoredRevocation, Message::FromServer(FromServer::Revoke { number, .. })) => {
+                Arrival::Answered(Message::FromClient(FromClient::Revoked { number }))
+            }
+            (Breakage::LateName, Message::FromServer(FromServer::Reply { id, touched, result, .. })) => {
+                let result = match result {
+                    Ok(Reply::Entry(_)) if self.every(50) => Ok(Reply::Absent { cacheable: false }),
+                    result => result,
+                };
+                Arrival::Taken(Message::FromServer(FromServer::Reply { id, lease_ms: 0, touched, result }))
+            }
+            (Breakage::OneSidedCommit, Message::Peer(PeerMessage::Finish { id, vote: Some(_) })) => {
+                Arrival::Taken(Message::Peer(PeerMessage::Finish { id, vote: None }))
+            }
+            (Breakage::IgnoredDecision, Message::Peer(PeerMessage::Finish { id, vote: Some(_) })) => {
+                finished(id)
+            }
+            (Breakage::UncountedUsage, Message::Peer(PeerMessage::Usage { last, .. })) => {
+                Arrival::Answered(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
+            }
+            (_, message) => Arrival::Taken(message),
+        }
+    }
+
+    fn io(&mut self, _: Node, io: &mut Io) -> Option<Result<IoDone, Errno>> {
+        match (self.what, io) {
+            (Breakage::UnwrittenJournal, Io::Journal { frame, .. }) => {
+                let (end, used) = (Position(self.count), 0);
+                self.count += frame.len() as u64;
+                Some(Ok(IoDone::Journaled { end, used, frame: std::mem::take(frame) }))
+            }
+            (Breakage::UnsyncedJournal, Io::Journal { sync, .. }) => {
+                *sync = false;
+                None
+            }
+            (Breakage::UnsyncedJournal, Io::Sync) => Some(Ok(IoDone::Synced)),
+            (Breakage::ForgottenCompletion, Io::Journal { frame, .. }) => {
+                *frame = without_completions(frame);
+                None
+            }
+            (Breakage::EarlyTrim, Io::Stage { .. }) => Some(Ok(IoDone::Staged)),
+            (Breakage::TornCheckpoint, Io::Stage { writes }) => {
+                *writes = writes.iter().take(writes.len().saturating_sub(1)).cloned().collect();
+                None
+            }
+            (Breakage::UnfilledStream, Io::Stream(StreamCall::Fill { bytes, .. }, _)) => {
+                bytes.fill(0);
+                None
+            }
+            (Breakage::KeptStream, Io::Stream(StreamCall::Remove { .. }, _)) => {
+                Some(Ok(IoDone::Stream(StreamDone::Done)))
+            }
+            (Breakage::LostRecord, Io::Load(_)) if self.every(20) => Some(Ok(IoDone::Record(None))),
+            _ => None,
+        }
+    }
+}
+
+fn finished(id: TransactionId) -> Arrival {
+    Arrival::Answered(Message::Peer(PeerMessage::Finished { id }))
+}
+
+/// A frame whose notes of completed requests are about requests that nobody has made.
+fn without_completions(frame: &[u8]) -> Vec<u8> {
+    let (sequence, mut rest) = frame.split_at(frame.len().min(SEQUENCE));
+    let mut without = sequence.to_vec();
+    while let Ok((mut event, later)) = Event::decode(rest) {
+        if let Event::Completed { id, .. } = &mut event {
+            *id = RequestId(0);
+        }
+        event.encode(&mut without);
+        rest = later;
+    }
+    without
+}
