@@ -67,7 +67,12 @@ impl Fitted {
         let steps = one.iter().map(|measured| measured.quantiles.len()).min().unwrap_or(0);
         let there_and_back: Vec<_> =
             (0..steps).map(|step| mean(&|one, _| one.quantiles[step] - (one.server + one.client))).collect();
-        let works = many.iter().map(|measured| (measured.work, measured.server)).collect();
+        // Some operations cost more than others when there is one at a time, too.
+        let server = mean(&|one, _| one.server);
+        let work = |(one, many): (&Measured, &Measured)| {
+            (one.work, many.server + (one.server - server) - (server - one.server))
+        };
+        let works = one.iter().zip(many).map(work).collect();
         Self { works, client, wake, client_wake, latency: halves(&there_and_back), processors }
     }
 
@@ -107,7 +112,7 @@ impl Trial {
         let text = format!(
             "seed = {seed}\n[cluster]\nclients = {clients}\ncores = {}\n[[workload]]\nkind = \"create\"\ndoor = \"library\"\n\
              processes = {processes}\nfiles = {files}\nopen = false\nshared = false\nstat = true\nfresh = true\nremove = true\n",
-            machine.processors
+            machine.processors.unwrap_or(1)
         );
         let scenario =
             Scenario { on: Some(machine.clone()), ..Scenario::parse(&text, Path::new("calibration"))? };

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use crate::dist::Distribution;
+use crate::random::Random;
 use crate::time::Nanos;
 
 /// The table `[model]`: a preset, and what is to be different. Times are of a server's processor, for one request.
@@ -34,7 +35,8 @@ pub struct ModelSettings {
     pub peer: Option<Distribution>,
     /// Of a client's processor, for each call that a server is asked about.
     pub client: Option<Distribution>,
-    /// Of a server's and of a client's processor besides, if it has nothing else to do: it sleeps, and has to be woken.
+    /// Of a server's and of a client's processor besides, if it has nothing else to do: it sleeps, and has to be woken. At most as long
+    /// as it has had nothing to do.
     pub wake: Option<Distribution>,
     pub client_wake: Option<Distribution>,
 }
@@ -195,6 +197,12 @@ impl Model {
                 own.clone_from(given);
             }
         }
+    }
+
+    /// What it costs to wake a processor that had nothing to do for so long: it falls asleep by and by, so that it never costs more than
+    /// that.
+    pub fn wake(&self, work: Work, idle: Nanos, random: &mut Random) -> Nanos {
+        if idle == Nanos::ZERO { Nanos::ZERO } else { self.cost(work).sample(random).min(idle) }
     }
 
     pub fn is_free(&self, work: Work) -> bool {

@@ -42,8 +42,8 @@ pub struct Scenario {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Machine {
-    /// Of which each node needs one to work.
-    pub processors: usize,
+    /// Those that all nodes share; without, each node has its own.
+    pub processors: Option<usize>,
     pub network: NetworkSettings,
     pub model: ModelSettings,
 }
@@ -151,7 +151,7 @@ impl Machine {
     pub fn parse(text: &str, path: &Path) -> Result<Self, ScenarioError> {
         let machine: Self = toml::from_str(text)
             .map_err(|cause| ScenarioError::Malformed { path: path.into(), cause: Box::new(cause) })?;
-        if !(1..=4096).contains(&machine.processors) {
+        if machine.processors.is_some_and(|processors| !(1..=4096).contains(&processors)) {
             let (key, wanted) = ("processors".into(), "it is 1 to 4096".into());
             return Err(ScenarioError::Bad { key, wanted });
         }
@@ -198,7 +198,7 @@ impl Scenario {
 
     /// Those that all nodes share, if they run on one machine.
     pub fn processors(&self) -> Option<usize> {
-        self.on.as_ref().map(|machine| machine.processors)
+        self.on.as_ref().and_then(|machine| machine.processors)
     }
 
     /// What each value by itself does not say.

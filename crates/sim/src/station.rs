@@ -82,6 +82,11 @@ impl<J> Station<J> {
         self.load.number
     }
 
+    /// For how long it has had nothing to do.
+    pub fn idle(&self, now: Nanos) -> Nanos {
+        if self.is_idle() { now - self.load.since } else { Nanos::ZERO }
+    }
+
     pub fn is_idle(&self) -> bool {
         self.load.number == 0
     }

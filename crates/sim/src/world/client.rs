@@ -218,28 +218,27 @@ impl Client {
             return self.ready.push_back((ticket.process, Some(result)));
         }
         self.slots[ticket.process as usize].answer = Some(result);
+        let idle = self.cpu.idle(fabric.now);
         if let Some(arrived) = self.cpu.arrive(fabric.now, ticket.process) {
-            self.prepare(fabric, arrived, true);
+            self.prepare(fabric, arrived, idle);
         }
     }
 
-    /// A process is to go on, when the processor is done with it.
+    /// A process is to go on, when the processor is done with it. `idle`: for how long that had nothing to do.
     fn prepare(
         &mut self,
         fabric: &mut Fabric<'_>,
         Arrived { at: since, job: process }: Arrived<u32>,
-        is_woken: bool,
+        idle: Nanos,
     ) {
-        let mut time = fabric.model.cost(Work::Client).sample(&mut self.random);
-        if is_woken {
-            time += fabric.model.cost(Work::ClientWake).sample(&mut self.random);
-        }
+        let time = fabric.model.cost(Work::Client).sample(&mut self.random)
+            + fabric.model.wake(Work::ClientWake, idle, &mut self.random);
         fabric.work(time, Event::Prepared { client: self.index, process, since });
     }
 
     pub fn prepared(&mut self, fabric: &mut Fabric<'_>, process: u32, since: Nanos) {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
-            self.prepare(fabric, next, false);
+            self.prepare(fabric, next, Nanos::ZERO);
         }
         self.resume(fabric, process);
     }

@@ -277,24 +277,25 @@ impl Server {
             }
             Message::Refused | Message::FromServer(_) | Message::ToData(_) => return,
         };
+        let idle = self.cpu.idle(fabric.now);
         if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
-            let is_woken = self.cpu.number() == 1;
-            self.serve(fabric, arrived, is_woken);
+            self.serve(fabric, arrived, idle);
         }
     }
 
-    /// The service of a job begins.
-    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, is_woken: bool) {
-        let works = job.work().into_iter().chain(is_woken.then_some(Work::Wake));
-        let time =
-            works.fold(Nanos::ZERO, |time, work| time + fabric.model.cost(work).sample(&mut self.random));
+    /// The service of a job begins. `idle`: for how long there was nothing to do.
+    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, idle: Nanos) {
+        let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random);
+        if let Some(work) = job.work() {
+            time += fabric.model.cost(work).sample(&mut self.random);
+        }
         fabric.work(time, Event::Served { node: self.node, start: self.start, since, job });
     }
 
     /// The service of a job ends.
     pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: Job) {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
-            self.serve(fabric, next, false);
+            self.serve(fabric, next, Nanos::ZERO);
         }
         // Where answers wait for the journal's file alone, to which writing costs nothing here, there is nothing to be put off for.
         let is_put_off = self.config.acknowledge == Acknowledge::Durable;
