@@ -10,6 +10,7 @@
 //! lose power.
 #![forbid(unsafe_code)]
 
+mod datafile;
 mod error;
 mod journal;
 mod local;
@@ -17,6 +18,7 @@ mod memory;
 mod store;
 pub mod superblock;
 
+pub use datafile::carry_out;
 pub use error::StoreError;
 pub use journal::{BlockFile, Journal, JournalError, RealFile, SimFile, SyncHandle};
 pub use local::{

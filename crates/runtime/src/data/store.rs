@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use espalier_proto::{DataReply, DataRequest, Errno, Ino, ServerId, Time};
-use espalier_store::{FormatOptions, LocalOptions, LocalStore, Store, StoreError, Superblock, superblock};
+use espalier_proto::{DataReply, DataRequest, Errno, Ino, ServerId};
+use espalier_store::{
+    FormatOptions, LocalOptions, LocalStore, Store, StoreError, Superblock, carry_out, superblock,
+};
 
 use crate::disk::logged;
 use crate::error::Error;
@@ -80,66 +82,6 @@ impl DataStore {
     /// # Errors
     /// Those of the store. What goes wrong is logged here.
     pub fn execute(&self, request: DataRequest) -> Result<DataReply, Errno> {
-        self.carry_out(request).map_err(logged)
-    }
-
-    fn carry_out(&self, request: DataRequest) -> Result<DataReply, StoreError> {
-        let store = &self.store;
-        match request {
-            DataRequest::Read { ino, offset, size } => {
-                let mut bytes = vec![0; size as usize];
-                let read = store.stream_read(ino, offset, &mut bytes)?;
-                bytes.truncate(read);
-                return Ok(DataReply::Bytes(bytes));
-            }
-            DataRequest::Seek { ino, offset, what } => {
-                return Ok(DataReply::Found(store.stream_seek(ino, offset, what)?));
-            }
-            DataRequest::Stat { inos } => {
-                let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
-                return Ok(DataReply::Stats(stats));
-            }
-            DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
-            DataRequest::Space => return Ok(DataReply::Space(store.space()?)),
-            DataRequest::Write { ino, offset, data } => {
-                store.stream_write(ino, offset, &data)?;
-                self.changed(ino)?;
-            }
-            DataRequest::Allocate { ino, offset, length, mode } => {
-                store.stream_allocate(ino, offset, length, mode)?;
-                self.changed(ino)?;
-            }
-            DataRequest::Truncate { ino, size } => {
-                store.stream_truncate(ino, size)?;
-                self.changed(ino)?;
-            }
-            // One that is not there has no time, nor bytes.
-            DataRequest::SetMtime { ino, .. } if store.stream_stat(ino)?.ctime == Time::default() => {}
-            DataRequest::SetMtime { ino, mtime } => {
-                store.stream_set_mtime(ino, mtime)?;
-                self.changed(ino)?;
-            }
-            // What an earlier attempt has left would count.
-            DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
-            DataRequest::Fill { ino, data, size, mtime, sync } => {
-                store.stream_create(ino)?;
-                store.stream_write(ino, 0, &data)?;
-                store.stream_truncate(ino, size)?;
-                store.stream_set_mtime(ino, mtime)?;
-                if sync || self.sync {
-                    store.stream_sync(ino)?;
-                }
-            }
-            DataRequest::Settle { ino } => store.stream_settle(ino)?,
-            DataRequest::Sync { ino } => store.stream_sync(ino)?,
-            DataRequest::Remove { ino } => store.stream_remove(ino)?,
-            // The machine's own.
-            DataRequest::Admit { .. } => {}
-        }
-        Ok(DataReply::Done)
-    }
-
-    fn changed(&self, ino: Ino) -> Result<(), StoreError> {
-        if self.sync { self.store.stream_sync(ino) } else { Ok(()) }
+        carry_out(&self.store, request, self.sync).map_err(logged)
     }
 }

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use espalier_data::{Asker, Data, Input, Io, IoId, Outbox};
 use espalier_proto::{
-    DataReply, DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, Time, ToData, Welcome,
+    DataReply, DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, ToData, Welcome,
 };
-use espalier_store::{MemoryStore, Store, StoreError};
+use espalier_store::{MemoryStore, Store, StoreError, carry_out};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
@@ -229,7 +229,7 @@ impl DataServer {
                 Access::Sync(0)
             }
             Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
-            Io::Request(request) if self.sync && changed(request).is_some() => Access::Sync(request.bytes()),
+            Io::Request(request) if self.sync && changes(request) => Access::Sync(request.bytes()),
             Io::Request(request) => Access::Transfer(request.bytes()),
         };
         let time = self.disk.time(access);
@@ -245,72 +245,20 @@ impl DataServer {
         let result = match io {
             _ if self.disk.fails => Err(Errno::EIO),
             Io::SyncRemoved => Ok(DataReply::Done),
-            Io::Request(request) => {
-                let to_sync = changed(&request).filter(|_| self.sync);
-                let done = execute(&self.store, request);
-                let done = done.and_then(|reply| {
-                    to_sync.map_or(Ok(()), |ino| self.store.stream_sync(ino)).map(|()| reply)
-                });
-                done.map_err(|error| error.errno())
-            }
+            Io::Request(request) => carry_out(&self.store, request, self.sync).map_err(|error| error.errno()),
         };
         self.input(fabric, Input::Done { id, result });
     }
 }
 
-/// The datafile whose bytes or times a request changes.
-fn changed(request: &DataRequest) -> Option<Ino> {
-    match request {
-        DataRequest::Write { ino, .. }
-        | DataRequest::Allocate { ino, .. }
-        | DataRequest::Truncate { ino, .. }
-        | DataRequest::SetMtime { ino, .. }
-        | DataRequest::Fill { ino, size: 1.., .. } => Some(*ino),
-        _ => None,
-    }
-}
-
-fn execute(store: &MemoryStore, request: DataRequest) -> Result<DataReply, StoreError> {
-    match request {
-        DataRequest::Read { ino, offset, size } => {
-            let mut bytes = vec![0; size as usize];
-            let read = store.stream_read(ino, offset, &mut bytes)?;
-            bytes.truncate(read);
-            return Ok(DataReply::Bytes(bytes));
-        }
-        DataRequest::Seek { ino, offset, what } => {
-            return Ok(DataReply::Found(store.stream_seek(ino, offset, what)?));
-        }
-        DataRequest::Stat { inos } => {
-            let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
-            return Ok(DataReply::Stats(stats));
-        }
-        DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
-        DataRequest::Space => return Ok(DataReply::Space(store.space()?)),
-        DataRequest::Write { ino, offset, data } => store.stream_write(ino, offset, &data)?,
-        DataRequest::Allocate { ino, offset, length, mode } => {
-            store.stream_allocate(ino, offset, length, mode)?
-        }
-        DataRequest::Truncate { ino, size } => store.stream_truncate(ino, size)?,
-        // One that is not there has no time, nor bytes.
-        DataRequest::SetMtime { ino, .. } if store.stream_stat(ino)?.ctime == Time::default() => {}
-        DataRequest::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
-        // What an earlier attempt has left would count.
-        DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
-        DataRequest::Fill { ino, data, size, mtime, sync } => {
-            store.stream_create(ino)?;
-            store.stream_write(ino, 0, &data)?;
-            store.stream_truncate(ino, size)?;
-            store.stream_set_mtime(ino, mtime)?;
-            if sync {
-                store.stream_sync(ino)?;
-            }
-        }
-        DataRequest::Settle { ino } => store.stream_settle(ino)?,
-        DataRequest::Sync { ino } => store.stream_sync(ino)?,
-        DataRequest::Remove { ino } => store.stream_remove(ino)?,
-        // The machine's own.
-        DataRequest::Admit { .. } => {}
-    }
-    Ok(DataReply::Done)
+/// Whether a request changes bytes or times of a datafile.
+fn changes(request: &DataRequest) -> bool {
+    matches!(
+        request,
+        DataRequest::Write { .. }
+            | DataRequest::Allocate { .. }
+            | DataRequest::Truncate { .. }
+            | DataRequest::SetMtime { .. }
+            | DataRequest::Fill { size: 1.., .. }
+    )
 }
