@@ -172,6 +172,7 @@ impl State {
                 self.apply_moved(*ino, home);
             }
             Event::Began => {}
+            Event::Reserved { below } => self.reserved = self.reserved.max(*below),
             Event::Prepared { id, part } => self.apply_prepared(*id, part),
             Event::Decided { id, commit } => self.apply_decided(*id, *commit)?,
             Event::Committed { id, part, ranks } => self.apply_committed(*id, part, ranks)?,

@@ -45,7 +45,7 @@ impl Checkpoint {
             return None;
         }
         state.begin_snapshot();
-        let (next_ino, files, sequence) = (state.next_ino, state.files, state.sequence);
+        let (next_ino, files, sequence) = (state.next_ino.max(state.reserved), state.files, state.sequence);
         let unsettled = state.unsettled.iter().copied().collect();
         let watched = state.watched_places();
         let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());

@@ -195,6 +195,10 @@ pub enum Event {
     Counted {
         by: Rank,
     },
+    /// Inode numbers below may be given out.
+    Reserved {
+        below: u64,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -223,6 +227,7 @@ impl Event {
             Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
             // The event before has changed it.
             Self::Session { .. } | Self::Completed { .. } | Self::Moved { .. } => [None, None],
+            Self::Reserved { .. } => [None, None],
             // `Meta::append_part` sees to these.
             Self::Began
             | Self::Prepared { .. }

@@ -26,6 +26,7 @@ mod lease;
 mod load;
 mod lock;
 mod machine;
+mod numbers;
 mod ops;
 mod outbox;
 mod permission;

@@ -15,6 +15,7 @@ use crate::io::Purpose;
 use crate::journal::{Held, Journal};
 use crate::lease::{Leases, Promise, Told};
 use crate::lock::LockTable;
+use crate::numbers::Numbers;
 use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
 use crate::progress::Progress;
 use crate::rank::Ranks;
@@ -35,6 +36,7 @@ pub struct Meta {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) sessions: Sessions,
     pub(crate) ranks: Ranks,
+    pub(crate) numbers: Numbers,
     pub(crate) locks: LockTable,
     /// Operations that wait, by a number of their own.
     pub(crate) tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
@@ -80,6 +82,7 @@ impl Meta {
             checkpoint: Checkpoint::default(),
             sessions: Sessions::default(),
             ranks: Ranks::default(),
+            numbers: Numbers::default(),
             locks: LockTable::default(),
             tasks: HashMap::default(),
             walking: BTreeSet::new(),
@@ -102,6 +105,7 @@ impl Meta {
 
     /// Takes one input. Whatever follows from it at once is in `out` on return.
     pub fn on(&mut self, now: Now, input: Input, out: &mut Outbox) {
+        self.reserve_numbers();
         match input {
             Input::Request { from, id, below, caller, request } => {
                 let task = Task::new(from, id, caller, request);
@@ -414,10 +418,6 @@ impl Meta {
         self.state.apply(event)?;
         self.journal.append(self.state.sequence, event);
         Ok(())
-    }
-
-    pub(crate) fn new_ino(&self) -> Ino {
-        Ino(self.state.next_ino)
     }
 
     /// An inode as `stat` shows it; asks the stream where that knows better.

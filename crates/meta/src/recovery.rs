@@ -285,6 +285,7 @@ impl Recovery {
         for (ino, _) in sizes {
             self.load_watched(*ino, fetch)?;
         }
+        self.state.next_ino = self.state.next_ino.max(self.state.reserved);
         let mut meta = Meta::with_state(self.config, self.state, end, used);
         meta.recover_striped();
         for (ino, size) in sizes {

@@ -172,6 +172,8 @@ pub(crate) struct State {
     pub strips: Map<Ino, Strip>,
     pub xattrs: Map<Ino, XattrCell>,
     pub next_ino: u64,
+    /// Numbers below may have been given out, though nothing may tell of that any more (`numbers.rs`); 0: nobody cares.
+    pub reserved: u64,
     pub files: u64,
     /// The sequence number of the last event applied.
     pub sequence: u64,
@@ -223,6 +225,7 @@ impl State {
             strips: Map::default(),
             xattrs: Map::default(),
             next_ino: Ino::ROOT.0 + 1,
+            reserved: 0,
             files: 0,
             sequence: 0,
             unsettled: BTreeSet::new(),

@@ -106,6 +106,12 @@ fn create(dir: Ino, file: &str, node: NewNode) -> Request {
     Request::Create { dir, name: name(file), node, perm: 0o644, umask: 0, open: None, exclusive: true }
 }
 
+/// The first inode that a server makes waits for a sync, others do not.
+fn reserve_numbers(fs: &mut Harness, client: &mut Client) {
+    client.create(fs, Ino::ROOT, "the first", NewNode::Regular);
+    fs.settle();
+}
+
 fn tick(fs: &mut Harness, ms: u64) {
     fs.uptime_ms += ms;
     fs.input(Input::Tick);
@@ -361,6 +367,7 @@ fn what_is_kept_of_a_client_is_bounded() {
 fn what_is_acknowledged_survives_the_process() {
     let mut fs = Harness::on(Engine::Local, config());
     let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    reserve_numbers(&mut fs, &mut one);
     fs.lazy = true;
     let made = one.send(&mut fs, &create(Ino::ROOT, "a", NewNode::Regular), false);
     let seen = other.send(&mut fs, &Request::Lookup { dir: Ino::ROOT, name: name("a") }, false);
@@ -389,6 +396,7 @@ fn what_is_acknowledged_survives_the_process() {
 fn changes_are_acknowledged_while_the_journal_is_synced() {
     let fs = &mut Harness::with(config());
     let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
+    reserve_numbers(fs, &mut one);
     fs.lazy = true;
     let made = one.send(fs, &create(Ino::ROOT, "a", NewNode::Regular), false);
     let synced = other.send(fs, &Request::Fsync { ino: Ino::ROOT }, false);
@@ -450,7 +458,9 @@ fn a_loss_of_power_takes_the_last_second_at_most() {
 fn requests_that_come_together_share_a_frame() {
     let fs = &mut Harness::with(config());
     let mut client = Client::connect(fs, 1);
+    reserve_numbers(fs, &mut client);
     fs.lazy = true;
+    fs.answered.clear();
     let mut ids = Vec::new();
     for number in 0..10 {
         fs.queued = 9 - number;
@@ -558,6 +568,9 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
     ]
 }
 
+/// What [`prepare`] has made is below.
+const NEW: Ino = Ino(8);
+
 /// A directory with a file and an empty directory, one with something in it, and another file; and what the client has.
 fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) {
     let mut has = Vec::new();
@@ -582,25 +595,36 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
     (dir, file, full, has)
 }
 
-/// A reply without what depends on when it is given.
+/// A reply without what depends on when it is given, and by which run of the server: that has other numbers for new inodes.
 fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
-    let unleased = |entry| Entry { name_leased: false, attr_leased: false, ..entry };
+    let unleased = |entry: Entry| {
+        let attr = Attr { ino: entry.attr.ino.min(NEW), ..entry.attr };
+        Entry { attr, name_leased: false, attr_leased: false, proof: 0, ..entry }
+    };
     Ok(match reply? {
         Reply::Entry(entry) => Reply::Entry(unleased(entry)),
         Reply::Opened(_) => {
             Reply::Opened(Opened { streamed: false, keep_cache: false, limited: false, proof: 0 })
         }
-        Reply::Created(entry, how) => Reply::Created(unleased(entry), Opened { keep_cache: false, ..how }),
+        Reply::Created(entry, how) => {
+            Reply::Created(unleased(entry), Opened { keep_cache: false, proof: 0, ..how })
+        }
         // What of it clients may have been told otherwise.
         Reply::Copied(copied) => Reply::Copied(Box::new(Copied { made: vec![], changed: vec![], ..*copied })),
         other => other,
     })
 }
 
-/// The whole tree.
+/// The whole tree; new inodes without their numbers.
 fn look(fs: &mut Harness) -> BTreeMap<String, String> {
     fs.input(Input::Connect { client: ClientId(1), leases: true });
-    fs.dump()
+    let mut tree = fs.dump();
+    for shown in tree.values_mut() {
+        let (ino, rest) = shown.split_once(' ').unwrap();
+        let ino = Ino(ino.parse().unwrap()).min(NEW);
+        *shown = format!("{ino} {rest}");
+    }
+    tree
 }
 
 /// Whatever I/O a server's process is killed at: a change that is asked for again is made once and answered the same.

@@ -326,6 +326,7 @@ impl State {
             | Event::Session { .. }
             | Event::Completed { .. }
             | Event::Moved { .. }
+            | Event::Reserved { .. }
             // What these change has been revoked before (`Meta::revoke_edits`).
             | Event::Began
             | Event::Prepared { .. }

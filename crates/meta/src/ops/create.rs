@@ -100,7 +100,7 @@ impl Meta {
         }
         let time = cx.now;
         Ok(Inode {
-            ino: self.new_ino(),
+            ino: self.new_ino()?,
             kind,
             perm,
             uid: cx.caller.uid,

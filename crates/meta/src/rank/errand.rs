@@ -194,12 +194,14 @@ impl Meta {
         for at in 0..part.edits.len() {
             self.check_edit(cx, &part.edits, at)?;
         }
+        let makes = part.edits.iter().any(|edit| matches!(edit, Edit::Make { .. }));
+        let new_ino = makes.then(|| self.new_ino()).transpose()?;
         self.revoke_edits(cx, &part.edits)?;
-        let (new_ino, time) = (self.new_ino(), part.time);
+        let time = part.time;
         for edit in &mut part.edits {
             match edit {
                 Edit::Make { inode } => {
-                    inode.ino = new_ino;
+                    inode.ino = new_ino.unwrap_or(inode.ino);
                     (inode.atime, inode.mtime, inode.ctime, inode.btime) = (time, time, time, time);
                 }
                 Edit::Link { ino, kind, .. } => *kind = Some(self.state.inode(*ino)?.kind),

@@ -1,0 +1,64 @@
+//! Inode numbers that a client was told of do not come again, whatever is lost of what it was told.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::collections::BTreeSet;
+
+use espalier_meta::{Acknowledge, Config, Input};
+use espalier_proto::*;
+use harness::{Harness, ROOT_CALLER, config, name};
+
+const CLIENT: ClientId = ClientId(100);
+
+/// The answer, whenever it comes.
+fn ask(fs: &mut Harness, id: u64, request: Request) -> Result<Reply, Errno> {
+    let (number, caller) = (RequestId(id), ROOT_CALLER);
+    fs.input(Input::Request { from: CLIENT, id: number, below: number, caller, request });
+    for _ in 0..1000 {
+        match fs.answers.remove(&id) {
+            Some(answer) => return answer,
+            None if fs.settle_one() => {}
+            // It may wait for the end of the leases of the time before.
+            None => {
+                fs.uptime_ms += 1000;
+                fs.input(Input::Tick);
+            }
+        }
+    }
+    panic!("no answer")
+}
+
+fn file(id: u64) -> Name {
+    name(&format!("file{id}"))
+}
+
+fn create(fs: &mut Harness, id: u64) -> Ino {
+    let (dir, name, node, open) = (Ino::ROOT, file(id), NewNode::Regular, None);
+    let request = Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true };
+    match ask(fs, id, request) {
+        Ok(Reply::Entry(entry)) => entry.attr.ino,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn numbers_do_not_come_again_after_losses_of_power() {
+    let config = Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..config() };
+    let (mut fs, mut given, mut lost) = (Harness::with(config), BTreeSet::new(), 0);
+    for round in 1..8 {
+        fs.input(Input::Connect { client: CLIENT, leases: true });
+        fs.settle();
+        let nothing = Request::Reclaim { held: Vec::new(), last: true };
+        assert_eq!(ask(&mut fs, round * 100 - 1, nothing), Ok(Reply::Done));
+        let last = Request::Lookup { dir: Ino::ROOT, name: file(round * 100 - 96) };
+        lost += usize::from(matches!(ask(&mut fs, round * 100, last), Ok(Reply::Absent { .. })));
+        for file in 1..=4 {
+            let ino = create(&mut fs, round * 100 + file);
+            assert!(given.insert(ino), "{ino:?} comes again in round {round}");
+        }
+        fs = fs.crash();
+    }
+    // In the first round there is nothing yet.
+    assert!(lost > 1, "nothing was lost: this shows nothing");
+}
