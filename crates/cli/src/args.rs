@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueHint};
 
 use crate::bench::{BenchArgs, FloorArgs};
+use crate::paper::PaperArgs;
 use crate::sim::SimArgs;
 
 /// A POSIX file system for very many small files.
@@ -65,6 +66,8 @@ pub enum Command {
     /// Run a cluster in virtual time, in this process: what a scenario describes, or traces of real programs. Exits with 1 if
     /// it was stopped, or a trace came to something else than it had.
     Sim(SimArgs),
+    /// Run the experiments of the papers that this file system is built on, and see which of their claims hold.
+    Paper(PaperArgs),
     /// One process of a benchmark.
     #[command(name = espalier_bench::WORKER_COMMAND, hide = true)]
     BenchWorker,

@@ -1,18 +1,16 @@
 //! `espalier sim calibrate`: measures a server and its clients on this machine, makes a model of them, and says how good that is.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::{Args, ValueHint};
 use espalier_bench::{NativeOptions, Processors, Sample};
-use espalier_library::Credentials;
+use espalier_paper::{LocalCluster, Wanted};
 use espalier_sim::{Fitted, Machine, Measured, Nanos, Trial, Work, plot_distributions, quantiles};
 use serde::Serialize;
-use tempfile::TempDir;
 
 #[derive(Clone, Debug, Args)]
 pub struct CalibrateArgs {
@@ -36,8 +34,7 @@ const PREDICTED: (u32, u32) = (4, 4);
 
 /// A server of one's own, which ends with this.
 struct Server {
-    dir: TempDir,
-    url: String,
+    cluster: LocalCluster,
     process: u32,
 }
 
@@ -93,26 +90,17 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
 
 impl Server {
     fn start() -> Result<Self> {
-        let dir = tempfile::Builder::new().prefix("espalier-calibrate-").tempdir()?;
-        // Nobody else takes it within the next moment, most likely; else the server says so.
-        let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let cluster = dir.path().join("cluster");
-        espalier(&["cluster", "init"], &cluster, &["--listen", &listen.to_string()])?;
-        espalier(&["cluster", "up"], &cluster, &[])?;
-        let mut server = Self { dir, url: format!("espalier://{listen}/"), process: 0 };
-        server.process = crate::cluster::process(&server.cluster())?;
-        Ok(server)
-    }
-
-    fn cluster(&self) -> PathBuf {
-        self.dir.path().join("cluster")
+        let program = std::env::current_exe().context("cannot find this program")?;
+        let wanted = Wanted { servers: 1, ranks: 1, insecure: false, settings: toml::Table::new() };
+        let cluster = LocalCluster::start(&program, &wanted)?;
+        let process = crate::cluster::process(&cluster.dir())?;
+        Ok(Self { cluster, process })
     }
 
     fn measure(&self, trial: Trial) -> Result<Vec<Sample>> {
-        let credentials = Credentials::Directory(self.cluster().join("clients").join("admin"));
         let options = NativeOptions {
-            url: self.url.clone(),
-            credentials,
+            url: self.cluster.url().into(),
+            credentials: self.cluster.credentials(),
             clients: trial.clients,
             idle: 0,
             outstanding: trial.outstanding,
@@ -123,24 +111,6 @@ impl Server {
         };
         Ok(espalier_bench::sample(&options, &|| Processors::used(self.process))?)
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        if let Err(error) = espalier(&["cluster", "down"], &self.cluster(), &[]) {
-            eprintln!("espalier: {error:#}");
-        }
-    }
-}
-
-/// Runs this program.
-fn espalier(command: &[&str], dir: &Path, options: &[&str]) -> Result<()> {
-    let program = std::env::current_exe().context("cannot find this program")?;
-    let output = Command::new(program).args(command).arg(dir).args(options).stdin(Stdio::null()).output()?;
-    if !output.status.success() {
-        bail!("{}: {}", command.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
 }
 
 /// What models speak of.

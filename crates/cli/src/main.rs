@@ -12,6 +12,7 @@ mod fsck;
 mod fuzz;
 mod mount;
 mod options;
+mod paper;
 mod place;
 mod remove;
 mod report;
@@ -61,6 +62,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             | Command::Dump(_)
             | Command::Load(_)
             | Command::Sim(_)
+            | Command::Paper(_)
     ) {
         end_with_readers();
     }
@@ -77,6 +79,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Load(args) => copy::load(&args),
         Command::Bench(args) => bench::bench(args),
         Command::Sim(args) => sim::sim(&args),
+        Command::Paper(args) => paper::paper(&args),
         Command::BenchWorker => Ok(espalier_bench::worker()),
         Command::BenchFloor(args) => bench::floor(&args),
         Command::Cluster(args) => cluster::cluster(&args.command),

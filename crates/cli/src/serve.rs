@@ -82,6 +82,12 @@ pub(crate) struct Config {
     /// Every change is durable before it is acknowledged.
     #[serde(default)]
     pub sync: bool,
+    /// With `sync`: commits are put off while so many requests wait to be served, until `high_watermark` changes wait for one.
+    #[serde(default = "Config::default_low_watermark")]
+    pub low_watermark: usize,
+    /// 1: each change is committed by itself.
+    #[serde(default = "Config::default_high_watermark")]
+    pub high_watermark: usize,
     /// Bytes of memory, as `512M`.
     pub memory: Option<String>,
     /// A client that is silent for so many seconds loses what it holds.
@@ -135,6 +141,8 @@ impl Config {
             store: Self::default_store(),
             credentials: Self::default_credentials(),
             sync: false,
+            low_watermark: Self::default_low_watermark(),
+            high_watermark: Self::default_high_watermark(),
             memory: None,
             session_seconds: Self::default_session(),
             lease_seconds: Self::default_lease(),
@@ -178,6 +186,14 @@ impl Config {
         12_000
     }
 
+    fn default_low_watermark() -> usize {
+        espalier_meta::Config::WATERMARKS.0
+    }
+
+    fn default_high_watermark() -> usize {
+        espalier_meta::Config::WATERMARKS.1
+    }
+
     fn default_eager() -> u32 {
         Limits::default().eager_bytes
     }
@@ -194,6 +210,9 @@ impl Config {
         }
         if !(1..=config.session_seconds).contains(&config.lease_seconds) {
             bail!("lease_seconds in {} is 1 to session_seconds", file.display());
+        }
+        if config.high_watermark == 0 {
+            bail!("high_watermark in {} is 1 at least", file.display());
         }
         if config.roles.is_empty() {
             bail!("roles in {} are \"meta\", \"data\", or both", file.display());
@@ -255,7 +274,9 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let config = Config::read(&file)?;
     let listen = config.address()?;
     let striping = config.striping()?;
-    let mut open = OpenOptions { sync: config.sync, striping, with_ranks: true, ..OpenOptions::default() };
+    let watermarks = (config.low_watermark, config.high_watermark);
+    let mut open =
+        OpenOptions { sync: config.sync, watermarks, striping, with_ranks: true, ..OpenOptions::default() };
     if let Some(memory) = &config.memory {
         open.memory = parse_size(memory).ok().context("memory is a size such as 512M or 4G")?;
     }

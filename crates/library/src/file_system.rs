@@ -47,7 +47,7 @@ impl FileSystem {
     /// # Errors
     /// As [`Self::connect`].
     pub async fn connect_as(url: &str, credentials: &Credentials, user: User) -> Result<Self, ConnectError> {
-        Ok(Self(Session::connect(url, credentials, user).await?))
+        Ok(Self(Session::connect(url, credentials, user, true).await?))
     }
 
     /// Ends the session, and waits until the server knows. Whatever is still open or clones are good for nothing then. Without

@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod blocking;
+mod client;
 mod door;
 mod file;
 mod file_system;
@@ -30,6 +31,7 @@ mod metadata;
 mod session;
 mod walk;
 
+pub use client::Client;
 pub use espalier_proto::{Capacity, FileType, Limit, Space};
 pub use espalier_runtime::Messages;
 pub use file::{File, OpenOptions};

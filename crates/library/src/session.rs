@@ -91,6 +91,13 @@ pub(crate) struct Handle {
     pub(crate) ino: Ino,
 }
 
+impl Handle {
+    /// Whoever has it open releases it.
+    pub(crate) fn leave(mut self) {
+        self.session = Weak::new();
+    }
+}
+
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(session) = self.session.upgrade() {
@@ -111,6 +118,7 @@ impl Session {
         url: &str,
         credentials: &Credentials,
         user: User,
+        leases: bool,
     ) -> Result<Arc<Self>, ConnectError> {
         let addresses = Servers::addresses(url)?;
         let security = match credentials {
@@ -121,7 +129,7 @@ impl Session {
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| ConnectError::Random(errno.into()))?;
         let client = ClientId(u64::from_ne_bytes(number));
-        let servers = Servers { addresses, security, limits: Limits::default(), client, leases: true };
+        let servers = Servers { addresses, security, limits: Limits::default(), client, leases };
         let first = servers.reach().await?;
         let remote = Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);
         let (stop, stopped) = oneshot::channel();
@@ -158,11 +166,19 @@ impl Session {
 
     /// Sends what begins a call. It goes on even if nobody waits for it.
     fn begin(self: &Arc<Self>, call: Call<'_>) -> oneshot::Receiver<Result<Told, Errno>> {
+        self.begin_for(self.caller.clone(), call)
+    }
+
+    pub(crate) fn begin_for(
+        self: &Arc<Self>,
+        caller: Caller,
+        call: Call<'_>,
+    ) -> oneshot::Receiver<Result<Told, Errno>> {
         let (told, answer) = oneshot::channel();
         if !self.is_closed.load(Ordering::Relaxed) {
             let ticket = Ticket { session: Arc::downgrade(self), told };
             let id = self.next.fetch_add(1, Ordering::Relaxed);
-            self.remote.call(id, self.caller.clone(), call, ticket);
+            self.remote.call(id, caller, call, ticket);
         }
         answer
     }

@@ -23,7 +23,7 @@ pub struct Config {
     pub acknowledge: Acknowledge,
     pub read_only: bool,
     pub atime: Atime,
-    /// Commit coalescing's watermarks, low and high, in operations (carns IV.A.1 found 1 and 8 best).
+    /// Commit coalescing's watermarks, low and high, in operations.
     pub watermarks: (usize, usize),
     /// Bytes.
     pub journal_capacity: u64,
@@ -47,6 +47,9 @@ pub struct Config {
 }
 
 impl Config {
+    /// Low and high, as carns IV.A.1 found them best.
+    pub const WATERMARKS: (usize, usize) = (1, 8);
+
     pub fn new(hash_key: [u8; 16], strip_bytes: u32, journal_capacity: u64) -> Self {
         let (acknowledge, read_only, atime) = (Acknowledge::Volatile, false, Atime::Relative);
         // A checkpoint writes at most what the journal holds, and merging tables takes as much again.
@@ -58,7 +61,7 @@ impl Config {
             acknowledge,
             read_only,
             atime,
-            watermarks: (1, 8),
+            watermarks: Self::WATERMARKS,
             journal_capacity,
             cache_bytes,
             reserve,

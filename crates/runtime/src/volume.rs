@@ -98,6 +98,8 @@ pub struct OpenOptions {
     pub read_only: bool,
     /// Every change is durable before it is acknowledged.
     pub sync: bool,
+    /// Then commits coalesce (carns III.C): from so many requests in the queue on they are put off, and until so many changes wait.
+    pub watermarks: (usize, usize),
     pub atime: Atime,
     /// Bytes of memory to keep within, about.
     pub memory: u64,
@@ -130,6 +132,7 @@ impl Default for OpenOptions {
         Self {
             read_only: false,
             sync: false,
+            watermarks: Config::WATERMARKS,
             atime: Atime::Relative,
             memory,
             session_ms: None,
@@ -169,6 +172,7 @@ impl Volume {
         (config.read_only, config.atime) = (options.read_only, options.atime);
         (config.session_ms, config.lease_ms) = (options.session_ms, options.lease_ms);
         config.striping = options.striping;
+        config.watermarks = options.watermarks;
         (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
         config.acknowledge = match (options.sync, options.session_ms) {
             (true, _) => Acknowledge::Durable,

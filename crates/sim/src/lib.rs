@@ -42,7 +42,7 @@ pub use model::{Model, ModelError, ModelSettings, Work};
 pub use network::{NetworkPreset, NetworkSettings};
 pub use observe::{Arrival, Node, Observer, Saboteur};
 pub use output::{OutputError, plot_distributions, plot_sweep, write_csv, write_plots, write_sweep};
-pub use plot::PlotError;
+pub use plot::{Line, PlotError, plot};
 pub use quantity::{Bytes, Rate, parse_time};
 pub use queue::Queue;
 pub use random::{Random, Seed};

@@ -1,7 +1,9 @@
 //! What nodes say to each other.
 
 use espalier_meta::PeerMessage;
-use espalier_proto::{FromClient, FromData, FromServer, Hello, Request, ToData, Welcome};
+use espalier_proto::{
+    DataReply, DataRequest, FromClient, FromData, FromServer, Hello, Reply, Request, ToData, Welcome,
+};
 use postcard::ser_flavors::Flavor;
 use serde::Serialize;
 
@@ -41,10 +43,12 @@ pub enum MessageKind {
     Peer,
     ToData,
     FromData,
+    /// A payload is announced, and granted.
+    Handshake,
 }
 
 impl MessageKind {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Hello,
         Self::Welcome,
         Self::Alive,
@@ -59,6 +63,7 @@ impl MessageKind {
         Self::Peer,
         Self::ToData,
         Self::FromData,
+        Self::Handshake,
     ];
 
     pub fn name(self) -> &'static str {
@@ -77,6 +82,7 @@ impl MessageKind {
             Self::Peer => "peer",
             Self::ToData => "to_data",
             Self::FromData => "from_data",
+            Self::Handshake => "handshake",
         }
     }
 }
@@ -98,6 +104,23 @@ impl Message {
             Self::Peer(_) => MessageKind::Peer,
             Self::ToData(_) => MessageKind::ToData,
             Self::FromData(_) => MessageKind::FromData,
+        }
+    }
+
+    /// Bytes of a file in it, which are announced first if they are many.
+    pub fn payload(&self) -> usize {
+        match self {
+            Self::FromClient(
+                FromClient::Request { request: Request::Write { data, .. }, .. }
+                | FromClient::Stream { data, .. },
+            )
+            | Self::FromServer(FromServer::Reply { result: Ok(Reply::Bytes(data)), .. })
+            | Self::ToData(ToData {
+                request: DataRequest::Write { data, .. } | DataRequest::Fill { data, .. },
+                ..
+            })
+            | Self::FromData(FromData { result: Ok(DataReply::Bytes(data)), .. }) => data.len(),
+            _ => 0,
         }
     }
 

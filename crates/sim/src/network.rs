@@ -5,7 +5,7 @@ use rand::Rng;
 use serde::Deserialize;
 
 use crate::dist::Distribution;
-use crate::quantity::Rate;
+use crate::quantity::{Bytes, Rate};
 use crate::random::Random;
 use crate::time::Nanos;
 
@@ -33,6 +33,8 @@ pub struct NetworkSettings {
     pub latency: Option<Distribution>,
     /// Of each node's line, each way. None: bytes take no time.
     pub bandwidth: Option<Rate>,
+    /// Longer payloads are announced, and sent when they have been granted (carns III.D).
+    pub eager: Option<Bytes>,
     /// The part of messages that is lost and sent again, 0 to 1. The others of the connection wait for them.
     pub loss: f64,
     /// After how long a lost message is sent again.
@@ -43,12 +45,16 @@ pub struct NetworkSettings {
 
 /// Bytes that go with each message: headers of Ethernet, IP and TCP.
 const HEADERS: usize = 66;
+/// Of `[network] eager`: what servers have.
+const EAGER: usize = 16 << 10;
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct Network {
     latency: Distribution,
     bandwidth: Option<Rate>,
+    /// Bytes.
+    pub eager: usize,
     loss: f64,
     retransmit: Nanos,
     pub timeout: Nanos,
@@ -85,6 +91,7 @@ impl Network {
         Self {
             latency: settings.latency.clone().unwrap_or(latency),
             bandwidth: settings.bandwidth.or(bandwidth),
+            eager: settings.eager.map_or(EAGER, |bytes| usize::try_from(bytes.0).unwrap_or(usize::MAX)),
             loss: settings.loss,
             retransmit: settings.retransmit.unwrap_or(Nanos::from_millis(200)),
             timeout: settings.timeout.unwrap_or(Nanos::from_millis(1000)),
@@ -107,6 +114,13 @@ impl Network {
             arrives += self.retransmit;
         }
         arrives
+    }
+
+    /// What a handshake takes before a payload: there and back.
+    pub fn handshake(&mut self) -> Nanos {
+        let time = self.bandwidth.map_or(Nanos::ZERO, |rate| rate.time(HEADERS));
+        let latencies = self.latency.sample(&mut self.random) + self.latency.sample(&mut self.random);
+        latencies + time + time
     }
 
     /// From now on what the node sends and receives is late by so much.

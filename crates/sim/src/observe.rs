@@ -5,6 +5,7 @@ use espalier_meta::{Io, IoDone};
 use espalier_proto::{Caller, Errno};
 
 use crate::message::Message;
+use crate::source::Done;
 use crate::storage::Loss;
 use crate::time::Nanos;
 
@@ -18,6 +19,9 @@ pub trait Observer {
     fn invoked(&mut self, _now: Nanos, _client: u32, _call: u64, _caller: &Caller, _what: &Call<'_>) {}
 
     fn answered(&mut self, _now: Nanos, _client: u32, _call: u64, _result: &Result<Answer, Errno>) {}
+
+    /// An operation of a client's process has ended.
+    fn finished(&mut self, _client: u32, _process: u32, _done: &Done) {}
 
     /// A server has ended, or a client; of the latter nothing comes any more.
     fn crashed(&mut self, _now: Nanos, _node: Node, _loss: Loss) {}

@@ -58,7 +58,7 @@ pub fn plot_sweep(dir: &Path, points: &[Point]) -> Result<(), OutputError> {
         let line = |clients: &u32| {
             let of = points.iter().filter(|point| point.clients == *clients);
             let points = of.map(|point| (f64::from(point.ranks), value(point))).collect();
-            Line { name: format!("{clients} clients"), points }
+            Line { name: format!("{clients} clients"), points, dots: false }
         };
         let lines: Vec<_> = clients.iter().map(line).collect();
         plot(&dir.join(file), "metadata servers", what, &lines)
@@ -79,7 +79,7 @@ pub fn plot_distributions(file: &Path, measured: &[Nanos], simulated: &[Nanos]) 
     let line = |name: &str, times: &[Nanos]| {
         let steps = (times.len().max(2) - 1) as f64;
         let points = times.iter().enumerate().map(|(step, time)| (time.0 as f64 / 1e3, step as f64 / steps));
-        Line { name: name.into(), points: points.filter(|(_, part)| *part < 0.99).collect() }
+        Line { name: name.into(), points: points.filter(|(_, part)| *part < 0.99).collect(), dots: false }
     };
     let lines = [line("measured", measured), line("simulated", simulated)];
     Ok(plot(file, "microseconds", "part that took no longer", &lines)?)
@@ -109,6 +109,7 @@ pub fn write_plots(dir: &Path, series: &Series) -> Result<(), OutputError> {
     let total = |name: &str, value: fn(&crate::TotalSample) -> f64| Line {
         name: name.into(),
         points: series.total.iter().map(|it| (it.time, value(it))).collect(),
+        dots: false,
     };
     plot(
         &dir.join("throughput.svg"),
@@ -141,7 +142,11 @@ fn of_servers(series: &Series, value: fn(&ServerSample) -> f64) -> Vec<Line> {
     if count <= LINES {
         let line = |server| {
             let own = series.servers.iter().filter(|it| it.server == server);
-            Line { name: format!("server {server}"), points: own.map(|it| (it.time, value(it))).collect() }
+            Line {
+                name: format!("server {server}"),
+                points: own.map(|it| (it.time, value(it))).collect(),
+                dots: false,
+            }
         };
         return (0..count as u32).map(line).collect();
     }
@@ -151,7 +156,7 @@ fn of_servers(series: &Series, value: fn(&ServerSample) -> f64) -> Vec<Line> {
             let values: Vec<f64> = step.iter().map(value).collect();
             (step[0].time, of(&values))
         };
-        Line { name: name.into(), points: steps.iter().map(at).collect() }
+        Line { name: name.into(), points: steps.iter().map(at).collect(), dots: false }
     };
     let least = |values: &[f64]| values.iter().copied().fold(f64::INFINITY, f64::min);
     let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;

@@ -20,6 +20,8 @@ const COLOURS: [RGBColor; 8] = [
 pub struct Line {
     pub name: String,
     pub points: Vec<(f64, f64)>,
+    /// Points alone, as of what others have measured.
+    pub dots: bool,
 }
 
 /// Why there is no picture.
@@ -59,8 +61,14 @@ fn draw(
         .build_cartesian_2d(0.0..end, 0.0..top)?;
     chart.configure_mesh().x_desc(over).y_desc(what).label_style(("sans-serif", 16)).draw()?;
     for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
-        chart
-            .draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+        let dots = |size| line.points.iter().map(move |point| Circle::new(*point, size, colour.filled()));
+        let drawn = match line.dots {
+            true => chart.draw_series(dots(5))?,
+            false => {
+                chart.draw_series(LineSeries::new(line.points.iter().copied(), colour.stroke_width(2)))?
+            }
+        };
+        drawn
             .label(&line.name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], colour.stroke_width(2)));
     }

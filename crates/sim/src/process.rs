@@ -124,7 +124,8 @@ impl Program for Process {
                         return Act::Call(caller, call);
                     }
                     Turn::Done(result) => {
-                        let done = Done { kind: task.kind(), begun: task.begun, ended: now, result };
+                        let (kind, phase) = (task.kind(), self.barriers);
+                        let done = Done { kind, phase, begun: task.begun, ended: now, result };
                         self.finished.push(done);
                         self.last = Some(done);
                     }

@@ -60,6 +60,10 @@ pub struct Cluster {
     /// Requests that a server deals with at the same time.
     pub cores: usize,
     pub durability: Durability,
+    /// Where changes are to be durable: commits are put off while so many requests wait to be served, until `high_watermark` changes wait
+    /// for one. A high watermark of 1 commits each by itself (carns III.C).
+    pub low_watermark: usize,
+    pub high_watermark: usize,
     pub cache: Caching,
     /// A client that is silent for so long loses its session.
     pub session: Nanos,
@@ -81,6 +85,8 @@ impl Default for Cluster {
             clients: 1,
             cores: 1,
             durability: Durability::Written,
+            low_watermark: espalier_meta::Config::WATERMARKS.0,
+            high_watermark: espalier_meta::Config::WATERMARKS.1,
             cache: Caching::Leases,
             session: Nanos::from_millis(60_000),
             lease: Nanos::from_millis(10_000),
@@ -211,6 +217,7 @@ impl Scenario {
             (data <= 4096, "[cluster] data", "at most 4096"),
             ((1..=1_000_000).contains(&clients), "[cluster] clients", "1 to 1000000"),
             ((1..=4096).contains(&cores), "[cluster] cores", "1 to 4096"),
+            (self.cluster.high_watermark > 0, "[cluster] high_watermark", "1 at least"),
             (session >= Nanos::from_millis(1000), "[cluster] session", "at least 1 s"),
             (session <= Nanos::from_millis(86_400_000), "[cluster] session", "at most 24 h"),
             (

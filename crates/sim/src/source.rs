@@ -10,9 +10,8 @@ mod untar;
 mod workload;
 mod zipf;
 
-use script::Script;
-
 pub use op::{Op, OpKind, OpenFlags, RecordedCall, Target};
+pub use script::{Script, Step, list, make_file};
 pub use workload::{Started, Workload};
 
 use espalier_proto::Errno;
@@ -43,6 +42,8 @@ pub trait Source: std::fmt::Debug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Done {
     pub kind: OpKind,
+    /// So many barriers its process had passed.
+    pub phase: u32,
     pub begun: Nanos,
     pub ended: Nanos,
     /// Bytes that were read or written; entries that were listed, 0 at the end; a file's size (`stat`); or 0.

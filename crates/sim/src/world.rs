@@ -370,7 +370,8 @@ impl<'o> World<'o> {
     /// Takes note of what a client's processes have come to.
     fn after_client(&mut self, index: usize) {
         let client = &mut self.clients[index];
-        for (_, done) in client.done.drain(..) {
+        for (process, done) in client.done.drain(..) {
+            self.fabric.observer.finished(client.index, process, &done);
             self.tally.add(&done);
             self.series.ended(client.index, done.ended - done.begun, done.result.is_err());
         }
@@ -452,6 +453,7 @@ fn config(cluster: &Cluster, rank: u16, striping: Option<Striping>) -> Config {
             Durability::Written => Acknowledge::Written,
             Durability::Durable => Acknowledge::Durable,
         },
+        watermarks: (cluster.low_watermark, cluster.high_watermark),
         atime: Atime::Relative,
         cache_bytes: usize::try_from(cluster.memory.0).unwrap_or(usize::MAX),
         session_ms: millis(cluster.session),

@@ -42,7 +42,7 @@ impl Phases {
             move || {
                 let stat = stat.clone();
                 script([Step::Barrier])
-                    .chain(list(own.clone()))
+                    .chain(list(own.clone(), false))
                     .chain((0..files).map(move |number| Op::stat(stat(number)).into()))
             }
         };

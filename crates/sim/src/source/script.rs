@@ -7,7 +7,7 @@ use crate::{Nanos, Random};
 
 /// A step of a script.
 #[derive(Clone, Debug)]
-pub(super) enum Step {
+pub enum Step {
     Do(Op),
     /// Again and again until it comes to nothing, or fails.
     UntilNothing(Op),
@@ -22,15 +22,15 @@ impl From<Op> for Step {
     }
 }
 
-/// A script that is being performed.
-pub(super) struct Script {
+/// A program that is known beforehand, step by step.
+pub struct Script {
     steps: Box<dyn Iterator<Item = Step>>,
     /// What is done until it comes to nothing.
     again: Option<Op>,
 }
 
 impl Script {
-    pub(super) fn new(steps: impl Iterator<Item = Step> + 'static) -> Self {
+    pub fn new(steps: impl Iterator<Item = Step> + 'static) -> Self {
         Self { steps: Box::new(steps), again: None }
     }
 }
@@ -75,7 +75,7 @@ pub(super) fn only_if<I: IntoIterator<Item = Step>>(wanted: bool, steps: I) -> i
 }
 
 /// Makes a new file of so many bytes, in writes of `piece` bytes.
-pub(super) fn make_file(path: String, bytes: u64, piece: u64) -> impl Iterator<Item = Step> {
+pub fn make_file(path: String, bytes: u64, piece: u64) -> impl Iterator<Item = Step> {
     std::iter::once(Op::create(FILE, path))
         .chain(write(FILE, bytes, piece))
         .chain([Op::Close { file: FILE }])
@@ -97,11 +97,11 @@ pub(super) fn read_file(path: String, piece: u64) -> impl Iterator<Item = Step> 
     ])
 }
 
-/// Lists a directory.
-pub(super) fn list(path: String) -> impl Iterator<Item = Step> {
+/// Lists a directory; `plus`: with attributes.
+pub fn list(path: String, plus: bool) -> impl Iterator<Item = Step> {
     script([
         Step::Do(Op::open(FILE, path, OpenFlags::READ | OpenFlags::DIRECTORY)),
-        Step::UntilNothing(Op::List { file: FILE, limit: PAGE, plus: false }),
+        Step::UntilNothing(Op::List { file: FILE, limit: PAGE, plus }),
         Step::Do(Op::Close { file: FILE }),
     ])
 }

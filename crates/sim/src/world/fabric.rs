@@ -143,7 +143,11 @@ impl<'o> Fabric<'o> {
         for word in [self.now.0, u64::from(from.0) << 32 | u64::from(to.0), number] {
             self.fingerprint = (self.fingerprint.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         }
-        let arrives = self.network.send(self.now, from.0 as usize, to.0 as usize, bytes);
+        let mut arrives = self.network.send(self.now, from.0 as usize, to.0 as usize, bytes);
+        if message.payload() > self.network.eager {
+            self.sent[MessageKind::Handshake as usize] += 2;
+            arrives += self.network.handshake();
+        }
         let last = &mut self.wires[id.index as usize].last[end];
         *last = arrives.max(*last);
         let at = *last;

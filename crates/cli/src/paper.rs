@@ -1,0 +1,78 @@
+//! `espalier paper`: the papers' experiments.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueHint};
+use espalier_paper::{Experiment, Outcome, Place, Setting, write_page};
+use signal_hook::consts::SIGINT;
+
+use crate::sim::UNLIKE;
+
+#[derive(Debug, Args)]
+pub struct PaperArgs {
+    /// `list` shows which there are, and `all` runs all of them, on this machine and in the simulator.
+    #[arg(value_name = "EXPERIMENT")]
+    pub id: String,
+    /// Fewer files, and fewer sizes.
+    #[arg(long)]
+    pub quick: bool,
+    /// In the simulator, at the paper's own size, instead of on this machine.
+    #[arg(long)]
+    pub sim: bool,
+    /// Write tables, pictures and claims into this directory, and of `all` a page, index.html.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub out: Option<PathBuf>,
+    #[arg(long)]
+    pub json: bool,
+}
+
+pub(crate) fn paper(args: &PaperArgs) -> Result<ExitCode> {
+    if args.id == "list" {
+        for experiment in Experiment::ALL {
+            println!("{:<16} {}", experiment.id, experiment.title);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let stop = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop))
+        .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&stop)))
+        .context("cannot handle signals")?;
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let place = if args.sim { Place::Simulator } else { Place::Machine };
+    let setting = Setting { place, quick: args.quick, program: &program, stop: &stop };
+    let outcomes = match Experiment::named(&args.id) {
+        Some(experiment) => vec![experiment.run(&setting)?],
+        None if args.id == "all" => all(&setting)?,
+        None => bail!("there is no experiment {}: `espalier paper list` shows which there are", args.id),
+    };
+    if let Some(dir) = &args.out {
+        write_page(dir, &outcomes)?;
+    }
+    if args.json {
+        let all = serde_json::to_value(&outcomes)?;
+        println!("{}", if let [one] = &outcomes[..] { serde_json::to_value(one)? } else { all });
+    } else {
+        outcomes.iter().for_each(|outcome| println!("{outcome}"));
+    }
+    let all_hold = outcomes.iter().flat_map(|outcome| &outcome.claims).all(|claim| claim.holds);
+    Ok(if all_hold { ExitCode::SUCCESS } else { ExitCode::from(UNLIKE) })
+}
+
+fn all(setting: &Setting<'_>) -> Result<Vec<Outcome>> {
+    let mut outcomes = Vec::new();
+    for experiment in Experiment::ALL {
+        for place in [Place::Simulator, Place::Machine] {
+            eprintln!(
+                "{} ({})",
+                experiment.id,
+                if place == Place::Machine { "machine" } else { "simulator" }
+            );
+            outcomes.push(experiment.run(&Setting { place, ..*setting })?);
+        }
+    }
+    Ok(outcomes)
+}

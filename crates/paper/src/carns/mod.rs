@@ -1,0 +1,41 @@
+//! Carns et al., "Small-File Access in Parallel File Systems": eight servers, each for metadata and data, and up to 14 clients.
+
+mod curves;
+mod fig3;
+mod fig4;
+mod table1;
+mod unstuff;
+
+pub(crate) use fig3::FIG3;
+pub(crate) use fig4::FIG4;
+pub(crate) use table1::TABLE1;
+pub(crate) use unstuff::UNSTUFF;
+
+use crate::{Place, Setting};
+
+/// Numbers of clients, and the files of each: the paper's own in the simulator, but for the files.
+fn sizes(setting: &Setting<'_>) -> (&'static [u32], u32) {
+    match (setting.place, setting.quick) {
+        (Place::Simulator, false) => (&[1, 2, 4, 6, 8, 10, 12, 14], 2000),
+        (Place::Simulator, true) => (&[1, 4, 8, 14], 200),
+        (Place::Machine, false) => (&[1, 2, 4, 8, 14], 1000),
+        (Place::Machine, true) => (&[1, 14], 200),
+    }
+}
+
+/// Servers: eight, or fewer on this machine, which has few processors.
+fn servers(setting: &Setting<'_>) -> u16 {
+    match setting.place {
+        Place::Simulator => 8,
+        Place::Machine => 4,
+    }
+}
+
+/// The paper's Linux cluster: PVFS's service times as wu 4.3 has measured them, Myrinet, and a disk on which a sync takes so long that
+/// a server makes 188 files a second (IV.A.1).
+const CLUSTER: &str =
+    "[model]\npreset = \"wu\"\n[network]\npreset = \"myri10g\"\n[disk]\nsync = \"4.9 ms\"\n";
+
+fn percent(more: f64) -> String {
+    format!("{:+.0} %", (more - 1.0) * 100.0)
+}

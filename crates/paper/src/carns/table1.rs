@@ -1,0 +1,74 @@
+//! Table I: the time of `ls -al` in a directory of 12,000 files.
+
+use espalier_proto::Caller;
+use espalier_sim::Scenario;
+use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::source::{Op, OpKind, Script, Step, list, make_file};
+
+use super::{CLUSTER, servers};
+use crate::error::PaperError;
+use crate::outcome::{Claim, Outcome, Table};
+use crate::play::Crew;
+use crate::trial::Trial;
+use crate::{Experiment, Setting};
+
+pub(crate) const TABLE1: Experiment =
+    Experiment { id: "carns-table1", title: "Linux cluster: ls times for 12,000 files", run };
+
+const DIR: &str = "/dir";
+
+/// A way to list: the paper's times in seconds with stuffed files, by which door, and whether with attributes.
+const WAYS: [(&str, f64, Door, bool); 3] = [
+    ("/bin/ls -al", 8.53, Door::Mount, false),
+    ("pvfs2-ls -al", 4.85, Door::Library, false),
+    ("pvfs2-lsplus -al", 2.65, Door::Library, true),
+];
+
+fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+    let (files, servers) = (files(setting.quick), servers(setting));
+    let seconds = |crews: fn(&Scenario) -> Vec<Crew>| -> Result<f64, PaperError> {
+        let cluster = format!("seed = {files}\n[cluster]\nranks = {servers}\ndata = {servers}\n{CLUSTER}");
+        let tally = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
+        let stats = tally.phase(1, OpKind::Stat).map_or(0.0, |phase| phase.seconds());
+        Ok(tally.phase(1, OpKind::List)?.seconds() + stats)
+    };
+    let ours = [seconds(|it| way(it, 0))?, seconds(|it| way(it, 1))?, seconds(|it| way(it, 2))?];
+    let gain = ours[1] / ours[2].max(f64::MIN_POSITIVE);
+    let claims = vec![Claim {
+        text: "readdirplus lists at least 2.5 times as fast as readdir and stat by the same library".into(),
+        paper: format!("{:.1} times", WAYS[1].1 / WAYS[2].1),
+        ours: format!("{gain:.1} times"),
+        holds: gain >= 2.5,
+    }];
+    let row = |((name, paper, ..), ours): (&(&str, f64, Door, bool), &f64)| {
+        vec![name.to_string(), format!("{paper:.2}"), format!("{ours:.3}")]
+    };
+    let columns = vec!["utility", "paper, s", "here, s"];
+    let table = Table { name: "seconds", columns, rows: WAYS.iter().zip(&ours).map(row).collect() };
+    let setup = format!(
+        "{servers} servers; a client that has cached nothing lists a directory of {files} stuffed files of 8 KiB: as a kernel does, and by the \
+         library, with a stat of each name or with attributes in the listing."
+    );
+    Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
+}
+
+fn files(quick: bool) -> u64 {
+    if quick { 1000 } else { 12_000 }
+}
+
+/// Two processes: one makes the files, the other, on a client of its own, lists them.
+fn way(scenario: &Scenario, number: usize) -> Vec<Crew> {
+    let (.., door, plus) = WAYS[number];
+    // The scenario has nothing else to say it by.
+    let files = scenario.seed;
+    let path = |file: u64| format!("{DIR}/{file:08}");
+    let stats = (0..files).filter(move |_| !plus).map(move |file| Step::Do(Op::stat(path(file))));
+    let steps = std::iter::once(Step::Do(Op::mkdir(DIR)))
+        .chain((0..files).flat_map(move |file| make_file(path(file), 8 << 10, 1 << 20)))
+        .chain([Step::Barrier, Step::Forget])
+        .chain(list(DIR.into(), plus))
+        .chain(stats);
+    let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
+    let identity = Identity { number: 0, caller, umask: 0o022, door };
+    vec![vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]]
+}

@@ -1,0 +1,34 @@
+//! Why an experiment has not come to its end.
+
+use std::path::PathBuf;
+
+use espalier_library::ConnectError;
+use espalier_proto::Errno;
+use espalier_sim::{OutputError, PlotError, RunError, ScenarioError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum PaperError {
+    #[error("stopped")]
+    Stopped,
+    #[error(transparent)]
+    Scenario(#[from] ScenarioError),
+    #[error(transparent)]
+    Run(#[from] RunError),
+    #[error("cannot start servers: {0}")]
+    Cluster(String),
+    #[error("{}: {cause}", path.display())]
+    File { path: PathBuf, cause: std::io::Error },
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    #[error(transparent)]
+    Plot(#[from] PlotError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// What is measured is not what was asked for.
+    #[error("{kind} failed: {errno}")]
+    Failed { kind: &'static str, errno: Errno },
+    #[error("nothing was measured of {0}")]
+    Nothing(&'static str),
+}

@@ -1,0 +1,69 @@
+//! The papers' experiments. Each is one command: it runs, on servers of this machine or in the simulator, draws what comes out with what
+//! the paper has measured beside it, and says which of the paper's claims hold.
+#![forbid(unsafe_code)]
+
+mod carns;
+mod cluster;
+mod error;
+mod outcome;
+mod page;
+mod play;
+mod tally;
+mod trial;
+
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+pub use cluster::{LocalCluster, Wanted};
+pub use error::PaperError;
+pub use outcome::{Chart, Claim, Outcome, Table};
+pub use page::write_page;
+pub use play::play;
+pub use tally::{Phase, Tally};
+
+/// Where an experiment runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// Processes of this machine, fewer than the paper had.
+    Machine,
+    /// Virtual time, at the paper's own size.
+    Simulator,
+}
+
+/// How experiments are to be run.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    pub place: Place,
+    /// Shorter: fewer files, and fewer sizes.
+    pub quick: bool,
+    /// This program, which starts servers.
+    pub program: &'a Path,
+    /// Set from outside, it ends the run.
+    pub stop: &'a AtomicBool,
+}
+
+/// A figure or a table of a paper.
+#[derive(Clone, Copy, Debug)]
+pub struct Experiment {
+    /// As `carns-fig3`.
+    pub id: &'static str,
+    /// What the paper calls it.
+    pub title: &'static str,
+    run: fn(&Setting<'_>) -> Result<Outcome, PaperError>,
+}
+
+impl Experiment {
+    pub const ALL: &[Self] = &[carns::FIG3, carns::FIG4, carns::TABLE1, carns::UNSTUFF];
+
+    pub fn named(id: &str) -> Option<&'static Self> {
+        Self::ALL.iter().find(|experiment| experiment.id == id)
+    }
+
+    /// # Errors
+    /// [`PaperError`]
+    pub fn run(&self, setting: &Setting<'_>) -> Result<Outcome, PaperError> {
+        let outcome = (self.run)(setting)?;
+        Ok(Outcome { id: self.id, title: self.title, place: Some(setting.place), ..outcome })
+    }
+}

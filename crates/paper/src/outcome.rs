@@ -1,0 +1,124 @@
+//! What an experiment has come to.
+
+use std::fmt;
+use std::path::Path;
+
+use espalier_sim::{Line, plot};
+use serde::Serialize;
+
+use crate::Place;
+use crate::error::PaperError;
+
+/// Something that the paper says, and whether it is so here.
+#[derive(Clone, Debug, Serialize)]
+pub struct Claim {
+    pub text: String,
+    /// What the paper has measured.
+    pub paper: String,
+    pub ours: String,
+    pub holds: bool,
+}
+
+/// Numbers, for other programs.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    pub name: &'static str,
+    pub columns: Vec<&'static str>,
+    pub rows: Vec<Vec<String>>,
+}
+
+/// Lines, and points that the paper gives.
+#[derive(Clone, Debug)]
+pub struct Chart {
+    pub name: &'static str,
+    pub over: &'static str,
+    pub what: &'static str,
+    pub lines: Vec<Line>,
+}
+
+/// See the module's description.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Outcome {
+    pub id: &'static str,
+    pub title: &'static str,
+    pub place: Option<Place>,
+    /// What was run: what one must know to read the numbers.
+    pub setup: String,
+    pub claims: Vec<Claim>,
+    #[serde(skip)]
+    pub tables: Vec<Table>,
+    #[serde(skip)]
+    pub charts: Vec<Chart>,
+}
+
+impl Table {
+    fn csv(&self) -> String {
+        let rows = self.rows.iter().map(|row| row.join(","));
+        let lines = std::iter::once(self.columns.join(",")).chain(rows);
+        lines.map(|line| line + "\n").collect()
+    }
+}
+
+impl Outcome {
+    /// The names of its files begin so.
+    pub(crate) fn stem(&self) -> String {
+        let place = match self.place {
+            Some(Place::Simulator) => "-sim",
+            _ => "",
+        };
+        format!("{}{place}", self.id)
+    }
+
+    /// Writes its tables and charts into a directory, and what is claimed.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn write(&self, dir: &Path) -> Result<(), PaperError> {
+        let write = |name: String, text: String| {
+            let path = dir.join(name);
+            std::fs::write(&path, text).map_err(|cause| PaperError::File { path: path.clone(), cause })
+        };
+        std::fs::create_dir_all(dir).map_err(|cause| PaperError::File { path: dir.into(), cause })?;
+        for table in &self.tables {
+            write(format!("{}-{}.csv", self.stem(), table.name), table.csv())?;
+        }
+        for Chart { name, over, what, lines } in &self.charts {
+            plot(&dir.join(format!("{}-{name}.svg", self.stem())), over, what, lines)?;
+        }
+        let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
+        write(format!("{}.json", self.stem()), json + "\n")
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let place = match self.place {
+            Some(Place::Simulator) => "in the simulator",
+            _ => "on this machine",
+        };
+        writeln!(f, "{}: {}, {place}\n{}", self.id, self.title, self.setup)?;
+        for table in &self.tables {
+            let width = |at: usize| {
+                let cells = table.rows.iter().filter_map(|row| row.get(at)).map(String::len);
+                cells.chain([table.columns[at].len()]).max().unwrap_or(0)
+            };
+            let widths: Vec<_> = (0..table.columns.len()).map(width).collect();
+            writeln!(f)?;
+            let columns = table.columns.iter().map(ToString::to_string).collect();
+            for row in std::iter::once(&columns).chain(&table.rows) {
+                let cells: Vec<_> =
+                    row.iter().zip(&widths).map(|(cell, width)| format!("{cell:>width$}")).collect();
+                writeln!(f, "{}", cells.join("  "))?;
+            }
+        }
+        writeln!(f)?;
+        for Claim { text, paper, ours, holds } in &self.claims {
+            writeln!(
+                f,
+                "{} {text} (paper: {paper}; here: {ours})",
+                if *holds { "holds:" } else { "does not hold:" }
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,73 @@
+//! What processes have done, phase by phase: from one barrier to the next.
+
+use std::collections::BTreeMap;
+
+use espalier_proto::Errno;
+use espalier_sim::source::{Done, OpKind};
+use espalier_sim::{Nanos, Observer};
+use hdrhistogram::Histogram;
+
+use crate::error::PaperError;
+
+/// The operations of one kind between two barriers, of all processes.
+#[derive(Clone, Debug)]
+pub struct Phase {
+    pub count: u64,
+    begun: Nanos,
+    ended: Nanos,
+    /// Nanoseconds.
+    pub latencies: Histogram<u64>,
+}
+
+impl Phase {
+    /// Operations a second, from the begin of the first to the end of the last (carns, Algorithm 1).
+    pub fn rate(&self) -> f64 {
+        self.count as f64 / self.seconds().max(f64::MIN_POSITIVE)
+    }
+
+    pub fn seconds(&self) -> f64 {
+        self.ended.as_secs_f64() - self.begun.as_secs_f64()
+    }
+}
+
+/// See the module's description.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    phases: BTreeMap<(u32, OpKind), Phase>,
+    failed: Option<(OpKind, Errno)>,
+}
+
+impl Tally {
+    pub fn add(&mut self, done: &Done) {
+        if let Err(errno) = done.result {
+            self.failed.get_or_insert((done.kind, errno));
+        }
+        let new = || Phase { count: 0, begun: done.begun, ended: done.ended, latencies: histogram() };
+        let phase = self.phases.entry((done.phase, done.kind)).or_insert_with(new);
+        phase.count += 1;
+        (phase.begun, phase.ended) = (phase.begun.min(done.begun), phase.ended.max(done.ended));
+        phase.latencies.saturating_record((done.ended - done.begun).0);
+    }
+
+    /// The operations of a kind after so many barriers.
+    ///
+    /// # Errors
+    /// One has failed, or there are none.
+    pub fn phase(&self, number: u32, kind: OpKind) -> Result<&Phase, PaperError> {
+        if let Some((kind, errno)) = self.failed {
+            return Err(PaperError::Failed { kind: kind.name(), errno });
+        }
+        self.phases.get(&(number, kind)).ok_or(PaperError::Nothing(kind.name()))
+    }
+}
+
+fn histogram() -> Histogram<u64> {
+    // Three digits are a number that it takes.
+    Histogram::new(3).unwrap_or_else(|_| unreachable!("three digits"))
+}
+
+impl Observer for Tally {
+    fn finished(&mut self, _: u32, _: u32, done: &Done) {
+        self.add(done);
+    }
+}

@@ -1,0 +1,89 @@
+//! A scenario, run where the experiment runs.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use espalier_sim::process::Program;
+use espalier_sim::source::Started;
+use espalier_sim::{Caching, Durability, Scenario, World};
+
+use crate::cluster::{LocalCluster, Wanted};
+use crate::error::PaperError;
+use crate::play::{Called, Crew, play};
+use crate::tally::Tally;
+use crate::{Place, Setting};
+
+/// Events between two looks at whether the run is to be stopped.
+const STEP: u64 = 100_000;
+
+/// A cluster, and what is done with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Trial {
+    pub scenario: Scenario,
+    /// Processes besides the workloads of the scenario.
+    pub crews: fn(&Scenario) -> Vec<Crew>,
+}
+
+impl Trial {
+    /// # Errors
+    /// It is no scenario.
+    pub fn new(text: &str) -> Result<Self, PaperError> {
+        Ok(Self { scenario: Scenario::parse(text, Path::new("an experiment"))?, crews: |_| Vec::new() })
+    }
+
+    /// # Errors
+    /// [`PaperError`]
+    pub fn run(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
+        match setting.place {
+            Place::Simulator => self.simulate(setting),
+            Place::Machine => self.play(setting),
+        }
+    }
+
+    fn simulate(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
+        let (mut tally, saboteur) = (Tally::default(), &mut ());
+        let mut world = World::new(&self.scenario, &mut tally, saboteur)?;
+        (self.crews)(&self.scenario).into_iter().for_each(|crew| world.add_processes(crew));
+        while !world.go_on(STEP)?.is_over {
+            if setting.stop.load(Ordering::Relaxed) {
+                return Err(PaperError::Stopped);
+            }
+        }
+        drop(world);
+        Ok(tally)
+    }
+
+    /// On servers that are each what the paper's are: metadata servers and data servers. Models of networks and disks are left out.
+    fn play(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
+        let cluster = &self.scenario.cluster;
+        let eager = self.scenario.network.eager.map(|bytes| ("eager_bytes", bytes.0));
+        let watermarks =
+            [("low_watermark", cluster.low_watermark), ("high_watermark", cluster.high_watermark)];
+        let numbers = watermarks.map(|(key, value)| (key, value as u64)).into_iter().chain(eager);
+        let number = |(key, value): (&str, u64)| {
+            (key.to_string(), toml::Value::Integer(i64::try_from(value).unwrap_or(i64::MAX)))
+        };
+        let sync = toml::Value::Boolean(cluster.durability == Durability::Durable);
+        let wanted = Wanted {
+            servers: cluster.ranks.max(cluster.data),
+            ranks: cluster.ranks,
+            insecure: true,
+            settings: numbers.map(number).chain([("sync".to_string(), sync)]).collect(),
+        };
+        let running = LocalCluster::start(setting.program, &wanted)?;
+        let (mut crews, mut first) = ((self.crews)(&self.scenario), 0);
+        for (number, workload) in (0..).zip(&self.scenario.workload) {
+            let started = workload.start(number, first, cluster.clients, Path::new(""));
+            let Started { crews: more, .. } = started.map_err(espalier_sim::RunError::from)?;
+            for crew in more {
+                first += crew.len() as u32;
+                let program = |(client, process)| (client, Box::new(process) as Box<dyn Program>);
+                crews.push(crew.into_iter().map(program).collect());
+            }
+        }
+        let credentials = &running.credentials();
+        let (clients, leases) = (cluster.clients, cluster.cache == Caching::Leases);
+        let called = Called { url: running.url(), credentials, clients, leases };
+        play(crews, &called, self.scenario.seed, setting.stop)
+    }
+}
