@@ -28,6 +28,8 @@ pub(crate) enum Purpose {
     SettleStream(Ino),
     /// One that nobody knows of.
     RemoveDatafile,
+    /// One that was filled, and that the file did not come to have.
+    RemoveUnused(Ino),
     /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
     SyncStream(Ino, u64),
     /// Between releasing what expired sessions held.
@@ -109,6 +111,7 @@ impl Meta {
             // It stays new, which does no harm, and the next mount tries again.
             (Some(Purpose::SettleStream(_) | Purpose::RemoveDatafile), Err(_))
             | (Some(Purpose::RemoveDatafile), Ok(_)) => {}
+            (Some(Purpose::RemoveUnused(ino)), _) => self.unused_removed(ino),
             (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
             (Some(Purpose::Admit), result) => self.cut_off(now, result.is_ok(), out),
             (None, _) => {}

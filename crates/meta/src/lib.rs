@@ -43,6 +43,7 @@ mod step;
 mod striping;
 mod task;
 mod trash;
+mod unstuff;
 mod usage;
 mod wait;
 

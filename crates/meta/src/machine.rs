@@ -26,6 +26,7 @@ use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
 use crate::task::Task;
 use crate::trash::ITSELF;
+use crate::unstuff::Filling;
 
 /// The metadata server's machine. See the crate's description.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub struct Meta {
     pub(crate) sessions: Sessions,
     pub(crate) ranks: Ranks,
     pub(crate) numbers: Numbers,
+    pub(crate) filling: Filling,
     pub(crate) locks: LockTable,
     /// Operations that wait, by a number of their own.
     pub(crate) tasks: HashMap<u64, Box<Task>, FxBuildHasher>,
@@ -83,6 +85,7 @@ impl Meta {
             sessions: Sessions::default(),
             ranks: Ranks::default(),
             numbers: Numbers::default(),
+            filling: Filling::default(),
             locks: LockTable::default(),
             tasks: HashMap::default(),
             walking: BTreeSet::new(),
@@ -139,6 +142,7 @@ impl Meta {
                 self.tick(now, out);
             }
         }
+        self.resume_filling(now, out);
         if self.sweep_due {
             self.start_sweep(now, out);
         }
@@ -203,21 +207,26 @@ impl Meta {
             Err(Stop::Fail(Errno::EAGAIN)) if self.start_over(&mut task) => Err(Stop::Wait(Wait::While)),
             outcome => outcome,
         };
-        if !matches!(outcome, Err(Stop::Wait(_))) {
-            self.unclaim(&mut task);
-            self.withdraw_all(&mut task);
-        }
         match outcome {
             Err(Stop::Wait(wait)) => self.wait(now, task, number, wait, out),
-            Ok(reply) => self.finish(now, &task, durable, told, Ok(reply), out),
+            Ok(reply) => {
+                self.give_back(&mut task, out);
+                self.finish(now, &task, durable, told, Ok(reply), out);
+            }
             Err(Stop::Fail(errno)) => self.refuse(now, &mut task, errno, out),
         }
     }
 
     pub(crate) fn refuse(&mut self, now: Now, task: &mut Task, errno: Errno, out: &mut Outbox) {
+        self.give_back(task, out);
+        self.finish(now, task, false, Told::default(), Err(errno), out);
+    }
+
+    /// An operation is about to end: what it has kept from others they can have.
+    pub(crate) fn give_back(&mut self, task: &mut Task, out: &mut Outbox) {
         self.unclaim(task);
         self.withdraw_all(task);
-        self.finish(now, task, false, Told::default(), Err(errno), out);
+        self.remove_unused(task, out);
     }
 
     /// An operation has come to its end. `durable`: so must be all that it has done. `told`: what its reply tells.

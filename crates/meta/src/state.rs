@@ -73,6 +73,11 @@ impl Cached {
     pub(crate) fn in_use(&self) -> bool {
         self.lookups > 0 || self.opens > 0
     }
+
+    /// Where clients are told that it lies: without a name only if it never had one.
+    pub(crate) fn told_home(&self) -> Home {
+        if self.home == Home::Orphan && !self.nameless { Home::Table } else { self.home }
+    }
 }
 
 /// Whether a record must be written by a checkpoint.

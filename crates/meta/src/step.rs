@@ -37,6 +37,8 @@ pub(crate) enum Wait {
     Groups,
     /// The byte stream of a file.
     Stream(StreamCall),
+    /// Another operation, which moves a file's bytes out.
+    Filling(Ino),
     /// Everything so far to be durable.
     Durable,
     /// Room in the journal.

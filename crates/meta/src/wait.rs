@@ -69,6 +69,11 @@ impl Meta {
                 task.loaded = None;
                 self.journal.hold(self.state.sequence, Held::Task(number));
             }
+            Wait::Filling(ino) => {
+                (task.loaded, task.page) = (None, None);
+                self.unclaim(&mut task);
+                self.filling.wait(ino, number);
+            }
             Wait::Grace => self.roomless.push(number),
             Wait::Room => {
                 self.roomless.push(number);
@@ -104,7 +109,7 @@ impl Meta {
         self.tasks.insert(number, Box::new(task));
     }
 
-    /// Only what waits for room or for other clients may wait for long. A change that has been made cannot be called interrupted, and an
+    /// Only what waits for room or for others may wait for long. A change that has been made cannot be called interrupted, and an
     /// `fsync` that says so makes databases panic: on a local file system it never does.
     pub(crate) fn cancel(&mut self, now: Now, from: ClientId, id: RequestId, out: &mut Outbox) {
         let asked =
@@ -112,11 +117,11 @@ impl Meta {
         let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.swap_remove(at));
         let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
         let among_ranks = || self.ranks.stop_waiting(asked);
-        if let Some(number) = roomless.or_else(waiting).or_else(among_ranks) {
+        let filling = || self.filling.stop_waiting(asked);
+        if let Some(number) = roomless.or_else(waiting).or_else(among_ranks).or_else(filling) {
             self.walking.remove(&number);
             let Some(mut task) = self.tasks.remove(&number) else { return };
-            self.unclaim(&mut task);
-            self.withdraw_all(&mut task);
+            self.give_back(&mut task, out);
             let reply = match task.progress {
                 Progress::Copy(copied) => Ok(Reply::Copied(copied)),
                 _ => Err(Errno::EINTR),

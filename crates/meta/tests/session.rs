@@ -744,6 +744,8 @@ fn a_nameless_file_is_named_after_a_restart() {
         let gone = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
         one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
         let has = [held(&tmp, 1, 1), held(&gone, 1, 0)];
+        // The answer that it got may not have come.
+        one.ask(&mut fs, Request::Open { ino: has[1].ino, how: open_how(Access::WRITE, true) }).unwrap();
         let mut fs = killed(fs, memory);
         reclaim(&mut fs, &mut one, &has);
         let link = |ino| Request::Link { ino, dir: Ino::ROOT, name: name("b") };

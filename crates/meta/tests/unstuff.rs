@@ -3,8 +3,9 @@
 
 mod harness;
 
+use espalier_meta::{Config, Input, Io, StreamCall, Striping};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER};
+use harness::{DataServers, Fault, Harness, ROOT_CALLER};
 
 const LARGE: SetAttr = SetAttr {
     perm: None,
@@ -134,4 +135,75 @@ fn an_opening_with_dsync_makes_what_is_known_durable() {
     let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: true };
     fs.ask(Request::Open { ino, how }).unwrap();
     assert_eq!(fs.crash().lookup(Ino::ROOT, "file").unwrap().size, 500);
+}
+
+/// A file of 60 bytes, and a request to append to it that moves them out, as far as that the stream is to be filled.
+fn append(fs: &mut Harness, ino: Ino) -> u64 {
+    fs.shuffle = Some(fastrand::Rng::with_seed(0));
+    let id = fs.send(
+        &ROOT_CALLER,
+        Request::Write { ino, offset: END, data: b"more than fits".to_vec(), kill_suid_gid: false },
+    );
+    assert_eq!(fs.answers.get(&id), None);
+    id
+}
+
+fn fills(fs: &Harness) -> usize {
+    let is_fill = |(_, io): &&(_, Io)| matches!(io, Io::Stream(StreamCall::Fill { .. }, _));
+    fs.waiting.iter().filter(is_fill).count()
+}
+
+#[test]
+fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, [ServerId(0)].into(), 1).unwrap();
+    for striping in [None, Some(striping)] {
+        let mut fs = Harness::with(Config { striping, ..harness::config() });
+        fs.data = DataServers::new(1);
+        let ino = file(&mut fs);
+        fs.write(ino, 0, &[7; 60]).unwrap();
+        let append = append(&mut fs, ino);
+        fs.send(&ROOT_CALLER, Request::SetAttr { ino, set: SetAttr { size: Some(0), ..LARGE } });
+        while fs.settle_one() {}
+        assert_eq!(fs.answers.remove(&append), Some(Ok(Reply::Done)));
+        assert_eq!(fs.read(ino), b"more than fits");
+        assert!(fs.disk.store().streams().unwrap().is_empty());
+        assert_eq!(fs.data.files(), [].into());
+        fs.shuffle = None;
+        // It may outgrow the strip another time.
+        fs.write(ino, 14, &[8; 60]).unwrap();
+        assert_eq!(fs.ask(Request::GetAttr { ino }).map(|_| fs.is_streamed(ino)), Ok(true));
+    }
+}
+
+/// A second one would fill the stream when clients already write to it.
+#[test]
+fn one_at_a_time_moves_bytes_out() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 60]).unwrap();
+    let (first, second, third) = (append(&mut fs, ino), append(&mut fs, ino), append(&mut fs, ino));
+    assert_eq!(fills(&fs), 1);
+    fs.input(Input::Cancel { from: ClientId(1), id: RequestId(second) });
+    assert_eq!(fs.answers.remove(&second), Some(Err(Errno::EINTR)));
+    while fs.settle_one() {
+        assert_eq!(fills(&fs), 0);
+    }
+    for id in [first, third] {
+        assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Streamed)));
+    }
+}
+
+#[test]
+fn who_has_waited_moves_bytes_out_when_another_could_not() {
+    let mut fs = Harness::new();
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 60]).unwrap();
+    let (first, second) = (append(&mut fs, ino), append(&mut fs, ino));
+    fs.fault = Some((fs.count, Fault::SeemsToFail(Errno::ENOSPC)));
+    while fs.settle_one() {}
+    assert_eq!(fs.answers.remove(&first), Some(Err(Errno::ENOSPC)));
+    assert_eq!(fs.answers.remove(&second), Some(Ok(Reply::Streamed)));
+    fs.shuffle = None;
+    assert_eq!(fs.read(ino), [7; 60]);
+    assert_eq!(fs.fsck(), []);
 }

@@ -68,6 +68,15 @@ fn a_loss_of_power_leaves_a_clean_tree() {
     }
 }
 
+/// Before that its server has not written out what it has.
+#[test]
+fn a_disk_that_fails_at_the_end_is_mended() {
+    let report =
+        run("[faults]\ndisk_failure = { at = [\"50 ms\"], for = \"20 s\" }\n[model]\npreset = \"wu\"\n\
+        [[workload]]\nkind = \"create\"\nfiles = 300\n");
+    assert!(report.worked_s < 20.0 && report.total_s > 20.0, "{report}");
+}
+
 #[test]
 fn results_become_tables_and_pictures() {
     let scenario =

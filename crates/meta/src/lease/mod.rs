@@ -89,7 +89,7 @@ impl Meta {
         let mut home = Home::Table;
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.lookups += 1;
-            home = cached.home;
+            home = cached.told_home();
         }
         let name_leased = name.is_some_and(|(dir, hash)| self.tell(cx, dir, Some(hash)));
         let proof = self.proof(cx.client, attr.ino, Proven::Told);

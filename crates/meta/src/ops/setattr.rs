@@ -1,9 +1,8 @@
 use espalier_proto::{Access, Errno, FileType, Ino, Reply, SetAttr, SetTime, Time, mode};
 
 use crate::event::{Change, Event};
-use crate::journal::Held;
 use crate::machine::{Cx, Meta};
-use crate::record::{Body, Inode};
+use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall};
 
 impl Meta {
@@ -103,23 +102,6 @@ fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
 }
 
 impl Meta {
-    /// Moves a stuffed file's bytes out into a stream, once and for all (carns III.B). Readers go on meanwhile; a
-    /// change that comes between starts it over.
-    pub(crate) fn unstuff(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
-        let inode = self.state.inode(ino)?;
-        let Body::Stuffed { size, .. } = inode.body else { return Ok(()) };
-        let mtime = inode.mtime;
-        let bytes = self.state.strip(ino)?.to_vec();
-        let (version, first) =
-            self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
-        // What is durable, be it a size without bytes, must not be given up for what is not.
-        let sync = size > 0 && first <= self.journal.promised();
-        cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync })?;
-        self.commit(cx, &self.unstuffing(ino)?)?;
-        self.journal.hold(self.state.sequence, Held::SettleStream(ino));
-        Ok(())
-    }
-
     /// Growth is counted before it happens, lest others take the room meanwhile.
     pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         self.watch(cx, ino)?;

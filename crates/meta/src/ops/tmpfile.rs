@@ -12,10 +12,10 @@ impl Meta {
         inode.nlink = 0;
         let attr = inode.attr(None);
         self.commit(cx, &Event::TmpFile { inode })?;
-        let entry = self.entry(cx, None, false, attr);
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.nameless = true;
         }
+        let entry = self.entry(cx, None, false, attr);
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, Proven::OpenedToWrite);
         Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false, proof }))

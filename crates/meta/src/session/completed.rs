@@ -91,10 +91,8 @@ impl Meta {
             Outcome::Done => Reply::Done,
             Outcome::Failed(errno) => return Err((*errno).into()),
             Outcome::Attr(ino) => Reply::Attr(self.attr(cx, self.state.inode(*ino)?)?),
-            Outcome::Given { ino, home, named, opened } => {
-                let (now, inode) = (self.state.cached(*ino)?.home, self.state.inode(*ino)?);
-                // One that has lost its name since is not one that never had any.
-                let home = if now == Home::Orphan { *home } else { now };
+            Outcome::Given { ino, named, opened, .. } => {
+                let (home, inode) = (self.state.cached(*ino)?.told_home(), self.state.inode(*ino)?);
                 let streamed = inode.is_streamed();
                 let limited = streamed && self.state.is_limited(*ino)?;
                 let proof = self.proof(cx.client, *ino, Proven::opened(opened.unwrap_or(Access::empty())));

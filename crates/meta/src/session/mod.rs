@@ -337,7 +337,7 @@ impl Meta {
         }
         each_given(&task.request, result, |ino, hold| session.hold(ino, hold));
         if task.changed && !self.config.read_only {
-            let home = |ino: &Ino| self.state.inodes.get(ino).map(|cached| cached.home);
+            let home = |ino: &Ino| self.state.inodes.get(ino).map(|cached| cached.told_home());
             let home = if let Request::Open { ino, .. } = &task.request { home(ino) } else { None };
             let (client, id, below) = (task.from, task.id, session.below);
             if let Some(outcome) = Outcome::of(&task.request, result, home) {

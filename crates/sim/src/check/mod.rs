@@ -81,6 +81,8 @@ pub struct Checker {
     /// After a loss of power: what clients had been told before may be cached until then, and what is in these files may be anything.
     distrusted_until: Nanos,
     lost_bytes: BTreeSet<Ino>,
+    /// When each rank last began.
+    began: BTreeMap<Rank, Nanos>,
     /// Clients that have lost sessions with ranks.
     strangers: BTreeSet<(ClientId, Rank)>,
     given_up: bool,
@@ -103,6 +105,7 @@ impl Checker {
             durability: None,
             distrusted_until: Nanos::ZERO,
             lost_bytes: BTreeSet::new(),
+            began: BTreeMap::new(),
             strangers: BTreeSet::new(),
             given_up: false,
             checked: 0,
@@ -242,6 +245,11 @@ impl Checker {
         self.lost_bytes.extend(big);
     }
 
+    /// A rank begins, anew perhaps: what it had done before it tells again, with what is so by then.
+    pub fn began(&mut self, now: Nanos, rank: Rank) {
+        self.began.insert(rank, now);
+    }
+
     /// A rank has ended a client's session: what the client knows by number it may find no more.
     pub fn session_lost(&mut self, client: ClientId, rank: Rank) {
         self.strangers.insert((client, rank));
@@ -263,6 +271,8 @@ impl Checker {
         let is_stranger = |rank: &Rank| self.strangers.contains(&(client, *rank));
         let is_stale =
             matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && asked.ranks.iter().any(is_stranger);
+        let has_begun = |rank: &Rank| self.began.get(rank).is_some_and(|at| *at > asked.since);
+        let is_late = asked.ranks.iter().any(has_begun);
         let mut read = 0;
         for (id, action) in asked.parts.iter().zip(actions) {
             let skip = match action {
@@ -273,7 +283,8 @@ impl Checker {
                 Action::List { .. } => usize::from(!asked.is_whole),
                 _ => 0,
             };
-            let told = Told { action, result, skip, loose: &loose };
+            let is_late = is_late && !action.is_read();
+            let told = Told { action, result, skip, loose: &loose, is_late };
             let may_be_old = action.is_read() && asked.since < self.distrusted_until;
             if self.given_up || may_be_old || self.is_unchecked(&told) {
                 self.pending.remove(id);

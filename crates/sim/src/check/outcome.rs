@@ -62,6 +62,8 @@ pub struct Told<'a> {
     /// The bytes of these files may have been changed meanwhile at several places one after the other: their size is not that of
     /// one instant.
     pub loose: &'a BTreeSet<Ino>,
+    /// It may be told again by a server that has begun anew: attributes are then those of another instant than that of the action.
+    pub is_late: bool,
 }
 
 /// A call may fail so whatever the tree is like, and has changed nothing then: there is no room, or too much goes on at once.
@@ -140,6 +142,9 @@ impl Told<'_> {
     }
 
     fn tells(&self, stat: &Stat, attr: &Attr) -> bool {
+        if self.is_late {
+            return stat.kind == attr.kind.bits();
+        }
         (stat.kind, stat.perm, stat.nlink) == (attr.kind.bits(), attr.perm, attr.nlink)
             && (stat.size == attr.size || self.loose.contains(&attr.ino))
     }

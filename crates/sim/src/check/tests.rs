@@ -399,6 +399,22 @@ fn a_violation_tells_what_was_possible_and_what_was_done() {
     }
 }
 
+#[test]
+fn what_is_told_again_after_a_restart_is_what_is_so_by_then() {
+    for (begins, is_right) in [(true, true), (false, false)] {
+        let mut run = Run::new();
+        let creates = run.asks(create("f"));
+        let now = run.tick();
+        if begins {
+            run.checker.began(now, Rank(0));
+        }
+        let gone = || entry(attr(2, FileType::Regular, 0, 0));
+        assert_eq!(run.ends(creates, Ok(gone())), is_right);
+        // What is asked after is not told again.
+        assert!(!begins || !run.did(create("g"), Ok(entry(attr(3, FileType::Regular, 0, 0)))));
+    }
+}
+
 const SECOND: Nanos = Nanos(1_000_000_000);
 
 fn fsync() -> Call<'static> {

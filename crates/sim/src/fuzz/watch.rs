@@ -136,6 +136,9 @@ impl Observer for Eyes {
         let mut watch = self.0.borrow_mut();
         let name = watch.name(node);
         watch.note(now, || format!("{name} begins"));
+        if node.0 < watch.ranks {
+            watch.checker.began(now, Rank(node.0 as u16));
+        }
         if watch.dark.remove(&node) && watch.dark.is_empty() {
             let until = now + watch.lease + SLACK;
             watch.checker.distrust(until);

@@ -78,15 +78,17 @@ impl World<'_> {
         Ok(())
     }
 
-    /// No client has a session, and nothing is owed between ranks.
+    /// No client has a session, nothing is owed between ranks, and no disk fails any more: a server whose disk does writes nothing out.
     fn have_left(&self) -> bool {
         let is_left = |server: &super::Server| {
             server.meta().is_some_and(|meta| {
                 let figures = meta.figures();
                 figures.sessions == 0 && meta.open_transactions() == 0 && meta.untold_usage() == 0
-            })
+            }) && !server.disk.fails
         };
-        self.clients.iter().all(|client| client.has_left()) && self.servers.iter().all(is_left)
+        self.clients.iter().all(|client| client.has_left())
+            && self.servers.iter().all(is_left)
+            && self.data.iter().all(|server| !server.disk.fails)
     }
 
     /// What is not at rest.
