@@ -1,6 +1,7 @@
 //! Runs of random clusters, with random calls and all faults, that are checked: what was answered must be explained by some order of
 //! the calls, and at the end all must come to rest and be clean. A run is a function of its seed.
 
+mod repeats;
 mod scenario;
 mod survey;
 mod wander;

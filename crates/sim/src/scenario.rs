@@ -9,7 +9,7 @@ use crate::disk::DiskSettings;
 use crate::faults::{FaultKind, FaultSettings};
 use crate::model::{Model, ModelError, ModelSettings};
 use crate::network::NetworkSettings;
-use crate::quantity::Bytes;
+use crate::quantity::{Bytes, parse_time};
 use crate::source::Workload;
 use crate::sweep::SweepSettings;
 use crate::time::Nanos;
@@ -109,10 +109,24 @@ pub enum Durability {
 
 /// What clients cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(try_from = "String")]
 pub enum Caching {
     Leases,
     None,
+    /// Names and attributes, for so long, whatever others do to them meanwhile.
+    Ttl(Nanos),
+}
+
+impl TryFrom<String> for Caching {
+    type Error = String;
+    fn try_from(text: String) -> Result<Self, String> {
+        match (text.as_str(), text.strip_prefix("ttl ").and_then(parse_time)) {
+            ("leases", _) => Ok(Self::Leases),
+            ("none", _) => Ok(Self::None),
+            (_, Some(time)) => Ok(Self::Ttl(time)),
+            _ => Err(format!("`{text}` is not \"leases\", \"none\", or a time as \"ttl 100 ms\"")),
+        }
+    }
 }
 
 /// The table `[output]`.
@@ -307,13 +321,14 @@ mod tests {
     #[test]
     fn all_can_be_said() {
         let scenario = parse(
-            "seed = 7\n[cluster]\nranks = 4\ndata = 3\nclients = 32\ndurability = \"durable\"\ncache = \"none\"\n\
+            "seed = 7\n[cluster]\nranks = 4\ndata = 3\nclients = 32\ndurability = \"durable\"\ncache = \"ttl 100 ms\"\n\
              [model]\npreset = \"wu\"\nlookup = { uniform = [\"1 us\", \"2 us\"] }\n\
              [network]\npreset = \"myri10g\"\nloss = 0.001\n[disk]\nsync = \"5 ms\"\n[clock]\nskew = \"1 s\"\ndrift_ppm = 50\n\
              [faults]\nuntil = \"30 s\"\ncrash = { every = { exponential = \"5 s\" }, for = \"1 s\" }\n[output]\nseries = \"100 ms\"\n",
         )
         .unwrap();
         assert_eq!(scenario.cluster.durability, Durability::Durable);
+        assert_eq!(scenario.cluster.cache, Caching::Ttl(Nanos::from_millis(100)));
         assert_eq!(scenario.nodes(), 39);
         assert!(scenario.cost_model().is_ok());
     }
@@ -325,6 +340,7 @@ mod tests {
             ("[cluster]\nrank = 4", "`rank`"),
             ("[cluster]\nranks = 0", "[cluster] ranks: it is 1 to 4096"),
             ("[cluster]\ncache = \"some\"", "`some`"),
+            ("[cluster]\ncache = \"ttl 5\"", "`ttl 5`"),
             ("[cluster]\nlease = \"100 s\"", "as long as a session"),
             ("[network]\nloss = 1.0", "[network] loss"),
             ("[faults]\ncrash = {}", "[faults] crash: it says `every`"),

@@ -1,6 +1,7 @@
 //! A run: all nodes of a scenario, in virtual time.
 
 mod asking;
+mod believed;
 mod breaking;
 mod client;
 mod data;
@@ -471,6 +472,6 @@ fn striping(cluster: &Cluster) -> Result<Option<Striping>, LayoutError> {
     if servers.is_empty() {
         return Ok(None);
     }
-    let (strip, width) = (cluster.strip.0.max(4096), servers.len());
+    let (strip, width) = (cluster.strip.0.max(64), servers.len());
     Striping::new(Distribution::SimpleStripe { strip }, servers, width).map(Some)
 }

@@ -8,6 +8,8 @@
 //! made of files that are.
 
 mod action;
+mod believed;
+mod bytes;
 mod durable;
 mod outcome;
 mod perform;
@@ -23,7 +25,9 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{ClientId, Errno, Ino, Rank, Request};
 
 use crate::Nanos;
-use action::{Action, Extents};
+use action::Action;
+use believed::Believed;
+use bytes::Bytes;
 use durable::{Durability, Logged};
 use outcome::{Told, is_refusal, is_unknown};
 use search::{Part, PartId, Search, World};
@@ -45,8 +49,8 @@ struct Asked {
     text: String,
     /// A listing from its beginning.
     is_whole: bool,
-    /// An `fsync` at that rank.
-    synced: Option<Rank>,
+    /// An `fsync` of that.
+    synced: Option<Ino>,
     /// Of the inodes that it names.
     ranks: Vec<Rank>,
     parts: Vec<PartId>,
@@ -73,14 +77,12 @@ pub struct Checker {
     pending: BTreeMap<PartId, Part>,
     asked: BTreeMap<(ClientId, u64), Asked>,
     next: u64,
-    extents: Extents,
-    /// When the bytes of a file that may have several strips were last changed by a call that is over.
-    changed: BTreeMap<Ino, Nanos>,
+    bytes: Bytes,
+    believed: Option<Believed>,
     past: VecDeque<Past>,
     durability: Option<Durability>,
-    /// After a loss of power: what clients had been told before may be cached until then, and what is in these files may be anything.
+    /// After a loss of power: what clients had been told before may be cached until then.
     distrusted_until: Nanos,
-    lost_bytes: BTreeSet<Ino>,
     /// When each rank last began.
     began: BTreeMap<Rank, Nanos>,
     /// Clients that have lost sessions with ranks.
@@ -89,32 +91,38 @@ pub struct Checker {
     checked: u64,
 }
 
+/// What there is to be checked, and what is not promised.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    pub strip_bytes: u32,
+    /// Strips lie on several data servers.
+    pub scattered: bool,
+    /// So long after it was answered a change is durable; zero: at once. `None`: no power is lost.
+    pub durable: Option<Nanos>,
+    /// Clients believe names and attributes for so long.
+    pub believed: Option<Nanos>,
+}
+
 impl Checker {
-    /// Of an empty tree, with files whose bytes lie in strips of so many.
-    pub fn new(strip_bytes: u32) -> Self {
+    /// Of an empty tree.
+    pub fn new(rules: Rules) -> Self {
         Self {
-            strip: u64::from(strip_bytes.max(1)),
+            strip: u64::from(rules.strip_bytes.max(1)),
             base: tree::empty(),
             worlds: [World::default()].into(),
             pending: BTreeMap::new(),
             asked: BTreeMap::new(),
             next: 1,
-            extents: Extents::new(),
-            changed: BTreeMap::new(),
+            bytes: Bytes::new(rules.scattered),
+            believed: rules.believed.map(Believed::new),
             past: VecDeque::new(),
-            durability: None,
+            durability: rules.durable.map(Durability::new),
             distrusted_until: Nanos::ZERO,
-            lost_bytes: BTreeSet::new(),
             began: BTreeMap::new(),
             strangers: BTreeSet::new(),
             given_up: false,
             checked: 0,
         }
-    }
-
-    /// One that explains losses of power. `durable`: how long after it was answered a change is durable; zero: at once.
-    pub fn with_losses(strip_bytes: u32, durable: Nanos) -> Self {
-        Self { durability: Some(Durability::new(durable)), ..Self::new(strip_bytes) }
     }
 
     /// The check has given up, for what happened can be explained in too many ways. What came before was right.
@@ -132,7 +140,8 @@ impl Checker {
         if self.given_up {
             return;
         }
-        let actions = Action::all(call, self.strip, &mut self.extents);
+        let actions = Action::all(call, self.strip, &mut self.bytes.extents);
+        self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));
         // It coordinates what spans several.
         let rank = match call {
             Call::Request(request) => request.rank(),
@@ -157,7 +166,10 @@ impl Checker {
             Call::Request(Request::Link { ino, .. }) => ranks.push(ino.rank()),
             _ => {}
         }
-        let synced = matches!(call, Call::Request(Request::Fsync { .. })).then_some(rank);
+        let synced = match call {
+            Call::Request(Request::Fsync { ino }) => Some(*ino),
+            _ => None,
+        };
         let asked =
             Asked { number, since: now, text: violation::shortened(call), is_whole, synced, ranks, parts };
         self.asked.insert((client, call_id), asked);
@@ -182,9 +194,12 @@ impl Checker {
             .map(|part| part.action.clone())
             .collect();
         let is_over = !matches!(result, Err(errno) if is_unknown(*errno));
+        if let (Some(ino), Ok(_)) = (asked.synced, result) {
+            self.bytes.synced(ino, asked.since, self.pending.values().map(|part| &part.action));
+        }
         if let Some(durability) = &mut self.durability {
-            if let (Some(rank), Ok(_)) = (asked.synced, result) {
-                durability.synced(rank, asked.since);
+            if let (Some(ino), Ok(_)) = (asked.synced, result) {
+                durability.synced(ino.rank(), asked.since);
             }
             for id in asked.parts.iter().filter(|_| is_over) {
                 durability.calls.entry(*id).and_modify(|logged| logged.until = Some(now));
@@ -192,8 +207,14 @@ impl Checker {
         }
         if is_over {
             self.explain(now, client, &asked, &actions, result)?;
-            let big = actions.iter().filter_map(Action::written).filter(|ino| self.is_big(*ino));
-            self.changed.extend(big.map(|ino| (ino, now)).collect::<Vec<_>>());
+            let told = match result {
+                Ok(Answer::Created(entry, _)) => Some(entry.attr.ino),
+                _ => None,
+            };
+            for action in &actions {
+                let others = self.pending.values().map(|part| &part.action);
+                self.bytes.end(now, asked.since, action, told, others);
+            }
         } else {
             self.give_up(&asked.parts);
         }
@@ -222,7 +243,7 @@ impl Checker {
         if self.given_up {
             return Ok(());
         }
-        self.lose_bytes();
+        self.bytes.lose_power();
         let Some(durability) = self.durability.as_mut() else { return Ok(()) };
         match durability.lose_power(rank, now, &self.base, &self.worlds, self.strip) {
             None => self.given_up = true,
@@ -239,10 +260,14 @@ impl Checker {
         self.distrusted_until = until;
     }
 
-    /// A data server has lost power: what is in big files may be anything.
-    pub fn lose_bytes(&mut self) {
-        let big = self.extents.iter().filter(|(_, extent)| **extent > 1).map(|(ino, _)| *ino);
-        self.lost_bytes.extend(big);
+    /// A data server has lost power.
+    pub fn data_lost_power(&mut self) {
+        self.bytes.lose_power();
+    }
+
+    /// Something was done twice, perhaps, with the bytes of a big file: nobody knows what is in it.
+    pub fn done_twice(&mut self, ino: Ino) {
+        self.bytes.lose(ino);
     }
 
     /// A rank begins, anew perhaps: what it had done before it tells again, with what is so by then.
@@ -264,10 +289,7 @@ impl Checker {
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
         // Bytes of several strips are changed one after the other.
-        let changed = self.changed.iter().filter(|(_, at)| **at >= asked.since).map(|(ino, _)| *ino);
-        let changing = self.pending.values().filter_map(|part| part.action.written());
-        let changing = changing.filter(|ino| self.is_big(*ino));
-        let loose: BTreeSet<Ino> = changed.chain(changing).chain(self.lost_bytes.iter().copied()).collect();
+        let loose = self.bytes.loose(asked.since, self.pending.values().map(|part| &part.action));
         let is_stranger = |rank: &Rank| self.strangers.contains(&(client, *rank));
         let is_stale =
             matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && asked.ranks.iter().any(is_stranger);
@@ -284,9 +306,18 @@ impl Checker {
                 _ => 0,
             };
             let is_late = is_late && !action.is_read();
-            let told = Told { action, result, skip, loose: &loose, is_late };
+            let scattered = self.bytes.scattered;
+            let told = Told { action, result, skip, loose: &loose, is_late, scattered };
             let may_be_old = action.is_read() && asked.since < self.distrusted_until;
-            if self.given_up || may_be_old || self.is_unchecked(&told) {
+            let under_way = self.pending.values().map(|part| &part.action);
+            let is_unchecked = self.bytes.is_unchecked(action, asked.since, &loose, under_way);
+            // It has not been asked for: no message can have come in no time.
+            let is_believed = asked.since == now
+                && self
+                    .believed
+                    .as_ref()
+                    .is_some_and(|believed| believed.explains(now, client, action, result));
+            if self.given_up || may_be_old || is_unchecked || is_believed {
                 self.pending.remove(id);
                 continue;
             }
@@ -318,6 +349,9 @@ impl Checker {
             self.worlds = found.into_iter().map(|world| world.without(*id)).collect();
             self.settle(now);
         }
+        if let Some(believed) = &mut self.believed {
+            actions.iter().for_each(|action| believed.learn(now, client, action, result));
+        }
         self.checked += 1;
         Ok(())
     }
@@ -332,10 +366,6 @@ impl Checker {
         }
         let worlds = std::mem::take(&mut self.worlds);
         self.worlds = worlds.into_iter().map(|world| world.unanswered(parts)).collect();
-    }
-
-    fn is_big(&self, ino: Ino) -> bool {
-        self.extents.get(&ino).is_some_and(|extent| *extent > 1)
     }
 
     /// Moves what all worlds have in common to the base.
@@ -398,12 +428,5 @@ impl Checker {
             possible: possible.into_iter().take(violation::TOLD).collect(),
             related: related.into_iter().map(|(_, text)| text).collect(),
         }
-    }
-
-    /// An append to a file of several strips is at one place, but its bytes are not all there at once.
-    fn is_unchecked(&self, told: &Told<'_>) -> bool {
-        let Action::Read { ino, .. } = told.action else { return false };
-        let is_append = |part: &Part| matches!(&part.action, Action::Append { ino: at, .. } if at == ino);
-        self.lost_bytes.contains(ino) || told.loose.contains(ino) && self.pending.values().any(is_append)
     }
 }

@@ -8,7 +8,10 @@ use espalier_proto::{
 
 use super::*;
 
+mod weaker;
+
 const STRIP: u32 = 8;
+const RULES: Rules = Rules { strip_bytes: STRIP, scattered: false, durable: None, believed: None };
 
 /// A checker whose clock goes on with each event, and which says whether answers can be.
 struct Run {
@@ -120,7 +123,7 @@ fn absent() -> Answer {
 
 impl Run {
     fn new() -> Self {
-        Self { checker: Checker::new(STRIP), now: 0, calls: 0 }
+        Self { checker: Checker::new(RULES), now: 0, calls: 0 }
     }
 
     /// With a file of the number 2, that is called "f".
@@ -423,7 +426,7 @@ fn fsync() -> Call<'static> {
 
 impl Run {
     fn with_losses() -> Self {
-        Self { checker: Checker::with_losses(STRIP, SECOND), ..Self::new() }
+        Self { checker: Checker::new(Rules { durable: Some(SECOND), ..RULES }), ..Self::new() }
     }
 
     fn loses_power(&mut self) -> bool {

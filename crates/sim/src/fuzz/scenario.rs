@@ -69,10 +69,13 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
         |random: &mut Random, choices: &[&str]| choices.choose(random).map_or("", |it| *it).to_string();
     say("\n[cluster]".into());
     say(format!("ranks = {}", random.random_range(1..=4)));
+    let data = one_of(random, &["0", "0", "1", "2", "3"]);
+    say(format!("data = {data}"));
     say(format!("clients = {}", random.random_range(2..=6)));
     say(format!("cores = {}", random.random_range(1..=2)));
     say(format!("durability = \"{}\"", one_of(random, &["written", "written", "durable"])));
-    say(format!("cache = \"{}\"", one_of(random, &["leases", "leases", "leases", "none"])));
+    let caches = ["leases", "leases", "leases", "leases", "none", "ttl 20 ms", "ttl 1 s"];
+    say(format!("cache = \"{}\"", one_of(random, &caches)));
     let session = random.random_range(3..30);
     say(format!("session = \"{session} s\""));
     say(format!("lease = \"{}\"", one_of(random, &["200 ms", "1 s", "3 s"])));

@@ -7,11 +7,13 @@ use std::rc::Rc;
 use espalier_client::{Answer, Call};
 use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank};
 
+use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
-use crate::check::{Checker, Violation, shortened};
+use crate::check::{Checker, Rules, Violation, shortened};
 use crate::message::Message;
 use crate::observe::{Node, Observer};
+use crate::scenario::Caching;
 use crate::storage::Loss;
 
 /// What was said, for people.
@@ -37,6 +39,7 @@ pub struct Watch {
     dark: BTreeSet<Node>,
     /// Which clients have had sessions with which ranks.
     sessions: BTreeSet<(u32, Rank)>,
+    repeats: Repeats,
     calls: u64,
     /// The call that the trace is about, while it is under way: of which client, and what that calls it.
     traced: Option<(u32, u64)>,
@@ -50,10 +53,15 @@ impl Watch {
         let cluster = &case.scenario.cluster;
         let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
         Self {
-            checker: match case.durable {
-                Some(durable) => Checker::with_losses(strip, durable),
-                None => Checker::new(strip),
-            },
+            checker: Checker::new(Rules {
+                strip_bytes: strip,
+                scattered: cluster.data > 0,
+                durable: case.durable,
+                believed: match cluster.cache {
+                    Caching::Ttl(term) => Some(term),
+                    Caching::Leases | Caching::None => None,
+                },
+            }),
             violation: None,
             trace: Trace { call, lines: Vec::new() },
             ranks: cluster.ranks.into(),
@@ -62,6 +70,7 @@ impl Watch {
             disks_fail: case.scenario.faults.disk_failure.is_some(),
             dark: BTreeSet::new(),
             sessions: BTreeSet::new(),
+            repeats: Repeats::default(),
             calls: 0,
             traced: None,
         }
@@ -119,6 +128,7 @@ impl Observer for Eyes {
         let mut watch = self.0.borrow_mut();
         let name = watch.name(node);
         watch.note(now, || format!("{name} ends: {loss:?}"));
+        watch.repeats.ended(node);
         if node.0 >= watch.servers {
             let client = ClientId(u64::from(node.0 - watch.servers));
             watch.checker.lost(client);
@@ -128,7 +138,7 @@ impl Observer for Eyes {
             let result = watch.checker.lost_power(now, Rank(node.0 as u16));
             watch.find(result);
         } else if loss != Loss::Process {
-            watch.checker.lose_bytes();
+            watch.checker.data_lost_power();
         }
     }
 
@@ -153,6 +163,9 @@ impl Observer for Eyes {
             && !watch.sessions.insert((client, welcome.rank))
         {
             watch.checker.session_lost(ClientId(client.into()), welcome.rank);
+        }
+        if let Some(ino) = watch.repeats.sent(from, to, message) {
+            watch.checker.done_twice(ino);
         }
         let Some((client, _)) = watch.traced else { return };
         let client = Node(watch.servers + client);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use espalier_client::{Answer, Asked, Cache, DataAsk, ForDoor, Outcome, Sessions, Told, Users};
+use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Outcome, Sessions, Told, Users};
 use espalier_proto::{ClientId, ClusterId, Errno, FromClient, Hello, Rank, ServerId, Service, Welcome};
 
 use rand::Rng;
@@ -20,6 +20,7 @@ use crate::station::{Arrived, Station};
 use crate::storage::Loss;
 use crate::time::Nanos;
 use crate::world::asking::{Asker, Asking, Came};
+use crate::world::believed::Believed;
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
@@ -75,6 +76,10 @@ pub struct Client {
     cpu: Station<u32>,
     random: Random,
     leases: bool,
+    /// Without leases it may believe for a while what it was told.
+    believed: Option<Believed>,
+    /// Of calls that it may believe the answers of.
+    believable: BTreeMap<u64, Call<'static>>,
     /// It says that often that it is there, in ticks.
     alive_ticks: u64,
     ticks: u64,
@@ -107,6 +112,11 @@ impl Client {
             cpu: Station::new(1),
             random: seed.random("client", number),
             leases: scenario.cluster.cache == Caching::Leases,
+            believed: match scenario.cluster.cache {
+                Caching::Ttl(term) => Some(Believed::new(term)),
+                Caching::Leases | Caching::None => None,
+            },
+            believable: BTreeMap::new(),
             alive_ticks: (session.0 / 6 / TICK.0).max(1),
             ticks: 0,
             is_up: true,
@@ -188,15 +198,22 @@ impl Client {
                 let now = self.now(fabric);
                 let ticket = Ticket { process, call: self.calls };
                 fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
-                if let Some((result, _)) = self.sessions.answer(now, &call) {
+                let known = self.sessions.answer(now, &call).map(|(result, _)| result);
+                let shown = self.clock.shown(fabric.now);
+                let believed = || self.believed.as_ref().and_then(|it| it.answer(shown, &call)).map(Ok);
+                if let Some(result) = known.or_else(believed) {
                     self.end_call(fabric, ticket, &result);
                     return self.ready.push_back((process, Some(result)));
+                }
+                if self.believed.is_some() {
+                    self.believable.insert(ticket.call, call.clone());
                 }
                 let asked = Asked { call_id: ticket.call, caller, call, ticket };
                 self.sessions.call(now, asked, &mut self.told);
             }
             Act::Forget => {
                 self.sessions.cache().distrust();
+                self.believed.iter_mut().for_each(Believed::forget);
                 self.ready.push_back((process, None));
             }
             Act::Pause(time) => fabric.after(time, Event::Resume { client: self.index, process }),
@@ -209,6 +226,9 @@ impl Client {
     }
 
     fn end_call(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: &Result<Answer, Errno>) {
+        if let (Some(believed), Some(call)) = (&mut self.believed, self.believable.remove(&ticket.call)) {
+            believed.learn(self.clock.shown(fabric.now), &call, result);
+        }
         fabric.observer.answered(fabric.now, self.index, ticket.call, result);
     }
 
@@ -385,6 +405,8 @@ impl Client {
     pub fn tick(&mut self, fabric: &mut Fabric<'_>) {
         self.ticks += 1;
         let now = self.now(fabric);
+        let shown = self.clock.shown(fabric.now);
+        self.believed.iter_mut().for_each(|believed| believed.tick(shown));
         self.sessions.tick(now, |_| false, &mut self.told);
         if self.ticks.is_multiple_of(self.alive_ticks) {
             for wire in self.lines.values().filter(|line| line.up).filter_map(|line| line.wire) {

@@ -1,0 +1,98 @@
+//! What clients were told lately of names and attributes, if they may believe it for a while: an answer is right, then, that was right at
+//! some instant within that time.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use espalier_client::Answer;
+use espalier_proto::{Attr, ClientId, Errno, Ino, Name};
+
+use super::action::Action;
+use crate::Nanos;
+
+/// See the module's description.
+pub struct Believed {
+    term: Nanos,
+    /// The last first; `None`: there is no such name.
+    names: BTreeMap<(ClientId, Ino, Name), Heard<Option<Ino>>>,
+    attrs: BTreeMap<(ClientId, Ino), Heard<Attr>>,
+}
+
+/// What was told, and when.
+type Heard<T> = VecDeque<(Nanos, T)>;
+
+impl Believed {
+    pub fn new(term: Nanos) -> Self {
+        // By a clock that is slow.
+        let term = term + Nanos(term.0 / 1000);
+        Self { term, names: BTreeMap::new(), attrs: BTreeMap::new() }
+    }
+
+    /// A client was told something that was right.
+    pub fn learn(&mut self, now: Nanos, client: ClientId, action: &Action, result: &Result<Answer, Errno>) {
+        let since = now - self.term;
+        let name = match action {
+            Action::Lookup { dir, name }
+            | Action::Create { dir, name, .. }
+            | Action::Link { dir, name, .. } => Some((client, *dir, name.clone())),
+            _ => None,
+        };
+        let mut attrs = Vec::new();
+        let mut names = Vec::new();
+        match (result, name) {
+            (Ok(Answer::Attr(attr)), _) => attrs.push(*attr),
+            (Ok(Answer::Entry(entry) | Answer::Created(entry, _)), Some(name)) => {
+                attrs.push(entry.attr);
+                names.push((name, Some(entry.attr.ino)));
+            }
+            (Ok(Answer::Absent { .. }), Some(name)) => names.push((name, None)),
+            (Ok(Answer::Listing { entries, .. }), _) => {
+                let Action::List { dir } = action else { return };
+                for (name, entry) in entries.iter().filter_map(|it| Some((&it.name, it.entry?))) {
+                    attrs.push(entry.attr);
+                    names.push(((client, *dir, name.clone()), Some(entry.attr.ino)));
+                }
+            }
+            _ => {}
+        }
+        for (name, ino) in names {
+            remember(self.names.entry(name).or_default(), since, now, ino);
+        }
+        for attr in attrs {
+            remember(self.attrs.entry((client, attr.ino)).or_default(), since, now, attr);
+        }
+    }
+
+    /// Whether a client can believe this.
+    pub fn explains(
+        &self,
+        now: Nanos,
+        client: ClientId,
+        action: &Action,
+        result: &Result<Answer, Errno>,
+    ) -> bool {
+        let since = now - self.term;
+        let was_named = |dir: &Ino, name: &Name, ino: Option<Ino>| {
+            let told = self.names.get(&(client, *dir, name.clone()));
+            told.into_iter().flatten().any(|(at, was)| *at >= since && *was == ino)
+        };
+        let was = |attr: &Attr| {
+            let told = self.attrs.get(&(client, attr.ino));
+            told.into_iter().flatten().any(|(at, was)| *at >= since && was == attr)
+        };
+        match (action, result) {
+            (Action::Lookup { dir, name }, Ok(Answer::Absent { .. })) => was_named(dir, name, None),
+            (Action::Lookup { dir, name }, Ok(Answer::Entry(entry))) => {
+                was_named(dir, name, Some(entry.attr.ino)) && was(&entry.attr)
+            }
+            (Action::Attr { .. }, Ok(Answer::Attr(attr))) => was(attr),
+            _ => false,
+        }
+    }
+}
+
+fn remember<T>(all: &mut VecDeque<(Nanos, T)>, since: Nanos, now: Nanos, what: T) {
+    all.push_front((now, what));
+    while all.back().is_some_and(|(at, _)| *at < since) {
+        all.pop_back();
+    }
+}

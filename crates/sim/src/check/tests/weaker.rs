@@ -1,0 +1,113 @@
+//! Where less is promised: files on data servers, bytes after losses of power, and what is believed for a while.
+
+use super::*;
+
+/// With a file on data servers, in which there are 20 bytes in three strips.
+fn scattered() -> Run {
+    let mut run = Run { checker: Checker::new(Rules { scattered: true, ..RULES }), ..Run::new() };
+    assert!(run.did(create("f"), Ok(file(2))) && run.did(write(0, &[1; 20]), Ok(Answer::Written(20))));
+    run
+}
+
+#[test]
+fn where_a_file_ends_is_found_out_at_another_instant_than_what_is_in_it() {
+    let told = |told: &[u8]| {
+        let mut run = scattered();
+        let reading = run.asks(read(0, 30));
+        assert!(run.did(truncate(4), Ok(Answer::Attr(attr(2, FileType::Regular, 1, 4)))));
+        run.ends(reading, Ok(bytes(told)))
+    };
+    // The first strip was read after the truncation, the others before.
+    assert!(told(&[1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]));
+    assert!(told(&[1, 1, 1, 1]));
+    assert!(told(&[1; 20]));
+    assert!(!told(&[1, 1, 0, 1]));
+    // When nothing goes on all is exact.
+    assert!(!scattered().did(read(0, 30), Ok(bytes(&[1; 19]))));
+    assert!(scattered().did(read(0, 30), Ok(bytes(&[1; 20]))));
+}
+
+#[test]
+fn what_is_written_while_something_is_appended_may_be_overwritten() {
+    let append = || write(END, &[2; 4]);
+    let mut run = scattered();
+    assert!(run.did(append(), Ok(Answer::Written(4))));
+    assert!(!run.did(read(16, 8), Ok(bytes(&[1; 4]))));
+    let mut run = scattered();
+    let appending = run.asks(append());
+    assert!(run.did(write(22, &[3; 4]), Ok(Answer::Written(4))));
+    assert!(run.ends(appending, Ok(Answer::Written(4))));
+    assert!(run.did(read(20, 8), Ok(bytes(&[2, 2, 2, 2, 3, 3]))));
+    // Two that append do not do so.
+    let mut run = scattered();
+    let appending = run.asks(append());
+    assert!(run.did(append(), Ok(Answer::Written(4))) && run.ends(appending, Ok(Answer::Written(4))));
+    assert!(!run.did(read(20, 8), Ok(bytes(&[2; 4]))));
+}
+
+#[test]
+fn who_opens_by_name_may_empty_strip_by_strip() {
+    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: true, sync: false };
+    let (dir, node, perm, umask) = (Ino::ROOT, NewNode::Regular, 0o755, 0);
+    let open = Request::Create { dir, name: name("f"), node, perm, umask, open: Some(how), exclusive: false };
+    let mut run = scattered();
+    let (opening, reading) = (run.asks(Call::Request(open)), run.asks(read(0, 30)));
+    let Answer::Entry(entry) = file(2) else { unreachable!() };
+    let opened = Answer::Created(entry, Opening { ino: Ino(2), keep_cache: false, passthrough: false });
+    assert!(run.ends(opening, Ok(opened)));
+    assert!(run.ends(reading, Ok(bytes(&[0, 0, 0, 0, 0, 0, 0, 0, 1]))));
+    assert!(!run.did(read(0, 30), Ok(bytes(&[0]))));
+}
+
+#[test]
+fn bytes_that_were_made_durable_are_not_lost() {
+    let fsync = || Call::Request(Request::Fsync { ino: Ino(2) });
+    let lose = |before: &dyn Fn(&mut Run)| {
+        let mut run = scattered();
+        before(&mut run);
+        run.checker.data_lost_power();
+        run
+    };
+    let is_lost = |mut run: Run| run.did(read(0, 30), Ok(bytes(b"x")));
+    assert!(is_lost(lose(&|_| {})));
+    assert!(!is_lost(lose(&|run| assert!(run.did(fsync(), Ok(Answer::Done))))));
+    assert!(is_lost(lose(&|run| {
+        assert!(run.did(fsync(), Ok(Answer::Done)));
+        run.asks(write(0, b"y"));
+    })));
+    assert!(is_lost(lose(&|run| {
+        let syncing = run.asks(fsync());
+        assert!(run.did(write(0, b"y"), Ok(Answer::Written(1))) && run.ends(syncing, Ok(Answer::Done)));
+    })));
+}
+
+#[test]
+fn what_was_told_lately_is_believed_by_who_was_told() {
+    let term = Nanos::from_millis(10);
+    let tell = || {
+        let checker = Checker::new(Rules { believed: Some(term), ..RULES });
+        let mut run = Run { checker, ..Run::with_file() };
+        assert!(run.did(create("f"), Ok(file(2))));
+        run.calls = 6;
+        assert!(run.did(lookup("f"), Ok(file(2))));
+        run.calls = 99;
+        assert!(run.did(unlink("f"), Ok(Answer::Done)));
+        run
+    };
+    // Answered in no time.
+    let told = |run: &mut Run, client: u64, call: Call<'_>, answer: Answer| {
+        let (now, client) = (run.tick(), ClientId(client));
+        run.checker.invoked(now, client, 0, &call);
+        run.checker.answered(now, client, 0, &Ok(answer)).is_ok()
+    };
+    let attrs = || Answer::Attr(attr(2, FileType::Regular, 1, 0));
+    assert!(told(&mut tell(), 7, lookup("f"), file(2)) && told(&mut tell(), 7, getattr(2), attrs()));
+    assert!(!told(&mut tell(), 8, lookup("f"), file(2)) && !told(&mut tell(), 7, lookup("f"), file(3)));
+    let mut late = tell();
+    late.now += 10_000_000;
+    assert!(!told(&mut late, 7, lookup("f"), file(2)) && told(&mut late, 7, lookup("f"), absent()));
+    // What was asked for is as it is.
+    let mut run = tell();
+    run.calls = 6;
+    assert!(!run.did(lookup("f"), Ok(file(2))));
+}
