@@ -86,6 +86,57 @@ exec 7<&- 8<&-
 rm "$a"/big-* "$a/log" "$a/shared"
 until_true no_datafiles 0
 
+echo '== policies: files lie as their directories want'
+# attributes DIR: what is set there, as its list of attributes has it.
+attributes() {
+    getfattr --absolute-names -d -m '^user.espalier' "$1" | sed -n 's/^user.espalier.//p' | tr -d '"' | tr '\n' ' '
+}
+# layout_of FILE WHAT
+layout_of() {
+    "$bin" layout "$1" --json | jq -c ".$2"
+}
+mkdir "$a/hints"
+is "$(attributes "$a/hints")" ''
+setfattr -n user.espalier.num_dfiles -v 1 "$a/hints"
+mkdir "$b/hints/inherits"
+is "$(attributes "$b/hints/inherits")" 'num_dfiles=1 '
+cp "$work/bytes" "$b/hints/inherits/file"
+is "$(layout_of "$a/hints/inherits/file" 'servers|length')" 1
+is "$(layout_of "$a/hints/inherits/file" dist_params)" '"strip_size:12288"'
+"$bin" policy "$a/hints" --set dist_name=basic --unset num_dfiles
+cp "$work/bytes" "$a/hints/basic"
+is "$(layout_of "$b/hints/basic" dist_name)" '"basic"'
+"$bin" policy "$b/hints" --set dist_name=varstrip --set 'dist_params=strips:0:128K;1:64K;3:1K'
+is "$(attributes "$a/hints")" 'dist_name=varstrip dist_params=strips:0:128K;1:64K;3:1K '
+is "$("$bin" policy "$a/hints" --json | jq -c '[.policy.dist_name, .effective.num_dfiles]')" '["varstrip",3]'
+"$bin" policy "$a/hints" | grep -q '^num_dfiles  *3  *of the server'
+cp "$work/bytes" "$b/hints/varstrip"
+is "$(layout_of "$a/hints/varstrip" servers)" '[0,1,3]'
+file=$(printf %x "$(stat -c %i "$a/hints/varstrip")")
+is "$(for n in 0 1 2 3; do find "$cluster/server-$n/data/streams" -name "$file" -printf '%s '; done)" '3336000 1638400 25600 '
+# A file keeps what held when it was made.
+echo small > "$a/hints/moved"
+mv "$b/hints/moved" "$b/moved"
+"$bin" policy "$a/hints" --file /dev/null
+is "$(attributes "$b/hints")" ''
+cat "$work/bytes" >> "$a/moved"
+is "$(layout_of "$b/moved" dist_name)" '"varstrip"'
+for file in inherits/file basic varstrip; do
+    cmp "$work/bytes" "$a/hints/$file"
+    cmp "$work/bytes" "$b/hints/$file"
+    truncate -s 150000 "$b/hints/$file"
+    truncate -s 400000 "$a/hints/$file"
+    cmp <(head -c 150000 "$work/bytes"; head -c 250000 /dev/zero) "$b/hints/$file"
+    printf END >> "$b/hints/$file"
+    is "$(tail -c 3 "$a/hints/$file")" END
+done
+refused 'num_dfiles is a number of data servers, 1 to 1024, and not `0`' "$bin" policy "$a/hints" --set num_dfiles=0
+refused 'there is no setting `stripes`' "$bin" policy "$a/hints" --unset stripes
+refused 'Invalid argument' setfattr -n user.espalier.dist_name -v raid "$a/hints"
+grep -q 'dist_name is basic, simple_stripe or varstrip, and not `raid`' "$cluster/server-0/log" || fail 'the log does not say why'
+rm -r "$a/hints" "$a/moved"
+until_true no_datafiles 0
+
 # All servers are on one disk here: together they have as much room as so many.
 size_of() {
     df -B1 --output=size "$1" | tail -n 1

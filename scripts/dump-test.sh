@@ -76,6 +76,7 @@ refused() {
     setfacl -m u:1234:---,m::r-- stuffed
     "$bin" quota set docs --files 1000 --bytes 1G
     "$bin" quota set links --bytes 5M
+    "$bin" policy names --set num_dfiles=3 --set dist_params=strip_size:1M
 )
 "$bin" umount "$work/a"
 # Files without a name that are open when the machine fails are no part of the tree.

@@ -51,6 +51,10 @@ pub enum Command {
     Du(DuArgs),
     /// Limit how many files and bytes may be below a directory of a mounted file system.
     Quota(QuotaArgs),
+    /// Tell what a directory of a mounted file system wants of the files that are made in it, or change that.
+    Policy(PolicyArgs),
+    /// Tell where the bytes of a file of a mounted file system lie.
+    Layout(LayoutArgs),
     /// Remove files, and directories of a mounted file system with all that is below them, at once. Asks nothing. Exits with
     /// 1 if anything could not be removed: of a directory it is then all still there.
     Rm(RmArgs),
@@ -246,6 +250,39 @@ pub struct UmountArgs {
 #[derive(Debug, Args)]
 pub struct DuArgs {
     #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct PolicyArgs {
+    /// A directory.
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub path: PathBuf,
+    /// Set num_dfiles, dist_name or dist_params; may be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    pub set: Vec<String>,
+    /// Leave a setting to the server; may be repeated.
+    #[arg(long, value_name = "KEY")]
+    pub unset: Vec<String>,
+    /// Make the policy just what a file says, as TOML.
+    #[arg(long, value_hint = ValueHint::FilePath)]
+    pub file: Option<PathBuf>,
+    /// Tell what is set here, and what is in force with what the server decides.
+    #[arg(long, conflicts_with_all = ["set", "unset", "file"])]
+    pub json: bool,
+}
+
+impl PolicyArgs {
+    pub fn changes(&self) -> bool {
+        !self.set.is_empty() || !self.unset.is_empty() || self.file.is_some()
+    }
+}
+
+#[derive(Debug, Args)]
+pub struct LayoutArgs {
+    #[arg(value_hint = ValueHint::FilePath)]
     pub path: PathBuf,
     #[arg(long)]
     pub json: bool,

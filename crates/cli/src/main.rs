@@ -14,6 +14,7 @@ mod mount;
 mod options;
 mod paper;
 mod place;
+mod policy;
 mod remove;
 mod report;
 mod screen;
@@ -73,6 +74,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Top(args) => top::top(&args),
         Command::Du(args) => usage::du(&args),
         Command::Quota(args) => usage::quota(&args),
+        Command::Policy(args) => policy::policy(&args),
+        Command::Layout(args) => policy::layout(&args),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),
         Command::Dump(args) => copy::dump(&args),

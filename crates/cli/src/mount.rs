@@ -82,7 +82,7 @@ fn log_of(mountpoint: &Path) -> PathBuf {
 }
 
 /// What a server decides for all its clients.
-const OF_SERVERS: [&str; 6] = ["sync", "dirsync", "strictatime", "memory", "metrics", "slow"];
+const OF_SERVERS: [&str; 7] = ["sync", "dirsync", "strictatime", "memory", "metrics", "slow", "policy"];
 
 /// Mounts what servers have.
 fn mount_servers(

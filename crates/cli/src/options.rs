@@ -13,6 +13,7 @@ use espalier_runtime::{MetricsAddress, MountOptions, OpenOptions};
 use rustix::mount::MountFlags;
 
 use crate::args::parse_size;
+use crate::policy;
 
 /// How long unmounting may take to write everything out. The journal bounds what there can be to write.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -100,6 +101,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 let millis: u64 = millis.parse().ok().context("slow= takes milliseconds, or 0")?;
                 slow = (millis > 0).then(|| Duration::from_millis(millis));
             }
+            ("policy", file) if !file.is_empty() => open.policy = policy::read(Path::new(file))?,
             ("metrics", address) => metrics = Some(metrics_address(address)?),
             ("credentials", dir) if !dir.is_empty() => {
                 reach.credentials = Some(std::path::absolute(dir).context("credentials= takes a directory")?);
@@ -140,8 +142,8 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
                  allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE \
-                 transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS credentials=DIR insecure \
-                 locks=shared|local cache=leases|ttl:TIME|none"
+                 transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS policy=FILE credentials=DIR \
+                 insecure locks=shared|local cache=leases|ttl:TIME|none"
             ),
         }
     }

@@ -19,6 +19,7 @@ use crate::args::{LogArgs, ServeArgs, parse_size};
 use crate::background::{announce, log_file};
 use crate::mount::{open_patiently, patiently};
 use crate::options::{metrics_address, threads_for_servers};
+use crate::policy;
 use crate::start_log;
 
 /// How long stopping may take to write everything out.
@@ -120,6 +121,9 @@ pub(crate) struct Config {
     /// The cluster's data servers. Without any, the store holds all bytes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub data: Vec<DataEntry>,
+    /// What is wanted of files where their directories say nothing.
+    #[serde(default, skip_serializing_if = "toml::Table::is_empty")]
+    pub policy: toml::Table,
     /// What clients may do, by the names in their certificates; others everything.
     #[serde(default)]
     pub clients: HashMap<String, Rights>,
@@ -150,6 +154,7 @@ impl Config {
             eager_bytes: Self::default_eager(),
             threads: None,
             metrics: None,
+            policy: toml::Table::new(),
             clients: HashMap::new(),
         }
     }
@@ -277,6 +282,8 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     let watermarks = (config.low_watermark, config.high_watermark);
     let mut open =
         OpenOptions { sync: config.sync, watermarks, striping, with_ranks: true, ..OpenOptions::default() };
+    open.policy = policy::from_table(config.policy.clone())
+        .with_context(|| format!("[policy] in {} is no policy", file.display()))?;
     if let Some(memory) = &config.memory {
         open.memory = parse_size(memory).ok().context("memory is a size such as 512M or 4G")?;
     }

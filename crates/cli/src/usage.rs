@@ -42,7 +42,7 @@ pub(crate) fn du(args: &DuArgs) -> Result<ExitCode> {
 }
 
 /// On standard output. Whoever reads it may have heard enough.
-fn tell(text: &dyn Display) -> Result<ExitCode> {
+pub(crate) fn tell(text: &dyn Display) -> Result<ExitCode> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(error).context("cannot write"),
         _ => Ok(ExitCode::SUCCESS),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use espalier_client::{Striped, Turn};
 use espalier_proto::{
     AllocateMode, DataReply, DataRequest, Distribution, END, Errno, Ino, Layout, Reply, SeekWhat, ServerId,
-    StreamIo, StreamStat,
+    StreamIo, StreamStat, Strip,
 };
 use fastrand::Rng;
 
@@ -78,6 +78,14 @@ impl Bytes {
     }
 }
 
+/// At least one for each server.
+fn strips(random: &mut Rng, servers: usize) -> Vec<Strip> {
+    let mut places: Vec<_> = (0..servers as u16).collect();
+    places.extend((0..random.usize(..4)).map(|_| random.u16(..servers as u16)));
+    random.shuffle(&mut places);
+    places.into_iter().map(|place| Strip { place, length: random.u64(1..=17) }).collect()
+}
+
 struct Cluster {
     layout: Arc<Layout>,
     servers: Vec<Bytes>,
@@ -86,8 +94,12 @@ struct Cluster {
 impl Cluster {
     fn new(random: &mut Rng, width: u16) -> Self {
         // Numbers need not be places.
-        let servers = (0..width).map(|place| ServerId(100 - place)).collect();
-        let distribution = Distribution::SimpleStripe { strip: random.u64(1..=17) };
+        let servers: Vec<_> = (0..width).map(|place| ServerId(100 - place)).collect();
+        let distribution = match random.u8(0..3) {
+            0 if servers.len() == 1 => Distribution::Basic,
+            1 => Distribution::Varstrip { strips: strips(random, servers.len()) },
+            _ => Distribution::SimpleStripe { strip: random.u64(1..=17) },
+        };
         let layout = Layout::new(distribution, servers).expect("a layout");
         Self { layout: Arc::new(layout), servers: vec![Bytes::default(); usize::from(width)] }
     }

@@ -126,6 +126,13 @@ impl State {
                     inode.ctime = *time;
                 });
             }
+            Event::SetPolicy { dir, policy, time } => {
+                self.dir(*dir)?;
+                self.change(*dir, |inode| {
+                    inode.rare.policy.clone_from(policy);
+                    inode.ctime = *time;
+                });
+            }
             Event::SetAcl { ino, acl, perm, time } => {
                 self.inode(*ino)?;
                 self.change(*ino, |inode| {
@@ -283,7 +290,7 @@ impl State {
         inode.nlink = if inode.is_dir() { 0 } else { inode.nlink.saturating_sub(1) };
         inode.ctime = time;
         let orphan = inode.nlink == 0;
-        match &mut inode.names {
+        match &mut inode.rare.names {
             Some(names) if !orphan => remove_name(names, dir),
             names => *names = None,
         }
@@ -301,9 +308,9 @@ impl State {
             inode.nlink += 1;
             inode.ctime = time;
             if let Home::Dentry { dir: first, .. } = home {
-                inode.names = Some(Box::new([(first, 1)].into()));
+                inode.rare.names = Some(Box::new([(first, 1)].into()));
             }
-            if let Some(names) = &mut inode.names {
+            if let Some(names) = &mut inode.rare.names {
                 add_name(names, dir);
             }
         });
@@ -419,7 +426,7 @@ impl State {
             Target::Remote(ino, kind) => {
                 self.put_remote(dir, slot, ino, kind);
                 self.change(ino, |inode| {
-                    if let Some(names) = &mut inode.names {
+                    if let Some(names) = &mut inode.rare.names {
                         remove_name(names, from);
                         add_name(names, dir);
                     }

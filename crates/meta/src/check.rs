@@ -197,7 +197,7 @@ impl Check {
         let seen = self.seen.entry(inode.ino).or_default();
         seen.inodes = seen.inodes.saturating_add(1);
         seen.nlink = inode.nlink;
-        for (dir, names) in inode.names.iter().flat_map(|names| names.iter()) {
+        for (dir, names) in inode.rare.names.iter().flat_map(|names| names.iter()) {
             if dir.rank() != inode.ino.rank() {
                 // Others have these.
                 seen.nlink = seen.nlink.wrapping_sub(*names);

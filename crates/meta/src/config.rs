@@ -1,5 +1,6 @@
 //! How a machine is to behave.
 
+use espalier_policy::Policy;
 use espalier_proto::Rank;
 
 use crate::journal::Acknowledge;
@@ -41,6 +42,8 @@ pub struct Config {
     pub most_leases: usize,
     /// How files are distributed over data servers, if there are any.
     pub striping: Option<Striping>,
+    /// What is wanted of files where their directories say nothing.
+    pub policy: Policy,
     /// Which of the servers that share the tree this is, and how many there are.
     pub rank: Rank,
     pub ranks: u16,
@@ -69,6 +72,7 @@ impl Config {
             lease_ms: None,
             most_leases: 1 << 20,
             striping: None,
+            policy: Policy::NONE,
             rank: Rank(0),
             ranks: 1,
         }

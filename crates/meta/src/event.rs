@@ -5,6 +5,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use espalier_policy::Policy;
 use espalier_proto::{ClientId, Ino, Layout, Name, Rank, RequestId, Time};
 use serde::{Deserialize, Serialize};
 
@@ -199,6 +200,12 @@ pub enum Event {
     Reserved {
         below: u64,
     },
+    /// What a directory wants of the files that are made in it.
+    SetPolicy {
+        dir: Ino,
+        policy: Option<Arc<Policy>>,
+        time: Time,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -248,6 +255,7 @@ impl Event {
             | Self::SetXattr { ino, .. }
             | Self::Watch { ino }
             | Self::Count { ino, .. }
+            | Self::SetPolicy { dir: ino, .. }
             | Self::Purge { ino } => [Some(*ino), None],
         }
     }

@@ -1,5 +1,6 @@
 //! What loads have brought comes into memory.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{Ino, ObjectId};
@@ -111,8 +112,15 @@ impl State {
         Ok(())
     }
 
-    fn loaded_inode(&mut self, inode: Inode, home: Home) {
+    fn loaded_inode(&mut self, mut inode: Inode, home: Home) {
         let ino = inode.ino;
+        // Most inodes have their directory's policy: it is in memory once.
+        if let (Some(policy), Home::Dentry { dir, .. }) = (&inode.rare.policy, home)
+            && let Some(theirs) = self.inodes.get(&dir).and_then(|dir| dir.inode.rare.policy.as_ref())
+            && policy == theirs
+        {
+            inode.rare.policy = Some(Arc::clone(theirs));
+        }
         if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
             let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
             let (more, opens) = self.reclaimed.found(ino);

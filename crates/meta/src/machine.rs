@@ -2,6 +2,7 @@
 
 use alloc::boxed::Box;
 use alloc::collections::BTreeSet;
+use alloc::string::String;
 use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId};
@@ -62,6 +63,8 @@ pub struct Meta {
     pub(crate) sweeping: bool,
     /// Inodes that clients know, and are to be told of.
     pub(crate) changed: Vec<Ino>,
+    /// For the log.
+    pub(crate) remarks: Vec<String>,
     pub(crate) leases: Option<Leases>,
     /// Grows whenever what has been asked of some stream may have ceased to be so.
     pub(crate) streams_changed: u64,
@@ -101,6 +104,7 @@ impl Meta {
             sweep_due: false,
             sweeping: false,
             changed: Vec::new(),
+            remarks: Vec::new(),
             leases,
             streams_changed: 0,
         }
@@ -148,6 +152,7 @@ impl Meta {
         }
         self.send_to_ranks(now, out);
         out.changed.append(&mut self.changed);
+        out.remarks.append(&mut self.remarks);
         out.recalls.append(&mut self.sessions.recalls);
         out.locked.append(&mut self.locks.granted);
         if let Some(leases) = &mut self.leases {

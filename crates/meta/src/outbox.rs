@@ -1,6 +1,7 @@
 //! What goes into the machine and what comes out of it.
 
 use alloc::boxed::Box;
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -193,6 +194,8 @@ pub struct Outbox {
     pub placed: Vec<(Ino, Result<(), Errno>)>,
     /// To other ranks. What is said to one that cannot be reached may be dropped.
     pub peers: Vec<(Rank, PeerMessage)>,
+    /// For the log: why something was refused.
+    pub remarks: Vec<String>,
 }
 
 /// What a request waits for.
@@ -250,6 +253,7 @@ impl Outbox {
             changed,
             placed,
             peers,
+            remarks,
         } = self;
         replies.is_empty()
             && io.is_empty()
@@ -263,5 +267,6 @@ impl Outbox {
             && changed.is_empty()
             && placed.is_empty()
             && peers.is_empty()
+            && remarks.is_empty()
     }
 }

@@ -5,8 +5,9 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::hash::Hasher;
 
+use espalier_policy::Policy;
 use espalier_proto::{Attr, FileType, Ino, Layout, Name, ObjectId, StreamStat, Time, mode};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use siphasher::sip::SipHasher13;
 
 use crate::acl::Acl;
@@ -35,8 +36,47 @@ pub struct Inode {
     pub default_acl: Option<Box<Acl>>,
     /// There is a record of extended attributes.
     pub has_xattrs: bool,
+    pub rare: Rare,
+}
+
+/// What few inodes have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rare {
     /// Of what lies in the inode table and has names: the directories that they are in, and how many in each.
-    pub names: Option<Box<Vec<(Ino, u32)>>>,
+    pub names: Option<Names>,
+    /// A directory's is what it wants of the files that are made in it. Of a file it is what its directory wanted when it was made.
+    pub policy: Option<Arc<Policy>>,
+}
+
+pub type Names = Box<Vec<(Ino, u32)>>;
+
+/// How [`Rare`] is encoded: without a policy as the option `names` alone, as all inodes were before there were policies.
+#[derive(Serialize, Deserialize)]
+enum StoredRare<N, P> {
+    Nothing,
+    Names(N),
+    Policy(P, Option<N>),
+}
+
+impl Serialize for Rare {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let stored = match (&self.policy, &self.names) {
+            (None, None) => StoredRare::Nothing,
+            (None, Some(names)) => StoredRare::Names(names),
+            (Some(policy), names) => StoredRare::Policy(policy, names.as_ref()),
+        };
+        stored.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Rare {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match StoredRare::<Names, Arc<Policy>>::deserialize(deserializer)? {
+            StoredRare::Nothing => Self::default(),
+            StoredRare::Names(names) => Self { names: Some(names), policy: None },
+            StoredRare::Policy(policy, names) => Self { names, policy: Some(policy) },
+        })
+    }
 }
 
 /// What an inode of a certain kind has to itself.
@@ -83,6 +123,12 @@ impl Directory {
 impl Inode {
     pub fn is_dir(&self) -> bool {
         self.kind == FileType::Directory
+    }
+
+    /// What it wants of the files that are made in it, or what its directory wanted when it was made.
+    pub fn policy(&self) -> &Policy {
+        static NONE: Policy = Policy::NONE;
+        self.rare.policy.as_deref().unwrap_or(&NONE)
     }
 
     pub(crate) fn has_entries(&self) -> bool {
@@ -289,5 +335,30 @@ pub fn decode<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Corrupt> {
     match postcard::take_from_bytes(bytes) {
         Ok((record, [])) => Ok(record),
         _ => Err(Corrupt),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::vec;
+
+    use espalier_policy::Key;
+
+    use super::*;
+
+    #[test]
+    fn inodes_without_policies_are_stored_as_before_there_were_any() {
+        let names: Option<Names> = Some(Box::new(vec![(Ino(7), 2), (Ino(300), 1)]));
+        let mut rare = Rare { names: names.clone(), policy: None };
+        assert_eq!(encode(&rare), encode(&names));
+        assert_eq!(encode(&Rare::default()), encode(&None::<Names>));
+        let mut policy = Policy::NONE;
+        policy.set(Key::NumDfiles, "2").expect("a policy");
+        for names in [None, names] {
+            rare = Rare { names, policy: None };
+            assert_eq!(decode(&encode(&rare)), Ok(rare.clone()));
+            rare.policy = Some(Arc::new(policy.clone()));
+            assert_eq!(decode(&encode(&rare)), Ok(rare.clone()));
+        }
     }
 }

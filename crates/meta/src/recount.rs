@@ -100,7 +100,7 @@ impl Recount {
                 }
             }
             _ if in_table => {
-                let mut names = inode.names.as_deref().cloned().unwrap_or_default();
+                let mut names = inode.rare.names.as_deref().cloned().unwrap_or_default();
                 names.retain(|(dir, _)| dir.rank() == inode.ino.rank());
                 names.sort_unstable();
                 self.files.insert(inode.ino, File { weight: inode.weight(), names });

@@ -11,7 +11,7 @@ use crate::event::Event;
 use crate::journal::Held;
 use crate::machine::Meta;
 use crate::outbox::IoDone;
-use crate::record::{Body, Directory, InoRecord, Inode, Super, encode};
+use crate::record::{Body, Directory, InoRecord, Inode, Rare, Super, encode};
 use crate::state::{Home, SAME_HASH, State, Trashed, Watched};
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 
@@ -43,7 +43,7 @@ impl Format {
             acl: None,
             default_acl: None,
             has_xattrs: false,
-            names: None,
+            rare: Rare::default(),
         };
         let (object, key) = InoRecord::Inode.place(Ino::ROOT);
         TableWrite { object, key, value: Some(encode(&root)) }

@@ -3,10 +3,12 @@
 use alloc::collections::BTreeSet;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::num::NonZeroU16;
 
+use espalier_policy::{DistName, DistParams, Params, Policy, Setting};
 use espalier_proto::{
     Caller, ClientId, Distribution, Errno, Ino, Layout, LayoutError, Reply, Request, RequestId, ServerId,
-    StreamIo,
+    StreamIo, Strip,
 };
 
 use crate::event::Event;
@@ -14,6 +16,7 @@ use crate::io::Purpose;
 use crate::journal::Held;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Io, IoId, Now, Outbox};
+use crate::record::Inode;
 use crate::state::State;
 use crate::step::{Step, StreamCall};
 use crate::task::Task;
@@ -40,22 +43,66 @@ impl Striping {
         servers: Vec<ServerId>,
         width: usize,
     ) -> Result<Self, LayoutError> {
-        Layout::new(distribution, servers.clone())?;
+        Layout::new(distribution.clone(), servers.clone())?;
         let width = width.clamp(1, servers.len());
         Ok(Self { distribution, servers, width })
     }
 
-    /// The layout of a new file. Numbers follow on each other, so that the servers begin files in turn.
-    fn layout(&self, ino: Ino) -> Result<Arc<Layout>, Errno> {
-        let count = self.servers.len();
-        let first = (ino.0 % count as u64) as usize;
-        let servers = (0..self.width).map(|at| self.servers[(first + at) % count]).collect();
-        self.of(servers)
+    /// What is done where nobody says anything else.
+    fn policy(&self) -> Policy {
+        let width = self.width.try_into().ok().and_then(NonZeroU16::new);
+        let mut settings: Vec<_> = width.map(Setting::NumDfiles).into_iter().collect();
+        if let Distribution::SimpleStripe { strip } = self.distribution {
+            settings.push(Setting::DistName(DistName::SimpleStripe));
+            settings.push(Setting::DistParams(Params::StripSize(strip).into()));
+        }
+        Policy::try_from(settings).unwrap_or_default()
+    }
+
+    /// The layout of a new file, with as many servers as there are at most.
+    fn layout(&self, ino: Ino, policy: &Policy) -> Result<Arc<Layout>, Errno> {
+        let width = policy.num_dfiles().map_or(self.width, usize::from);
+        let (distribution, servers) =
+            match (policy.distribution(), policy.dist_params().map(DistParams::params)) {
+                (Some(DistName::Basic), _) => (Distribution::Basic, self.in_turn(ino, 1)),
+                (_, Some(Params::Strips(strips))) => self.varstrip(strips),
+                (_, Some(Params::StripSize(strip))) => {
+                    (Distribution::SimpleStripe { strip: *strip }, self.in_turn(ino, width))
+                }
+                // No shares are given: they are equal.
+                (Some(DistName::Varstrip), None) => {
+                    (self.distribution.clone(), self.in_turn(ino, usize::MAX))
+                }
+                (_, None) => (self.distribution.clone(), self.in_turn(ino, width)),
+            };
+        Layout::new(distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
+    }
+
+    /// Numbers of files follow on each other, so that the servers begin files in turn.
+    fn in_turn(&self, ino: Ino, width: usize) -> Vec<ServerId> {
+        let first = (ino.0 % self.servers.len() as u64) as usize;
+        self.servers.iter().cycle().skip(first).take(width.min(self.servers.len())).copied().collect()
+    }
+
+    /// Strips for more servers than there are go round.
+    fn varstrip(&self, strips: &[espalier_policy::Strip]) -> (Distribution, Vec<ServerId>) {
+        let mut servers = Vec::new();
+        let place = |strip: &espalier_policy::Strip| {
+            let server = self.servers[usize::from(strip.server) % self.servers.len()];
+            let place = servers.iter().position(|there| *there == server).unwrap_or_else(|| {
+                servers.push(server);
+                servers.len() - 1
+            });
+            Strip { place: place as u16, length: strip.size }
+        };
+        let strips = strips.iter().map(place).collect();
+        (Distribution::Varstrip { strips }, servers)
     }
 
     /// A layout that names servers, whatever they have of the file.
     fn of(&self, servers: Vec<ServerId>) -> Result<Arc<Layout>, Errno> {
-        Layout::new(self.distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
+        let distribution = Distribution::SimpleStripe { strip: 1 };
+        Layout::new(distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
     }
 }
 
@@ -86,7 +133,22 @@ impl Meta {
 
     /// Where the bytes of a file are to lie that is about to be unstuffed; `None`: in the store.
     pub(crate) fn new_layout(&self, ino: Ino) -> Step<Option<Arc<Layout>>> {
-        Ok(self.config.striping.as_ref().map(|striping| striping.layout(ino)).transpose()?)
+        let Some(striping) = &self.config.striping else { return Ok(None) };
+        let Some(cached) = self.state.inodes.get(&ino) else {
+            // It has gone meanwhile: what is to be removed of it may be anywhere.
+            return Ok(Some(striping.of(striping.servers.clone())?));
+        };
+        let policy = self.effective_policy(&cached.inode);
+        Ok(Some(striping.layout(ino, &policy)?))
+    }
+
+    /// What an inode's policy says, or else the server.
+    pub(crate) fn effective_policy(&self, inode: &Inode) -> Policy {
+        let mut policy = inode.policy().or(&self.config.policy);
+        if let Some(striping) = &self.config.striping {
+            policy = policy.or(&striping.policy());
+        }
+        policy.explicit()
     }
 
     /// The I/O of a call, with what it must be told of layouts.

@@ -116,7 +116,7 @@ impl Cached {
     pub(crate) fn parents(&self) -> Vec<(Ino, u32)> {
         match self.home {
             Home::Dentry { dir, .. } => [(dir, 1)].into(),
-            Home::Table => self.inode.names.iter().flat_map(|names| names.iter().copied()).collect(),
+            Home::Table => self.inode.rare.names.iter().flat_map(|names| names.iter().copied()).collect(),
             Home::Orphan => Vec::new(),
         }
     }

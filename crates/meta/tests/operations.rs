@@ -16,6 +16,7 @@ mod ops {
     mod link;
     mod lookup;
     mod open;
+    mod policy;
     mod read;
     mod readdir;
     mod readlink;

@@ -158,6 +158,23 @@ impl Ranks {
 }
 
 #[test]
+fn directories_inherit_policies_wherever_they_are_made() {
+    let fs = &mut Ranks::new(2);
+    let attribute = || -> Box<[u8]> { (*b"user.espalier.num_dfiles").into() };
+    let (value, mode, kill_sgid) = ((*b"2").into(), XattrMode::Any, false);
+    fs.ask(Request::SetXattr { ino: Ino::ROOT, name: attribute(), value, mode, kill_sgid }).unwrap();
+    for rank in [1, 0] {
+        let above = fs.mkdir_at(rank, Ino::ROOT, &format!("dir{rank}"), 0o755);
+        let dir = fs.mkdir_at(1 - rank, above, "below", 0o755);
+        fs.rename((above, "below"), (Ino::ROOT, &format!("moved{rank}"))).unwrap();
+        for ino in [above, dir] {
+            assert_eq!(fs.ask(Request::GetXattr { ino, name: attribute() }), Ok(Reply::Bytes(b"2".into())));
+        }
+    }
+    fs.fsck();
+}
+
+#[test]
 fn directories_are_made_round_robin_and_files_with_their_directory() {
     let fs = &mut Ranks::new(3);
     let mut made = [0; 3];

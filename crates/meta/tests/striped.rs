@@ -97,6 +97,73 @@ fn files_are_spread_over_their_servers() {
     assert_eq!(fs.fsck(), []);
 }
 
+fn set(fs: &mut Harness, dir: Ino, setting: &str, value: &str) {
+    let name = format!("user.espalier.{setting}").into_bytes().into();
+    let value = value.as_bytes().into();
+    fs.ask(Request::SetXattr { ino: dir, name, value, mode: XattrMode::Any, kill_sgid: false }).unwrap();
+}
+
+/// Where a file's bytes lie, as TOML.
+fn layout(fs: &mut Harness, ino: Ino) -> String {
+    match fs.ask(Request::GetXattr { ino, name: (*b"user.espalier.layout").into() }) {
+        Ok(Reply::Bytes(text)) => String::from_utf8(text).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn files_lie_as_the_policy_of_their_directory_wants() {
+    let mut fs = cluster(Acknowledge::Durable);
+    let all = 0..SERVERS;
+    for (settings, count, dist_name, dist_params) in [
+        (&[("num_dfiles", "1")][..], 1, "simple_stripe", "strip_size:10"),
+        (&[("num_dfiles", "1024"), ("dist_params", "strip_size:7")], 4, "simple_stripe", "strip_size:7"),
+        (&[("dist_name", "basic"), ("num_dfiles", "2")], 1, "basic", ""),
+        (&[("dist_params", "strips:0:20;1:5;0:3")], 2, "varstrip", "strips:0:20;1:5;0:3"),
+        // Shares for servers that are not there go to others.
+        (
+            &[("dist_name", "varstrip"), ("dist_params", "strips:5:20;1:5;2:1")],
+            2,
+            "varstrip",
+            "strips:0:20;0:5;1:1",
+        ),
+        (&[("dist_name", "varstrip")], 4, "simple_stripe", "strip_size:10"),
+    ] {
+        let dir = fs.create(Ino::ROOT, &format!("{settings:?}"), NewNode::Directory).unwrap();
+        settings.iter().for_each(|(setting, value)| set(&mut fs, dir, setting, value));
+        let ino = fs.create(dir, "file", NewNode::Regular).unwrap();
+        // What is set when the file is there already is for others.
+        set(&mut fs, dir, "num_dfiles", "3");
+        fs.write(ino, 0, &[7; STRIP as usize]).unwrap();
+        assert_eq!(layout(&mut fs, ino), "place = \"metadata\"\n");
+        fs.ask(resize(ino, 101)).unwrap();
+        let sizes = |fs: &mut Harness| -> Vec<u64> {
+            let stat = DataRequest::Stat { inos: vec![ino] };
+            let size = |server| match fs.data.ask(ServerId(server), &stat) {
+                Ok(DataReply::Stats(stats)) => stats[0].size,
+                other => panic!("{other:?}"),
+            };
+            all.clone().map(size).collect()
+        };
+        let told = layout(&mut fs, ino);
+        assert_eq!(told.contains("dist_params"), !dist_params.is_empty());
+        for part in [format!("dist_name = \"{dist_name}\""), format!("\"{dist_params}")] {
+            assert!(told.contains(&part), "{settings:?}: {told}");
+        }
+        assert_eq!((sizes(&mut fs).iter().sum::<u64>(), fs.data.files()[&ino]), (101, count), "{settings:?}");
+        fs = fs.crash();
+        reach(&mut fs);
+        let dir = fs.lookup(Ino::ROOT, &format!("{settings:?}")).unwrap().ino;
+        assert_eq!((fs.lookup(dir, "file").map(|attr| attr.size), layout(&mut fs, ino)), (Some(101), told));
+        for size in [90, 20, 3, 1000] {
+            fs.ask(resize(ino, size)).unwrap();
+            assert_eq!(fs.attr_of(ino).size, size);
+            assert!(sizes(&mut fs).iter().sum::<u64>() <= size);
+        }
+        assert_eq!(fs.fsck(), []);
+    }
+}
+
 /// Does things to some files; the sizes that are known then.
 fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> {
     let kept = make(fs, "kept", 150)?;

@@ -17,10 +17,23 @@ impl fmt::Display for ServerId {
 }
 
 /// By which rule bytes fall to servers. Another rule is another variant, and what the matches in this file then ask for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Distribution {
     /// Strips of so many bytes, in turn.
     SimpleStripe { strip: u64 },
+    /// All to the only server.
+    Basic,
+    /// These strips one after the other, then from the first on again.
+    Varstrip { strips: Vec<Strip> },
+}
+
+/// A strip of [`Distribution::Varstrip`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Strip {
+    /// The server's place in the layout.
+    pub place: u16,
+    /// Bytes.
+    pub length: u64,
 }
 
 /// Where the bytes of a file lie. It has at least one server.
@@ -39,13 +52,15 @@ struct Unchecked {
     servers: Vec<ServerId>,
 }
 
-/// A layout has no servers, or too many, or strips without bytes or too long.
+/// A layout has no servers, or too many, or one that nothing falls to, or strips without bytes or too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayoutError;
 
 impl fmt::Display for LayoutError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a layout has 1 to 1024 servers, each once, and strips of 1 byte to 1 GiB")
+        f.write_str(
+            "a layout has 1 to 1024 servers, each once and with a share, and strips of 1 byte to 1 GiB",
+        )
     }
 }
 
@@ -71,20 +86,34 @@ pub struct Segment {
 impl Layout {
     const MAX_SERVERS: usize = 1024;
     const MAX_STRIP: u64 = 1 << 30;
+    /// Of [`Distribution::Varstrip`].
+    const MAX_STRIPS: usize = 1024;
 
     /// # Errors
     /// It makes no sense.
     pub fn new(distribution: Distribution, servers: Vec<ServerId>) -> Result<Self, LayoutError> {
-        let Distribution::SimpleStripe { strip } = distribution;
         let mut sorted = servers.clone();
         sorted.sort_unstable();
         sorted.dedup();
         let counted = (1..=Self::MAX_SERVERS).contains(&servers.len()) && sorted.len() == servers.len();
-        if counted && (1..=Self::MAX_STRIP).contains(&strip) {
-            Ok(Self { distribution, servers })
-        } else {
-            Err(LayoutError)
-        }
+        let is_length = |length: u64| (1..=Self::MAX_STRIP).contains(&length);
+        let fits = match &distribution {
+            Distribution::SimpleStripe { strip } => is_length(*strip),
+            Distribution::Basic => servers.len() == 1,
+            Distribution::Varstrip { strips } => {
+                let mut places: Vec<_> = strips.iter().map(|strip| usize::from(strip.place)).collect();
+                places.sort_unstable();
+                places.dedup();
+                strips.len() <= Self::MAX_STRIPS
+                    && strips.iter().all(|strip| is_length(strip.length))
+                    && places.into_iter().eq(0..servers.len())
+            }
+        };
+        if counted && fits { Ok(Self { distribution, servers }) } else { Err(LayoutError) }
+    }
+
+    pub fn distribution(&self) -> &Distribution {
+        &self.distribution
     }
 
     pub fn servers(&self) -> &[ServerId] {
@@ -97,8 +126,22 @@ impl Layout {
 
     /// Where a byte of the file lies, with those that follow it there: at most `length`, at least one.
     fn segment(&self, offset: u64, length: u64) -> Segment {
-        match self.distribution {
-            Distribution::SimpleStripe { strip } => {
+        match &self.distribution {
+            Distribution::Basic => Segment { place: 0, local: offset, length },
+            Distribution::Varstrip { strips } => {
+                let (rounds, mut within) = (offset / sum(strips), offset % sum(strips));
+                let mut number = 0;
+                // It is less than their sum.
+                while within >= strips[number].length {
+                    within -= strips[number].length;
+                    number += 1;
+                }
+                let Strip { place, length: strip } = strips[number];
+                let place = usize::from(place);
+                let local = rounds * share(strips, place) + share(&strips[..number], place) + within;
+                Segment { place, local, length: length.min(strip - within) }
+            }
+            &Distribution::SimpleStripe { strip } => {
                 let (number, within) = (offset / strip, offset % strip);
                 let place = (number % self.width()) as usize;
                 let local = number / self.width() * strip + within;
@@ -119,8 +162,19 @@ impl Layout {
 
     /// How many of a file's first `size` bytes lie in a datafile. That is also where in it bytes from `size` on begin.
     pub fn local_size(&self, place: usize, size: u64) -> u64 {
-        match self.distribution {
-            Distribution::SimpleStripe { strip } => {
+        match &self.distribution {
+            Distribution::Basic => size,
+            Distribution::Varstrip { strips } => {
+                let (rounds, mut rest) = (size / sum(strips), size % sum(strips));
+                let mut local = rounds * share(strips, place);
+                for strip in strips {
+                    let taken = rest.min(strip.length);
+                    rest -= taken;
+                    local += if usize::from(strip.place) == place { taken } else { 0 };
+                }
+                local
+            }
+            &Distribution::SimpleStripe { strip } => {
                 let (full, rest) = (size / strip, size % strip);
                 let (rounds, turn) = (full / self.width(), full % self.width());
                 let place = place as u64;
@@ -136,8 +190,24 @@ impl Layout {
 
     /// Where in the file a byte of a datafile is.
     pub fn logical(&self, place: usize, local: u64) -> u64 {
-        match self.distribution {
-            Distribution::SimpleStripe { strip } => {
+        match &self.distribution {
+            Distribution::Basic => local,
+            Distribution::Varstrip { strips } => {
+                // Each place has a share.
+                let (rounds, mut rest) = (local / share(strips, place), local % share(strips, place));
+                let mut before = 0;
+                for strip in strips {
+                    if usize::from(strip.place) == place {
+                        if rest < strip.length {
+                            break;
+                        }
+                        rest -= strip.length;
+                    }
+                    before += strip.length;
+                }
+                rounds.saturating_mul(sum(strips)).saturating_add(before + rest)
+            }
+            &Distribution::SimpleStripe { strip } => {
                 let number = (local / strip).saturating_mul(self.width()).saturating_add(place as u64);
                 number.saturating_mul(strip).saturating_add(local % strip)
             }
@@ -178,58 +248,15 @@ impl Layout {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use alloc::vec;
-
-    use super::*;
-
-    fn layout(servers: u16, strip: u64) -> Layout {
-        Layout::new(Distribution::SimpleStripe { strip }, (0..servers).map(ServerId).collect())
-            .expect("a layout")
-    }
-
-    #[test]
-    fn every_byte_has_one_place_and_is_found_from_there() {
-        for (servers, strip) in [(1, 7), (2, 1), (3, 4), (5, 13)] {
-            let layout = layout(servers, strip);
-            let mut next = vec![0; usize::from(servers)];
-            for offset in 0..500 {
-                let Segment { place, local, length } = layout.segment(offset, u64::MAX - offset);
-                assert_eq!(local, next[place], "datafiles have no gaps");
-                assert!(length >= 1 && length <= strip);
-                assert_eq!(layout.logical(place, local), offset);
-                next[place] += 1;
-                for (place, size) in next.iter().enumerate() {
-                    assert_eq!(layout.local_size(place, offset + 1), *size);
-                }
-                assert_eq!(layout.size(next.iter().copied()), offset + 1);
-            }
-        }
-    }
-
-    #[test]
-    fn a_range_is_one_range_in_each_datafile() {
-        let layout = layout(3, 4);
-        for offset in 0..40 {
-            for length in 0..40 {
-                let mut lengths = [0; 3];
-                for segment in layout.segments(offset, length) {
-                    lengths[segment.place] += segment.length;
-                }
-                let parts = layout.parts(offset, length);
-                assert!(parts.iter().all(|part| lengths[part.place] == part.length));
-                assert_eq!(parts.iter().map(|part| part.length).sum::<u64>(), length);
-            }
-        }
-    }
-
-    #[test]
-    fn layouts_that_make_no_sense_are_refused() {
-        let stripe = |strip| Distribution::SimpleStripe { strip };
-        for (strip, servers) in [(0, vec![ServerId(1)]), (1, vec![]), (1, vec![ServerId(1), ServerId(1)])] {
-            assert_eq!(Layout::new(stripe(strip), servers.clone()), Err(LayoutError), "{strip} {servers:?}");
-        }
-        assert_eq!(layout(2, 1 << 30).logical(1, u64::MAX), u64::MAX, "a size that is no size");
-    }
+/// Of the lengths of strips.
+fn sum(strips: &[Strip]) -> u64 {
+    strips.iter().map(|strip| strip.length).sum()
 }
+
+/// What of them is at a place.
+fn share(strips: &[Strip], place: usize) -> u64 {
+    strips.iter().filter(|strip| usize::from(strip.place) == place).map(|strip| strip.length).sum()
+}
+
+#[cfg(test)]
+mod tests;

@@ -25,7 +25,7 @@ pub use capability::{Capability, Delegation};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
 pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId};
-pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId};
+pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId, Strip};
 pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};

@@ -221,6 +221,9 @@ impl<D: Door> Node<D> {
             while let Some(reply) = work.out.replies.pop() {
                 self.unpark(&mut inner, &mut work, reply.id, reply.result);
             }
+            for remark in work.out.remarks.drain(..) {
+                tracing::warn!("{remark}");
+            }
             let io = std::mem::take(&mut work.out.io);
             let recalls = std::mem::take(&mut work.out.recalls);
             let changed = std::mem::take(&mut work.out.changed);

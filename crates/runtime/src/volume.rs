@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_meta::{Acknowledge, Atime, Config, Format, IoDone, Load, Meta, Recovery, Striping};
+use espalier_policy::Policy;
 use espalier_proto::{Errno, ObjectId, Rank};
 use espalier_store::{
     FormatOptions, Journal, LocalOptions, LocalStore, Store, StoreError, Superblock, superblock,
@@ -109,6 +110,8 @@ pub struct OpenOptions {
     pub lease_ms: Option<u32>,
     /// To be served: how big files are distributed over data servers, if there are any.
     pub striping: Option<Striping>,
+    /// What is wanted of files where their directories say nothing.
+    pub policy: Policy,
     /// The store may be one of several ranks', with whose machines this one is brought together.
     pub with_ranks: bool,
 }
@@ -138,6 +141,7 @@ impl Default for OpenOptions {
             session_ms: None,
             lease_ms: None,
             striping: None,
+            policy: Policy::NONE,
             with_ranks: false,
         }
     }
@@ -171,7 +175,7 @@ impl Volume {
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.atime) = (options.read_only, options.atime);
         (config.session_ms, config.lease_ms) = (options.session_ms, options.lease_ms);
-        config.striping = options.striping;
+        (config.striping, config.policy) = (options.striping, options.policy);
         config.watermarks = options.watermarks;
         (config.rank, config.ranks) = (superblock.rank, superblock.ranks);
         config.acknowledge = match (options.sync, options.session_ms) {

@@ -12,6 +12,7 @@ pub use subtree::Subtree;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
@@ -65,6 +66,8 @@ pub struct Routed {
     pub send: Vec<(ClientId, FromServer)>,
     /// To other ranks, in this order. What is said to one that cannot be reached may be dropped.
     pub peers: Vec<(Rank, PeerMessage)>,
+    /// As in [`Outbox::remarks`].
+    pub remarks: Vec<String>,
     /// Each ends with [`Front::end_stream`].
     pub streams: Vec<StreamRequest>,
     /// Each ends with an [`Input::Done`]. There are no [`Io::Groups`] among them.
@@ -236,6 +239,7 @@ impl Front {
         let out = &mut self.out;
         routed.waiting.append(&mut out.waiting);
         routed.peers.append(&mut out.peers);
+        routed.remarks.append(&mut out.remarks);
         let refused = out.refused.drain(..);
         for (client, errno) in refused {
             self.entering.remove(&client);

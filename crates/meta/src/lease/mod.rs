@@ -316,6 +316,7 @@ impl State {
             | Event::SetAcl { ino, .. }
             | Event::SetDefaultAcl { ino, .. }
             | Event::SetXattr { ino, .. }
+            | Event::SetPolicy { dir: ino, .. }
             | Event::SetQuota { dir: ino, .. } => see(Key::inode(*ino), None),
             // Nobody knows the first, and nobody can see what the others change.
             Event::TmpFile { .. }

@@ -1,4 +1,5 @@
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{Access, Copied, CopyLevel, CopyTree, Errno, FileType, Ino, Name, NewNode, Reply, mode};
@@ -189,6 +190,9 @@ impl Meta {
             (copy.atime, copy.mtime) = (inode.atime, inode.mtime);
             copy.acl.clone_from(&inode.acl);
             copy.default_acl.clone_from(&inode.default_acl);
+            if copy.is_dir() && inode.rare.policy.is_some() {
+                copy.rare.policy = Some(Arc::new(inode.policy().or(copy.policy())));
+            }
             xattrs.clone_from(self.state.xattr_list(inode.ino)?);
             xattrs.retain(|(name, _)| name.starts_with(b"user."));
         }

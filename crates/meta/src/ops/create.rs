@@ -4,7 +4,7 @@ use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opene
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
-use crate::record::{Body, Directory, Inode};
+use crate::record::{Body, Directory, Inode, Rare};
 use crate::session::Proven;
 use crate::state::Target;
 use crate::step::Step;
@@ -98,6 +98,9 @@ impl Meta {
                 perm = cx.without_foreign_sgid(perm, gid)?;
             }
         }
+        // Other inodes have nothing that a policy is about.
+        let has_policy = matches!(kind, FileType::Regular | FileType::Directory);
+        let policy = parent.rare.policy.clone().filter(|_| has_policy);
         let time = cx.now;
         Ok(Inode {
             ino: self.new_ino()?,
@@ -115,7 +118,7 @@ impl Meta {
             acl,
             default_acl,
             has_xattrs: false,
-            names: None,
+            rare: Rare { names: None, policy },
         })
     }
 }

@@ -12,6 +12,7 @@ mod getattr;
 mod link;
 mod lookup;
 mod open;
+mod policy;
 mod read;
 mod readdir;
 mod readlink;

@@ -3,8 +3,10 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
+use espalier_policy::PREFIX;
 use espalier_proto::{Access, Errno, FileType, Ino, Reply, XattrMode, mode};
 
+use super::policy::{self, Wish};
 use super::usage::Virtual;
 use crate::acl::Acl;
 use crate::event::Event;
@@ -24,6 +26,9 @@ impl Meta {
     pub(crate) fn getxattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
         if let Some(which) = Virtual::of(name) {
             return self.get_virtual(cx, ino, which);
+        }
+        if let Some(which) = Wish::of(name) {
+            return self.get_wish(cx, ino, which);
         }
         let inode = self.state.inode(ino)?;
         let acl = match name {
@@ -57,6 +62,9 @@ impl Meta {
         if inode.default_acl.is_some() {
             push(DEFAULT_ACL);
         }
+        for name in policy::attributes(inode) {
+            push(name.as_bytes());
+        }
         for (name, _) in self.state.xattr_list(ino)? {
             if !name.starts_with(b"trusted.") || cx.caller.is_superuser() {
                 push(name);
@@ -83,6 +91,9 @@ impl Meta {
         }
         if let Some(which) = Virtual::of(name) {
             return self.set_virtual(cx, ino, which, Some(value), how);
+        }
+        if name.starts_with(PREFIX.as_bytes()) {
+            return self.set_wish(cx, ino, name, Some(value), how);
         }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
@@ -129,6 +140,9 @@ impl Meta {
         self.writable()?;
         if let Some(which) = Virtual::of(name) {
             return self.set_virtual(cx, ino, which, None, XattrMode::Replace);
+        }
+        if Wish::of(name).is_some() {
+            return self.set_wish(cx, ino, name, None, XattrMode::Replace);
         }
         let inode = self.state.inode(ino)?;
         let is_acl = match name {
@@ -199,7 +213,7 @@ fn full(acl: &Acl, inode: &Inode) -> Acl {
 }
 
 /// Each namespace of attributes has rules of its own (`xattr(7)`).
-fn check_namespace(cx: &Cx<'_>, inode: &Inode, name: &[u8], want: Access) -> Step<()> {
+pub(super) fn check_namespace(cx: &Cx<'_>, inode: &Inode, name: &[u8], want: Access) -> Step<()> {
     let write = want.contains(Access::WRITE);
     if matches!(name, b"user." | b"trusted." | b"security.") {
         return Err(Errno::EINVAL.into());

@@ -156,7 +156,7 @@ impl State {
                 self.change(*ino, |inode| {
                     inode.nlink += 1;
                     inode.ctime = time;
-                    add_name(inode.names.get_or_insert_default(), *dir);
+                    add_name(inode.rare.names.get_or_insert_default(), *dir);
                 });
                 if let Some(cached) = self.inodes.get_mut(ino) {
                     cached.nameless = false;
@@ -176,7 +176,7 @@ impl State {
                     if let Body::Directory(directory) = &mut inode.body {
                         directory.parent = *to;
                     } else {
-                        let names = inode.names.get_or_insert_default();
+                        let names = inode.rare.names.get_or_insert_default();
                         remove_name(names, *from);
                         add_name(names, *to);
                     }
@@ -233,7 +233,7 @@ impl State {
             Home::Orphan => self.move_home(ino, Home::Table),
             Home::Dentry { dir, hash } => {
                 if kind != FileType::Directory {
-                    cached.inode.names = Some(Box::new([(dir, 1)].into()));
+                    cached.inode.rare.names = Some(Box::new([(dir, 1)].into()));
                 }
                 let slot = self.primary_slot(dir, hash, ino);
                 self.move_home(ino, Home::Table);

@@ -177,7 +177,9 @@ impl Meta {
         let mut dirs: Vec<Ino> = match (&cached.inode, cached.home) {
             (inode, _) if inode.is_dir() => [ino].into(),
             (_, Home::Dentry { dir, .. }) => [dir].into(),
-            (inode, _) => inode.names.iter().flat_map(|names| names.iter()).map(|(dir, _)| *dir).collect(),
+            (inode, _) => {
+                inode.rare.names.iter().flat_map(|names| names.iter()).map(|(dir, _)| *dir).collect()
+            }
         };
         dirs.retain(|dir| *dir > after);
         dirs.sort_unstable();
@@ -324,7 +326,7 @@ fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
         (Body::Directory(directory), _) => directory.parent == dir,
         (_, Home::Dentry { dir: lies, .. }) => lies == dir,
         (_, Home::Table) => {
-            cached.inode.names.iter().flat_map(|names| names.iter()).any(|(at, _)| *at == dir)
+            cached.inode.rare.names.iter().flat_map(|names| names.iter()).any(|(at, _)| *at == dir)
         }
     };
     if is_named { Ok(()) } else { Err(CHANGED) }

@@ -224,10 +224,10 @@ impl Meta {
         edits.extend(target.map(|target| take(to, target)));
         edits.push(put(to, (ino, kind)));
         edits.extend(target.filter(|_| exchange).map(|target| put(from, target)));
-        if let Some(inode) = whiteout.transpose()? {
+        if let Some(mut inode) = whiteout.transpose()? {
             edits.push(put(from, (inode.ino, inode.kind)));
-            let names = Some(Box::new([(from.0, 1)].into()));
-            edits.insert(0, Edit::Make { inode: Box::new(Inode { names, ..inode }) });
+            inode.rare.names = Some(Box::new([(from.0, 1)].into()));
+            edits.insert(0, Edit::Make { inode: Box::new(inode) });
         }
         let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
         for at in 0..own.len() {

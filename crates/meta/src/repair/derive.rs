@@ -65,12 +65,12 @@ impl Node {
     fn name(&mut self, dirs: Option<&BTreeMap<Ino, u32>>) {
         let there: Vec<(Ino, u32)> = dirs.into_iter().flatten().map(|(dir, count)| (*dir, *count)).collect();
         self.inode.nlink = there.iter().map(|(_, count)| count).sum();
-        let mut said = self.inode.names.as_deref().cloned().unwrap_or_default();
+        let mut said = self.inode.rare.names.as_deref().cloned().unwrap_or_default();
         said.sort_unstable();
         if !self.in_table() || there.is_empty() {
-            self.inode.names = None;
+            self.inode.rare.names = None;
         } else if said != there {
-            self.inode.names = Some(Box::new(there));
+            self.inode.rare.names = Some(Box::new(there));
         }
     }
 }

@@ -12,7 +12,7 @@ use espalier_proto::{FileType, Ino, Name, Time};
 use super::derive::make_sound;
 use super::{Claim, Contents, Named, Place, Repair, is_plausible};
 use crate::check::Finding;
-use crate::record::{Body, Directory, InoRecord, Inode};
+use crate::record::{Body, Directory, InoRecord, Inode, Rare};
 
 /// The tree that the records are made to describe.
 #[derive(Debug)]
@@ -142,7 +142,7 @@ impl Tree {
             acl: None,
             default_acl: None,
             has_xattrs: false,
-            names: None,
+            rare: Rare::default(),
         };
         self.nodes.insert(ino, Box::new(Node { inode, place: Place::Nowhere }));
     }

@@ -60,6 +60,8 @@ pub struct Harness {
     pub expired: Vec<ClientId>,
     /// To whom answers have gone, and to which requests.
     pub answered: Vec<(ClientId, u64)>,
+    /// What it has said for the log.
+    pub remarks: Vec<String>,
     /// What the machine wants to tell other ranks.
     pub peers: Vec<(Rank, PeerMessage)>,
     /// Answers with sessions of several clients, whose numbers may be alike.
@@ -129,6 +131,7 @@ impl Harness {
             entered: Vec::new(),
             expired: Vec::new(),
             answered: Vec::new(),
+            remarks: Vec::new(),
             peers: Vec::new(),
             replies: None,
             queued: 0,
@@ -219,6 +222,7 @@ impl Harness {
         self.expired.extend(out.expired);
         self.revocations.extend(out.revocations);
         self.peers.extend(out.peers);
+        self.remarks.extend(out.remarks);
         if let Some(replies) = &mut self.replies {
             replies.extend(out.replies);
             out.replies = Vec::new();

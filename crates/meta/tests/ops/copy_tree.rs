@@ -47,6 +47,37 @@ fn set_xattr(fs: &mut Harness, ino: Ino, key: &str) {
     fs.ask(Request::SetXattr { ino, name, value, mode, kill_sgid: false }).unwrap();
 }
 
+/// What a directory's policy is, as TOML.
+fn policy(fs: &mut Harness, path: &str) -> String {
+    let ino = fs.walk(path).unwrap();
+    match fs.ask(Request::GetXattr { ino, name: (*b"user.espalier.policy").into() }) {
+        Ok(Reply::Bytes(text)) => String::from_utf8(text).unwrap(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn policies_are_kept_where_attributes_are_and_inherited_otherwise() {
+    everywhere(|fs| {
+        grow(fs);
+        for (path, setting, value) in
+            [("a/sub", "dist_name", "basic"), ("b", "num_dfiles", "2"), ("b", "dist_params", "strip_size:1M")]
+        {
+            let (ino, mode) = (fs.walk(path).unwrap(), XattrMode::Any);
+            let (name, value) =
+                (format!("user.espalier.{setting}").into_bytes().into(), value.as_bytes().into());
+            fs.ask(Request::SetXattr { ino, name, value, mode, kill_sgid: false }).unwrap();
+        }
+        let inherited = policy(fs, "b");
+        copy(fs, &ROOT_CALLER, ("a", "b"), false).unwrap();
+        assert_eq!(policy(fs, "b/sub"), inherited);
+        fs.mkdir("b/kept");
+        copy(fs, &ROOT_CALLER, ("a", "b/kept"), true).unwrap();
+        assert_eq!(policy(fs, "b/kept/empty"), inherited);
+        assert_eq!(policy(fs, "b/kept/sub"), "num_dfiles = 2\ndist_name = \"basic\"\n");
+    });
+}
+
 #[test]
 fn a_tree_is_copied_with_all_below_it() {
     everywhere(|fs| {

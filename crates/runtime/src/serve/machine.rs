@@ -265,7 +265,7 @@ impl Server {
     /// Does all that follows, and what follows from that, until nothing is left to do.
     pub(super) fn settle<'a>(&'a self, mut inner: Locked<'a>, mut turn: Turn) {
         loop {
-            let Routed { waiting, connected, ended, send, peers, streams, io } = inner.front.route();
+            let Routed { waiting, connected, ended, send, peers, remarks, streams, io } = inner.front.route();
             for (client, id, waiting) in waiting {
                 if let Some(span) = inner.spans.get_mut(&(client, id)) {
                     span.resume(turn);
@@ -276,6 +276,9 @@ impl Server {
                 if let Some(tell) = inner.connecting.remove(&client) {
                     let _ = tell.send(connected);
                 }
+            }
+            for remark in remarks {
+                tracing::warn!("{remark}");
             }
             for client in ended {
                 tracing::info!(

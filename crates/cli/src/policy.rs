@@ -1,0 +1,189 @@
+//! `espalier policy` and `espalier layout`: what directories want of their files, and where a file's bytes lie. A mounted file
+//! system tells both by extended attributes, and is told by them.
+
+use std::fmt::Write;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use espalier_policy::{Key, Policy};
+use rustix::fs::{XattrFlags, getxattr, removexattr, setxattr};
+use rustix::io::Errno;
+use toml::{Table, Value};
+
+use crate::args::{LayoutArgs, PolicyArgs};
+use crate::usage::tell;
+
+const EFFECTIVE: &str = "user.espalier.policy";
+const LAYOUT: &str = "user.espalier.layout";
+
+pub(crate) fn policy(args: &PolicyArgs) -> Result<ExitCode> {
+    let path = &args.path;
+    if !path.is_dir() {
+        bail!(
+            "{} is no directory: `espalier layout` tells of files, which have the policy of the directory that they were made in",
+            path.display()
+        );
+    }
+    let effective = attribute(path, EFFECTIVE)?.with_context(|| not_ours(path))?;
+    let old = own(path)?;
+    let mut new = match &args.file {
+        Some(file) => read(file)?,
+        None => old.clone(),
+    };
+    let unset = args.unset.iter().map(|name| Ok(Key::parse(name)?)).collect::<Result<Vec<_>>>()?;
+    let set = args.set.iter().map(|setting| assignment(setting)).collect::<Result<Vec<_>>>()?;
+    for key in unset.into_iter().chain(set.iter().map(|(key, _)| *key)) {
+        new.unset(key);
+    }
+    for (key, text) in set {
+        new.set(key, text)?;
+    }
+    if !args.changes() {
+        return show(args, &old, &effective);
+    }
+    change(path, &old, &new)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn layout(args: &LayoutArgs) -> Result<ExitCode> {
+    let path = &args.path;
+    if !path.is_file() {
+        bail!("{} is no file: `espalier policy` tells of directories", path.display());
+    }
+    let text = attribute(path, LAYOUT)?.with_context(|| not_ours(path))?;
+    if args.json {
+        let table: Table = toml::from_str(&text)?;
+        return tell(&serde_json::to_value(table)?);
+    }
+    tell(&text.trim_end())
+}
+
+fn not_ours(path: &Path) -> String {
+    format!("{} is not in a mounted Espalier file system", path.display())
+}
+
+/// `KEY=VALUE`.
+fn assignment(text: &str) -> Result<(Key, &str)> {
+    let (name, value) =
+        text.split_once('=').with_context(|| format!("--set takes KEY=VALUE, and not `{text}`"))?;
+    Ok((Key::parse(name)?, value))
+}
+
+/// A policy in a file, as TOML.
+pub(crate) fn read(file: &Path) -> Result<Policy> {
+    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    let table = toml::from_str(&text).with_context(|| format!("{} is no TOML", file.display()))?;
+    from_table(table).with_context(|| format!("{} is no policy", file.display()))
+}
+
+/// # Errors
+/// A setting is unknown, or cannot be what it is.
+pub(crate) fn from_table(table: Table) -> Result<Policy> {
+    let mut policy = Policy::NONE;
+    for (name, value) in table {
+        let text = match value {
+            Value::String(text) => text,
+            Value::Integer(number) => number.to_string(),
+            _ => bail!("{name} is a number or a text in quotes"),
+        };
+        policy.set(Key::parse(&name)?, &text)?;
+    }
+    Ok(policy)
+}
+
+/// What is set on the directory itself.
+fn own(dir: &Path) -> Result<Policy> {
+    let mut policy = Policy::NONE;
+    for key in Key::ALL {
+        if let Some(text) = attribute(dir, &key.attribute())? {
+            policy.set(key, &text)?;
+        }
+    }
+    Ok(policy)
+}
+
+fn change(dir: &Path, old: &Policy, new: &Policy) -> Result<()> {
+    let changed: Vec<Key> = Key::ALL.into_iter().filter(|key| old.get(*key) != new.get(*key)).collect();
+    let refused = |errno: Errno| match errno {
+        Errno::PERM | Errno::ACCESS => {
+            anyhow::anyhow!(
+                "you may not change the policy of {}: it takes the right to write there",
+                dir.display()
+            )
+        }
+        errno => anyhow::Error::new(errno).context(format!("cannot change the policy of {}", dir.display())),
+    };
+    // What goes first is in the way of nothing that comes.
+    for key in &changed {
+        match removexattr(dir, key.attribute()) {
+            Ok(()) | Err(Errno::NODATA) => {}
+            Err(errno) => return Err(refused(errno)),
+        }
+    }
+    for key in changed {
+        if let Some(text) = new.get(key) {
+            setxattr(dir, key.attribute(), text.as_bytes(), XattrFlags::empty()).map_err(refused)?;
+        }
+    }
+    Ok(())
+}
+
+fn show(args: &PolicyArgs, own: &Policy, effective: &str) -> Result<ExitCode> {
+    if args.json {
+        let (own, effective): (Table, Table) = (toml::from_str(&own.to_toml())?, toml::from_str(effective)?);
+        return tell(&serde_json::json!({ "path": args.path, "policy": own, "effective": effective }));
+    }
+    let effective = from_table(toml::from_str(effective)?)?;
+    let mut text = String::new();
+    for key in Key::ALL {
+        let (value, whose) = match (own.get(key), effective.get(key)) {
+            (Some(value), _) => (value, "set here"),
+            (None, Some(value)) => (value, "of the server"),
+            (None, None) => continue,
+        };
+        writeln!(text, "{:<12} {value:<24} {whose}", key.name())?;
+    }
+    if text.is_empty() {
+        text.push_str("nothing is set, here or by the server");
+    }
+    tell(&text.trim_end())
+}
+
+/// `None` if there is no such attribute.
+fn attribute(path: &Path, name: &str) -> Result<Option<String>> {
+    let mut value = vec![0; 65536];
+    match getxattr(path, name, &mut value) {
+        Ok(length) => Ok(Some(String::from_utf8_lossy(&value[..length]).into_owned())),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        Err(errno) => Err(errno).with_context(|| format!("cannot examine {}", path.display())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Policy> {
+        from_table(toml::from_str(text)?)
+    }
+
+    #[test]
+    fn what_is_printed_is_read_again() {
+        let text = "num_dfiles = 3\ndist_name = \"varstrip\"\ndist_params = \"strips:0:64K;1:1M\"\n";
+        assert_eq!(parsed(text).expect("a policy").to_toml(), text);
+        assert!(parsed("").expect("an empty policy").is_empty());
+    }
+
+    #[test]
+    fn what_is_no_policy_is_refused_with_what_would_be() {
+        for (text, why) in [
+            ("dfiles = 3", "there is no setting `dfiles`: there are num_dfiles, dist_name and dist_params"),
+            ("num_dfiles = 0", "num_dfiles is a number of data servers, 1 to 1024, and not `0`"),
+            ("num_dfiles = 2.5", "num_dfiles is a number or a text in quotes"),
+            ("dist_name = \"raid\"", "dist_name is basic, simple_stripe or varstrip, and not `raid`"),
+        ] {
+            assert_eq!(parsed(text).expect_err(text).to_string(), why);
+        }
+    }
+}

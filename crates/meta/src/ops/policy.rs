@@ -1,0 +1,127 @@
+//! Policies of directories as extended attributes, one for each setting.
+
+use alloc::format;
+use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use espalier_policy::{Key, PREFIX};
+use espalier_proto::{Access, Distribution, Errno, Ino, Layout, Reply, XattrMode};
+
+use super::xattr::check_namespace;
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::{Body, Inode};
+use crate::step::Step;
+
+/// An attribute by which a policy, or what has come of it, is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    Setting(Key),
+    /// All settings, also those that are the server's, as TOML.
+    Effective,
+    /// Of a file: where its bytes lie, as TOML.
+    Layout,
+}
+
+impl Wish {
+    pub(super) fn of(name: &[u8]) -> Option<Self> {
+        match core::str::from_utf8(name).ok()?.strip_prefix(PREFIX)? {
+            "policy" => Some(Self::Effective),
+            "layout" => Some(Self::Layout),
+            name => Key::parse(name).ok().map(Self::Setting),
+        }
+    }
+}
+
+/// The settings of a directory by the names of their attributes.
+pub(super) fn attributes(inode: &Inode) -> impl Iterator<Item = String> {
+    let of_dir = Key::ALL.into_iter().filter(|_| inode.is_dir());
+    of_dir.filter(|key| inode.policy().get(*key).is_some()).map(Key::attribute)
+}
+
+impl Meta {
+    pub(super) fn get_wish(&mut self, cx: &mut Cx<'_>, ino: Ino, which: Wish) -> Step<Reply> {
+        let inode = self.state.inode(ino)?;
+        check_namespace(cx, inode, PREFIX.as_bytes(), Access::READ)?;
+        let text = match which {
+            Wish::Setting(key) if inode.is_dir() => inode.policy().get(key),
+            Wish::Setting(_) => None,
+            Wish::Effective => Some(self.effective_policy(inode).to_toml()),
+            Wish::Layout => layout_toml(&inode.body),
+        };
+        self.tell_inode(cx, ino);
+        Ok(Reply::Bytes(text.ok_or(Errno::ENODATA)?.into_bytes()))
+    }
+
+    /// Sets what begins with [`PREFIX`], or with no value removes it. What is refused is said in the log.
+    pub(super) fn set_wish(
+        &mut self,
+        cx: &mut Cx<'_>,
+        dir: Ino,
+        name: &[u8],
+        value: Option<&[u8]>,
+        how: XattrMode,
+    ) -> Step<Reply> {
+        let inode = self.state.inode(dir)?;
+        check_namespace(cx, inode, name, Access::WRITE)?;
+        if matches!(Wish::of(name), Some(Wish::Effective | Wish::Layout)) {
+            return Err(Errno::EPERM.into());
+        }
+        if !inode.is_dir() {
+            return self.refuse_wish(dir, "only directories have policies");
+        }
+        let name = String::from_utf8_lossy(name);
+        let key = match Key::parse(name.strip_prefix(PREFIX).unwrap_or_default()) {
+            Ok(key) => key,
+            Err(error) => return self.refuse_wish(dir, error),
+        };
+        let mut policy = inode.policy().clone();
+        match how {
+            XattrMode::Create if policy.get(key).is_some() => return Err(Errno::EEXIST.into()),
+            XattrMode::Replace if policy.get(key).is_none() => return Err(Errno::ENODATA.into()),
+            _ => {}
+        }
+        match value {
+            Some(value) => {
+                if let Err(error) = policy.set(key, &String::from_utf8_lossy(value)) {
+                    return self.refuse_wish(dir, error);
+                }
+            }
+            None => policy.unset(key),
+        }
+        let policy = Some(policy).filter(|policy| !policy.is_empty()).map(Arc::new);
+        self.commit(cx, &Event::SetPolicy { dir, policy, time: cx.now })?;
+        Ok(Reply::Done)
+    }
+
+    fn refuse_wish(&mut self, ino: Ino, why: impl core::fmt::Display) -> Step<Reply> {
+        self.remarks.push(format!("the policy of inode {ino} is not changed: {why}"));
+        Err(Errno::EINVAL.into())
+    }
+}
+
+fn layout_toml(body: &Body) -> Option<String> {
+    match body {
+        Body::Stuffed { .. } => Some("place = \"metadata\"\n".into()),
+        Body::Streamed { .. } => Some("place = \"store\"\n".into()),
+        Body::Striped { layout, .. } => Some(striped_toml(layout)),
+        _ => None,
+    }
+}
+
+fn striped_toml(layout: &Layout) -> String {
+    let servers: Vec<String> = layout.servers().iter().map(|server| format!("{server}")).collect();
+    let (name, params) = match layout.distribution() {
+        Distribution::Basic => ("basic", String::new()),
+        Distribution::SimpleStripe { strip } => {
+            ("simple_stripe", format!("dist_params = \"strip_size:{strip}\"\n"))
+        }
+        Distribution::Varstrip { strips } => {
+            let strip = |strip: &espalier_proto::Strip| format!("{}:{}", strip.place, strip.length);
+            let strips: Vec<String> = strips.iter().map(strip).collect();
+            ("varstrip", format!("dist_params = \"strips:{}\"\n", strips.join(";")))
+        }
+    };
+    format!("place = \"data servers\"\nservers = [{}]\ndist_name = \"{name}\"\n{params}", servers.join(", "))
+}

@@ -1,0 +1,166 @@
+//! The distributions of PVFS, and the texts by which it knows them and their parameters.
+
+use alloc::boxed::Box;
+use alloc::string::String;
+use alloc::vec::Vec;
+use core::fmt::{self, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::PolicyError;
+use crate::policy::quoted;
+
+/// By which rule the bytes of a file fall to data servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DistName {
+    /// All to one.
+    Basic,
+    /// Strips of one length, in turn.
+    SimpleStripe,
+    /// Strips of different lengths, in an order that is given.
+    Varstrip,
+}
+
+impl DistName {
+    pub const ALL: [Self; 3] = [Self::Basic, Self::SimpleStripe, Self::Varstrip];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Basic => "basic",
+            Self::SimpleStripe => "simple_stripe",
+            Self::Varstrip => "varstrip",
+        }
+    }
+
+    /// PVFS's own names of two of them end in `_dist`: they mean the same.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let name = text.strip_suffix("_dist").unwrap_or(text);
+        Self::ALL.into_iter().find(|dist| dist.name() == name)
+    }
+}
+
+impl fmt::Display for DistName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The parameters of a distribution, as somebody has written them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct DistParams {
+    text: Box<str>,
+    params: Params,
+}
+
+/// What [`DistParams`] say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Params {
+    /// Of simple_stripe: bytes of a strip, 1 byte to 1 GiB.
+    StripSize(u64),
+    /// Of varstrip: at least one strip.
+    Strips(Vec<Strip>),
+}
+
+/// One of the strips of varstrip. After the last the first follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Strip {
+    /// Which of the data servers, counted from 0.
+    pub server: u16,
+    /// Bytes, 1 to 1 GiB.
+    pub size: u64,
+}
+
+impl DistParams {
+    const MAX_LENGTH: usize = 1024;
+    const MAX_SIZE: u64 = 1 << 30;
+
+    /// # Errors
+    /// They are no parameters of any distribution.
+    pub fn parse(text: &str) -> Result<Self, PolicyError> {
+        let params = if text.len() > Self::MAX_LENGTH { None } else { parse(text) };
+        match params {
+            Some(params) => Ok(Self { text: text.into(), params }),
+            None => Err(PolicyError::DistParams(quoted(text))),
+        }
+    }
+
+    pub fn params(&self) -> &Params {
+        &self.params
+    }
+
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The distribution that they are of.
+    pub fn of(&self) -> DistName {
+        match self.params {
+            Params::StripSize(_) => DistName::SimpleStripe,
+            Params::Strips(_) => DistName::Varstrip,
+        }
+    }
+}
+
+impl From<Params> for DistParams {
+    fn from(params: Params) -> Self {
+        Self { text: params_text(&params).into(), params }
+    }
+}
+
+impl TryFrom<String> for DistParams {
+    type Error = PolicyError;
+    fn try_from(text: String) -> Result<Self, PolicyError> {
+        Self::parse(&text)
+    }
+}
+
+impl From<DistParams> for String {
+    fn from(params: DistParams) -> Self {
+        params.text.into()
+    }
+}
+
+fn params_text(params: &Params) -> String {
+    let mut text = String::new();
+    // Nothing that is written to memory fails.
+    let _ = match params {
+        Params::StripSize(size) => write!(text, "strip_size:{size}"),
+        Params::Strips(strips) => strips.iter().enumerate().try_for_each(|(at, Strip { server, size })| {
+            write!(text, "{}{server}:{size}", if at == 0 { "strips:" } else { ";" })
+        }),
+    };
+    text
+}
+
+fn parse(text: &str) -> Option<Params> {
+    match text.split_once(':')? {
+        ("strip_size", size) => Some(Params::StripSize(parse_size(size)?)),
+        ("strips", strips) => {
+            // The last may be followed by a semicolon, as in PVFS.
+            let strips = strips.strip_suffix(';').unwrap_or(strips);
+            Some(Params::Strips(strips.split(';').map(parse_strip).collect::<Option<_>>()?))
+        }
+        _ => None,
+    }
+}
+
+fn parse_strip(text: &str) -> Option<Strip> {
+    let (server, size) = text.split_once(':')?;
+    let server = parse_number(server)?.try_into().ok()?;
+    Some(Strip { server, size: parse_size(size)? })
+}
+
+/// As `65536`, `64K`, `1M` or `1G`.
+fn parse_size(text: &str) -> Option<u64> {
+    let units = [(['k', 'K'], 10), (['m', 'M'], 20), (['g', 'G'], 30)];
+    let unit = units.into_iter().find_map(|(unit, bits)| Some((text.strip_suffix(unit)?, bits)));
+    let (number, bits) = unit.unwrap_or((text, 0));
+    let size = parse_number(number)?.checked_mul(1 << bits)?;
+    Some(size).filter(|size| (1..=DistParams::MAX_SIZE).contains(size))
+}
+
+/// Decimal digits alone.
+pub(crate) fn parse_number(text: &str) -> Option<u64> {
+    if text.bytes().all(|byte| byte.is_ascii_digit()) { text.parse().ok() } else { None }
+}

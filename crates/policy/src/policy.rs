@@ -1,0 +1,215 @@
+use alloc::string::{String, ToString};
+use alloc::vec::Vec;
+use core::num::NonZeroU16;
+
+use serde::{Deserialize, Serialize};
+
+use crate::distribution::{DistName, DistParams, parse_number};
+
+/// What the names of settings begin with as extended attributes.
+pub const PREFIX: &str = "user.espalier.";
+/// A file lies on at most so many data servers.
+pub const MAX_DFILES: u16 = 1024;
+
+/// Which setting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Key {
+    NumDfiles,
+    DistName,
+    DistParams,
+}
+
+impl Key {
+    /// In the order in which they can be set one after the other.
+    pub const ALL: [Self; 3] = [Self::NumDfiles, Self::DistName, Self::DistParams];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NumDfiles => "num_dfiles",
+            Self::DistName => "dist_name",
+            Self::DistParams => "dist_params",
+        }
+    }
+
+    /// # Errors
+    /// There is no such setting.
+    pub fn parse(name: &str) -> Result<Self, PolicyError> {
+        Self::ALL.into_iter().find(|key| key.name() == name).ok_or_else(|| PolicyError::Unknown(quoted(name)))
+    }
+
+    /// The extended attribute.
+    pub fn attribute(self) -> String {
+        [PREFIX, self.name()].concat()
+    }
+}
+
+/// What a setting says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Setting {
+    NumDfiles(NonZeroU16),
+    DistName(DistName),
+    DistParams(DistParams),
+}
+
+/// What is wanted of the files of a directory. It is encoded as the list of its settings, so that policies of before there was
+/// some setting stay what they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Vec<Setting>", into = "Vec<Setting>")]
+pub struct Policy {
+    num_dfiles: Option<NonZeroU16>,
+    dist_name: Option<DistName>,
+    dist_params: Option<DistParams>,
+}
+
+/// What a policy cannot say.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PolicyError {
+    #[error("there is no setting `{0}`: there are num_dfiles, dist_name and dist_params")]
+    Unknown(String),
+    #[error("num_dfiles is a number of data servers, 1 to {MAX_DFILES}, and not `{0}`")]
+    NumDfiles(String),
+    #[error("dist_name is basic, simple_stripe or varstrip, and not `{0}`")]
+    DistName(String),
+    #[error(
+        "dist_params are `strip_size:SIZE` for simple_stripe, or `strips:SERVER:SIZE;SERVER:SIZE...` for varstrip, at most 1024 \
+         bytes, each SIZE 1 to 1G as in 65536 or 64K, and not `{0}`"
+    )]
+    DistParams(String),
+    #[error("dist_params `{params}` do not go with dist_name {name}: remove one of them first")]
+    Mismatch { name: DistName, params: String },
+}
+
+/// For people: as much of what somebody has written as a log can bear.
+pub(crate) fn quoted(text: &str) -> String {
+    text.chars().take(80).flat_map(char::escape_debug).collect()
+}
+
+impl Policy {
+    /// It says nothing.
+    pub const NONE: Self = Self { num_dfiles: None, dist_name: None, dist_params: None };
+
+    pub fn is_empty(&self) -> bool {
+        *self == Self::NONE
+    }
+
+    /// As an extended attribute shows it.
+    pub fn get(&self, key: Key) -> Option<String> {
+        match key {
+            Key::NumDfiles => self.num_dfiles.map(|number| number.to_string()),
+            Key::DistName => self.dist_name.map(|name| name.to_string()),
+            Key::DistParams => self.dist_params.as_ref().map(|params| params.text().into()),
+        }
+    }
+
+    /// # Errors
+    /// The setting cannot be this, or not with the others. Nothing has changed then.
+    pub fn set(&mut self, key: Key, text: &str) -> Result<(), PolicyError> {
+        let setting = match key {
+            Key::NumDfiles => {
+                let number = parse_number(text).and_then(|number| u16::try_from(number).ok());
+                let number = number.and_then(NonZeroU16::new).filter(|number| number.get() <= MAX_DFILES);
+                Setting::NumDfiles(number.ok_or_else(|| PolicyError::NumDfiles(quoted(text)))?)
+            }
+            Key::DistName => {
+                Setting::DistName(DistName::parse(text).ok_or_else(|| PolicyError::DistName(quoted(text)))?)
+            }
+            Key::DistParams => Setting::DistParams(DistParams::parse(text)?),
+        };
+        self.put(setting)
+    }
+
+    fn put(&mut self, setting: Setting) -> Result<(), PolicyError> {
+        let mut new = self.clone();
+        match setting {
+            Setting::NumDfiles(number) => new.num_dfiles = Some(number),
+            Setting::DistName(name) => new.dist_name = Some(name),
+            Setting::DistParams(params) => new.dist_params = Some(params),
+        }
+        if let (Some(name), Some(params)) = (new.dist_name, &new.dist_params)
+            && params.of() != name
+        {
+            return Err(PolicyError::Mismatch { name, params: params.text().into() });
+        }
+        *self = new;
+        Ok(())
+    }
+
+    pub fn unset(&mut self, key: Key) {
+        match key {
+            Key::NumDfiles => self.num_dfiles = None,
+            Key::DistName => self.dist_name = None,
+            Key::DistParams => self.dist_params = None,
+        }
+    }
+
+    /// With what it does not say taken from another. A distribution goes with its parameters: they are taken together, or not.
+    #[must_use]
+    pub fn or(&self, other: &Self) -> Self {
+        let mut policy = self.clone();
+        policy.num_dfiles = self.num_dfiles.or(other.num_dfiles);
+        match (self.distribution(), other.distribution()) {
+            (None, _) => {
+                (policy.dist_name, policy.dist_params) = (other.dist_name, other.dist_params.clone())
+            }
+            (Some(own), Some(theirs)) if own == theirs && self.dist_params.is_none() => {
+                policy.dist_params.clone_from(&other.dist_params);
+            }
+            _ => {}
+        }
+        policy
+    }
+
+    /// With the distribution named that its parameters are of.
+    #[must_use]
+    pub fn explicit(mut self) -> Self {
+        self.dist_name = self.distribution();
+        self
+    }
+
+    pub fn num_dfiles(&self) -> Option<u16> {
+        self.num_dfiles.map(NonZeroU16::get)
+    }
+
+    /// Parameters alone say which it is.
+    pub fn distribution(&self) -> Option<DistName> {
+        self.dist_name.or(self.dist_params.as_ref().map(DistParams::of))
+    }
+
+    pub fn dist_params(&self) -> Option<&DistParams> {
+        self.dist_params.as_ref()
+    }
+
+    /// As TOML.
+    pub fn to_toml(&self) -> String {
+        let line = |key: Key| {
+            let text = self.get(key)?;
+            // No text needs escapes.
+            let quote = if key == Key::NumDfiles { "" } else { "\"" };
+            Some([key.name(), " = ", quote, &text, quote, "\n"].concat())
+        };
+        Key::ALL.into_iter().filter_map(line).collect()
+    }
+}
+
+impl From<Policy> for Vec<Setting> {
+    fn from(policy: Policy) -> Self {
+        let Policy { num_dfiles, dist_name, dist_params } = policy;
+        let settings = [
+            num_dfiles.map(Setting::NumDfiles),
+            dist_name.map(Setting::DistName),
+            dist_params.map(Setting::DistParams),
+        ];
+        settings.into_iter().flatten().collect()
+    }
+}
+
+impl TryFrom<Vec<Setting>> for Policy {
+    type Error = PolicyError;
+    fn try_from(settings: Vec<Setting>) -> Result<Self, PolicyError> {
+        let mut policy = Self::default();
+        for setting in settings {
+            policy.put(setting)?;
+        }
+        Ok(policy)
+    }
+}

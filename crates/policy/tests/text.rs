@@ -1,0 +1,148 @@
+//! The texts of policies: whatever can be said is read as it is written, kept, and inherited; anything else is refused.
+#![allow(clippy::unwrap_used)]
+
+use espalier_policy::{DistName, Key, Params, Policy, PolicyError, Setting};
+
+fn policy(settings: &[(Key, &str)]) -> Policy {
+    let mut policy = Policy::NONE;
+    settings.iter().for_each(|(key, text)| policy.set(*key, text).unwrap());
+    policy
+}
+
+/// Some text that means something, or nearly so.
+fn text(rng: &mut fastrand::Rng) -> String {
+    const PIECES: [&str; 18] = [
+        "strips:",
+        "strip_size:",
+        "0",
+        "1",
+        "7",
+        "64",
+        "1024",
+        "65536",
+        "K",
+        "M",
+        "G",
+        ":",
+        ";",
+        "basic",
+        "simple_stripe",
+        "varstrip",
+        "_dist",
+        " ",
+    ];
+    (0..rng.usize(1..7)).map(|_| PIECES[rng.usize(..PIECES.len())]).collect()
+}
+
+#[test]
+fn what_is_taken_is_told_and_kept_and_what_is_refused_changes_nothing() {
+    let mut rng = fastrand::Rng::with_seed(7);
+    let (mut taken, mut refused, mut policy) = (0, 0, Policy::NONE);
+    for _ in 0..200_000 {
+        let (key, text) = (Key::ALL[rng.usize(..3)], text(&mut rng));
+        let before = policy.clone();
+        if rng.u8(..4) == 0 {
+            policy.unset(key);
+            assert_eq!(policy.get(key), None);
+        }
+        let others = |policy: &Policy| Key::ALL.map(|one| policy.get(one).filter(|_| one != key));
+        match policy.set(key, &text) {
+            Ok(()) => {
+                taken += 1;
+                let told = policy.get(key).unwrap();
+                let same = told == text.trim_start_matches('0') || format!("{told}_dist") == text;
+                assert!(same || told == text, "{text} is told as {told}");
+                assert_eq!(others(&policy), others(&before));
+            }
+            Err(_) => {
+                refused += 1;
+                assert_eq!(others(&policy), others(&before));
+            }
+        }
+        let bytes = postcard::to_allocvec(&policy).unwrap();
+        assert_eq!(postcard::from_bytes::<Policy>(&bytes).unwrap(), policy);
+        assert_eq!(policy.is_empty(), policy.to_toml().is_empty());
+    }
+    assert!(taken > 5_000 && refused > 5_000, "{taken} {refused}");
+}
+
+#[test]
+fn parameters_say_what_pvfs_says() {
+    let params = |text: &str| policy(&[(Key::DistParams, text)]).dist_params().unwrap().params().clone();
+    assert_eq!(params("strip_size:65536"), Params::StripSize(65536));
+    assert_eq!(params("strip_size:64K"), Params::StripSize(65536));
+    let Params::Strips(strips) = params("strips:0:128K;1:64k;0:1;") else { panic!() };
+    let strips: Vec<_> = strips.iter().map(|strip| (strip.server, strip.size)).collect();
+    assert_eq!(strips, [(0, 131_072), (1, 65_536), (0, 1)]);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let refused = |key, text: &str| Policy::NONE.clone().set(key, text).unwrap_err();
+    for number in ["", "0", "-1", "+1", " 1", "1025", "65537", "1x", "18446744073709551617"] {
+        assert_eq!(refused(Key::NumDfiles, number), PolicyError::NumDfiles(number.into()));
+    }
+    for name in ["", "Basic", "twod_stripe", "_dist", "basic_dist_dist"] {
+        assert_eq!(refused(Key::DistName, name), PolicyError::DistName(name.into()));
+    }
+    for params in [
+        "",
+        "strips",
+        "strips:",
+        "strips:;",
+        "strips:0",
+        "strips:0:",
+        "strips:0:0",
+        "strips:0:1;;1:1",
+        "strips:65536:1",
+        "strips:0:2G",
+        "strip_size:",
+        "strip_size:0",
+        "strip_size:1025M",
+        "strip_size:99999999999999999999",
+        "strip_size:1T",
+        "size:1",
+    ] {
+        assert_eq!(refused(Key::DistParams, params), PolicyError::DistParams(params.into()));
+    }
+    let long = format!("strips:{}", "0:1;".repeat(300));
+    assert!(matches!(refused(Key::DistParams, &long), PolicyError::DistParams(text) if text.len() == 80));
+    assert_eq!(
+        Key::parse("no\nkey"),
+        Err(PolicyError::Unknown(r"no\nkey".into())),
+        "logs have a line for each"
+    );
+    // A record that is damaged.
+    let setting = |key, text| Vec::from(policy(&[(key, text)])).remove(0);
+    let wrong: Vec<Setting> = vec![setting(Key::DistName, "basic"), setting(Key::DistParams, "strip_size:1")];
+    assert!(postcard::from_bytes::<Policy>(&postcard::to_allocvec(&wrong).unwrap()).is_err());
+}
+
+#[test]
+fn a_distribution_and_its_parameters_go_together() {
+    let mut varstrip = policy(&[(Key::DistParams, "strips:0:64K;1:1M")]);
+    assert_eq!(varstrip.distribution(), Some(DistName::Varstrip), "they name it");
+    let mismatch = varstrip.set(Key::DistName, "simple_stripe").unwrap_err().to_string();
+    assert_eq!(
+        mismatch,
+        "dist_params `strips:0:64K;1:1M` do not go with dist_name simple_stripe: remove one of them first"
+    );
+    varstrip.set(Key::DistName, "varstrip_dist").unwrap();
+    assert!(varstrip.set(Key::DistParams, "strip_size:1").is_err());
+}
+
+#[test]
+fn what_is_not_said_is_taken_from_elsewhere() {
+    let server = policy(&[
+        (Key::NumDfiles, "8"),
+        (Key::DistName, "simple_stripe"),
+        (Key::DistParams, "strip_size:64K"),
+    ]);
+    let with = |settings: &[(Key, &str)]| policy(settings).or(&server).explicit().to_toml();
+    let all = "num_dfiles = 8\ndist_name = \"simple_stripe\"\ndist_params = \"strip_size:64K\"\n";
+    assert_eq!(with(&[]), all);
+    assert_eq!(with(&[(Key::DistName, "simple_stripe")]), all);
+    assert_eq!(with(&[(Key::NumDfiles, "2")]), all.replace('8', "2"));
+    assert_eq!(with(&[(Key::DistParams, "strip_size:1M")]), all.replace("64K", "1M"));
+    assert_eq!(with(&[(Key::DistName, "basic")]), "num_dfiles = 8\ndist_name = \"basic\"\n");
+}

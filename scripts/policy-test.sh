@@ -1,0 +1,84 @@
+#!/bin/bash
+# policy-test.sh: policies of directories on a mount without servers: what the mount decides, what is set, inherited, copied and kept by
+# kills; what is refused, and where that is said. What comes of them on data servers is in cluster-data-test.sh.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${TARGET:-target}/release/espalier")
+work=$(mktemp -d)
+store=$work/store mnt=$work/mnt
+chmod 755 "$work" # others look into the mount, too
+mkdir "$mnt"
+cleanup() {
+    "$bin" umount --force "$mnt" 2> /dev/null || umount -l "$mnt" 2> /dev/null || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+fail() {
+    echo "policy-test: $*" >&2
+    exit 1
+}
+
+# refused TEXT COMMAND...: it fails, and says so.
+refused() {
+    local text=$1
+    shift
+    if "$@" > "$work/said" 2>&1; then fail "$* succeeds"; fi
+    grep -qF -- "$text" "$work/said" || fail "$* does not say '$text': $(cat "$work/said")"
+}
+
+# is WHAT WANTED
+is() {
+    [ "$1" = "$2" ] || fail "'$1' instead of '$2'"
+}
+
+# policy DIR WHAT: "policy" is what is set there, "effective" what holds.
+policy() {
+    "$bin" policy "$1" --json | jq -c ".$2"
+}
+
+printf 'num_dfiles = 4\ndist_name = "simple_stripe"\n' > "$work/default.toml"
+printf 'num_dfiles = 4\nstrip = "64K"\n' > "$work/wrong.toml"
+"$bin" mkfs --journal 4M "$store" > /dev/null
+refused 'there is no setting `strip`' "$bin" mount "$store" "$mnt" -o "policy=$work/wrong.toml"
+refused 'cannot read' "$bin" mount "$store" "$mnt" -o "policy=$work/none.toml"
+"$bin" mount "$store" "$mnt" -o "policy=$work/default.toml"
+
+mkdir "$mnt/dir"
+is "$(policy "$mnt/dir" policy)" '{}'
+is "$(policy "$mnt/dir" effective)" '{"dist_name":"simple_stripe","num_dfiles":4}'
+"$bin" policy "$mnt/dir" --set num_dfiles=2 --set dist_params=strip_size:1M
+own='{"dist_params":"strip_size:1M","num_dfiles":2}'
+mkdir -p "$mnt/dir/a/b"
+is "$(policy "$mnt/dir/a/b" policy)" "$own"
+cp -a "$mnt/dir/a" "$mnt/copied"
+"$bin" cp -a "$mnt/dir/a" "$mnt/cloned"
+is "$(policy "$mnt/copied/b" policy)" "$own"
+is "$(policy "$mnt/cloned/b" policy)" "$own"
+"$bin" cp -r "$mnt/dir/a" "$mnt/plain"
+is "$(policy "$mnt/plain/b" policy)" '{}'
+"$bin" policy "$mnt/dir/a" --set dist_name=basic --unset dist_params
+is "$(policy "$mnt/dir/a" policy)" '{"dist_name":"basic","num_dfiles":2}'
+"$bin" policy "$mnt/dir/a" | grep -q '^dist_name  *basic  *set here'
+echo bytes > "$mnt/dir/file"
+is "$("$bin" layout "$mnt/dir/file")" 'place = "metadata"'
+is "$(getfattr -d -m - "$mnt/dir/file")" ''
+
+refused 'dist_params `strip_size:1M` do not go with dist_name basic' "$bin" policy "$mnt/dir/a" --set dist_params=strip_size:1M
+refused 'is no directory' "$bin" policy "$mnt/dir/file"
+refused 'is no file' "$bin" layout "$mnt/dir"
+refused 'not in a mounted Espalier file system' "$bin" policy "$work"
+refused 'Invalid argument' setfattr -n user.espalier.num_dfiles -v 2 "$mnt/dir/file"
+grep -q 'only directories have policies' "$store/log" || fail 'the log does not say why'
+refused 'you may not change the policy' setpriv --reuid 1234 --clear-groups "$bin" policy "$mnt/dir" --unset num_dfiles
+
+sync "$mnt/dir/file"
+pid=$("$bin" status "$mnt" --json | jq .pid)
+kill -9 "$pid"
+umount -l "$mnt"
+"$bin" mount "$store" "$mnt"
+is "$(policy "$mnt/dir" effective)" '{"dist_name":"simple_stripe","dist_params":"strip_size:1M","num_dfiles":2}'
+"$bin" policy "$mnt/dir" --file /dev/null
+is "$(policy "$mnt/dir" effective)" '{}'
+"$bin" umount "$mnt"
+"$bin" fsck "$store" > /dev/null
+echo 'policy-test: passed'
