@@ -24,7 +24,8 @@ pub struct Config {
     pub acknowledge: Acknowledge,
     pub read_only: bool,
     pub atime: Atime,
-    /// Commit coalescing's watermarks, low and high, in operations.
+    /// Commit coalescing's watermarks, low and high, in operations; a high one of 1: each
+    /// change is committed by itself, as in the paper's baseline.
     pub watermarks: (usize, usize),
     /// Bytes.
     pub journal_capacity: u64,

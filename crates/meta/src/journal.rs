@@ -71,6 +71,8 @@ pub(crate) struct Journal {
     written: u64,
     /// What waits for its event to be durable, in the order of these. This is the coalescing queue.
     held: VecDeque<(u64, Held)>,
+    /// Where in `frame` changes end that are committed each by itself, and their last events.
+    commits: VecDeque<(usize, u64)>,
     /// What waits for its event to be written.
     unwritten: VecDeque<(u64, Held)>,
     /// Where the journal ends, as far as the driver has told.
@@ -120,6 +122,7 @@ impl Journal {
             durable: sequence,
             written: sequence,
             held: VecDeque::new(),
+            commits: VecDeque::new(),
             unwritten: VecDeque::new(),
             end,
             used,
@@ -147,6 +150,13 @@ impl Journal {
     pub(crate) fn hold_answer(&mut self, durable: bool, changed: bool, answer: Held) -> Option<Held> {
         if self.last > self.durable && (durable || (changed && self.acknowledge == Acknowledge::Durable)) {
             self.hold(self.last, answer);
+            let is_alone = self.high_watermark <= 1 && self.acknowledge == Acknowledge::Durable;
+            if is_alone
+                && !self.frame.is_empty()
+                && self.commits.back().is_none_or(|(_, last)| *last < self.last)
+            {
+                self.commits.push_back((self.frame.len(), self.last));
+            }
             None
         } else if self.acknowledge == Acknowledge::Written {
             self.hold_written(answer)
@@ -213,11 +223,25 @@ impl Journal {
                 return None;
             }
         }
-        let frame = core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare));
-        self.in_flight = Some(InFlight { last: self.last, sync, bytes: frame.len() as u64 });
-        self.unsynced &= !sync;
+        let (frame, last) = self.take_frame();
+        self.in_flight = Some(InFlight { last, sync, bytes: frame.len() as u64 });
+        self.unsynced &= !sync || last < self.last;
         self.syncs += u64::from(sync);
         Some((frame, sync))
+    }
+
+    /// All events that have not been handed out; or those of one change, if each is committed by itself. And the last of them.
+    fn take_frame(&mut self) -> (Vec<u8>, u64) {
+        let mut rest = core::mem::take(&mut self.spare);
+        let Some((end, last)) = self.commits.pop_front().filter(|(end, _)| *end < self.frame.len()) else {
+            return (core::mem::replace(&mut self.frame, rest), self.last);
+        };
+        rest.extend_from_slice(&(last + 1).to_le_bytes());
+        let begin = rest.len();
+        rest.extend_from_slice(&self.frame[end..]);
+        self.commits.iter_mut().for_each(|(other, _)| *other = *other - end + begin);
+        self.frame.truncate(end);
+        (core::mem::replace(&mut self.frame, rest), last)
     }
 
     /// Whether all that is written is to be synced now.
@@ -377,6 +401,30 @@ mod tests {
         assert_eq!(journal.appended(Ok((Position(10), 10))).len(), 1);
         assert!(journal.next_frame(0, false).is_some());
         assert_eq!(journal.appended(Ok((Position(20), 20))).len(), 2);
+    }
+
+    #[test]
+    fn without_coalescing_each_operation_has_a_commit_of_its_own() {
+        let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 1), Acknowledge::Durable);
+        let reply = |id| Held::Reply(ClientId(1), RequestId(id), Ok(Reply::Done), Promise::default());
+        for sequence in [1, 3, 5] {
+            journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
+            journal.append(sequence + 1, &Event::Purge { ino: Ino(sequence + 1) });
+            assert!(journal.hold_answer(false, true, reply(sequence)).is_none());
+        }
+        // This one has changed nothing, and waits for the last.
+        assert!(journal.hold_answer(true, false, reply(7)).is_none());
+        let mut whole = Vec::new();
+        for (first, answers) in [(1_u64, 1), (3, 1), (5, 2)] {
+            let (frame, sync) = journal.next_frame(9, false).unwrap();
+            assert!(sync && frame[..8] == first.to_le_bytes(), "{frame:?}");
+            whole.extend_from_slice(&frame[8..]);
+            assert_eq!(journal.appended(Ok((Position(first), 10))).len(), answers);
+        }
+        let mut events = Vec::new();
+        (1..=6).for_each(|ino| Event::Purge { ino: Ino(ino) }.encode(&mut events));
+        assert_eq!(whole, events);
+        assert!(journal.next_frame(0, true).is_none() && journal.is_quiet());
     }
 
     #[test]
