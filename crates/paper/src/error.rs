@@ -13,7 +13,7 @@ pub enum PaperError {
     #[error(transparent)]
     Scenario(#[from] ScenarioError),
     #[error(transparent)]
-    Run(#[from] RunError),
+    Run(Box<RunError>),
     #[error("cannot start servers: {0}")]
     Cluster(String),
     #[error("{}: {cause}", path.display())]
@@ -31,4 +31,10 @@ pub enum PaperError {
     Failed { kind: &'static str, errno: Errno },
     #[error("nothing was measured of {0}")]
     Nothing(&'static str),
+}
+
+impl From<RunError> for PaperError {
+    fn from(error: RunError) -> Self {
+        Self::Run(Box::new(error))
+    }
 }

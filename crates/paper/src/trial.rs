@@ -44,9 +44,12 @@ impl Trial {
         let (mut tally, saboteur) = (Tally::default(), &mut ());
         let mut world = World::new(&self.scenario, &mut tally, saboteur)?;
         (self.crews)(&self.scenario).into_iter().for_each(|crew| world.add_processes(crew));
-        while !world.go_on(STEP)?.is_over {
+        loop {
             if setting.stop.load(Ordering::Relaxed) {
                 return Err(PaperError::Stopped);
+            }
+            if world.go_on(STEP)?.is_over {
+                break;
             }
         }
         drop(world);
