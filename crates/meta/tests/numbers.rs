@@ -62,3 +62,15 @@ fn numbers_do_not_come_again_after_losses_of_power() {
     // In the first round there is nothing yet.
     assert!(lost > 1, "nothing was lost: this shows nothing");
 }
+
+#[test]
+fn who_only_has_everything_written_out_reserves_nothing() {
+    let mut fs = Harness::with(Config { session_ms: Some(u32::MAX), ..config() });
+    let record = |fs: &Harness| fs.disk.store().get(ObjectId::SUPER, b"").unwrap();
+    let before = record(&fs);
+    for _ in 0..2 {
+        fs.drain();
+        assert_eq!(record(&fs), before);
+        fs = fs.crash();
+    }
+}
