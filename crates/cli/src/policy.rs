@@ -85,7 +85,8 @@ pub(crate) fn from_table(table: Table) -> Result<Policy> {
         let text = match value {
             Value::String(text) => text,
             Value::Integer(number) => number.to_string(),
-            _ => bail!("{name} is a number or a text in quotes"),
+            Value::Boolean(on) => on.to_string(),
+            _ => bail!("{name} is a number, true, false, or a text in quotes"),
         };
         policy.set(Key::parse(&name)?, &text)?;
     }

@@ -202,13 +202,7 @@ impl Client {
             Call::Write { ino, offset, ref data, kill_suid_gid } => {
                 Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid })
             }
-            Call::Allocate { ino, mode, .. } if streamed(ino) => {
-                if mode.contains(AllocateMode::KEEP_SIZE) {
-                    to_stream(call)
-                } else {
-                    extend(call)
-                }
-            }
+            Call::Allocate { ino, .. } if streamed(ino) => extend(call),
             Call::Allocate { ino, offset, length, mode } => {
                 Next::Ask(Request::Allocate { ino, offset, length, mode })
             }
@@ -377,6 +371,7 @@ const MAX_COPY_BYTES: u64 = 1 << 30;
 fn extend(call: &Call<'_>) -> Next {
     let (ino, offset, length, from) = match *call {
         Call::Write { ino, offset, ref data, .. } => (ino, offset, data.len() as u64, None),
+        Call::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => (ino, 0, 0, None),
         Call::Allocate { ino, offset, length, .. } => (ino, offset, length, None),
         Call::Copy { from, from_offset, to, to_offset, length } => {
             (to, to_offset, length.min(MAX_COPY_BYTES), Some((from, from_offset)))

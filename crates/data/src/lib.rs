@@ -350,6 +350,11 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
         | DataRequest::Truncate { ino, .. }
         | DataRequest::SetMtime { ino, .. }
         | DataRequest::Remove { ino } => Some((*ino, Use::Alone)),
-        DataRequest::Stat { .. } | DataRequest::New | DataRequest::Space | DataRequest::Admit { .. } => None,
+        DataRequest::Stat { .. }
+        | DataRequest::Precreate { .. }
+        | DataRequest::Discard { .. }
+        | DataRequest::New
+        | DataRequest::Space
+        | DataRequest::Admit { .. } => None,
     }
 }

@@ -194,6 +194,8 @@ fn clients_do_what_their_capabilities_say() {
         DataRequest::Truncate { ino: FILE, size: 0 },
         DataRequest::Remove { ino: FILE },
         DataRequest::Sync { ino: FILE },
+        DataRequest::Precreate { inos: vec![FILE] },
+        DataRequest::Discard { inos: vec![FILE] },
         DataRequest::New,
         DataRequest::Admit { below: 1, live: vec![] },
     ]
@@ -205,7 +207,7 @@ fn clients_do_what_their_capabilities_say() {
     let message = ToData { id: RequestId(20), request: write(1), capability: None };
     server.data.on(Input::Request { from: CLIENT, connection: 9, message }, &mut server.out);
     assert_eq!(server.out.io.len(), 3);
-    assert_eq!(server.told(), vec![Err(Errno::EACCES); 9]);
+    assert_eq!(server.told(), vec![Err(Errno::EACCES); 11]);
 }
 
 #[test]

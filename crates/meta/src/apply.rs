@@ -37,10 +37,7 @@ impl State {
                 self.apply_create(*dir, name, inode)?;
                 self.put_clone(inode.ino, bytes);
             }
-            Event::TmpFile { inode } => {
-                self.files += 1;
-                self.insert_inode(inode.clone(), Home::Orphan);
-            }
+            Event::TmpFile { inode } => self.insert_new(inode),
             Event::Link { ino, dir, name, time } => self.apply_link(*ino, *dir, name, *time)?,
             Event::Unlink { dir, name, time } => {
                 let (slot, ino) = self.present(*dir, name)?;
@@ -180,6 +177,7 @@ impl State {
             }
             Event::Began => {}
             Event::Reserved { below } => self.reserved = self.reserved.max(*below),
+            Event::Pool { pool } => self.apply_pool(pool),
             Event::Prepared { id, part } => self.apply_prepared(*id, part),
             Event::Decided { id, commit } => self.apply_decided(*id, *commit)?,
             Event::Committed { id, part, ranks } => self.apply_committed(*id, part, ranks)?,
@@ -202,12 +200,20 @@ impl State {
     fn apply_create(&mut self, dir: Ino, name: &Name, inode: &Inode) -> Step<()> {
         self.load_above(dir)?;
         let slot = self.slot(name);
-        self.files += 1;
         self.count(dir, inode.weight(), Usage::default());
-        self.insert_inode(inode.clone(), Home::Orphan);
+        self.insert_new(inode);
         self.put_primary(dir, slot, inode.ino);
         self.entry_added(dir, inode.is_dir(), inode.ctime);
         Ok(())
+    }
+
+    fn insert_new(&mut self, inode: &Inode) {
+        self.files += 1;
+        if inode.layout().is_some() {
+            self.striped.get_or_insert_default();
+        }
+        self.take_from_pool(inode.ino);
+        self.insert_inode(inode.clone(), Home::Orphan);
     }
 
     /// The slot and the inode of a name that must be there; both are loaded.

@@ -246,12 +246,17 @@ impl Check {
             let place = datafiles.layout.servers().iter().position(|one| *one == server)?;
             datafiles.sizes.get_mut(place)
         });
-        match of_file {
-            Some(known) => *known = size,
-            None => {
-                self.find(Some(ino), format!("has a datafile on data server {server} that no file refers to"))
-            }
+        if let Some(known) = of_file {
+            *known = size;
+        } else if !self.is_pooled(ino, server) {
+            self.find(Some(ino), format!("has a datafile on data server {server} that no file refers to"));
         }
+    }
+
+    /// It was made beforehand, and no file has it yet.
+    fn is_pooled(&self, ino: Ino, server: ServerId) -> bool {
+        let pool = self.super_record.iter().flat_map(|record| &record.pool);
+        pool.into_iter().any(|batch| batch.explains(ino, server))
     }
 
     /// After all datafiles of all data servers: compares sizes.

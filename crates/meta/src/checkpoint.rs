@@ -49,7 +49,8 @@ impl Checkpoint {
         let unsettled = state.unsettled.iter().copied().collect();
         let watched = state.watched_places();
         let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());
-        let record = Super { next_ino, files, sequence, journal: end.0, unsettled, watched, striped };
+        let pool = state.pool.clone();
+        let record = Super { next_ino, files, sequence, journal: end.0, unsettled, watched, striped, pool };
         self.goal = Some(Goal { sequence, trim: end, record, complete: false });
         self.next_piece(state)
     }

@@ -10,6 +10,7 @@ use espalier_proto::{ClientId, Ino, Layout, Name, Rank, RequestId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
+use crate::pool::Batch;
 use crate::rank::{Part, TransactionId, Vote};
 use crate::record::{Corrupt, Inode};
 use crate::session::Outcome;
@@ -206,6 +207,10 @@ pub enum Event {
         policy: Option<Arc<Policy>>,
         time: Time,
     },
+    /// These numbers are set aside for files, with datafiles.
+    Pool {
+        pool: Vec<Batch>,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -234,7 +239,7 @@ impl Event {
             Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
             // The event before has changed it.
             Self::Session { .. } | Self::Completed { .. } | Self::Moved { .. } => [None, None],
-            Self::Reserved { .. } => [None, None],
+            Self::Reserved { .. } | Self::Pool { .. } => [None, None],
             // `Meta::append_part` sees to these.
             Self::Began
             | Self::Prepared { .. }

@@ -14,8 +14,13 @@ impl StreamCall {
     /// # Errors
     /// `EFBIG` for a size that no file can have.
     pub fn requests(&self, layouts: &Layouts) -> Result<Vec<(ServerId, DataRequest)>, Errno> {
-        if let Self::Stat(_) | Self::Glance(_) | Self::Measure(_) = self {
-            return Ok(stats(layouts));
+        match self {
+            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) => {
+                return Ok(by_server(layouts, |inos| DataRequest::Stat { inos }));
+            }
+            Self::Precreate => return Ok(by_server(layouts, |inos| DataRequest::Precreate { inos })),
+            Self::Discard => return Ok(by_server(layouts, |inos| DataRequest::Discard { inos })),
+            _ => {}
         }
         let Some((_, layout)) = layouts.first() else { return Ok(Vec::new()) };
         if let Self::Fill { size, .. } | Self::Truncate { size, .. } = self
@@ -33,7 +38,9 @@ impl StreamCall {
 
     fn request(&self, layout: &Layout, place: usize, contents: &mut [Vec<u8>]) -> Option<DataRequest> {
         Some(match *self {
-            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) => return None,
+            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) | Self::Precreate | Self::Discard => {
+                return None;
+            }
             Self::Fill { ino, size, mtime, sync, .. } => {
                 let data = core::mem::take(&mut contents[place]);
                 DataRequest::Fill { ino, data, size: layout.local_size(place, size), mtime, sync }
@@ -89,18 +96,18 @@ impl StreamCall {
 }
 
 /// One request to each server for many files.
-fn stats(layouts: &Layouts) -> Vec<(ServerId, DataRequest)> {
+fn by_server(layouts: &Layouts, request: impl Fn(Vec<Ino>) -> DataRequest) -> Vec<(ServerId, DataRequest)> {
     let mut asked: BTreeMap<ServerId, Vec<Ino>> = BTreeMap::new();
     for (ino, layout) in layouts {
         for server in layout.servers() {
             asked.entry(*server).or_default().push(*ino);
         }
     }
-    let chunks = |(server, inos): (ServerId, Vec<Ino>)| {
-        let chunks = inos.chunks(DataRequest::MAX_INODES).map(<[Ino]>::to_vec).collect::<Vec<_>>();
-        chunks.into_iter().map(move |inos| (server, DataRequest::Stat { inos }))
+    let chunk = |(server, inos): &(ServerId, Vec<Ino>)| {
+        let chunks = inos.chunks(DataRequest::MAX_INODES);
+        chunks.map(|inos| (*server, request(inos.to_vec()))).collect::<Vec<_>>()
     };
-    asked.into_iter().flat_map(chunks).collect()
+    asked.into_iter().collect::<Vec<_>>().iter().flat_map(chunk).collect()
 }
 
 /// What the datafiles tell of a file.

@@ -36,6 +36,8 @@ pub(crate) enum Purpose {
     Abandoned,
     /// Of sessions that are to end.
     Admit,
+    /// Of the batch that ends there.
+    Pool(u64),
 }
 
 impl Meta {
@@ -113,6 +115,7 @@ impl Meta {
             | (Some(Purpose::RemoveDatafile), Ok(_)) => {}
             (Some(Purpose::RemoveUnused(ino)), _) => self.unused_removed(ino),
             (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
+            (Some(Purpose::Pool(end)), result) => self.pool_done(end, result.map(drop)),
             (Some(Purpose::Admit), result) => self.cut_off(now, result.is_ok(), out),
             (None, _) => {}
         }
@@ -125,6 +128,8 @@ impl Meta {
                 Held::Session(client, result) => self.connected(client, result, out),
                 Held::Task(number) => self.resume(now, number, out),
                 Held::Peer(rank, message) => self.tell_rank(rank, message),
+                // Whatever comes, it is looked at.
+                Held::Pool => {}
                 Held::Committed(id) => self.committed_durably(id),
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);

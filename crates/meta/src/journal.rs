@@ -48,6 +48,8 @@ pub(crate) enum Held {
     Peer(Rank, PeerMessage),
     /// A transaction is committed: the other ranks may be told.
     Committed(TransactionId),
+    /// Datafiles may be made, or used.
+    Pool,
 }
 
 #[derive(Debug)]
@@ -337,7 +339,9 @@ fn fail(held: Held, errno: Errno) -> Option<Held> {
         Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
         // It finds the journal broken.
         Held::Task(_) => Some(held),
-        Held::RemoveStream(_) | Held::SettleStream(_) | Held::Peer(..) | Held::Committed(_) => None,
+        Held::RemoveStream(_) | Held::SettleStream(_) | Held::Peer(..) | Held::Committed(_) | Held::Pool => {
+            None
+        }
     }
 }
 

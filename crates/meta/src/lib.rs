@@ -30,6 +30,7 @@ mod numbers;
 mod ops;
 mod outbox;
 mod permission;
+mod pool;
 mod progress;
 mod rank;
 mod record;

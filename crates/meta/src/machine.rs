@@ -18,6 +18,7 @@ use crate::lease::{Leases, Promise, Told};
 use crate::lock::LockTable;
 use crate::numbers::Numbers;
 use crate::outbox::{Answered, Input, Io, IoId, Now, Outbox, Waiting};
+use crate::pool::Pool;
 use crate::progress::Progress;
 use crate::rank::Ranks;
 use crate::record::Inode;
@@ -39,6 +40,7 @@ pub struct Meta {
     pub(crate) sessions: Sessions,
     pub(crate) ranks: Ranks,
     pub(crate) numbers: Numbers,
+    pub(crate) pool: Pool,
     pub(crate) filling: Filling,
     pub(crate) locks: LockTable,
     /// Operations that wait, by a number of their own.
@@ -88,6 +90,7 @@ impl Meta {
             sessions: Sessions::default(),
             ranks: Ranks::default(),
             numbers: Numbers::default(),
+            pool: Pool::default(),
             filling: Filling::default(),
             locks: LockTable::default(),
             tasks: HashMap::default(),
@@ -154,6 +157,7 @@ impl Meta {
             self.start_sweep(now, out);
         }
         self.send_to_ranks(now, out);
+        self.tend_pool(out);
         out.changed.append(&mut self.changed);
         out.remarks.append(&mut self.remarks);
         out.recalls.append(&mut self.sessions.recalls);
@@ -467,6 +471,7 @@ impl Meta {
     fn tick(&mut self, now: Now, out: &mut Outbox) {
         self.ticks += 1;
         self.sweep_due = true;
+        self.retry_pool();
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);
         }

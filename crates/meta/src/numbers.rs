@@ -24,12 +24,16 @@ impl Meta {
     /// The number of an inode that is about to be made.
     pub(crate) fn new_ino(&self) -> Step<Ino> {
         let ino = self.state.next_ino;
-        let is_given = match self.numbers.next {
+        if self.may_give(ino) { Ok(Ino(ino)) } else { Err(Stop::Wait(Wait::Durable)) }
+    }
+
+    /// Whether a number that was never given out may be now.
+    pub(crate) fn may_give(&self, ino: u64) -> bool {
+        match self.numbers.next {
             _ if self.config.session_ms.is_none() => true,
             Some((event, below)) if event <= self.journal.durable => ino < below,
             _ => ino < self.numbers.below,
-        };
-        if is_given { Ok(Ino(ino)) } else { Err(Stop::Wait(Wait::Durable)) }
+        }
     }
 
     /// Reserves numbers while there are some left, so that nobody waits for that but who makes the first inode.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use siphasher::sip::SipHasher13;
 
 use crate::acl::Acl;
+use crate::pool::Batch;
 use crate::usage::{Quota, Usage};
 
 /// Everything about a file but its names, its bytes and its extended attributes.
@@ -167,6 +168,10 @@ impl Inode {
             Body::Symlink(target) => (target.len() as u64, 0),
         };
         let (mtime, ctime) = match self.body {
+            // Nobody has written to its datafiles yet.
+            Body::Striped { .. } if stream.mtime == Time::default() => {
+                (self.mtime, self.ctime.max(stream.ctime))
+            }
             Body::Streamed { .. } | Body::Striped { .. } => (stream.mtime, self.ctime.max(stream.ctime)),
             _ => (self.mtime, self.ctime),
         };
@@ -269,6 +274,9 @@ pub struct Super {
     /// record then, and only then, so that all other stores are as they were.
     #[serde(skip)]
     pub striped: Option<Vec<Ino>>,
+    /// Numbers that are set aside. It follows on `striped`, if there are any.
+    #[serde(skip)]
+    pub pool: Vec<Batch>,
 }
 
 impl Super {
@@ -276,7 +284,11 @@ impl Super {
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (mut record, rest): (Self, _) = postcard::take_from_bytes(bytes).ok()?;
         if !rest.is_empty() {
-            record.striped = Some(decode(rest).ok()?);
+            let (striped, rest) = postcard::take_from_bytes(rest).ok()?;
+            record.striped = Some(striped);
+            if !rest.is_empty() {
+                record.pool = decode(rest).ok()?;
+            }
         }
         Some(record).filter(|record| i64::try_from(record.journal).is_ok())
     }
@@ -285,6 +297,9 @@ impl Super {
         let mut bytes = encode(self);
         if let Some(striped) = &self.striped {
             bytes.extend(encode(striped));
+            if !self.pool.is_empty() {
+                bytes.extend(encode(&self.pool));
+            }
         }
         bytes
     }

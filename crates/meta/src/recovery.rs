@@ -51,7 +51,16 @@ impl Format {
 
     pub fn writes(&self) -> Vec<TableWrite> {
         let (next_ino, unsettled, watched) = (Ino::ROOT.0 + 1, Vec::new(), Vec::new());
-        let first = Super { next_ino, files: 1, sequence: 0, journal: 0, unsettled, watched, striped: None };
+        let first = Super {
+            next_ino,
+            files: 1,
+            sequence: 0,
+            journal: 0,
+            unsettled,
+            watched,
+            striped: None,
+            pool: Vec::new(),
+        };
         let value = Some(first.encode());
         Vec::from([self.root(), TableWrite { object: ObjectId::SUPER, key: Vec::new(), value }])
     }
@@ -59,7 +68,16 @@ impl Format {
     /// The first checkpoint of a rank but the first: nothing.
     pub fn nothing(rank: Rank) -> Vec<TableWrite> {
         let (next_ino, unsettled, watched) = (Ino::none_of(rank).0 + 1, Vec::new(), Vec::new());
-        let first = Super { next_ino, files: 0, sequence: 0, journal: 0, unsettled, watched, striped: None };
+        let first = Super {
+            next_ino,
+            files: 0,
+            sequence: 0,
+            journal: 0,
+            unsettled,
+            watched,
+            striped: None,
+            pool: Vec::new(),
+        };
         Vec::from([TableWrite { object: ObjectId::SUPER, key: Vec::new(), value: Some(first.encode()) }])
     }
 }
@@ -113,6 +131,7 @@ impl Recovery {
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
         state.unsettled = record.unsettled.into_iter().collect();
         state.striped = record.striped.map(|inos| inos.into_iter().collect());
+        state.pool = record.pool;
         for (key, value) in orphans {
             let loaded = state.loaded(ObjectId::ORPHANS, key, Some(value));
             loaded.map_err(|_| damaged("the record of an orphan is damaged"))?;

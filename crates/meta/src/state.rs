@@ -12,6 +12,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::evict::Clock;
+use crate::pool::Batch;
 use crate::rank::{Locks, Tally, Transaction, TransactionId};
 use crate::record::{Body, InoRecord, Inode, Slot, Xattrs};
 use crate::session::{Kept, Reclaimed};
@@ -179,6 +180,8 @@ pub(crate) struct State {
     pub next_ino: u64,
     /// Numbers below may have been given out, though nothing may tell of that any more (`numbers.rs`); 0: nobody cares.
     pub reserved: u64,
+    /// Numbers below `next_ino` that are set aside (`pool.rs`).
+    pub pool: Vec<Batch>,
     pub files: u64,
     /// The sequence number of the last event applied.
     pub sequence: u64,
@@ -231,6 +234,7 @@ impl State {
             xattrs: Map::default(),
             next_ino: Ino::ROOT.0 + 1,
             reserved: 0,
+            pool: Vec::new(),
             files: 0,
             sequence: 0,
             unsettled: BTreeSet::new(),

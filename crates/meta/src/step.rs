@@ -109,6 +109,10 @@ pub enum StreamCall {
     Remove {
         ino: Ino,
     },
+    /// Makes the datafiles that the layouts name which go with it, empty.
+    Precreate,
+    /// Removes those datafiles, durably.
+    Discard,
 }
 
 /// What a [`StreamCall`] gives back.

@@ -16,7 +16,8 @@ use crate::io::Purpose;
 use crate::journal::Held;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Io, IoId, Now, Outbox};
-use crate::record::Inode;
+use crate::pool::in_turn;
+use crate::record::{Body, Inode};
 use crate::state::State;
 use crate::step::{Step, StreamCall};
 use crate::task::Task;
@@ -30,7 +31,7 @@ pub type Layouts = Vec<(Ino, Arc<Layout>)>;
 pub struct Striping {
     distribution: Distribution,
     /// All data servers.
-    servers: Vec<ServerId>,
+    servers: Arc<[ServerId]>,
     /// A file gets so many of them.
     width: usize,
 }
@@ -45,7 +46,7 @@ impl Striping {
     ) -> Result<Self, LayoutError> {
         Layout::new(distribution.clone(), servers.clone())?;
         let width = width.clamp(1, servers.len());
-        Ok(Self { distribution, servers, width })
+        Ok(Self { distribution, servers: servers.into(), width })
     }
 
     /// What is done where nobody says anything else.
@@ -78,10 +79,18 @@ impl Striping {
         Layout::new(distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
     }
 
-    /// Numbers of files follow on each other, so that the servers begin files in turn.
     fn in_turn(&self, ino: Ino, width: usize) -> Vec<ServerId> {
-        let first = (ino.0 % self.servers.len() as u64) as usize;
-        self.servers.iter().cycle().skip(first).take(width.min(self.servers.len())).copied().collect()
+        in_turn(&self.servers, width, ino)
+    }
+
+    /// All servers, and on how many of them files are, if that is so many in turn.
+    pub(crate) fn spread(&self, policy: &Policy) -> (Arc<[ServerId]>, u16) {
+        let width = match policy.distribution() {
+            Some(DistName::Basic) => 1,
+            _ => policy.num_dfiles().map_or(self.width, usize::from).min(self.servers.len()),
+        };
+        // More servers no layout has.
+        (Arc::clone(&self.servers), width as u16)
     }
 
     /// Strips for more servers than there are go round.
@@ -100,7 +109,7 @@ impl Striping {
     }
 
     /// A layout that names servers, whatever they have of the file.
-    fn of(&self, servers: Vec<ServerId>) -> Result<Arc<Layout>, Errno> {
+    pub(crate) fn of(&self, servers: Vec<ServerId>) -> Result<Arc<Layout>, Errno> {
         let distribution = Distribution::SimpleStripe { strip: 1 };
         Layout::new(distribution, servers).map(Arc::new).map_err(|_| Errno::EIO)
     }
@@ -136,7 +145,7 @@ impl Meta {
         let Some(striping) = &self.config.striping else { return Ok(None) };
         let Some(cached) = self.state.inodes.get(&ino) else {
             // It has gone meanwhile: what is to be removed of it may be anywhere.
-            return Ok(Some(striping.of(striping.servers.clone())?));
+            return Ok(Some(striping.of(striping.servers.to_vec())?));
         };
         let policy = self.effective_policy(&cached.inode);
         Ok(Some(striping.layout(ino, &policy)?))
@@ -151,6 +160,26 @@ impl Meta {
         policy.explicit()
     }
 
+    /// The number of a new regular file, and what it is. Of one that is on data servers from its beginning these need not know: a datafile
+    /// that was never written is empty. They learn of it when the file is first written to, for which [`Self::watch`] waits until it is
+    /// durable that there is such a file.
+    pub(crate) fn new_file(&self, dir: &Inode) -> Step<(Ino, Body)> {
+        let stuffed = Body::Stuffed { size: 0, stored: 0 };
+        let Some(striping) = &self.config.striping else { return Ok((self.new_ino()?, stuffed)) };
+        let (own, default) = (dir.policy(), &self.config.policy);
+        if own.stuffing().or(default.stuffing()).unwrap_or(true) {
+            return Ok((self.new_ino()?, stuffed));
+        }
+        let policy = self.effective_policy(dir);
+        let pooled = if policy.precreation() == Some(true) {
+            self.pooled_ino(|ino| striping.layout(ino, &policy).ok())
+        } else {
+            None
+        };
+        let ino = pooled.map_or_else(|| self.new_ino(), Ok)?;
+        Ok((ino, Body::Striped { counted: 0, layout: striping.layout(ino, &policy)? }))
+    }
+
     /// The I/O of a call, with what it must be told of layouts.
     pub(crate) fn stream_io(&self, call: StreamCall) -> Io {
         if self.config.striping.is_none() && self.state.striped.is_none() {
@@ -162,6 +191,8 @@ impl Meta {
                 inos.iter().copied().filter_map(layout).collect()
             }
             StreamCall::Measure(files) => files.iter().filter_map(|(ino, _)| layout(*ino)).collect(),
+            // The pool has numbers that no file has.
+            StreamCall::Precreate | StreamCall::Discard => Layouts::new(),
             StreamCall::Fill { ino, .. }
             | StreamCall::Settle { ino }
             | StreamCall::Truncate { ino, .. }
@@ -179,7 +210,7 @@ impl Meta {
             // It may not be in memory any more, and was settled perhaps: then nothing is to be done.
             StreamCall::Settle { .. } if inode.is_none() && self.is_unsettled(ino) => {
                 let striping = self.config.striping.as_ref()?;
-                striping.of(striping.servers.clone()).ok()
+                striping.of(striping.servers.to_vec()).ok()
             }
             _ => inode?.layout().cloned(),
         }

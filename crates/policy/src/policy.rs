@@ -17,17 +17,22 @@ pub enum Key {
     NumDfiles,
     DistName,
     DistParams,
+    Stuffing,
+    Precreation,
 }
 
 impl Key {
     /// In the order in which they can be set one after the other.
-    pub const ALL: [Self; 3] = [Self::NumDfiles, Self::DistName, Self::DistParams];
+    pub const ALL: [Self; 5] =
+        [Self::NumDfiles, Self::DistName, Self::DistParams, Self::Stuffing, Self::Precreation];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::NumDfiles => "num_dfiles",
             Self::DistName => "dist_name",
             Self::DistParams => "dist_params",
+            Self::Stuffing => "stuffing",
+            Self::Precreation => "precreation",
         }
     }
 
@@ -49,6 +54,8 @@ pub enum Setting {
     NumDfiles(NonZeroU16),
     DistName(DistName),
     DistParams(DistParams),
+    Stuffing(bool),
+    Precreation(bool),
 }
 
 /// What is wanted of the files of a directory. It is encoded as the list of its settings, so that policies of before there was
@@ -59,12 +66,16 @@ pub struct Policy {
     num_dfiles: Option<NonZeroU16>,
     dist_name: Option<DistName>,
     dist_params: Option<DistParams>,
+    stuffing: Option<bool>,
+    precreation: Option<bool>,
 }
 
 /// What a policy cannot say.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
-    #[error("there is no setting `{0}`: there are num_dfiles, dist_name and dist_params")]
+    #[error(
+        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing and precreation"
+    )]
     Unknown(String),
     #[error("num_dfiles is a number of data servers, 1 to {MAX_DFILES}, and not `{0}`")]
     NumDfiles(String),
@@ -75,6 +86,8 @@ pub enum PolicyError {
          bytes, each SIZE 1 to 1G as in 65536 or 64K, and not `{0}`"
     )]
     DistParams(String),
+    #[error("stuffing and precreation are true or false, and not `{0}`")]
+    Switch(String),
     #[error("dist_params `{params}` do not go with dist_name {name}: remove one of them first")]
     Mismatch { name: DistName, params: String },
 }
@@ -86,7 +99,8 @@ pub(crate) fn quoted(text: &str) -> String {
 
 impl Policy {
     /// It says nothing.
-    pub const NONE: Self = Self { num_dfiles: None, dist_name: None, dist_params: None };
+    pub const NONE: Self =
+        Self { num_dfiles: None, dist_name: None, dist_params: None, stuffing: None, precreation: None };
 
     pub fn is_empty(&self) -> bool {
         *self == Self::NONE
@@ -98,6 +112,8 @@ impl Policy {
             Key::NumDfiles => self.num_dfiles.map(|number| number.to_string()),
             Key::DistName => self.dist_name.map(|name| name.to_string()),
             Key::DistParams => self.dist_params.as_ref().map(|params| params.text().into()),
+            Key::Stuffing => self.stuffing.map(|on| on.to_string()),
+            Key::Precreation => self.precreation.map(|on| on.to_string()),
         }
     }
 
@@ -114,6 +130,8 @@ impl Policy {
                 Setting::DistName(DistName::parse(text).ok_or_else(|| PolicyError::DistName(quoted(text)))?)
             }
             Key::DistParams => Setting::DistParams(DistParams::parse(text)?),
+            Key::Stuffing => Setting::Stuffing(parse_switch(text)?),
+            Key::Precreation => Setting::Precreation(parse_switch(text)?),
         };
         self.put(setting)
     }
@@ -124,6 +142,8 @@ impl Policy {
             Setting::NumDfiles(number) => new.num_dfiles = Some(number),
             Setting::DistName(name) => new.dist_name = Some(name),
             Setting::DistParams(params) => new.dist_params = Some(params),
+            Setting::Stuffing(on) => new.stuffing = Some(on),
+            Setting::Precreation(on) => new.precreation = Some(on),
         }
         if let (Some(name), Some(params)) = (new.dist_name, &new.dist_params)
             && params.of() != name
@@ -139,6 +159,8 @@ impl Policy {
             Key::NumDfiles => self.num_dfiles = None,
             Key::DistName => self.dist_name = None,
             Key::DistParams => self.dist_params = None,
+            Key::Stuffing => self.stuffing = None,
+            Key::Precreation => self.precreation = None,
         }
     }
 
@@ -147,6 +169,8 @@ impl Policy {
     pub fn or(&self, other: &Self) -> Self {
         let mut policy = self.clone();
         policy.num_dfiles = self.num_dfiles.or(other.num_dfiles);
+        policy.stuffing = self.stuffing.or(other.stuffing);
+        policy.precreation = self.precreation.or(other.precreation);
         match (self.distribution(), other.distribution()) {
             (None, _) => {
                 (policy.dist_name, policy.dist_params) = (other.dist_name, other.dist_params.clone())
@@ -179,25 +203,41 @@ impl Policy {
         self.dist_params.as_ref()
     }
 
+    /// Small files are kept with their inodes (carns III.B); that is so where nobody says anything else.
+    pub fn stuffing(&self) -> Option<bool> {
+        self.stuffing
+    }
+
+    /// Data servers make the datafiles of files that are not stuffed beforehand, many at a time (carns III.A).
+    pub fn precreation(&self) -> Option<bool> {
+        self.precreation
+    }
+
     /// As TOML.
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
             let text = self.get(key)?;
             // No text needs escapes.
-            let quote = if key == Key::NumDfiles { "" } else { "\"" };
+            let quote = if matches!(key, Key::DistName | Key::DistParams) { "\"" } else { "" };
             Some([key.name(), " = ", quote, &text, quote, "\n"].concat())
         };
         Key::ALL.into_iter().filter_map(line).collect()
     }
 }
 
+fn parse_switch(text: &str) -> Result<bool, PolicyError> {
+    text.parse().map_err(|_| PolicyError::Switch(quoted(text)))
+}
+
 impl From<Policy> for Vec<Setting> {
     fn from(policy: Policy) -> Self {
-        let Policy { num_dfiles, dist_name, dist_params } = policy;
+        let Policy { num_dfiles, dist_name, dist_params, stuffing, precreation } = policy;
         let settings = [
             num_dfiles.map(Setting::NumDfiles),
             dist_name.map(Setting::DistName),
             dist_params.map(Setting::DistParams),
+            stuffing.map(Setting::Stuffing),
+            precreation.map(Setting::Precreation),
         ];
         settings.into_iter().flatten().collect()
     }

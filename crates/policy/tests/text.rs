@@ -11,7 +11,7 @@ fn policy(settings: &[(Key, &str)]) -> Policy {
 
 /// Some text that means something, or nearly so.
 fn text(rng: &mut fastrand::Rng) -> String {
-    const PIECES: [&str; 18] = [
+    const PIECES: [&str; 20] = [
         "strips:",
         "strip_size:",
         "0",
@@ -29,6 +29,8 @@ fn text(rng: &mut fastrand::Rng) -> String {
         "simple_stripe",
         "varstrip",
         "_dist",
+        "true",
+        "false",
         " ",
     ];
     (0..rng.usize(1..7)).map(|_| PIECES[rng.usize(..PIECES.len())]).collect()
@@ -39,7 +41,7 @@ fn what_is_taken_is_told_and_kept_and_what_is_refused_changes_nothing() {
     let mut rng = fastrand::Rng::with_seed(7);
     let (mut taken, mut refused, mut policy) = (0, 0, Policy::NONE);
     for _ in 0..200_000 {
-        let (key, text) = (Key::ALL[rng.usize(..3)], text(&mut rng));
+        let (key, text) = (Key::ALL[rng.usize(..5)], text(&mut rng));
         let before = policy.clone();
         if rng.u8(..4) == 0 {
             policy.unset(key);

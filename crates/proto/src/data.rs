@@ -75,6 +75,15 @@ pub enum DataRequest {
         below: u64,
         live: Vec<u64>,
     },
+    /// Makes empty datafiles (carns III.A's batch create), whose time of change is the beginning of time: theirs is that of their
+    /// files. Nobody does anything else with them meanwhile.
+    Precreate {
+        inos: Vec<Ino>,
+    },
+    /// Removes datafiles with which nobody does anything else meanwhile. Answered when that is durable.
+    Discard {
+        inos: Vec<Ino>,
+    },
 }
 
 /// The answer to a [`DataRequest`].
@@ -110,7 +119,7 @@ pub struct FromData {
 }
 
 impl DataRequest {
-    /// In one `Stat`.
+    /// In one `Stat`, `Precreate` or `Discard`.
     pub const MAX_INODES: usize = 4096;
     /// In one `Admit`.
     pub const MAX_SESSIONS: usize = 20_000;
@@ -128,7 +137,9 @@ impl DataRequest {
             Self::Write { offset, data, .. } => data.len() <= Self::MAX_BYTES && *offset != crate::END,
             Self::Fill { data, .. } => data.len() <= Self::MAX_BYTES,
             Self::Admit { live, .. } => live.len() <= Self::MAX_SESSIONS,
-            Self::Stat { inos } => inos.len() <= Self::MAX_INODES,
+            Self::Stat { inos } | Self::Precreate { inos } | Self::Discard { inos } => {
+                inos.len() <= Self::MAX_INODES
+            }
             Self::Allocate { mode, .. } if AllocateMode::from_bits(mode.bits()).is_none() => {
                 return Err(Errno::EOPNOTSUPP);
             }

@@ -120,6 +120,8 @@ impl Disk {
             }
             StreamCall::Sync { ino } => store.stream_sync(ino)?,
             StreamCall::Remove { ino } => store.stream_remove(ino)?,
+            // These are of data servers alone.
+            StreamCall::Precreate | StreamCall::Discard => {}
         }
         Ok(StreamDone::Done)
     }

@@ -10,7 +10,7 @@ use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity
 use espalier_net::{ConnectError, Connection, Identity, Limits, Reason, SealKey, Security, connect};
 use espalier_proto::{
     Access, Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId,
-    ServerId, Service, ToData, Welcome,
+    ServerId, Service, StreamStat, Time, ToData, Welcome,
 };
 use espalier_runtime::{DataRole, DataStore, Holder, ServeOptions, mkfs_data, serve};
 
@@ -159,13 +159,20 @@ async fn data_servers_are_for_servers() {
     assert_eq!(ask(&mut asker, DataRequest::Remove { ino }).await, Ok(DataReply::Done));
     assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(vec![])));
     // The time of what is not there is not kept, and what is filled with nothing is not there.
-    let mtime = espalier_proto::Time::new(5, 0);
+    let mtime = Time::new(5, 0);
     assert_eq!(ask(&mut asker, DataRequest::SetMtime { ino, mtime }).await, Ok(DataReply::Done));
     let fill = |size| DataRequest::Fill { ino, data: Vec::new(), size, mtime, sync: true };
     for (size, new) in [(4, vec![ino]), (0, vec![])] {
         assert_eq!(ask(&mut asker, fill(size)).await, Ok(DataReply::Done));
         assert_eq!(ask(&mut asker, DataRequest::New).await, Ok(DataReply::Inos(new)));
     }
+    let (inos, stat) = (vec![Ino(10), Ino(11)], DataRequest::Stat { inos: vec![Ino(10), Ino(11)] });
+    assert_eq!(ask(&mut asker, DataRequest::Precreate { inos: inos.clone() }).await, Ok(DataReply::Done));
+    let Ok(DataReply::Stats(made)) = ask(&mut asker, stat.clone()).await else { panic!("no stats") };
+    let is_new = |stat: &StreamStat| (stat.size, stat.mtime) == (0, Time::default()) && stat.ctime.secs > 0;
+    assert!(made.iter().all(is_new), "they are there, and nobody has written to them: {made:?}");
+    assert_eq!(ask(&mut asker, DataRequest::Discard { inos }).await, Ok(DataReply::Done));
+    assert_eq!(ask(&mut asker, stat).await, Ok(DataReply::Stats(vec![StreamStat::default(); 2])));
     let far = DataRequest::Write { ino, offset: espalier_proto::END, data: vec![1] };
     assert_eq!(ask(&mut asker, far).await, Err(Errno::EINVAL));
 }

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use espalier_policy::{Key, Policy, PolicyError};
 use serde::Deserialize;
 
 use crate::clock::ClockSettings;
@@ -20,6 +21,7 @@ use crate::time::Nanos;
 pub struct Scenario {
     pub seed: u64,
     pub cluster: Cluster,
+    pub policy: FilePolicy,
     pub model: ModelSettings,
     pub network: NetworkSettings,
     pub disk: DiskSettings,
@@ -95,6 +97,23 @@ impl Default for Cluster {
             memory: Bytes(1 << 30),
             drain: Nanos::from_millis(300_000),
         }
+    }
+}
+
+/// The table `[policy]`: what metadata servers want of files, as the table of that name in a server's configuration.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(try_from = "toml::Table")]
+pub struct FilePolicy(pub Policy);
+
+impl TryFrom<toml::Table> for FilePolicy {
+    type Error = PolicyError;
+    fn try_from(table: toml::Table) -> Result<Self, PolicyError> {
+        let mut policy = Policy::NONE;
+        for (name, value) in table {
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            policy.set(Key::parse(&name)?, &text)?;
+        }
+        Ok(Self(policy))
     }
 }
 
@@ -346,6 +365,7 @@ mod tests {
             ("[faults]\ncrash = {}", "[faults] crash: it says `every`"),
             ("[faults]\ncrash = { every = \"1 us\" }", "1 ms"),
             ("[faults]\npower = { at = [\"1 s\"], nodes = [1] }", "there is no node 1"),
+            ("[policy]\nstuffing = \"perhaps\"", "true or false, and not `perhaps`"),
             ("[[nothing]]", "`nothing`"),
         ] {
             let error = parse(text).unwrap_err();

@@ -290,6 +290,8 @@ fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, Stor
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
         StreamCall::Settle { ino } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
+        // These are of data servers alone.
+        StreamCall::Precreate | StreamCall::Discard => {}
     }
     Ok(StreamDone::Done)
 }

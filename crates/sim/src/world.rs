@@ -130,7 +130,7 @@ impl<'o> World<'o> {
         let striping = striping(cluster)?;
         let server = |rank: u16| {
             let node = Node(rank.into());
-            let setup = Setup { node, config: config(cluster, rank, striping.clone()), scenario, seed };
+            let setup = Setup { node, config: config(scenario, rank, striping.clone()), scenario, seed };
             Server::new(setup).map_err(|cause| RunError::Start { at: Nanos::ZERO, node, cause })
         };
         let servers = (0..cluster.ranks).map(server).collect::<Result<_, _>>()?;
@@ -446,7 +446,8 @@ impl<'o> World<'o> {
 }
 
 /// How a metadata server's machine is to behave.
-fn config(cluster: &Cluster, rank: u16, striping: Option<Striping>) -> Config {
+fn config(scenario: &Scenario, rank: u16, striping: Option<Striping>) -> Config {
+    let cluster = &scenario.cluster;
     let millis = |time: Nanos| Some(u32::try_from(time.as_millis()).unwrap_or(u32::MAX));
     let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
     Config {
@@ -460,6 +461,7 @@ fn config(cluster: &Cluster, rank: u16, striping: Option<Striping>) -> Config {
         session_ms: millis(cluster.session),
         lease_ms: millis(cluster.lease),
         striping,
+        policy: scenario.policy.0.clone(),
         rank: Rank(rank),
         ranks: cluster.ranks,
         ..Config::new(*b"in virtual time.", strip, cluster.journal.0)

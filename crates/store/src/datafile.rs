@@ -39,6 +39,16 @@ pub fn carry_out(store: &dyn Store, request: DataRequest, sync: bool) -> Result<
             store.stream_truncate(ino, size)?;
             changed(ino)?;
         }
+        DataRequest::Precreate { inos } => {
+            for ino in inos {
+                store.stream_truncate(ino, 0)?;
+                store.stream_set_mtime(ino, Time::default())?;
+            }
+        }
+        DataRequest::Discard { inos } => {
+            inos.into_iter().try_for_each(|ino| store.stream_remove(ino))?;
+            store.sync_removed_streams()?;
+        }
         // One that is not there has no time, nor bytes.
         DataRequest::SetMtime { ino, .. } if store.stream_stat(ino)?.ctime == Time::default() => {}
         DataRequest::SetMtime { ino, mtime } => {

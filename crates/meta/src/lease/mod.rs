@@ -328,6 +328,7 @@ impl State {
             | Event::Completed { .. }
             | Event::Moved { .. }
             | Event::Reserved { .. }
+            | Event::Pool { .. }
             // What these change has been revoked before (`Meta::revoke_edits`).
             | Event::Began
             | Event::Prepared { .. }

@@ -50,13 +50,15 @@ impl Meta {
             return self.mkdir_elsewhere(cx, rank, (dir, name), inode);
         }
         self.state.admit(&[(dir, inode.weight())], &[])?;
+        let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
         let attr = inode.attr(None);
+        self.draw(&inode);
         self.commit(cx, &Event::Create { dir, name: name.clone(), inode })?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
         let Some(how) = open else { return Ok(Reply::Entry(entry)) };
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, Proven::opened(how.access));
-        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false, proof }))
+        Ok(Reply::Created(entry, Opened { streamed: attr.streamed, keep_cache: true, limited, proof }))
     }
 
     /// An inode that the caller may make in a directory, with what it inherits from there.
@@ -67,8 +69,12 @@ impl Meta {
             return Err(Errno::ENOENT.into());
         }
         cx.check_change(parent)?;
+        let (ino, file) = match node {
+            NewNode::Regular => self.new_file(parent)?,
+            _ => (self.new_ino()?, Body::Node),
+        };
         let (kind, rdev, body) = match node {
-            NewNode::Regular => (FileType::Regular, 0, Body::Stuffed { size: 0, stored: 0 }),
+            NewNode::Regular => (FileType::Regular, 0, file),
             NewNode::Directory => (FileType::Directory, 0, Body::Directory(Directory::empty(dir))),
             NewNode::Symlink(target) => (FileType::Symlink, 0, Body::Symlink(target.clone())),
             NewNode::Fifo => (FileType::Fifo, 0, Body::Node),
@@ -103,7 +109,7 @@ impl Meta {
         let policy = parent.rare.policy.clone().filter(|_| has_policy);
         let time = cx.now;
         Ok(Inode {
-            ino: self.new_ino()?,
+            ino,
             kind,
             perm,
             uid: cx.caller.uid,

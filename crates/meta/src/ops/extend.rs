@@ -18,6 +18,10 @@ impl Meta {
         length: u64,
         from: Option<(Ino, u64)>,
     ) -> Step<Reply> {
+        if self.state.inode(ino)?.layout().is_some() {
+            // Who has just made it has not opened it.
+            self.watch(cx, ino)?;
+        }
         self.drop_capability(cx, ino)?;
         self.revoke_inode(cx, ino)?;
         let inode = self.state.inode(ino)?;

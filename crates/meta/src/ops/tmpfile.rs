@@ -11,6 +11,7 @@ impl Meta {
         let mut inode = self.new_inode(cx, dir, &NewNode::Regular, (perm, umask))?;
         inode.nlink = 0;
         let attr = inode.attr(None);
+        self.draw(&inode);
         self.commit(cx, &Event::TmpFile { inode })?;
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.nameless = true;
@@ -18,6 +19,6 @@ impl Meta {
         let entry = self.entry(cx, None, false, attr);
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, Proven::OpenedToWrite);
-        Ok(Reply::Created(entry, Opened { streamed: false, keep_cache: true, limited: false, proof }))
+        Ok(Reply::Created(entry, Opened { streamed: attr.streamed, keep_cache: true, limited: false, proof }))
     }
 }

@@ -215,6 +215,7 @@ impl Tree {
             unsettled: Vec::new(),
             watched: Vec::new(),
             striped: None,
+            pool: Vec::new(),
         };
         let mut record = old.unwrap_or(none);
         (record.next_ino, record.files) = (self.next_ino, self.nodes.len() as u64);
@@ -223,6 +224,8 @@ impl Tree {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);
             node.is_some() && places.get(ino) == place.as_ref()
         });
+        // What is in use is not removed with what is not.
+        record.pool.retain(|batch| self.nodes.keys().all(|ino| !batch.has(*ino)));
         // It does no harm to settle once more what is settled; what is not and should be would go.
         let is_striped = |inode: &Inode| inode.layout().is_some();
         let striped: Vec<_> =

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use espalier_meta::{IoDone, Layouts, StreamCall};
 use espalier_proto::*;
-use espalier_store::{MemoryStore, Store, StoreError};
+use espalier_store::{MemoryStore, Store, carry_out};
 
 #[derive(Default)]
 pub struct DataServers {
@@ -32,7 +32,16 @@ impl DataServers {
         if self.down {
             return Err(Errno::EIO);
         }
-        answer(&self.servers[&server], request).map_err(|error| error.errno())
+        carry_out(&self.servers[&server], request.clone(), false).map_err(|error| error.errno())
+    }
+
+    /// All datafiles, with their sizes.
+    pub fn all(&self) -> Vec<(ServerId, Ino, u64)> {
+        let of = |(server, store): (&ServerId, &MemoryStore)| {
+            let size = |ino| (*server, ino, store.stream_stat(ino).unwrap().size);
+            store.streams().unwrap().into_iter().map(size).collect::<Vec<_>>()
+        };
+        self.servers.iter().flat_map(of).collect()
     }
 
     /// How many datafiles there are of each file.
@@ -45,29 +54,4 @@ impl DataServers {
         }
         files
     }
-}
-
-fn answer(store: &MemoryStore, request: &DataRequest) -> Result<DataReply, StoreError> {
-    match request.clone() {
-        DataRequest::Stat { inos } => {
-            let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
-            return Ok(DataReply::Stats(stats));
-        }
-        DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
-        DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
-        DataRequest::Fill { ino, data, size, mtime, .. } => {
-            store.stream_create(ino)?;
-            store.stream_write(ino, 0, &data)?;
-            store.stream_truncate(ino, size)?;
-            store.stream_set_mtime(ino, mtime)?;
-        }
-        DataRequest::Settle { ino } => store.stream_settle(ino)?,
-        DataRequest::Truncate { ino, size } => store.stream_truncate(ino, size)?,
-        DataRequest::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
-        DataRequest::Sync { ino } => store.stream_sync(ino)?,
-        DataRequest::Remove { ino } => store.stream_remove(ino)?,
-        DataRequest::Write { ino, offset, data } => store.stream_write(ino, offset, &data)?,
-        other => panic!("the machine does not ask {other:?}"),
-    }
-    Ok(DataReply::Done)
 }

@@ -255,6 +255,8 @@ fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError>
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
         StreamCall::Settle { ino } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
+        // These are of data servers alone.
+        StreamCall::Precreate | StreamCall::Discard => {}
     }
     Ok(StreamDone::Done)
 }

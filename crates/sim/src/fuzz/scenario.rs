@@ -105,6 +105,11 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
             say(format!("{kind} = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
         }
     }
+    // By numbers of its own, so that a seed's scenario is else what it was.
+    let mut random = Seed(seed).random("fuzz policy", 0);
+    if random.random_range(0..3) == 0 {
+        let _ = write!(text, "\n[policy]\nstuffing = false\nprecreation = {}\n", random.random_bool(0.6));
+    }
     text
 }
 

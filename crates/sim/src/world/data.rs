@@ -225,9 +225,10 @@ impl DataServer {
 
     fn start_storing(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DataDiskJob>) {
         let access = match &job.1 {
-            Io::SyncRemoved | Io::Request(DataRequest::Sync { .. } | DataRequest::Settle { .. }) => {
-                Access::Sync(0)
-            }
+            Io::SyncRemoved
+            | Io::Request(
+                DataRequest::Sync { .. } | DataRequest::Settle { .. } | DataRequest::Discard { .. },
+            ) => Access::Sync(0),
             Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
             Io::Request(request) if self.sync && changes(request) => Access::Sync(request.bytes()),
             Io::Request(request) => Access::Transfer(request.bytes()),

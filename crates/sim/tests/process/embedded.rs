@@ -237,6 +237,8 @@ fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreErr
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
         StreamCall::Settle { ino } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
+        // These are of data servers alone.
+        StreamCall::Precreate | StreamCall::Discard => {}
     }
     Ok(StreamDone::Done)
 }

@@ -1,0 +1,272 @@
+//! Datafiles that are made before there are files for them (carns III.A). Numbers are set aside for files in batches, and each data server is
+//! asked once for a batch's datafiles: what is made then costs no data server a message. Which servers a file is on follows from its
+//! number, as ever.
+//!
+//! A batch is journaled before anybody is asked to make its datafiles, and until all of its numbers are used or the rest is removed: so
+//! none is ever left behind, and a batch that nobody has had a number of is used by the next start, too. Of one that was being used when
+//! a machine ended nobody knows which numbers clients had been told (`numbers.rs`): what is left of it is removed.
+
+use alloc::collections::BTreeMap;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, Ino, Layout, ServerId};
+use serde::{Deserialize, Serialize};
+
+use crate::event::Event;
+use crate::io::Purpose;
+use crate::journal::Held;
+use crate::machine::Meta;
+use crate::outbox::{Io, Outbox};
+use crate::record::Inode;
+use crate::state::State;
+use crate::step::StreamCall;
+use crate::striping::Layouts;
+
+/// Numbers that are set aside: those from `first` up to `end` are not used yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Batch {
+    pub(crate) first: u64,
+    /// It tells batches apart.
+    pub(crate) end: u64,
+    /// Clients may have been told of numbers of it.
+    open: bool,
+    /// How its datafiles are spread: over so many of these servers, in turn.
+    width: u16,
+    servers: Arc<[ServerId]>,
+}
+
+/// Data servers, and on how many of them each file is, in turn.
+type Spread = (Arc<[ServerId]>, u16);
+
+impl Batch {
+    pub(crate) fn has(&self, ino: Ino) -> bool {
+        (self.first..self.end).contains(&ino.0)
+    }
+
+    fn inos(&self) -> impl Iterator<Item = Ino> {
+        (self.first..self.end).map(Ino)
+    }
+
+    /// The data servers that have a datafile of that number.
+    fn servers_of(&self, ino: Ino) -> Vec<ServerId> {
+        in_turn(&self.servers, self.width.into(), ino)
+    }
+
+    /// Whether files are still spread so.
+    fn is_spread(&self, (servers, width): &Spread) -> bool {
+        (servers, width) == (&self.servers, &self.width)
+    }
+
+    /// Whether it explains a datafile.
+    pub(crate) fn explains(&self, ino: Ino, server: ServerId) -> bool {
+        self.has(ino) && self.servers_of(ino).contains(&server)
+    }
+}
+
+/// Numbers follow on each other, so that the servers begin files in turn.
+pub(crate) fn in_turn(servers: &[ServerId], width: usize, ino: Ino) -> Vec<ServerId> {
+    let Some(first) = ino.0.checked_rem(servers.len() as u64) else { return Vec::new() };
+    servers.iter().cycle().skip(first as usize).take(width.min(servers.len())).copied().collect()
+}
+
+/// What becomes of a batch that the machine has begun with. Of others nothing has been done since it was started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It is not durable yet that there is such a batch.
+    Planned {
+        event: u64,
+    },
+    /// Data servers are making its datafiles.
+    Making,
+    Made,
+    /// Its numbers may be used when that is durable.
+    Open {
+        event: u64,
+    },
+    /// Data servers are removing its datafiles.
+    Discarding,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pool {
+    /// By their ends.
+    phases: BTreeMap<u64, Phase>,
+    /// Numbers in the next batch.
+    size: u64,
+    /// Somebody makes files that use it.
+    wanted: bool,
+    /// There was no number for somebody.
+    dry: bool,
+    /// A data server could not do what it was asked: that is tried again with the next tick.
+    failed: bool,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        Self { phases: BTreeMap::new(), size: Self::FIRST, wanted: false, dry: false, failed: false }
+    }
+}
+
+impl Pool {
+    /// Numbers in the first batch. The next one is twice as large whenever there was none for somebody, up to the last.
+    const FIRST: u64 = 64;
+    const LAST: u64 = 4096;
+}
+
+impl State {
+    /// A number is used by a file.
+    pub(crate) fn take_from_pool(&mut self, ino: Ino) {
+        if let Some(at) = self.pool.iter().position(|batch| batch.has(ino)) {
+            self.pool[at].first = ino.0 + 1;
+            if self.pool[at].first == self.pool[at].end {
+                self.pool.remove(at);
+            }
+        }
+    }
+
+    pub(crate) fn apply_pool(&mut self, pool: &[Batch]) {
+        // There are datafiles.
+        self.striped.get_or_insert_default();
+        self.pool = pool.to_vec();
+        for batch in pool {
+            self.next_ino = self.next_ino.max(batch.end);
+        }
+    }
+}
+
+impl Meta {
+    /// A number whose datafiles are there, for a file with that layout.
+    pub(crate) fn pooled_ino(&self, layout: impl Fn(Ino) -> Option<Arc<Layout>>) -> Option<Ino> {
+        let is_usable = |batch: &&Batch| {
+            let phase = self.pool.phases.get(&batch.end);
+            matches!(phase, Some(Phase::Open { event }) if *event <= self.journal.durable)
+        };
+        let batch = self.state.pool.iter().find(is_usable)?;
+        let ino = Ino(batch.first);
+        layout(ino).filter(|layout| layout.servers() == batch.servers_of(ino)).map(|_| ino)
+    }
+
+    /// A file is about to be made: whether its number had better be from the pool, and is.
+    pub(crate) fn draw(&mut self, inode: &Inode) {
+        let (Some(layout), Some(striping)) = (inode.layout(), &self.config.striping) else { return };
+        let (servers, width) = striping.spread(&self.config.policy);
+        let is_pooled = layout.servers() == in_turn(&servers, width.into(), inode.ino);
+        if is_pooled && inode.policy().precreation().or(self.config.policy.precreation()) == Some(true) {
+            self.pool.wanted = true;
+            self.pool.dry |= !self.state.pool.iter().any(|batch| batch.first == inode.ino.0);
+        }
+    }
+
+    /// What could not be done is tried again.
+    pub(crate) fn retry_pool(&mut self) {
+        self.pool.failed = false;
+    }
+
+    /// Sees to it that there are as many datafiles as will be needed, and removes what nobody can use any more.
+    pub(crate) fn tend_pool(&mut self, out: &mut Outbox) {
+        let is_changed = !self.config.read_only && !self.draining && self.journal.broken.is_none();
+        if !is_changed || (self.state.pool.is_empty() && !self.pool.wanted) {
+            return;
+        }
+        let Some(striping) = &self.config.striping else { return };
+        let spread = striping.spread(&self.config.policy);
+        let pool = &self.state.pool;
+        self.pool.phases.retain(|end, _| pool.iter().any(|batch| batch.end == *end));
+        if self.pool.wanted {
+            self.open_batch();
+            self.plan_batch(&spread);
+        }
+        let next = |batch: &Batch| match self.pool.phases.get(&batch.end) {
+            None if batch.open || !batch.is_spread(&spread) => Some((batch.clone(), Phase::Discarding)),
+            None => Some((batch.clone(), Phase::Making)),
+            Some(Phase::Planned { event }) if *event <= self.journal.durable => {
+                Some((batch.clone(), Phase::Making))
+            }
+            Some(_) => None,
+        };
+        let due: Vec<_> = self.state.pool.iter().filter(|_| !self.pool.failed).filter_map(next).collect();
+        for (batch, phase) in due {
+            self.ask_for(&batch, phase, out);
+        }
+    }
+
+    /// Numbers that can be used, now or soon, with or without those of batches that are not open.
+    fn pooled(&self, is_counted: impl Fn(&Batch, Option<&Phase>) -> bool) -> u64 {
+        let counted = |batch: &&Batch| is_counted(batch, self.pool.phases.get(&batch.end));
+        self.state.pool.iter().filter(counted).map(|batch| batch.end - batch.first).sum()
+    }
+
+    /// Sets numbers aside at a low mark.
+    fn plan_batch(&mut self, spread: &Spread) {
+        let coming = self.pooled(|batch, phase| match phase {
+            None => !batch.open && batch.is_spread(spread),
+            Some(phase) => *phase != Phase::Discarding,
+        });
+        if coming >= self.pool.size / 2 || self.pool.failed {
+            return;
+        }
+        if core::mem::take(&mut self.pool.dry) && !self.pool.phases.is_empty() {
+            self.pool.size = (2 * self.pool.size).min(Pool::LAST);
+        }
+        let first = self.state.next_ino;
+        let end = first + self.pool.size;
+        if !self.may_give(end - 1) {
+            return;
+        }
+        let (servers, width) = spread.clone();
+        let batch = Batch { first, end, open: false, width, servers };
+        let pool = self.state.pool.iter().cloned().chain([batch]).collect();
+        if let Some(event) = self.note_pool(pool) {
+            self.pool.phases.insert(end, Phase::Planned { event });
+        }
+    }
+
+    /// Opens a batch before the one in use is used up.
+    fn open_batch(&mut self) {
+        let left = self.pooled(|_, phase| matches!(phase, Some(Phase::Open { .. })));
+        if left >= self.pool.size / 4 {
+            return;
+        }
+        let mut pool = self.state.pool.clone();
+        let is_next = |batch: &&mut Batch| self.pool.phases.get(&batch.end) == Some(&Phase::Made);
+        let Some(batch) = pool.iter_mut().find(is_next) else { return };
+        batch.open = true;
+        let end = batch.end;
+        if let Some(event) = self.note_pool(pool) {
+            self.pool.phases.insert(end, Phase::Open { event });
+        }
+    }
+
+    /// The number of the event that says what the pool is now.
+    fn note_pool(&mut self, pool: Vec<Batch>) -> Option<u64> {
+        // It needs nothing that would have to be loaded.
+        self.append(&Event::Pool { pool }).ok()?;
+        self.journal.hold(self.state.sequence, Held::Pool);
+        Some(self.state.sequence)
+    }
+
+    fn ask_for(&mut self, batch: &Batch, phase: Phase, out: &mut Outbox) {
+        let Some(striping) = &self.config.striping else { return };
+        let layout = |ino| striping.of(batch.servers_of(ino)).ok().map(|layout| (ino, layout));
+        let layouts: Layouts = batch.inos().filter_map(layout).collect();
+        let call = if phase == Phase::Making { StreamCall::Precreate } else { StreamCall::Discard };
+        self.pool.phases.insert(batch.end, phase);
+        self.ask(Purpose::Pool(batch.end), Io::Stream(call, layouts), out);
+    }
+
+    /// Data servers have made or removed the datafiles of a batch, or could not.
+    pub(crate) fn pool_done(&mut self, end: u64, result: Result<(), Errno>) {
+        match (self.pool.phases.remove(&end), result) {
+            (_, Err(_)) => self.pool.failed = true,
+            (Some(Phase::Making), Ok(())) => {
+                self.pool.phases.insert(end, Phase::Made);
+            }
+            (Some(Phase::Discarding), Ok(())) => {
+                let pool = self.state.pool.iter().filter(|batch| batch.end != end).cloned().collect();
+                self.note_pool(pool);
+            }
+            (_, Ok(())) => {}
+        }
+    }
+}

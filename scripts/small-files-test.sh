@@ -1,0 +1,105 @@
+#!/bin/bash
+# small-files-test.sh: the ways in which small files are made on data servers are the same file system to users, in any combination and
+# while servers are killed, and leave nothing behind.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${TARGET:-target}/release/espalier")
+conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
+work=$(mktemp -d)
+chmod 755 "$work" # others look into the mounts, too
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+. scripts/cluster-functions.sh
+
+# streams_of FILE: its datafiles.
+streams_of() {
+    find "$cluster"/server-*/data/streams -name "$(printf %x "$(stat -c %i "$1")")" | wc -l
+}
+
+echo '== a cluster of three'
+"$bin" cluster init "$cluster" --servers 3 --listen 127.0.0.1:17570 --label tested > /dev/null
+up
+url=espalier://127.0.0.1:17570/
+credentials=$cluster/clients/admin
+for mount in "$a" "$b"; do
+    "$bin" mount "$url" "$mount" -o "credentials=$credentials" --log-file "$mount.log"
+done
+
+echo '== files are made as their directories want'
+mkdir "$a/stuffed" "$a/striped" "$a/precreated"
+"$bin" policy "$a/striped" --set stuffing=false
+"$bin" policy "$a/precreated" --set stuffing=false --set precreation=true
+refused 'true or false' "$bin" policy "$a/striped" --set stuffing=perhaps
+: > "$a/precreated/first"
+is "$(streams_of "$a/precreated/first")" 0
+# The data servers have made datafiles for those that follow.
+pooled() {
+    : > "$a/precreated/pooled"
+    [ "$(streams_of "$a/precreated/pooled")" = 3 ] || { rm "$a/precreated/pooled"; false; }
+}
+until_true pooled
+touch -d @1000000000 "$a/precreated/pooled"
+is "$(stat -c '%s %Y' "$b/precreated/pooled")" '0 1000000000'
+for dir in stuffed striped precreated; do
+    : > "$a/$dir/empty"
+    [ $(($(date +%s) - $(stat -c %Y "$b/$dir/empty"))) -lt 100 ] || fail 'it is older than it is'
+    for n in $(seq 100); do echo "$dir $n" > "$a/$dir/$n"; done
+    is "$(cat "$b/$dir/77")" "$dir 77"
+    echo more >> "$b/$dir/77"
+    is "$(wc -l < "$a/$dir/77")" 2
+done
+is "$(streams_of "$a/stuffed/1") $(streams_of "$a/striped/1") $(streams_of "$a/precreated/1")" '0 1 3'
+# What is there stays as it is, wherever it goes.
+mv "$a/striped/1" "$b/stuffed/moved"
+ln "$b/stuffed/moved" "$a/precreated/linked"
+is "$(cat "$b/precreated/linked")" 'striped 1'
+
+echo '== POSIX'
+for dir in striped precreated; do
+    mkdir "$a/$dir/conformance"
+    "$conformance" "$a/$dir/conformance" > "$work/conformance" ||
+        { grep -v ' ok ' "$work/conformance"; fail "not POSIX: $dir"; }
+    tail -n 1 "$work/conformance"
+done
+
+echo '== servers that are killed'
+# Each finds what it has written, and removes most of it.
+writer() {
+    local dir=$1 other=$2 n
+    for n in $(seq 300); do
+        echo "$n" > "$dir/w$n"
+        [ "$(cat "$other/w$n")" = "$n" ] || return 1
+        [ $((n % 10)) = 0 ] || rm "$other/w$n"
+    done
+}
+writers=
+for dir in striped precreated; do
+    writer "$a/$dir" "$b/$dir" & writers+=" $!"
+done
+for victim in 0 1 0 2; do
+    sleep 1
+    kill_server "$victim"
+    sleep 0.3
+    up
+done
+for writer in $writers; do wait "$writer" || fail 'what was written was not there'; done
+is "$(find "$a" -name 'w*' | wc -l)" 60
+
+echo '== nothing is left behind'
+"$bin" cluster down "$cluster" > /dev/null
+"$bin" cluster fsck "$cluster"
+up
+rm -rf "$a"/*
+is "$(find "$b" -mindepth 1 | wc -l)" 0
+umount "$a"
+umount "$b"
+"$bin" cluster down "$cluster" > /dev/null
+"$bin" cluster fsck "$cluster"
+echo 'small-files-test: passed'
