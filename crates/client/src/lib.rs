@@ -227,6 +227,7 @@ impl Client {
         };
         Next::Answer(Ok(match reply {
             Reply::Streamed => return self.turn_to_stream(call),
+            Reply::Stuffed => return self.turn_from_stream(call),
             Reply::Opened(opened) => match call {
                 Call::Request(Request::Open { ino, .. }) => Answer::Opened(self.opened(*ino, opened)),
                 _ => return Next::Answer(Err(Errno::EIO)),
@@ -298,6 +299,20 @@ impl Client {
     fn turn_to_stream(&mut self, call: &Call<'_>) -> Next {
         let Some(ino) = call.stream() else { return Next::Answer(Err(Errno::EIO)) };
         self.files.entry(ino).or_default().streamed = true;
+        self.start(call)
+    }
+
+    /// The file's bytes were in a stream before its server has lost power, and are not any more.
+    fn turn_from_stream(&mut self, call: &Call<'_>) -> Next {
+        let files = match *call {
+            Call::Copy { from, to, .. } => [Some(from), Some(to)],
+            _ => [call.stream(), None],
+        };
+        for ino in files.into_iter().flatten() {
+            if let Some(file) = self.files.get_mut(&ino) {
+                (file.streamed, file.way) = (false, Way::default());
+            }
+        }
         self.start(call)
     }
 

@@ -118,6 +118,8 @@ impl Striping {
 /// Where the bytes of a file are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
+    /// With the inode: there is no stream.
+    Inode,
     Store,
     Servers(Arc<Layout>),
     /// [`Input::Place`](crate::Input::Place) finds out.
@@ -222,12 +224,10 @@ impl Meta {
 
     /// Where the bytes of a file are that a client does something with.
     pub fn place_of(&self, io: &StreamIo) -> Place {
-        if self.config.striping.is_none() {
-            return Place::Store;
-        }
-        let of = |ino: Ino| match self.state.inodes.get(&ino).map(|cached| cached.inode.layout()) {
-            Some(None) => Place::Store,
-            Some(Some(layout)) => Place::Servers(Arc::clone(layout)),
+        let of = |ino: Ino| match self.state.inodes.get(&ino).map(|cached| &cached.inode.body) {
+            Some(Body::Streamed { .. }) => Place::Store,
+            Some(Body::Striped { layout, .. }) => Place::Servers(Arc::clone(layout)),
+            Some(_) => Place::Inode,
             None => Place::Unknown(ino),
         };
         match *io {

@@ -374,3 +374,24 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
         "{said:?}"
     );
 }
+
+/// After a loss of power a file may not have a stream any more that a client writes to.
+#[test]
+fn what_is_to_be_done_with_a_stream_that_is_none_is_sent_back() {
+    let mut server = Server::new(harness::config());
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
+    let how = open_how(Access::READ | Access::WRITE, false);
+    server.ask(ONE, Request::Open { ino, how }).unwrap();
+    let (id, message) = server.stream(StreamIo::Write { ino, offset: 0 });
+    let said = server.take(ONE, &all, message);
+    assert!(
+        matches!(&said[..], [(ONE, FromServer::Reply { id: of, result: Ok(Reply::Stuffed), .. })] if *of == id),
+        "{said:?}"
+    );
+    let set = SetAttr { size: Some(100), ..SetAttr::default() };
+    server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
+    let (_, message) = server.stream(StreamIo::Write { ino, offset: 0 });
+    assert_eq!((server.take(ONE, &all, message), server.streams.len()), (vec![], 1));
+}

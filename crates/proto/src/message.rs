@@ -374,6 +374,9 @@ pub enum Reply {
     Waits,
     /// `TestLock`.
     InTheWay(Option<Lock>),
+    /// Of what is to be done with a stream: the file is stuffed, for a loss of power has taken that it was moved out; ask for it
+    /// with a request.
+    Stuffed,
 }
 
 /// A step of copying a tree.

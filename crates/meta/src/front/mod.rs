@@ -329,6 +329,8 @@ impl Front {
     /// Says where the bytes are with which a client wants to do something, or finds out first.
     fn place(&mut self, now: Now, stream: StreamRequest) {
         match self.meta.place_of(&stream.io) {
+            // The client does not know what a loss of power has undone.
+            Place::Inode => self.end_stream(stream.of, Ok(Reply::Stuffed)),
             Place::Store => self.routed.streams.push(stream),
             Place::Servers(layout) => {
                 self.routed.streams.push(StreamRequest { layout: Some(layout), ..stream });

@@ -184,6 +184,16 @@ impl Action {
         )
     }
 
+    /// The inode of which it changes something, if it changes nothing else.
+    pub fn changed(&self) -> Option<Ino> {
+        match self {
+            Self::SetAttr { ino, .. } | Self::SetXattr { ino, .. } | Self::RemoveXattr { ino, .. } => {
+                Some(*ino)
+            }
+            action => action.written(),
+        }
+    }
+
     /// Whose bytes it changes.
     pub fn written(&self) -> Option<Ino> {
         match self {

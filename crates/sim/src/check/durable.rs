@@ -138,8 +138,15 @@ impl Durability {
         let told = Tree { base, changes: world.changes.clone() };
         let mut tree = Tree::like(&self.anchor);
         let mut kept = Log::new();
+        // What an earlier loss has taken nothing in the log makes, and nobody need be told of it what will be so.
+        let is_made = |node| {
+            Tree::like(&self.anchor).inode(node).is_some() || log.iter().any(|(id, _)| Node(id.0) == node)
+        };
+        let was_lost = |action: &Action| {
+            action.changed().and_then(|ino| told.numbered(ino)).is_some_and(|node| !is_made(node))
+        };
         for (id, outcome) in log.iter().filter(|(id, _)| !lost.contains(id)) {
-            if let Some(logged) = self.calls.get(id)
+            if let Some(logged) = self.calls.get(id).filter(|logged| !was_lost(&logged.action))
                 && replay(&mut tree, &told, *id, &logged.action, strip).of_open() != outcome.of_open()
             {
                 return None;

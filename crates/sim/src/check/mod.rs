@@ -328,8 +328,7 @@ impl Checker {
             if is_stale || matches!(result, Err(errno) if is_refusal(*errno)) {
                 found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
             }
-            let is_blurred = found.is_empty()
-                && (action.is_read() || result.is_err())
+            let is_blurred = (action.is_read() || result.is_err())
                 && self.pending.get(id).is_some_and(|part| part.is_blurred);
             if is_blurred {
                 found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());

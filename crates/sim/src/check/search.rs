@@ -161,9 +161,11 @@ impl<'a> Search<'a> {
     /// Carries out what was answered. `true`: what else may have been carried out before can as well be later.
     fn ends(&mut self, world: &World, found: &mut BTreeSet<World>) -> bool {
         let mut is_enough = false;
+        // If a number was learnt, it may be that of another inode, which was made later.
+        let is_as_before = |explained: &World| explained.changes == world.changes;
         for outcome in world.seen.get(&self.id).into_iter().flatten() {
             let explained = self.is_told(world, outcome);
-            is_enough |= explained.is_some();
+            is_enough |= explained.as_ref().is_some_and(is_as_before);
             found.extend(explained);
         }
         let (next, outcome) = self.perform(world, self.id);
@@ -175,7 +177,7 @@ impl<'a> Search<'a> {
             }
             None => {
                 let explained = self.is_told(world, &outcome);
-                is_enough |= explained.is_some();
+                is_enough |= explained.as_ref().is_some_and(is_as_before);
                 found.extend(explained);
                 is_enough && (self.told.result.is_err() || self.told.action.is_read())
             }

@@ -468,6 +468,30 @@ fn a_loss_of_power_takes_what_was_last() {
     assert!(run.loses_power() && run.did(lookup("e"), Ok(absent())));
 }
 
+/// That somebody may have looked before the write is not known any more, but it may not be taken for impossible.
+#[test]
+fn what_is_looked_at_while_too_much_is_at_once_tells_nothing() {
+    let mut run = Run::with_file();
+    assert!(run.did(write(0, &[1; 48]), Ok(Answer::Written(48))));
+    let (writes, truncates, reads) =
+        (run.asks(write(5, b"xyz")), run.asks(truncate(0)), run.asks(read(2, 4)));
+    assert!(run.ends(writes, Ok(Answer::Written(3))));
+    assert!(run.ends(truncates, Ok(Answer::Attr(attr(2, FileType::Regular, 1, 8)))));
+    assert!(run.ends(reads, Ok(bytes(b""))));
+    assert!(run.did(read(0, 8), Ok(bytes(b"\0\0\0\0\0xyz"))));
+}
+
+#[test]
+fn what_is_done_to_a_file_that_was_lost_is_nothing_more_to_lose() {
+    let mut run = Run::with_losses();
+    assert!(run.did(create("a"), Ok(file(2))) && run.loses_power() && run.did(lookup("a"), Ok(absent())));
+    // Another rank may have it open.
+    assert!(run.did(write(0, b"x"), Ok(Answer::Written(1))));
+    run.now += SECOND.0;
+    assert!(run.loses_power());
+    assert!(run.did(create("a"), Ok(file(3))) && run.did(lookup("a"), Ok(file(3))));
+}
+
 #[test]
 fn what_was_done_at_a_time_may_be_lost_in_any_order() {
     for lost in ["a", "b"] {
@@ -516,4 +540,16 @@ fn who_looks_between_two_that_have_nothing_to_do_with_each_other_sees_one() {
         assert!(run.ends(a, Ok(file(2))) && run.ends(b, Ok(file(3))));
         assert_eq!(run.ends(looking, Ok(listing(&seen))), is_right, "{seen:?}");
     }
+}
+
+/// Which inode a number is of is not known from one answer: here the first to be made may not be the one that is seen.
+#[test]
+fn a_number_may_be_of_an_inode_that_was_made_later() {
+    let mut run = Run::new();
+    let (first, unlink, second) = (run.asks(create("a")), run.asks(unlink("a")), run.asks(create("a")));
+    assert!(run.did(lookup("a"), Ok(file(3))));
+    assert!(
+        run.ends(first, Ok(file(2))) && run.ends(unlink, Ok(Answer::Done)) && run.ends(second, Ok(file(3)))
+    );
+    assert!(run.did(lookup("a"), Ok(file(3))));
 }

@@ -1,0 +1,24 @@
+//! Whether a file's bytes are in a stream is what its server has said last.
+#![allow(clippy::unwrap_used)]
+
+use std::borrow::Cow;
+
+use espalier_client::{Call, Client, Next};
+use espalier_proto::{Access, Ino, OpenHow, Opened, Reply, Request, StreamIo};
+
+#[test]
+fn a_stream_that_a_loss_of_power_has_taken_is_asked_for_no_more() {
+    let ino = Ino(7);
+    let mut client = Client::default();
+    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: false };
+    let open = Call::Request(Request::Open { ino, how });
+    let opened = Opened { streamed: true, keep_cache: false, limited: false, proof: 0 };
+    client.reply(&open, Ok(Reply::Opened(opened)));
+    let write = Call::Write { ino, offset: 0, data: Cow::Borrowed(b"x"), kill_suid_gid: false };
+    assert!(matches!(client.start(&write), Next::Ask(Request::Extend { .. })));
+    assert!(matches!(client.reply(&write, Ok(Reply::Granted)), Next::Stream(StreamIo::Write { .. })));
+    assert!(matches!(client.reply(&write, Ok(Reply::Stuffed)), Next::Ask(Request::Write { .. })));
+    assert!(matches!(client.start(&write), Next::Ask(Request::Write { .. })));
+    // It may outgrow the strip another time.
+    assert!(matches!(client.reply(&write, Ok(Reply::Streamed)), Next::Ask(Request::Extend { .. })));
+}
