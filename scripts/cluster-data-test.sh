@@ -271,9 +271,51 @@ kill_server 0
 up
 until_true no_datafiles 0
 
-echo '== the end'
+echo '== a data server is taken out'
+on_drained() {
+    find "$cluster/server-3/data/streams" -type f | wc -l
+}
+for n in 1 2 3 4; do cp "$work/bytes" "$a/moved-$n"; done
+ln "$a/moved-1" "$a/linked"
+truncate -s 50000000 "$a/moved-2"
+printf END >> "$a/moved-2"
+times=$(stat -c %Y "$a"/moved-*)
 umount "$a" "$b"
 "$bin" cluster down "$cluster"
+[ "$(on_drained)" -ge 2 ] || fail 'nothing lies there'
+refused 'set drain = true' "$bin" cluster drain "$cluster" --server 3
+refused 'number 7' "$bin" cluster drain "$cluster" --server 7
+sed -i '/^\[\[data\]\]/{n;s/^number = 3$/&\ndrain = true/}' "$cluster/server-0/server.toml"
+up
+there=$(on_drained)
+refused 'in use' "$bin" cluster drain "$cluster" --server 3
+"$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
+for n in 5 6 7 8; do cp "$work/bytes" "$a/moved-$n"; done
+is "$(on_drained)" "$there"
+umount "$a"
+"$bin" cluster down "$cluster"
+is "$("$bin" cluster drain "$cluster" --server 3 | head -n 1)" "moved $there files"
+is "$(on_drained)" 0
+"$bin" cluster fsck "$cluster"
+is "$("$bin" cluster drain "$cluster" --server 3 | head -n 1)" 'moved 0 files'
+sed -i '/^\[\[data\]\]/{N;/\nnumber = 3$/{N;N;d}}' "$cluster/server-0/server.toml"
+mv "$cluster/server-3" "$work/gone"
+up
+for mount in "$a" "$b"; do
+    "$bin" mount "$url" "$mount" -o "credentials=$credentials" --log-file "$work/${mount##*/}.log"
+done
+for n in 1 3 4 5 6 7 8; do cmp "$work/bytes" "$a/moved-$n"; done
+cmp "$work/bytes" "$b/linked"
+cmp -n 5000000 "$work/bytes" "$a/moved-2"
+is "$(tail -c +5000001 "$b/moved-2" | tr -d '\0')" END
+[ "$(stat -c %b "$b/moved-2")" -le 20000 ] || fail 'holes have been filled'
+is "$(stat -c %Y "$a"/moved-[1-4])" "$times"
+umount "$a" "$b"
+"$bin" cluster down "$cluster"
+sed -i '/^\[\[data\]\]/{n;s/^number = 2$/&\ndrain = true/}' "$cluster/server-0/server.toml"
+refused '8 files lie on all the other' "$bin" cluster drain "$cluster" --server 2
+
+echo '== the end'
 "$bin" cluster fsck "$cluster"
 # What fsck would find.
 mkdir -p "$cluster/server-2/data/streams/02"

@@ -236,13 +236,33 @@ refused 'Read-only file system' sh -c "echo more >> '$b/text'"
 refused 'Read-only file system' rm "$b/text"
 is "$(cat "$a/text")" text
 
+echo '== a client that is shut out while it works'
+flock "$b/text" sleep 1000 & locker=$!
+is_locked() { ! flock -n "$a/text" true; }
+until_true is_locked
+cp "$work/cluster/server-0/server.toml" "$work/toml"
+echo nonsense > "$work/cluster/server-0/server.toml"
+refused 'is no server' "$bin" cluster reload "$work/cluster"
+kill -HUP "$(pid 0)"
+cp "$work/toml" "$work/cluster/server-0/server.toml"
+sed -i '/^\[clients.reader\]/{n;s/.*/read_only = false/}' "$work/cluster/server-0/server.toml"
+"$bin" cluster reload "$work/cluster"
+writes() { echo more >> "$b/text"; }
+until_true writes
+sed -i '/^\[clients.reader\]/{n;s/.*/refused = true/}' "$work/cluster/server-0/server.toml"
+"$bin" cluster reload "$work/cluster"
+# What it had locked others may have at once.
+until_true flock -n "$a/text" true
+refused 'is not to connect' "$bin" mount "$url" "$work" -o "credentials=$work/cluster/clients/reader"
+kill "$locker"
+umount -f "$b" || umount -l "$b"
+
 echo '== a client that is restricted to a subtree'
 "$bin" cluster client "$work/cluster" guest > /dev/null
 printf '\n[clients.guest]\nsubtree = "/projects/a"\n' >> "$work/cluster/server-0/server.toml"
 mkdir -p "$a/projects/a/dir" "$a/secret"
 echo theirs > "$a/projects/a/dir/file"
 echo ours > "$a/secret/file"
-umount "$b"
 "$bin" cluster down "$work/cluster"
 up
 "$bin" mount "$url" "$b" -o "credentials=$work/cluster/clients/guest" --log-file "$work/b.log"

@@ -162,6 +162,19 @@ pub enum ClusterCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Move all files away from a data server, for which `drain = true` is set in the configurations. None may run.
+    Drain {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        /// The number of the data server.
+        #[arg(long, value_name = "NUMBER")]
+        server: u16,
+    },
+    /// Have the metadata servers that run here read anew what `[clients]` in their configurations says.
+    Reload {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+    },
     /// Tell how they are. Exits with 1 if one does not run.
     Status {
         #[arg(value_hint = ValueHint::DirPath)]

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{Identity, SealKey};
 use espalier_proto::{Rank, ServerId};
-use espalier_runtime::{MkfsOptions, Servers, Status, Undecided};
+use espalier_runtime::{Drained, MkfsOptions, Servers, Status, Undecided};
+use rustix::process::Signal;
 
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
@@ -34,6 +35,8 @@ pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Down { dir } => down(dir),
         ClusterCommand::Fsck { dir } => Ok(fsck(dir)),
         ClusterCommand::Resolve { dir, lost, yes } => resolve(dir, Rank(*lost), *yes),
+        ClusterCommand::Drain { dir, server } => drain(dir, ServerId(*server)),
+        ClusterCommand::Reload { dir } => reload(dir),
         ClusterCommand::Status { dir, json } => status(dir, *json),
     }
 }
@@ -96,7 +99,7 @@ fn configs(args: &InitArgs) -> Result<Vec<Config>> {
     if args.servers == 1 {
         return Ok(vec![first]);
     }
-    let entry = |number| Ok(DataEntry { number, address: address(number)? });
+    let entry = |number| Ok(DataEntry { number, address: address(number)?, drain: false });
     let data: Vec<_> = (0..args.servers).map(entry).collect::<Result<_>>()?;
     let entry = |rank| Ok(MetaEntry { rank, address: address(rank)? });
     let meta: Vec<_> = (0..args.ranks).filter(|_| args.ranks > 1).map(entry).collect::<Result<_>>()?;
@@ -191,6 +194,16 @@ impl Server {
         Ok(Some(espalier_runtime::status_of(&store)?).filter(|status| status.url.is_some()))
     }
 
+    /// Sends a signal to its process, if it runs.
+    fn signal(&self, signal: Signal) -> Result<bool> {
+        let Some(pid) = self.running()?.and_then(|status| status.pid) else { return Ok(false) };
+        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = pid.context("the server has no process")?;
+        rustix::process::kill_process(pid, signal)
+            .with_context(|| format!("cannot send a signal to the server of {}", self.dir.display()))?;
+        Ok(true)
+    }
+
     /// Where clients reach its tree of files, if it has one and runs.
     fn address(&self, status: Option<&Status>) -> Option<String> {
         let url = status.filter(|_| self.config.has(Role::Meta))?.url.as_deref()?;
@@ -260,14 +273,21 @@ fn url(addresses: &[String]) -> String {
     format!("{}{}/", Servers::SCHEME, addresses.join(","))
 }
 
+fn reload(dir: &Path) -> Result<ExitCode> {
+    for server in servers(dir)?.iter().filter(|server| server.config.has(Role::Meta)) {
+        if !server.signal(Signal::HUP)? {
+            eprintln!("the server of {} does not run here: send SIGHUP to its process", server.dir.display());
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
 fn down(dir: &Path) -> Result<ExitCode> {
     for server in servers(dir)? {
-        let Some(pid) = server.running()?.and_then(|status| status.pid) else { continue };
-        let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-        let pid = pid.context("the server has no process")?;
+        if !server.signal(Signal::TERM)? {
+            continue;
+        }
         let name = server.dir.display();
-        rustix::process::kill_process(pid, rustix::process::Signal::TERM)
-            .with_context(|| format!("cannot stop the server of {name}"))?;
         let began = Instant::now();
         while server.stores().iter().any(|store| espalier_store::is_open(store)) {
             if began.elapsed() > PATIENCE {
@@ -279,18 +299,49 @@ fn down(dir: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The stores of the metadata servers, and those of the data servers.
+fn all_stores(servers: &[Server]) -> Result<(Vec<PathBuf>, Vec<(ServerId, PathBuf)>)> {
+    let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
+    let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
+    if ranks.is_empty() {
+        bail!("no server has the tree of files");
+    }
+    let data = of(Role::Data)
+        .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)));
+    Ok((ranks, data.collect()))
+}
+
 fn fsck(dir: &Path) -> ExitCode {
     crate::fsck::exit_code(servers(dir).and_then(|servers| {
-        let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
-        let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
-        if ranks.is_empty() {
-            bail!("no server has the tree of files");
-        }
-        let data = of(Role::Data)
-            .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)))
-            .collect::<Vec<_>>();
+        let (ranks, data) = all_stores(&servers)?;
         crate::fsck::check_cluster(&ranks, &data)
     }))
+}
+
+fn drain(dir: &Path, number: ServerId) -> Result<ExitCode> {
+    let servers = servers(dir)?;
+    let (ranks, mut data) = all_stores(&servers)?;
+    let Some(at) = data.iter().position(|(one, _)| *one == number) else {
+        bail!("no server in {} holds data under the number {number}", dir.display());
+    };
+    let from = data.remove(at);
+    for Server { dir, config } in servers.iter().filter(|server| server.config.has(Role::Meta)) {
+        if !config.drained().any(|drained| drained == number) {
+            bail!(
+                "new files would come to lie there: set drain = true below [[data]] of number {number} in {}",
+                dir.join(CONFIG).display()
+            );
+        }
+        // Others may be on their way out, too.
+        data.retain(|(one, _)| !config.drained().any(|drained| drained == *one));
+    }
+    let Drained { moved, left } = espalier_runtime::drain(&ranks, from, &data)?;
+    println!("moved {moved} files");
+    if left > 0 {
+        bail!("{left} files lie on all the other data servers, too: add one to the cluster, and drain again");
+    }
+    println!("no files lie on data server {number}: take it out of [[data]] in all configurations");
+    Ok(ExitCode::SUCCESS)
 }
 
 fn resolve(dir: &Path, lost: Rank, yes: bool) -> Result<ExitCode> {

@@ -11,7 +11,9 @@ use anyhow::{Context, Result, bail};
 use espalier_meta::Rights;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
-use espalier_runtime::{Access, DataRole, DataStore, MetaRole, OpenOptions, ServeOptions, Striping};
+use espalier_runtime::{
+    Access, DataRole, DataStore, MetaRole, OpenOptions, ReadAccess, ServeOptions, Striping,
+};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -45,6 +47,9 @@ pub(crate) struct DataEntry {
     pub number: u16,
     /// As `HOST:PORT`. It may change.
     pub address: String,
+    /// No new files come to lie there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub drain: bool,
 }
 
 /// One of the metadata servers that share the tree, as clients and the others reach it.
@@ -245,7 +250,14 @@ impl Config {
         };
         let servers = self.data.iter().map(|entry| ServerId(entry.number)).collect();
         let striping = Striping::new(Distribution::SimpleStripe { strip }, servers, self.stripe_width);
-        Ok(Some(striping.context("stripe_strip, or [[data]], makes no sense")?))
+        let striping = striping.context("stripe_strip, or [[data]], makes no sense")?;
+        let drained: Vec<_> = self.drained().collect();
+        Ok(Some(striping.drain(&drained).context("one of [[data]] at least must be without drain = true")?))
+    }
+
+    /// Data servers that no new files come to lie on.
+    pub(crate) fn drained(&self) -> impl Iterator<Item = ServerId> {
+        self.data.iter().filter(|entry| entry.drain).map(|entry| ServerId(entry.number))
     }
 
     /// The metadata servers that share the tree, by rank.
@@ -335,7 +347,8 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
             let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
             let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
             let data_servers = config.data.into_iter().map(address).collect();
-            Some(MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key })
+            let read_access = Some(read_access(file.clone()));
+            Some(MetaRole { volume, store, access, read_access, session_ms, ranks, data_servers, data_key })
         }
         false => None,
     };
@@ -347,6 +360,16 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         }
     })?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Reads `[clients]` in a configuration anew.
+fn read_access(file: PathBuf) -> ReadAccess {
+    Box::new(move || {
+        Config::read(&file)
+            .map(|config| Access { clients: config.clients })
+            .inspect_err(|error| tracing::error!("{error:#}: all stays as it is"))
+            .ok()
+    })
 }
 
 /// Each connection is an open file, and few are allowed by default.

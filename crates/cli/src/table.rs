@@ -123,6 +123,11 @@ pub(crate) fn state(figures: &Figures) -> String {
             let _ = write!(out, "; {} have not come back yet", clients.awaited);
         }
     }
+    let data = &figures.data;
+    if data.read_bytes + data.written_bytes > 0 {
+        let _ = write!(out, "\ndatafiles   {} read", bytes(data.read_bytes));
+        let _ = write!(out, ", {} written", bytes(data.written_bytes));
+    }
     let _ = write!(out, "\noperations  {} wait for the journal or the disk", figures.waiting);
     if figures.waiting > 0 {
         let _ = write!(out, ", the longest for {}", time(figures.longest_wait_seconds));

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 
 use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
 
-use crate::{Call, Client, Next, extend, to_stream};
+use crate::{Call, Client, Next, extend, to_stream, write};
 
 /// Whom a file's bytes are to be asked of.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +39,8 @@ impl Client {
     pub(crate) fn write(&self, call: &Call<'_>) -> Next {
         let Call::Write { ino, offset, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
         match self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset }) {
+            // Set-id bits are gone by now.
+            _ if offset == END && self.server_appends => write(call, false),
             _ if offset == END => extend(call),
             Next::Stream(_) => extend(call),
             Next::Data(delegation, _) if delegation.limited => extend(call),

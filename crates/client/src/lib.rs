@@ -183,6 +183,8 @@ pub struct Client {
     pub can_pass_through: bool,
     /// The door can ask data servers itself.
     pub can_ask_data_servers: bool,
+    /// The metadata server appends to streams: it does so once, whatever is sent again.
+    pub server_appends: bool,
 }
 
 impl Client {
@@ -199,9 +201,7 @@ impl Client {
             }
             Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
             Call::Write { ino, .. } if streamed(ino) => self.write(call),
-            Call::Write { ino, offset, ref data, kill_suid_gid } => {
-                Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid })
-            }
+            Call::Write { kill_suid_gid, .. } => write(call, kill_suid_gid),
             Call::Allocate { ino, .. } if streamed(ino) => extend(call),
             Call::Allocate { ino, offset, length, mode } => {
                 Next::Ask(Request::Allocate { ino, offset, length, mode })
@@ -250,7 +250,13 @@ impl Client {
             Reply::Absent { cacheable } => Answer::Absent { cacheable },
             Reply::Bytes(bytes) => Answer::Bytes(bytes),
             Reply::Offset(offset) => Answer::Offset(offset),
-            Reply::Written(written) => Answer::Written(written),
+            Reply::Written(written) => {
+                // The server has appended to a stream.
+                if let Call::Write { ino, .. } = *call {
+                    self.files.entry(ino).or_default().streamed = true;
+                }
+                Answer::Written(written)
+            }
             Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
             Reply::StatFs(capacity) => Answer::StatFs(capacity),
             Reply::Removed { dir, name } => Answer::Removed { dir, name },
@@ -376,6 +382,16 @@ impl Sighting {
         };
         let (name_leased, attr_leased) = (false, false);
         Entry { attr, cacheable: false, name_leased, attr_leased, home: Home::Table, proof: 0 }
+    }
+}
+
+/// To be written by the metadata server.
+fn write(call: &Call<'_>, kill_suid_gid: bool) -> Next {
+    match *call {
+        Call::Write { ino, offset, ref data, .. } => {
+            Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid })
+        }
+        _ => Next::Answer(Err(Errno::EIO)),
     }
 }
 

@@ -121,7 +121,7 @@ impl<T> Sessions<T> {
     /// Of a cluster with so many metadata servers. `shares_names`: callers may be told what names stand for from what others have been
     /// told.
     pub fn new(cache: Cache, ranks: usize, shares_names: bool) -> Self {
-        let (client, asking) = (Client::default(), Asking::default());
+        let (client, asking) = (Client { server_appends: true, ..Client::default() }, Asking::default());
         Self { client, cache, ends: BTreeMap::new(), ranks, root: Ino::ROOT, shares_names, asking }
     }
 

@@ -6,7 +6,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    DataReply, DataRequest, END, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
+    DataReply, DataRequest, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
 };
 
 /// Something that is being done with a striped file. See the module's description.
@@ -24,11 +24,6 @@ enum Round {
     Measure(Read),
     /// What was missing, once more.
     ReadAgain(Read),
-    /// How long the datafiles are, to append this.
-    MeasureToAppend {
-        ino: Ino,
-        data: Vec<u8>,
-    },
     Write {
         length: usize,
     },
@@ -81,10 +76,6 @@ impl Striped {
             Round::Read(read) => read.received(replies)?.judge(&layout),
             Round::ReadAgain(read) => done(Ok(Reply::Bytes(read.received(replies)?.gather(&layout)))),
             Round::Measure(read) => read.measured(&layout, layout.size(sizes(&replies)?)),
-            Round::MeasureToAppend { ino, data } => {
-                let offset = layout.size(sizes(&replies)?);
-                write(&layout, ino, offset, &data)
-            }
             Round::Write { length } => done(Ok(Reply::Written(length as u32))),
             Round::Allocate => done(Ok(Reply::Done)),
             Round::Seek { offset, what } => done(found(&layout, offset, what, &replies)),
@@ -101,9 +92,6 @@ fn done(result: Result<Reply, Errno>) -> (Round, Turn) {
 fn begin(layout: &Layout, io: StreamIo, data: Vec<u8>) -> (Round, Turn) {
     match io {
         StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
-        StreamIo::Write { ino, offset: END } => {
-            (Round::MeasureToAppend { ino, data }, Turn::Ask(measure(layout, ino)))
-        }
         StreamIo::Write { ino, offset } => write(layout, ino, offset, &data),
         StreamIo::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
         StreamIo::Allocate { ino, offset, length, mode } => {

@@ -253,6 +253,14 @@ impl Data {
         }
     }
 
+    /// The request that an I/O is done for, and the connection that waits for its answer.
+    pub fn request_of(&self, io: IoId) -> Option<(u64, RequestId)> {
+        let (Running::Request(asked, _) | Running::Removal(asked, _)) = self.running.get(&io)? else {
+            return None;
+        };
+        Some((self.under_way.get(asked)?.connection, asked.2))
+    }
+
     /// Requests that have not been answered.
     pub fn under_way(&self) -> usize {
         self.under_way.len()

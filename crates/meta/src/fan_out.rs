@@ -3,7 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, ServerId, StreamStat};
+use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Segment, ServerId, StreamStat};
 
 use crate::step::{StreamCall, StreamDone};
 use crate::striping::Layouts;
@@ -28,6 +28,14 @@ impl StreamCall {
         {
             return Err(Errno::EFBIG);
         }
+        if let Self::Write { ino, offset, bytes } = self {
+            let mut scattered = layout.scatter(*offset, bytes);
+            let write = |Segment { place, local: offset, .. }| {
+                let data = core::mem::take(&mut scattered[place]);
+                (layout.servers()[place], DataRequest::Write { ino: *ino, offset, data })
+            };
+            return Ok(layout.parts(*offset, bytes.len() as u64).into_iter().map(write).collect());
+        }
         let bytes = if let Self::Fill { bytes, .. } = self { &bytes[..] } else { &[] };
         let mut contents = layout.scatter(0, bytes);
         let request = |(place, server): (usize, &ServerId)| {
@@ -38,9 +46,12 @@ impl StreamCall {
 
     fn request(&self, layout: &Layout, place: usize, contents: &mut [Vec<u8>]) -> Option<DataRequest> {
         Some(match *self {
-            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) | Self::Precreate | Self::Discard => {
-                return None;
-            }
+            Self::Stat(_)
+            | Self::Glance(_)
+            | Self::Measure(_)
+            | Self::Precreate
+            | Self::Discard
+            | Self::Write { .. } => return None,
             Self::Fill { ino, size, mtime, sync, .. } => {
                 let data = core::mem::take(&mut contents[place]);
                 DataRequest::Fill { ino, data, size: layout.local_size(place, size), mtime, sync }

@@ -420,7 +420,7 @@ mod tests {
         assert!(journal.hold_answer(true, false, reply(7)).is_none());
         let mut whole = Vec::new();
         for (first, answers) in [(1_u64, 1), (3, 1), (5, 2)] {
-            let (frame, sync) = journal.next_frame(9, false).unwrap();
+            let Some((frame, sync)) = journal.next_frame(9, false) else { panic!("a frame of {first}") };
             assert!(sync && frame[..8] == first.to_le_bytes(), "{frame:?}");
             whole.extend_from_slice(&frame[8..]);
             assert_eq!(journal.appended(Ok((Position(first), 10))).len(), answers);

@@ -36,6 +36,7 @@ mod rank;
 mod record;
 mod recount;
 mod recovery;
+mod relayout;
 mod repair;
 mod session;
 mod snapshot;
@@ -59,6 +60,7 @@ pub use outbox::{Answered, Connected, Input, Io, IoDone, IoId, Now, Outbox, Revo
 pub use rank::{Answer, Edit, PeerMessage, Question, TransactionId, Vote};
 pub use record::{Corrupt, Dentry, InoRecord, Inode, Slot, Super, decode, encode};
 pub use recovery::{Format, Recovery, RecoveryError};
+pub use relayout::relayout;
 pub use repair::{Repair, Repaired};
 pub use session::{Outcome, is_kept};
 pub use step::{Load, StreamCall, StreamDone};

@@ -197,6 +197,7 @@ impl Meta {
             now: now.time,
             uptime_ms: now.uptime_ms,
             client: task.from,
+            id: task.id,
             caller: &task.caller,
             streams: &task.streams,
             page: task.page,
@@ -300,6 +301,7 @@ impl Meta {
             let (lease_ms, touched) = self.keep(to, promise, now.uptime_ms);
             out.replies.push(Answered { to, id, result, lease_ms, touched });
         }
+        self.unlock_ends(now, |by| by == (to, id), out);
     }
 
     fn dispatch(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<Reply> {

@@ -1,6 +1,7 @@
 //! What operations remember that go in bounded steps, so that the machine is free for others in between.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{Copied, Ino};
@@ -16,6 +17,11 @@ pub(crate) enum Progress {
     None,
     Walk(Walk),
     Copy(Box<Copied>),
+    /// Where the bytes go that are appended to a stream: that is journaled.
+    Append {
+        offset: u64,
+        bytes: Arc<Vec<u8>>,
+    },
 }
 
 /// A look at everything below a directory.

@@ -1,6 +1,7 @@
 //! An operation is straight-line code that may start over: it leaves early with `?` when it cannot go on yet, and is
 //! run again from its first line when what it waits for has come. Nothing is changed before its last `?`.
 
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, ObjectId, StreamStat, Time};
@@ -41,6 +42,10 @@ pub(crate) enum Wait {
     Filling(Ino),
     /// Everything so far to be durable.
     Durable,
+    /// Everything so far to be in the journal's file.
+    Written,
+    /// Others to be done with changing where a file ends.
+    End(Ino),
     /// Room in the journal.
     Room,
     /// Others, who are let in between two steps.
@@ -90,6 +95,12 @@ pub enum StreamCall {
         size: u64,
         mtime: Time,
         sync: bool,
+    },
+    /// Shared, for it may be much and the call is kept.
+    Write {
+        ino: Ino,
+        offset: u64,
+        bytes: Arc<Vec<u8>>,
     },
     /// The file is known, durably, to have this stream.
     Settle {

@@ -32,6 +32,8 @@ pub struct Striping {
     distribution: Distribution,
     /// All data servers.
     servers: Arc<[ServerId]>,
+    /// Those that new files come to lie on.
+    open: Arc<[ServerId]>,
     /// A file gets so many of them.
     width: usize,
 }
@@ -46,7 +48,17 @@ impl Striping {
     ) -> Result<Self, LayoutError> {
         Layout::new(distribution.clone(), servers.clone())?;
         let width = width.clamp(1, servers.len());
-        Ok(Self { distribution, servers: servers.into(), width })
+        let servers: Arc<[ServerId]> = servers.into();
+        Ok(Self { distribution, open: Arc::clone(&servers), servers, width })
+    }
+
+    /// No new files come to lie on these servers.
+    ///
+    /// # Errors
+    /// None would be left.
+    pub fn drain(mut self, drained: &[ServerId]) -> Result<Self, LayoutError> {
+        self.open = self.open.iter().copied().filter(|server| !drained.contains(server)).collect();
+        if self.open.is_empty() { Err(LayoutError) } else { Ok(self) }
     }
 
     /// What is done where nobody says anything else.
@@ -80,24 +92,26 @@ impl Striping {
     }
 
     fn in_turn(&self, ino: Ino, width: usize) -> Vec<ServerId> {
-        in_turn(&self.servers, width, ino)
+        in_turn(&self.open, width, ino)
     }
 
-    /// All servers, and on how many of them files are, if that is so many in turn.
+    /// The servers that new files come to lie on, and on how many of them each is, if that is so many in turn.
     pub(crate) fn spread(&self, policy: &Policy) -> (Arc<[ServerId]>, u16) {
         let width = match policy.distribution() {
             Some(DistName::Basic) => 1,
-            _ => policy.num_dfiles().map_or(self.width, usize::from).min(self.servers.len()),
+            _ => policy.num_dfiles().map_or(self.width, usize::from).min(self.open.len()),
         };
         // More servers no layout has.
-        (Arc::clone(&self.servers), width as u16)
+        (Arc::clone(&self.open), width as u16)
     }
 
     /// Strips for more servers than there are go round.
     fn varstrip(&self, strips: &[espalier_policy::Strip]) -> (Distribution, Vec<ServerId>) {
         let mut servers = Vec::new();
         let place = |strip: &espalier_policy::Strip| {
-            let server = self.servers[usize::from(strip.server) % self.servers.len()];
+            let named = self.servers[usize::from(strip.server) % self.servers.len()];
+            let other = self.open[usize::from(strip.server) % self.open.len()];
+            let server = if self.open.contains(&named) { named } else { other };
             let place = servers.iter().position(|there| *there == server).unwrap_or_else(|| {
                 servers.push(server);
                 servers.len() - 1
@@ -196,6 +210,7 @@ impl Meta {
             // The pool has numbers that no file has.
             StreamCall::Precreate | StreamCall::Discard => Layouts::new(),
             StreamCall::Fill { ino, .. }
+            | StreamCall::Write { ino, .. }
             | StreamCall::Settle { ino }
             | StreamCall::Truncate { ino, .. }
             | StreamCall::SetMtime { ino, .. }

@@ -16,6 +16,7 @@ pub(crate) struct Cx<'a> {
     pub now: Time,
     pub uptime_ms: u64,
     pub client: ClientId,
+    pub id: RequestId,
     pub caller: &'a Caller,
     pub streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
     pub page: Option<Page>,

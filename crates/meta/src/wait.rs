@@ -29,7 +29,7 @@ impl Meta {
         });
         let waiting = match wait {
             Wait::Room => Waiting::Journal,
-            Wait::Lease(_) => Waiting::Clients,
+            Wait::Lease(_) | Wait::End(_) => Waiting::Clients,
             Wait::Peers | Wait::Locked(_) => Waiting::Peers,
             _ => Waiting::Disk,
         };
@@ -68,6 +68,16 @@ impl Meta {
             Wait::Durable => {
                 task.loaded = None;
                 self.journal.hold(self.state.sequence, Held::Task(number));
+            }
+            Wait::Written => {
+                task.loaded = None;
+                if self.journal.hold_written(Held::Task(number)).is_some() {
+                    return self.run(now, task, Some(number), out);
+                }
+            }
+            Wait::End(ino) => {
+                (task.loaded, task.page) = (None, None);
+                self.sessions.ends.wait(ino, number);
             }
             Wait::Filling(ino) => {
                 (task.loaded, task.page) = (None, None);
@@ -117,8 +127,10 @@ impl Meta {
         let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.swap_remove(at));
         let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
         let among_ranks = || self.ranks.stop_waiting(asked);
+        let ends = || self.sessions.ends.stop_waiting(asked);
         let filling = || self.filling.stop_waiting(asked);
-        if let Some(number) = roomless.or_else(waiting).or_else(among_ranks).or_else(filling) {
+        let number = roomless.or_else(waiting).or_else(among_ranks).or_else(filling).or_else(ends);
+        if let Some(number) = number {
             self.walking.remove(&number);
             let Some(mut task) = self.tasks.remove(&number) else { return };
             self.give_back(&mut task, out);

@@ -6,6 +6,7 @@ mod harness;
 mod ops {
     mod access;
     mod allocate;
+    mod append;
     mod copy_tree;
     mod create;
     mod delegate;

@@ -311,3 +311,61 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
     assert_eq!(fs.ask(counted), Ok(Reply::Bytes(b"300".to_vec())));
 }
+
+/// A file gets another server in the place of one that is drained, wherever its inode lies: in a dentry, in the inode table, or
+/// without a name.
+#[test]
+fn files_are_moved_away_from_a_server() {
+    let mut fs = cluster(Acknowledge::Volatile);
+    let files = ["named", "linked", "nameless", "small"].map(|file| make(&mut fs, file, 100).unwrap());
+    fs.ask(Request::Link { ino: files[1], dir: Ino::ROOT, name: name("again") }).unwrap();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("nameless") }).unwrap();
+    fs.drain();
+    let layout_of = |fs: &Harness, ino| match fs.meta.place_of(&StreamIo::Read { ino, offset: 0, size: 1 }) {
+        espalier_meta::Place::Servers(layout) => layout,
+        other => panic!("{other:?}"),
+    };
+    let before = files.map(|ino| layout_of(&fs, ino));
+    let (from, mut writes) = (ServerId(1), Vec::new());
+    for record in fs.disk.store().records() {
+        let (object, key, value) = record.unwrap();
+        writes.extend(espalier_meta::relayout(object, &key, &value, |ino, layout| {
+            if !layout.servers().contains(&from) {
+                return None;
+            }
+            let to = (0..SERVERS).map(ServerId).find(|server| !layout.servers().contains(server))?;
+            fs.data.copy(ino, from, to);
+            layout.replace(from, to).ok()
+        }));
+    }
+    assert_eq!(writes.len(), before.iter().filter(|layout| layout.servers().contains(&from)).count());
+    fs.disk.store().stage(writes).unwrap();
+    fs.disk.store().publish().unwrap();
+    fs = fs.crash();
+    for ino in files {
+        fs.attr_of(ino);
+        let layout = layout_of(&fs, ino);
+        assert!(layout.servers().len() == WIDTH && !layout.servers().contains(&from), "{layout:?}");
+        assert_eq!(fs.data.read(&layout, ino)[..STRIP as usize], (0..STRIP as u8).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn no_new_files_come_to_lie_on_drained_servers() {
+    let all = |drained: &[u16]| {
+        let striping = striped(Acknowledge::Volatile).striping.unwrap();
+        striping.drain(&drained.iter().copied().map(ServerId).collect::<Vec<_>>())
+    };
+    assert!(all(&[0, 1, 2, 3]).is_err());
+    for (drained, width) in [(&[][..], 3), (&[2], 3), (&[0, 3], 2)] {
+        let mut fs = Harness::with(Config { striping: all(drained).ok(), ..striped(Acknowledge::Volatile) });
+        fs.data = DataServers::new(SERVERS);
+        for file in ["a", "b", "c", "d"] {
+            let ino = make(&mut fs, file, 100).unwrap();
+            let place = fs.meta.place_of(&StreamIo::Read { ino, offset: 0, size: 1 });
+            let espalier_meta::Place::Servers(layout) = place else { panic!("{place:?}") };
+            assert_eq!(layout.servers().len(), width);
+            assert!(!drained.iter().any(|server| layout.servers().contains(&ServerId(*server))));
+        }
+    }
+}

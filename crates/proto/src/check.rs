@@ -210,7 +210,8 @@ impl StreamIo {
     pub fn check(&self, data: &[u8]) -> Result<(), Errno> {
         let fits = match self {
             Self::Read { size, .. } => *size as usize <= MAX_IO_BYTES,
-            Self::Write { .. } => data.len() <= MAX_IO_BYTES,
+            // Appends are done once: they are `Request`s.
+            Self::Write { offset, .. } => data.len() <= MAX_IO_BYTES && *offset != crate::END,
             _ => true,
         };
         if !fits || (!matches!(self, Self::Write { .. }) && !data.is_empty()) {
@@ -286,6 +287,7 @@ mod tests {
             Err(Errno::EINVAL)
         );
         assert_eq!(StreamIo::Write { ino: INO, offset: 0 }.check(b"x"), Ok(()));
+        assert_eq!(StreamIo::Write { ino: INO, offset: crate::END }.check(b"x"), Err(Errno::EINVAL));
     }
 
     #[test]

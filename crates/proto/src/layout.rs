@@ -120,6 +120,15 @@ impl Layout {
         &self.servers
     }
 
+    /// The same with another server in the place of one.
+    ///
+    /// # Errors
+    /// The other one is there already.
+    pub fn replace(&self, server: ServerId, other: ServerId) -> Result<Self, LayoutError> {
+        let replaced = |one: &ServerId| if *one == server { other } else { *one };
+        Self::new(self.distribution.clone(), self.servers.iter().map(replaced).collect())
+    }
+
     fn width(&self) -> u64 {
         self.servers.len() as u64
     }

@@ -337,7 +337,7 @@ pub enum Reply {
     },
     Attr(Attr),
     Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
-    /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; turn to its stream.
+    /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; turn to its stream. A server appends to streams itself.
     Streamed,
     Opened(Opened),
     Created(Entry, Opened),

@@ -111,6 +111,9 @@ impl Disk {
                     store.stream_sync(ino)?;
                 }
             }
+            StreamCall::Write { ino, offset, bytes } => {
+                store.stream_write(ino, offset, &bytes).and_then(|()| self.changed(ino))?;
+            }
             StreamCall::Settle { ino } => store.stream_settle(ino)?,
             StreamCall::Truncate { ino, size } => {
                 store.stream_truncate(ino, size).and_then(|()| self.changed(ino))?;

@@ -64,6 +64,12 @@ pub enum Error {
     Connect(#[from] espalier_net::ConnectError),
     #[error("{what}")]
     Io { what: String, source: std::io::Error },
+    #[error("a datafile could not be moved: {0}; see the log, and begin again")]
+    Drain(Errno),
+    #[error(
+        "operations among the metadata servers do not come to their end: start them all, and stop them again, or see `espalier cluster resolve`"
+    )]
+    Undecided,
     #[error("not everything could be written when the file system was closed: {0}")]
     Unwritten(Errno),
 }

@@ -11,6 +11,7 @@ mod control;
 mod data;
 mod disk;
 mod door;
+mod drain;
 mod dump;
 mod errands;
 mod error;
@@ -33,6 +34,7 @@ pub use capability::Holder;
 pub use control::{MountStatus, RanksStatus, Status, status_of, status_of_mount, top_of};
 pub use data::{DataStore, mkfs_data};
 pub use door::FOREVER;
+pub use drain::{Drained, drain};
 pub use dump::{Dumped, LoadOptions, dump, load, resume_dump, verify_dump};
 pub use error::Error;
 pub use espalier_meta::Striping;
@@ -41,10 +43,10 @@ pub use mount::{MountOptions, mount, wanted};
 pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair};
-pub use serve::{Access, DataRole, MetaRole, ServeOptions, serve};
+pub use serve::{Access, DataRole, MetaRole, ReadAccess, ServeOptions, serve};
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{
-    CacheFigures, CheckpointFigures, ClientFigures, DirectoryFigures, Figures, IoFigures, JournalFigures,
-    MetricsAddress, OperationFigures, ProcessFigures, Split, Top, TrashFigures,
+    CacheFigures, CheckpointFigures, ClientFigures, DataFigures, DirectoryFigures, Figures, IoFigures,
+    JournalFigures, MetricsAddress, OperationFigures, ProcessFigures, Split, Top, TrashFigures,
 };

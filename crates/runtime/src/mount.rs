@@ -89,7 +89,7 @@ pub fn mount(
             }
         });
         if let Some(metrics) = &metrics {
-            scope.spawn(|| metrics.serve(|| node.exposition()));
+            scope.spawn(|| metrics.serve(|path| (path == "/metrics").then(|| node.exposition())));
         }
         let served = listener.as_ref().map(|listener| {
             scope.spawn(|| listener.serve(|words| control::answer(&superblock, &told, words)))

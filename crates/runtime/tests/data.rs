@@ -1,7 +1,9 @@
 //! Who may talk to a data server, and what it does for them.
 #![allow(clippy::unwrap_used)]
 
+use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
@@ -12,7 +14,9 @@ use espalier_proto::{
     Access, Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId,
     ServerId, Service, StreamStat, Time, ToData, Welcome,
 };
-use espalier_runtime::{DataRole, DataStore, Holder, ServeOptions, mkfs_data, serve};
+use espalier_runtime::{
+    DataFigures, DataRole, DataStore, Holder, MetricsAddress, ServeOptions, mkfs_data, serve, status_of,
+};
 
 type Asker = Connection<FromData, ToData>;
 
@@ -36,7 +40,7 @@ fn data_server(dir: &Path, security: Security, key: SealKey) -> SocketAddr {
         limits: Limits::default(),
         max_connections: 10,
         threads: 2,
-        metrics: None,
+        metrics: Some(MetricsAddress::Unix(dir.join("metrics"))),
         slow: None,
         drain: Duration::from_secs(30),
     };
@@ -228,6 +232,42 @@ async fn clients_have_what_they_have_capabilities_for() {
     let (_, mut anew): (Welcome, Asker) = anew.unwrap();
     assert_eq!(ask(&mut anew, admit(1, &[])).await, Ok(DataReply::Done));
     assert_eq!(ask_with(&mut eve, Some(own), write()).await, stale);
+}
+
+#[tokio::test]
+async fn what_a_data_server_does_is_counted() {
+    let cluster = Cluster::new();
+    let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
+    assert_eq!(ask(&mut server, write()).await, Ok(DataReply::Done));
+    let far = DataRequest::Write { ino: INO, offset: espalier_proto::END, data: vec![1] };
+    assert_eq!(ask(&mut server, far).await, Err(Errno::EINVAL));
+    let read = DataRequest::Read { ino: INO, offset: 3, size: 100 };
+    assert_eq!(ask(&mut server, read).await, Ok(DataReply::Bytes(b"\0\0bytes".to_vec())));
+    assert_eq!(ask(&mut server, DataRequest::Remove { ino: INO }).await, Ok(DataReply::Done));
+
+    let figures = status_of(&cluster.dir.path().join("data")).unwrap().figures.unwrap();
+    let of = |name| figures.operations.iter().find(|operation| operation.name == name).unwrap();
+    for (name, count, errors) in [("write", 2, 1), ("read", 1, 0), ("unlink", 1, 0)] {
+        assert_eq!((of(name).count, of(name).errors), (count, errors), "{name}");
+    }
+    assert!(of("write").seconds.disk > 0.0, "{:?}", of("write"));
+    assert_eq!(figures.data, DataFigures { read_bytes: 7, written_bytes: 5 });
+    assert_eq!(figures.waiting, 0);
+    for path in ["/metrics", "/metrics/data"] {
+        let mut metrics = UnixStream::connect(cluster.dir.path().join("metrics")).unwrap();
+        write!(metrics, "GET {path} HTTP/1.1\r\n\r\n").unwrap();
+        let mut told = String::new();
+        metrics.read_to_string(&mut told).unwrap();
+        for line in [
+            "espalier_operation_duration_seconds_count{operation=\"write\"} 2",
+            "espalier_data_read_bytes_total 7",
+        ] {
+            assert!(
+                told.lines().any(|told| told.strip_suffix(".0").unwrap_or(told) == line),
+                "{line}: {told}"
+            );
+        }
+    }
 }
 
 /// Neither who asks for much without reading, nor who asks the same again and again, keeps others from being served.

@@ -128,6 +128,7 @@ impl Storage {
             Io::Load(Load::Dentries { .. }) => Access::Transfer(DENTRIES),
             Io::Stream(StreamCall::Fill { bytes, sync: true, .. }, _) => Access::Sync(bytes.len()),
             Io::Stream(StreamCall::Fill { bytes, .. }, _) => Access::Transfer(bytes.len()),
+            Io::Stream(StreamCall::Write { bytes, .. }, _) => Access::Transfer(bytes.len()),
             Io::Stream(StreamCall::Sync { .. }, _) => Access::Sync(0),
             _ => Access::Transfer(RECORD),
         }
@@ -285,6 +286,7 @@ fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, Stor
                 store.stream_sync(ino)?;
             }
         }
+        StreamCall::Write { ino, offset, bytes } => store.stream_write(ino, offset, &bytes)?,
         StreamCall::Truncate { ino, size } => store.stream_truncate(ino, size)?,
         StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
         StreamCall::Sync { ino } => store.stream_sync(ino)?,

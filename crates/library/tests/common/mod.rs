@@ -1,41 +1,60 @@
 //! A file system on servers, for a test. Leases are long, so that no machine is too slow for what is asserted.
+#![allow(dead_code)] // Each test needs a part of it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use espalier_net::{Limits, Security};
-use espalier_runtime::{Access, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Volume, mkfs_ranks, serve};
+use espalier_net::{Limits, SealKey, Security};
+use espalier_proto::{Distribution, ServerId};
+use espalier_runtime::{
+    Access, DataRole, DataStore, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Striping, Volume,
+    mkfs_data, mkfs_ranks, serve,
+};
 
 /// Serves an empty file system by so many servers that share the tree, for as long as the test's process runs; its URL.
 pub fn servers(ranks: u16) -> String {
     let dir = tempfile::tempdir().unwrap();
     let stores: Vec<_> = (0..ranks).map(|rank| dir.path().join(rank.to_string())).collect();
-    let made = MkfsOptions {
-        label: String::new(),
-        strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: Some(4 << 20),
-        force: false,
-        uid: 0,
-        gid: 0,
-        perm: 0o777,
-    };
-    mkfs_ranks(&stores, &made).unwrap();
+    mkfs_ranks(&stores, &made()).unwrap();
     let addresses = addresses(ranks);
     let known: Vec<_> = addresses.iter().map(ToString::to_string).collect();
-    let dir = std::sync::Arc::new(dir);
+    let dir = Arc::new(dir);
     for (store, listen) in stores.into_iter().zip(addresses) {
         let ranks = if ranks == 1 { Vec::new() } else { known.clone() };
-        let (dir, (ready, is_ready)) = (dir.clone(), channel());
-        std::thread::spawn(move || {
-            let _dir = dir;
-            run(store, listen, ranks, || ready.send(()).unwrap());
-        });
-        is_ready.recv().unwrap();
+        let open = OpenOptions { with_ranks: ranks.len() > 1, ..served() };
+        run(&dir, Some(role(store, open, ranks)), None, listen);
     }
     format!("espalier://{}/", known.join(","))
+}
+
+/// As [`servers`], by one that has the tree, and so many data servers besides, over all of which big files are striped.
+pub fn with_data_servers(count: u16) -> String {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let key_file = dir.path().join("data.key");
+    SealKey::write(&SealKey::generate().unwrap(), &key_file).unwrap();
+    let key = || Some(SealKey::load(&key_file).unwrap());
+    let addresses = addresses(count + 1);
+    let numbers: Vec<_> = (0..count).map(ServerId).collect();
+    for (number, listen) in numbers.iter().copied().zip(&addresses[1..]) {
+        let path = dir.path().join(format!("data-{number}"));
+        mkfs_data(&path, number).unwrap();
+        let data = DataRole { store: DataStore::open(&path, number, false).unwrap(), data_key: key() };
+        run(&dir, None, Some(data), *listen);
+    }
+    let store = dir.path().join("store");
+    mkfs_ranks(std::slice::from_ref(&store), &made()).unwrap();
+    let distribution = Distribution::SimpleStripe { strip: 64 << 10 };
+    let striping = Striping::new(distribution, numbers.clone(), numbers.len()).unwrap();
+    let open = OpenOptions { striping: Some(striping), ..served() };
+    let known = addresses[1..].iter().map(ToString::to_string);
+    let data_servers = numbers.into_iter().zip(known).collect();
+    let meta = MetaRole { data_servers, data_key: key(), ..role(store, open, Vec::new()) };
+    run(&dir, Some(meta), None, addresses[0]);
+    format!("espalier://{}/", addresses[0])
 }
 
 /// As many that no other process has: each must be known before its server listens.
@@ -47,16 +66,40 @@ fn addresses(count: u16) -> Vec<SocketAddr> {
     (first..first + count).map(|port| SocketAddr::new(ip, port)).collect()
 }
 
-fn run(store: PathBuf, listen: SocketAddr, ranks: Vec<String>, ready: impl FnOnce()) {
-    let (session_ms, lease_ms) = (1_200_000, 600_000);
-    let with_ranks = ranks.len() > 1;
-    let open = OpenOptions {
-        session_ms: Some(session_ms),
-        lease_ms: Some(lease_ms),
-        with_ranks,
-        ..OpenOptions::default()
-    };
-    let volume = Volume::open(&store, open).unwrap();
+const SESSION_MS: u32 = 1_200_000;
+
+fn made() -> MkfsOptions {
+    MkfsOptions {
+        label: String::new(),
+        strip_bytes: MkfsOptions::STRIP_BYTES,
+        journal_bytes: Some(4 << 20),
+        force: false,
+        uid: 0,
+        gid: 0,
+        perm: 0o777,
+    }
+}
+
+fn served() -> OpenOptions {
+    OpenOptions { session_ms: Some(SESSION_MS), lease_ms: Some(600_000), ..OpenOptions::default() }
+}
+
+fn role(store: PathBuf, open: OpenOptions, ranks: Vec<String>) -> MetaRole {
+    MetaRole {
+        volume: Volume::open(&store, open).unwrap(),
+        store,
+        access: Access::default(),
+        read_access: None,
+        session_ms: SESSION_MS,
+        ranks,
+        data_servers: Vec::new(),
+        data_key: None,
+    }
+}
+
+/// Returns when it serves; `dir` is kept for as long.
+fn run(dir: &Arc<tempfile::TempDir>, meta: Option<MetaRole>, data: Option<DataRole>, listen: SocketAddr) {
+    let (dir, (ready, is_ready)) = (Arc::clone(dir), channel());
     let options = ServeOptions {
         listen,
         security: Security::Insecure,
@@ -67,7 +110,9 @@ fn run(store: PathBuf, listen: SocketAddr, ranks: Vec<String>, ready: impl FnOnc
         slow: None,
         drain: Duration::from_secs(30),
     };
-    let (access, data_servers, data_key) = (Access::default(), Vec::new(), None);
-    let meta = MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key };
-    serve(Some(meta), None, options, |_| ready()).unwrap();
+    std::thread::spawn(move || {
+        let _dir = dir;
+        serve(meta, data, options, |_| ready.send(()).unwrap()).unwrap();
+    });
+    is_ready.recv().unwrap();
 }

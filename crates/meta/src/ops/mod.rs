@@ -2,6 +2,7 @@
 
 mod access;
 mod allocate;
+mod append;
 mod copy_tree;
 mod create;
 mod delegate;

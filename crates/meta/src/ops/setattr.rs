@@ -104,6 +104,7 @@ fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
 impl Meta {
     /// Growth is counted before it happens, lest others take the room meanwhile.
     pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
+        self.lock_end(cx, ino)?;
         self.watch(cx, ino)?;
         let call = StreamCall::Truncate { ino, size };
         let done = cx.streams.iter().position(|(made, result)| *made == call && result.is_ok());

@@ -9,8 +9,8 @@ use crate::record::Body;
 use crate::step::Step;
 
 impl Meta {
-    /// Writes to a stuffed file. If it outgrows the strip, it is moved out, and the client writes to the stream.
-    /// The data is taken.
+    /// Writes to a stuffed file. If it outgrows the strip, it is moved out, and the client writes to the stream; but to append to one
+    /// is for a server's machine itself. The data is taken.
     pub(crate) fn write(
         &mut self,
         cx: &mut Cx<'_>,
@@ -19,6 +19,10 @@ impl Meta {
         data: &mut Vec<u8>,
         kill_suid_gid: bool,
     ) -> Step<Reply> {
+        let appends = offset == END && !kill_suid_gid && self.config.session_ms.is_some();
+        if appends && self.state.inode(ino)?.is_streamed() {
+            return self.append_to_stream(cx, ino, data);
+        }
         self.growable()?;
         let size = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,

@@ -36,6 +36,13 @@ pub enum Outcome {
         kind: FileType,
         cacheable: bool,
     },
+    /// So many bytes have been written.
+    Written(u32),
+    /// Bytes are being appended to a stream, there: when it is asked for again, they are written there again.
+    Appending {
+        ino: Ino,
+        offset: u64,
+    },
 }
 
 impl Outcome {
@@ -74,6 +81,7 @@ impl Outcome {
                 Self::Given { ino: *ino, home: home?, named: None, opened: Some(how.access) }
             }
             (_, Ok(Reply::Streamed)) => Self::Streamed,
+            (_, Ok(Reply::Written(written))) => Self::Written(*written),
             (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
             (_, Ok(Reply::Copied(copied))) => Self::Copied(copied.clone()),
             (_, Ok(Reply::Elsewhere { ino, kind, cacheable, .. })) => {
@@ -105,6 +113,9 @@ impl Meta {
                 if opened.is_some() { Reply::Created(entry, how) } else { Reply::Entry(entry) }
             }
             Outcome::Streamed => Reply::Streamed,
+            Outcome::Written(written) => Reply::Written(*written),
+            // It is not told again, but done.
+            Outcome::Appending { .. } => return Err(Errno::EIO.into()),
             Outcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },
             Outcome::Copied(copied) => Reply::Copied(copied.clone()),
             Outcome::Elsewhere { ino, kind, cacheable } => {

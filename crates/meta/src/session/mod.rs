@@ -5,6 +5,7 @@
 
 mod completed;
 mod data;
+mod ends;
 mod kept;
 mod proof;
 mod reclaim;
@@ -19,6 +20,7 @@ pub(crate) use reclaim::Reclaimed;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
@@ -32,6 +34,7 @@ use crate::journal::Held;
 use crate::lease::Promise;
 use crate::machine::{Cx, Meta};
 use crate::outbox::{Answered, Connected, Now, Outbox};
+use crate::progress::Progress::Append;
 use crate::state::Map;
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
@@ -68,6 +71,8 @@ pub(crate) struct Sessions {
     data: data::Sessions,
     /// When the machine began, as far as it has been told.
     began_ms: Option<u64>,
+    /// Who may change where files end.
+    pub ends: ends::Ends,
     /// Whatever clients were told before the machine began they no longer use.
     leases_over: bool,
     /// What has no name, and nobody that has said so has it: to be freed when all have said what they have.
@@ -176,7 +181,13 @@ impl Meta {
             return;
         }
         let kept = self.state.sessions.get(&from).and_then(|kept| kept.completed.get(&id));
-        task.again = kept.cloned().map(Box::new);
+        match (kept, &mut task.request) {
+            (Some(Outcome::Appending { offset, .. }), Request::Write { data, .. }) => {
+                let (offset, bytes) = (*offset, Arc::new(core::mem::take(data)));
+                task.progress = Append { offset, bytes };
+            }
+            (kept, _) => task.again = kept.cloned().map(Box::new),
+        }
         if task.again.is_some() || self.claim(now, (from, id), &mut task.request, out) {
             self.run(now, task, None, out);
         }
@@ -336,14 +347,23 @@ impl Meta {
             return;
         }
         each_given(&task.request, result, |ino, hold| session.hold(ino, hold));
-        if task.changed && !self.config.read_only {
+        if task.changed {
             let home = |ino: &Ino| self.state.inodes.get(ino).map(|cached| cached.told_home());
             let home = if let Request::Open { ino, .. } = &task.request { home(ino) } else { None };
-            let (client, id, below) = (task.from, task.id, session.below);
             if let Some(outcome) = Outcome::of(&task.request, result, home) {
-                // It needs nothing that would have to be loaded.
-                let _ = self.append(&Event::Completed { client, id, below, outcome });
+                self.journal_outcome((task.from, task.id), outcome);
             }
+        }
+    }
+
+    /// Notes in the journal what a request has come to.
+    pub(crate) fn journal_outcome(&mut self, (client, id): (ClientId, RequestId), outcome: Outcome) {
+        if let Some(session) = self.sessions.clients.get(&client)
+            && !self.config.read_only
+        {
+            let below = session.below;
+            // It needs nothing that would have to be loaded.
+            let _ = self.append(&Event::Completed { client, id, below, outcome });
         }
     }
 
@@ -455,6 +475,7 @@ impl Meta {
         self.journal_session(client, false);
         self.drop_leases(now, client, out);
         self.locks.end(client);
+        self.unlock_ends(now, |(by, _)| by == client, out);
         if session.awaited {
             self.await_no_more(now, out);
         }

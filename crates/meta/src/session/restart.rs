@@ -35,7 +35,9 @@ impl Meta {
             let kept =
                 self.state.sessions.get(&client).map(|kept| kept.completed.clone()).unwrap_or_default();
             for (id, outcome) in kept {
-                if let Outcome::Given { ino, home, named, opened } = outcome {
+                if let Outcome::Appending { ino, .. } = outcome {
+                    self.sessions.ends.lock(ino, (client, id));
+                } else if let Outcome::Given { ino, home, named, opened } = outcome {
                     let hold = Hold {
                         lookups: named.is_some().into(),
                         opens: opened.is_some().into(),

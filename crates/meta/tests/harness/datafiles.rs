@@ -44,6 +44,26 @@ impl DataServers {
         self.servers.iter().flat_map(of).collect()
     }
 
+    /// Copies a datafile to another server.
+    pub fn copy(&self, ino: Ino, from: ServerId, to: ServerId) {
+        let StreamStat { size, .. } = self.servers[&from].stream_stat(ino).unwrap();
+        let mut bytes = vec![0; size as usize];
+        self.servers[&from].stream_read(ino, 0, &mut bytes).unwrap();
+        self.servers[&to].stream_write(ino, 0, &bytes).unwrap();
+    }
+
+    /// All bytes of a file.
+    pub fn read(&self, layout: &Layout, ino: Ino) -> Vec<u8> {
+        let stores: Vec<_> = layout.servers().iter().map(|server| &self.servers[server]).collect();
+        let sizes = stores.iter().map(|store| store.stream_stat(ino).unwrap().size);
+        let byte = |Segment { place, local, .. }| {
+            let mut byte = [0];
+            stores[place].stream_read(ino, local, &mut byte).unwrap();
+            byte[0]
+        };
+        (0..layout.size(sizes)).map(|at| byte(layout.segments(at, 1).next().unwrap())).collect()
+    }
+
     /// How many datafiles there are of each file.
     pub fn files(&self) -> BTreeMap<Ino, usize> {
         let mut files = BTreeMap::new();

@@ -3,14 +3,18 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
 
 use espalier_data::{Asker, Data, Input, Io, IoId, Outbox};
 use espalier_net::{Connection, Incoming, NetError, Reason, Refusal, SealKey, Sender};
-use espalier_proto::{Capability, Errno, FromData, RequestId, ServerId, ToData, Welcome};
+use espalier_proto::{
+    Capability, DataReply, DataRequest, Errno, FromData, RequestId, ServerId, ToData, Welcome,
+};
 
 use super::store::DataStore;
 use crate::capability::Holder;
+use crate::watch::{DataFigures, IoKind, Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
 /// A data server. See the module's description.
 pub struct DataServer {
@@ -19,6 +23,9 @@ pub struct DataServer {
     key: Option<SealKey>,
     inner: Mutex<Inner>,
     next_connection: AtomicU64,
+    pub watch: Watch,
+    read_bytes: AtomicU64,
+    written_bytes: AtomicU64,
 }
 
 #[derive(Default)]
@@ -31,9 +38,16 @@ struct Inner {
 struct Peer {
     asker: Asker,
     sender: Sender<FromData>,
-    /// Requests that have not been answered, and what goes with them, in bytes.
-    under_way: HashMap<RequestId, usize>,
+    /// Requests that have not been answered.
+    under_way: HashMap<RequestId, UnderWay>,
+    /// That go with them.
     bytes: usize,
+}
+
+struct UnderWay {
+    bytes: usize,
+    writes: bool,
+    span: Span,
 }
 
 /// So many bytes may wait until somebody reads them; then nothing more is taken from it.
@@ -53,13 +67,45 @@ impl Peer {
 
 impl DataServer {
     /// `key`: as the metadata servers have it; without one, no clients are served.
-    pub fn new(store: DataStore, key: Option<SealKey>) -> Self {
-        Self { store, key, inner: Mutex::default(), next_connection: AtomicU64::new(1) }
+    /// `threads`: that serve requests.
+    pub fn new(store: DataStore, key: Option<SealKey>, threads: usize) -> Self {
+        Self {
+            store,
+            key,
+            inner: Mutex::default(),
+            next_connection: AtomicU64::new(1),
+            watch: Watch::new(threads, None),
+            read_bytes: AtomicU64::default(),
+            written_bytes: AtomicU64::default(),
+        }
     }
 
     /// Peers that are connected.
     pub fn connections(&self) -> usize {
         self.inner.lock().map_or(0, |inner| inner.peers.len())
+    }
+
+    /// What it has done and how it is.
+    pub fn figures(&self) -> MachineFigures {
+        let now = Instant::now();
+        let Ok(inner) = self.inner.lock() else { return MachineFigures::default() };
+        let spans = || inner.peers.values().flat_map(|peer| peer.under_way.values()).map(|asked| &asked.span);
+        let longest = spans().map(|span| now.saturating_duration_since(span.mark())).max();
+        let read_bytes = self.read_bytes.load(Ordering::Relaxed);
+        let written_bytes = self.written_bytes.load(Ordering::Relaxed);
+        MachineFigures {
+            waiting: spans().count(),
+            longest_wait: longest.unwrap_or_default(),
+            data: DataFigures { read_bytes, written_bytes },
+            ..MachineFigures::default()
+        }
+    }
+
+    /// The same for Prometheus.
+    pub fn exposition(&self) -> String {
+        let totals = self.watch.totals();
+        let figures = self.watch.figures(&totals, self.figures());
+        exposition(totals, figures, 0, self.inner.is_poisoned())
     }
 
     /// Serves a metadata server, as long as the connection lasts.
@@ -168,12 +214,17 @@ impl DataServer {
     fn take(&self, number: u64, waiting: &mut VecDeque<ToData>) -> Option<Vec<ToData>> {
         let mut inner = self.inner.lock().ok()?;
         let peer = inner.peers.get_mut(&number)?;
-        let mut taken = Vec::new();
+        let (mut taken, now) = (Vec::new(), Instant::now());
         while peer.takes_more()
             && let Some(message) = waiting.pop_front()
         {
             let bytes = message.request.bytes();
-            if peer.under_way.insert(message.id, bytes).is_none() {
+            let writes = matches!(message.request, DataRequest::Write { .. } | DataRequest::Fill { .. });
+            let (kind, ino) = Kind::of_data(&message.request);
+            let mut span = Span::start(kind, Span::NO_PROCESS, ino, Turn { asked: now, began: now });
+            // Until a thread does it.
+            span.turn_to(Stage::Queue, now);
+            if peer.under_way.insert(message.id, UnderWay { bytes, writes, span }).is_none() {
                 peer.bytes += bytes;
             }
             taken.push(message);
@@ -183,14 +234,20 @@ impl DataServer {
 
     fn input(self: &Arc<Self>, inputs: impl IntoIterator<Item = Input>) {
         // A thread that has panicked with the machine has spoilt it: nobody is answered any more.
-        let Ok(mut inner) = self.inner.lock() else { return };
+        if let Ok(inner) = self.inner.lock() {
+            self.input_to(inner, inputs);
+        }
+    }
+
+    fn input_to(self: &Arc<Self>, mut inner: MutexGuard<'_, Inner>, inputs: impl IntoIterator<Item = Input>) {
         let mut out = Outbox::default();
         inputs.into_iter().for_each(|input| inner.machine.on(input, &mut out));
         let mut senders = Vec::new();
         for (connection, reply) in out.replies {
             let Some(peer) = inner.peers.get_mut(&connection) else { continue };
-            if let Some(bytes) = peer.under_way.remove(&reply.id) {
-                peer.bytes = peer.bytes.saturating_sub(bytes);
+            if let Some(asked) = peer.under_way.remove(&reply.id) {
+                peer.bytes = peer.bytes.saturating_sub(asked.bytes);
+                self.count(asked, &reply.result);
             }
             if peer.sender.queue(reply).is_ok() {
                 senders.push((connection, peer.sender.clone()));
@@ -210,10 +267,31 @@ impl DataServer {
     }
 
     fn work(self: &Arc<Self>, id: IoId, io: Io) {
+        let began = Instant::now();
         let result = match io {
             Io::Request(request) => self.store.execute(request),
             Io::SyncRemoved => self.store.sync_removed(),
         };
-        self.input([Input::Done { id, result }]);
+        self.watch.record_io(IoKind::Stream, began.elapsed());
+        let Ok(mut inner) = self.inner.lock() else { return };
+        if let Some((connection, request)) = inner.machine.request_of(id)
+            && let Some(peer) = inner.peers.get_mut(&connection)
+            && let Some(asked) = peer.under_way.get_mut(&request)
+        {
+            asked.span.turn_to(Stage::Disk, began);
+        }
+        self.input_to(inner, [Input::Done { id, result }]);
+    }
+
+    /// A request is answered.
+    fn count(&self, asked: UnderWay, result: &Result<DataReply, Errno>) {
+        let UnderWay { bytes, writes, mut span } = asked;
+        span.turn_to(Stage::Work, Instant::now());
+        self.watch.record(&span, result.is_err());
+        match result {
+            Ok(DataReply::Bytes(read)) => self.read_bytes.fetch_add(read.len() as u64, Ordering::Relaxed),
+            Ok(DataReply::Done) if writes => self.written_bytes.fetch_add(bytes as u64, Ordering::Relaxed),
+            _ => 0,
+        };
     }
 }

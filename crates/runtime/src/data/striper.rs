@@ -1,21 +1,16 @@
 //! Does what is to be done with striped files: asks the data servers, and goes on with their answers.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 use espalier_client::{Striped, Turn};
 use espalier_meta::{Layouts, StreamCall, StreamDone};
-use espalier_proto::{
-    DataReply, DataRequest, END, Errno, Ino, Layout, Reply, ServerId, StreamIo, StreamStat,
-};
+use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId, StreamIo, StreamStat};
 
 use super::servers::{Answer, DataServers, Pass};
 
 /// See the module's description.
 pub struct Striper {
     pub servers: DataServers,
-    /// Files that are being appended to: where one ends must not change until that is done.
-    appending: Mutex<HashMap<Ino, Weak<tokio::sync::Mutex<()>>>>,
 }
 
 /// A capability has to be asked for again. What it was shown for may have been done in part.
@@ -24,7 +19,7 @@ pub struct Stale;
 
 impl Striper {
     pub fn new(servers: DataServers) -> Self {
-        Self { servers, appending: Mutex::default() }
+        Self { servers }
     }
 
     /// What a client wants to be done with a file. `data`: what is written. `pass`: of a client that asks itself.
@@ -38,12 +33,6 @@ impl Striper {
         data: Vec<u8>,
         pass: Option<&Pass>,
     ) -> Result<Result<Reply, Errno>, Stale> {
-        let appended =
-            if let StreamIo::Write { ino, offset: END } = io { Some(self.appended(ino)) } else { None };
-        let _turn = match &appended {
-            Some(file) => Some(file.lock().await),
-            None => None,
-        };
         let (mut striped, mut turn) = Striped::start(layout, io, data);
         loop {
             match turn {
@@ -77,17 +66,6 @@ impl Striper {
     /// All are asked before this returns, so that they are asked in the order of the calls.
     fn ask(&self, asks: Vec<(ServerId, DataRequest)>, pass: Option<&Pass>) -> Vec<Answer> {
         asks.into_iter().map(|(server, request)| self.servers.ask(server, request, pass.cloned())).collect()
-    }
-
-    fn appended(&self, ino: Ino) -> Arc<tokio::sync::Mutex<()>> {
-        let mut appending = self.appending.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = appending.get(&ino).and_then(Weak::upgrade) {
-            return file;
-        }
-        appending.retain(|_, file| file.strong_count() > 0);
-        let file = Arc::default();
-        appending.insert(ino, Arc::downgrade(&file));
-        file
     }
 }
 

@@ -1,7 +1,7 @@
 //! One client's connection, from its first byte to its last.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use espalier_meta::{Begun, Refused};
@@ -11,8 +11,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use super::access::Access;
-use super::machine::{Origin, Server};
+use super::access::{Access, ReadAccess};
+use super::machine::{Guest, Origin, Server};
 use super::peers;
 use crate::capability::Holder;
 use crate::data::DataServer;
@@ -58,7 +58,9 @@ pub struct Metadata {
     pub session_ms: u32,
     /// As clients are told.
     pub servers: ServerMap,
-    pub access: Access,
+    pub access: RwLock<Arc<Access>>,
+    /// Who may connect, as that is configured now.
+    pub read_access: Option<ReadAccess>,
     /// Hashes clients: nobody can find another's session.
     pub secret: [u8; 16],
 }
@@ -194,8 +196,9 @@ impl Gate {
     }
 
     async fn converse(&self, meta: &Metadata, incoming: Incoming, peer: &str, leases: bool) -> Ended {
-        let rights = match meta.access.of(incoming.identity()) {
-            Ok(rights) => Arc::new(rights),
+        let identity = incoming.identity().cloned();
+        let rights = match meta.access().of(identity.as_ref()) {
+            Ok(rights) => rights,
             Err(text) => {
                 tracing::warn!(peer, "a client was refused: {text}");
                 incoming.refuse(Refusal::new(Reason::Identity, text)).await;
@@ -233,8 +236,11 @@ impl Gate {
             servers: meta.servers.clone(),
         };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
-        let connection = meta.server.attach(client, holder, sender.clone());
-        let origin = Origin { client, rights, connection };
+        let guest = Guest { identity, holder, rights: rights.clone() };
+        let connection = meta.server.attach(client, guest, sender.clone());
+        let origin = Origin { client, rights: Arc::new(rights), connection };
+        // They may have been changed while it connected.
+        meta.server.enforce(&meta.access(), Some(client));
         tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
         let mut batch = Vec::new();
         let ended = loop {
@@ -269,6 +275,18 @@ impl Gate {
 }
 
 impl Metadata {
+    fn access(&self) -> Arc<Access> {
+        Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Reads anew who may connect, and keeps the clients that are connected to that.
+    pub fn reload(&self) {
+        let Some(access) = self.read_access.as_ref().and_then(|read| read()).map(Arc::new) else { return };
+        *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&access);
+        self.server.enforce(&access, None);
+        tracing::info!("who may connect, and what clients may do, is as the configuration says now");
+    }
+
     fn is_peer(&self, from: Rank, to: Rank) -> bool {
         to == self.rank && from != to && from.0 < self.ranks
     }

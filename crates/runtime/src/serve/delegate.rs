@@ -26,7 +26,7 @@ impl Server {
     ) -> Option<Box<Delegation>> {
         let (mut given, sealer, peer) = (given?, self.sealer.as_ref()?, inner.peers.get(&to)?);
         (given.capability.server, given.capability.incarnation) = (sealer.number, sealer.incarnation);
-        peer.holder.seal(&mut given.capability, &sealer.key);
+        peer.guest.holder.seal(&mut given.capability, &sealer.key);
         Some(given)
     }
 

@@ -11,7 +11,7 @@ use espalier_client::Answer;
 use espalier_meta::{
     Begun, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
 };
-use espalier_net::{NetError, Sender};
+use espalier_net::{Identity, NetError, Sender};
 use espalier_proto::{
     ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, StreamIo, Touched,
 };
@@ -19,6 +19,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
+use super::access::Access;
 use super::connection::Ended;
 use super::delegate::Sealer;
 use super::peers::Link;
@@ -58,8 +59,15 @@ pub(super) struct Inner {
 /// A connected client.
 pub(super) struct Peer {
     connection: u64,
-    pub(super) holder: Holder,
+    pub(super) guest: Guest,
     pub(super) sender: Sender<FromServer>,
+}
+
+/// Whom a client's connection is from.
+pub struct Guest {
+    pub identity: Option<Identity>,
+    pub holder: Holder,
+    pub rights: Rights,
 }
 
 /// What a connection knows of its client.
@@ -117,11 +125,11 @@ impl Server {
     }
 
     /// From now on the client is reached by this connection; the number of it.
-    pub fn attach(&self, client: ClientId, holder: Holder, sender: Sender<FromServer>) -> u64 {
+    pub fn attach(&self, client: ClientId, guest: Guest, sender: Sender<FromServer>) -> u64 {
         let Ok((mut inner, turn)) = self.turn() else { return 0 };
         inner.next_connection += 1;
         let connection = inner.next_connection;
-        if let Some(old) = inner.peers.insert(client, Peer { connection, holder, sender }) {
+        if let Some(old) = inner.peers.insert(client, Peer { connection, guest, sender }) {
             old.sender.end();
         }
         inner.front.attach(client);
@@ -141,6 +149,32 @@ impl Server {
         }
     }
 
+    /// Keeps clients to what they may do now: one of which that has changed has to connect again, and the session of one that may not
+    /// ends. `only`: looks at this one alone.
+    pub fn enforce(&self, access: &Access, only: Option<ClientId>) {
+        let Ok((mut inner, turn)) = self.turn() else { return };
+        let affected: Vec<_> = inner
+            .peers
+            .iter()
+            .filter(|(client, _)| only.is_none_or(|only| only == **client))
+            .map(|(client, peer)| (*client, access.of(peer.guest.identity.as_ref()), &peer.guest.rights))
+            .filter(|(_, may, rights)| may.as_ref() != Ok(rights))
+            .map(|(client, may, _)| (client, may.is_err()))
+            .collect();
+        for (client, is_refused) in affected {
+            if let Some(peer) = inner.peers.remove(&client) {
+                peer.sender.end();
+            }
+            inner.front.detach(client);
+            inner.spans.retain(|(of, _), _| *of != client);
+            if is_refused {
+                tracing::warn!(client = client.0, "a client may not connect any more: its session ends");
+                inner.front.input(now(0), Input::Leave { client });
+            }
+        }
+        self.settle(inner, turn);
+    }
+
     /// Clients that are connected.
     pub fn connections(&self) -> usize {
         self.lock().map_or(0, |inner| inner.peers.len())
@@ -153,6 +187,9 @@ impl Server {
     pub fn received(&self, origin: &Origin, batch: &mut Vec<FromClient>) -> Ended {
         let client = origin.client;
         let (mut inner, turn) = self.turn().map_err(|_| "the server has failed")?;
+        if inner.peers.get(&client).is_none_or(|peer| peer.connection != origin.connection) {
+            return Err("the client has another connection, or may have none".into());
+        }
         let (mut left, mut taken) = (batch.len(), Ok(()));
         for message in batch.drain(..) {
             left -= 1;

@@ -9,9 +9,9 @@ mod striped;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use espalier_net::{Acceptor, Limits, SealKey, Security};
@@ -25,7 +25,7 @@ use crate::errands::Background;
 use crate::error::Error;
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
-pub use access::Access;
+pub use access::{Access, ReadAccess};
 use connection::{Gate, Metadata, accept};
 use delegate::Sealer;
 use machine::Server;
@@ -53,6 +53,8 @@ pub struct MetaRole {
     /// Where the store is.
     pub store: PathBuf,
     pub access: Access,
+    /// Reads that anew when the process is sent SIGHUP.
+    pub read_access: Option<ReadAccess>,
     /// A client that is silent for so many milliseconds loses its session.
     pub session_ms: u32,
     /// Where the metadata servers are that share the tree, by rank, as `HOST:PORT`. Empty: there is no other.
@@ -100,7 +102,7 @@ pub fn serve(
     let incarnation = crate::clock::incarnation();
     let tree = meta.map(|role| Tree::new(role, &options, &runtime, incarnation)).transpose()?;
     let (metadata, mut tree) = tree.unzip();
-    let data = data.map(|DataRole { store, data_key }| Arc::new(DataServer::new(store, data_key)));
+    let data = data.map(|DataRole { store, data_key }| Arc::new(DataServer::new(store, data_key, threads)));
     let data_control = data.as_ref().and_then(|data| control::Listener::of_store(data.store.path()));
     let gate = Arc::new(Gate {
         meta: metadata,
@@ -118,7 +120,7 @@ pub fn serve(
         let (server, superblock) = (Arc::clone(&tree.server), tree.superblock.clone());
         Served { server, superblock, url: url.clone() }
     });
-    let data_served = data.map(|data| DataServed::new(data, url));
+    let data_served = data.map(|server| DataServed { server, url });
     std::thread::scope(|scope| {
         let (stop_clock, stopped) = channel::<()>();
         if let (Some(Tree { server, .. }), Some(background)) = (&tree, background) {
@@ -133,9 +135,19 @@ pub fn serve(
             if let Some(peers) = peers {
                 peers.reach(server, &runtime);
             }
-            if let Some(metrics) = &metrics {
-                scope.spawn(|| metrics.serve(|| server.exposition()));
-            }
+        }
+        if let Some(metrics) = &metrics {
+            // A server may be both.
+            let (tree, data) = (&tree_served, &data_served);
+            scope.spawn(move || {
+                let of_tree = || tree.as_ref().map(|served| served.server.exposition());
+                let of_data = || data.as_ref().map(|served| served.server.exposition());
+                metrics.serve(|path| match path {
+                    "/metrics" => of_tree().or_else(of_data),
+                    "/metrics/data" => of_data(),
+                    _ => None,
+                });
+            });
         }
         let mut told = Vec::new();
         if let (Some(Tree { control: Some(control), superblock, .. }), Some(served)) = (&tree, &tree_served) {
@@ -147,9 +159,10 @@ pub fn serve(
             let answer = |words: &[&str]| control::answer(superblock, served, words);
             told.push((control, scope.spawn(move || control.serve(answer))));
         }
-        let accepting = runtime.spawn(accept(gate, listener));
+        let accepting = runtime.spawn(accept(Arc::clone(&gate), listener));
+        let reload = || gate.meta.iter().for_each(Metadata::reload);
         ready(address);
-        runtime.block_on(told_to_end());
+        runtime.block_on(told_to_end(reload));
         accepting.abort();
         // Requests that are under way are answered; those that come later are sent again to whoever serves next.
         let drained = tree.as_ref().is_none_or(|tree| tree.server.drain(options.drain));
@@ -164,7 +177,7 @@ pub fn serve(
             control.stop();
             let _ = told.join();
         }
-        if let (Some(metrics), Some(_)) = (&metrics, &tree) {
+        if let Some(metrics) = &metrics {
             metrics.stop();
         }
         let failure = tree.as_ref().and_then(|tree| tree.server.state().1);
@@ -189,7 +202,7 @@ impl Tree {
         runtime: &Handle,
         incarnation: u64,
     ) -> Result<(Metadata, Self), Error> {
-        let MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key } = role;
+        let MetaRole { volume, store, access, read_access, session_ms, ranks, data_servers, data_key } = role;
         // Data servers tell metadata servers apart by their ranks.
         let number = ServerId(volume.superblock.rank.0);
         let sealer = data_key.map(|key| Sealer { key, number, incarnation });
@@ -230,7 +243,8 @@ impl Tree {
             ranks,
             session_ms,
             servers,
-            access,
+            access: RwLock::new(Arc::new(access)),
+            read_access,
             secret,
         };
         let (background, peers) = (Some(background), Some(peers));
@@ -238,17 +252,20 @@ impl Tree {
     }
 }
 
-/// Waits for a signal that asks the process to end.
-async fn told_to_end() {
+/// Waits for a signal that asks the process to end. `reload`: what is done at each SIGHUP.
+async fn told_to_end(reload: impl Fn()) {
     use tokio::signal::unix::{SignalKind, signal};
-    let signals = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-    let (Ok(mut interrupt), Ok(mut terminate)) = signals else {
+    let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+    let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
         tracing::warn!("cannot handle signals: only a kill will end this server");
         return std::future::pending().await;
     };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = terminate.recv() => {}
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => return,
+            _ = terminate.recv() => return,
+            _ = hangup.recv() => reload(),
+        }
     }
 }
 
@@ -286,15 +303,7 @@ impl Told for Served {
 /// What tells how a data server is.
 struct DataServed {
     server: Arc<DataServer>,
-    /// It has no machine whose operations would be counted.
-    watch: Watch,
     url: String,
-}
-
-impl DataServed {
-    fn new(server: Arc<DataServer>, url: String) -> Self {
-        Self { server, watch: Watch::new(1, None), url }
-    }
 }
 
 impl Told for DataServed {
@@ -303,11 +312,11 @@ impl Told for DataServed {
     }
 
     fn figures(&self) -> MachineFigures {
-        MachineFigures::default()
+        self.server.figures()
     }
 
     fn watch(&self) -> &Watch {
-        &self.watch
+        &self.server.watch
     }
 
     fn path_of(&self, _: Ino) -> Option<String> {

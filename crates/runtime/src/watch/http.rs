@@ -72,8 +72,8 @@ impl MetricsServer {
         Ok(Self { listener, address, stopped: AtomicBool::new(false) })
     }
 
-    /// Answers with what `tell` says, until [`Self::stop`].
-    pub(crate) fn serve(&self, tell: impl Fn() -> String) {
+    /// Answers with what `tell` says of a path, until [`Self::stop`].
+    pub(crate) fn serve(&self, tell: impl Fn(&str) -> Option<String>) {
         while !self.stopped.load(Ordering::Acquire) {
             let outcome = match &self.listener {
                 Listener::Tcp(listener) => listener.accept().map(|(stream, _)| self.answer(stream, &tell)),
@@ -97,7 +97,7 @@ impl MetricsServer {
         };
     }
 
-    fn answer(&self, mut stream: impl Connection, tell: impl Fn() -> String) {
+    fn answer(&self, mut stream: impl Connection, tell: impl Fn(&str) -> Option<String>) {
         if let Err(error) = respond(&mut stream, tell) {
             tracing::debug!(%error, "a request for metrics was not answered");
         }
@@ -123,16 +123,15 @@ fn bind_unix(path: &Path) -> io::Result<Listener> {
     UnixListener::bind(path).map(Listener::Unix)
 }
 
-fn respond(stream: &mut impl Connection, tell: impl Fn() -> String) -> io::Result<()> {
+fn respond(stream: &mut impl Connection, tell: impl Fn(&str) -> Option<String>) -> io::Result<()> {
     let deadline = Instant::now() + LIMIT;
-    let (status, kind, body) = match read_request(stream, deadline)?.as_deref() {
-        Some("GET /metrics") => {
-            ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", tell())
-        }
-        Some(request) if request.starts_with("GET ") => {
-            ("404 Not Found", "text/plain", "There is only /metrics.\n".into())
-        }
-        Some(_) => ("405 Method Not Allowed", "text/plain", "There is only GET.\n".into()),
+    let request = read_request(stream, deadline)?;
+    let (status, kind, body) = match request.as_deref().map(|request| request.strip_prefix("GET ")) {
+        Some(Some(path)) => match tell(path) {
+            Some(told) => ("200 OK", "application/openmetrics-text; version=1.0.0; charset=utf-8", told),
+            None => ("404 Not Found", "text/plain", "What there is is at /metrics.\n".into()),
+        },
+        Some(None) => ("405 Method Not Allowed", "text/plain", "There is only GET.\n".into()),
         None => ("400 Bad Request", "text/plain", "This is no request that is understood here.\n".into()),
     };
     let length = body.len();
@@ -188,7 +187,7 @@ mod tests {
         // Requests and answers are shorter than what the sockets hold.
         ours.write_all(request).expect("to write");
         ours.shutdown(std::net::Shutdown::Write).expect("to end");
-        respond(&mut theirs, || "figures".into()).expect("an answer");
+        respond(&mut theirs, |path| (path == "/metrics").then(|| "figures".into())).expect("an answer");
         drop(theirs);
         let mut answer = Vec::new();
         // What was not read resets the connection, after the answer.
@@ -214,7 +213,7 @@ mod tests {
         let server = MetricsServer::bind(&any).expect("a free port");
         let MetricsAddress::Tcp(address) = server.address else { panic!("no port") };
         std::thread::scope(|scope| {
-            scope.spawn(|| server.serve(|| "figures".into()));
+            scope.spawn(|| server.serve(|_| Some("figures".into())));
             for _ in 0..3 {
                 let mut stream = TcpStream::connect(address).expect("a connection");
                 stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("to write");

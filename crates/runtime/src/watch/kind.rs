@@ -1,5 +1,5 @@
 use espalier_client::Call;
-use espalier_proto::{Ino, NewNode, Request, StreamIo};
+use espalier_proto::{DataRequest, Ino, NewNode, Request, StreamIo};
 
 macro_rules! kinds {
     ($($kind:ident = $name:literal),* $(,)?) => {
@@ -49,6 +49,26 @@ impl Kind {
             StreamIo::Allocate { ino, .. } => (Self::Allocate, ino),
             StreamIo::Seek { ino, .. } => (Self::Seek, ino),
             StreamIo::Copy { to, .. } => (Self::Copy, to),
+        }
+    }
+
+    /// As [`Self::of`], of what a data server is asked: the system call that is most like it.
+    pub(crate) fn of_data(request: &DataRequest) -> (Self, Ino) {
+        match *request {
+            DataRequest::Read { ino, .. } => (Self::Read, ino),
+            DataRequest::Write { ino, .. } => (Self::Write, ino),
+            DataRequest::Allocate { ino, .. } => (Self::Allocate, ino),
+            DataRequest::Seek { ino, .. } => (Self::Seek, ino),
+            DataRequest::Stat { .. } => (Self::GetAttr, Ino::ROOT),
+            DataRequest::Fill { ino, .. } => (Self::Create, ino),
+            DataRequest::Settle { ino }
+            | DataRequest::Truncate { ino, .. }
+            | DataRequest::SetMtime { ino, .. } => (Self::SetAttr, ino),
+            DataRequest::Sync { ino } => (Self::Fsync, ino),
+            DataRequest::Remove { ino } => (Self::Unlink, ino),
+            DataRequest::New => (Self::ReadDir, Ino::ROOT),
+            DataRequest::Space => (Self::StatFs, Ino::ROOT),
+            DataRequest::Admit { .. } => (Self::Access, Ino::ROOT),
         }
     }
 

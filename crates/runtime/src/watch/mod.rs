@@ -25,8 +25,8 @@ pub(crate) use kind::Kind;
 pub(crate) use prometheus::exposition;
 pub(crate) use report::MachineFigures;
 pub use report::{
-    CacheFigures, CheckpointFigures, ClientFigures, Figures, IoFigures, JournalFigures, OperationFigures,
-    Split, TrashFigures,
+    CacheFigures, CheckpointFigures, ClientFigures, DataFigures, Figures, IoFigures, JournalFigures,
+    OperationFigures, Split, TrashFigures,
 };
 pub use report::{DirectoryFigures, ProcessFigures, Top};
 pub(crate) use span::{Span, Stage, Turn};

@@ -77,6 +77,7 @@ impl Scrape {
             checkpoint,
             trash,
             clients,
+            data,
             threads,
             waiting,
             longest_wait_seconds,
@@ -128,7 +129,9 @@ impl Scrape {
         let help = "Leases asked back and not given up in time";
         counter(encoder, "leases_unanswered", help, clients.leases_unanswered)?;
         let help = "How often an operation waited for leases of others";
-        counter(encoder, "lease_waits", help, clients.lease_waits)
+        counter(encoder, "lease_waits", help, clients.lease_waits)?;
+        counter(encoder, "data_read_bytes", "Bytes that a data server has sent", data.read_bytes)?;
+        counter(encoder, "data_written_bytes", "Bytes that a data server was sent", data.written_bytes)
     }
 }
 

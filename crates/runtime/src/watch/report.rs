@@ -32,6 +32,7 @@ pub struct Figures {
     pub checkpoint: CheckpointFigures,
     pub trash: TrashFigures,
     pub clients: ClientFigures,
+    pub data: DataFigures,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -127,6 +128,14 @@ pub struct ClientFigures {
     pub lease_waits: u64,
 }
 
+/// Of a data server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataFigures {
+    /// Since it began, as the next.
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+}
+
 /// Who does what now.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Top {
@@ -166,6 +175,7 @@ pub(crate) struct MachineFigures {
     pub checkpoint_running: bool,
     pub trash: TrashFigures,
     pub clients: ClientFigures,
+    pub data: DataFigures,
 }
 
 impl MachineFigures {
@@ -202,6 +212,7 @@ impl MachineFigures {
                 leases_unanswered: figures.leases_unanswered,
                 lease_waits: figures.lease_waits,
             },
+            data: DataFigures::default(),
         }
     }
 }
@@ -248,6 +259,7 @@ impl Watch {
             checkpoint,
             trash: machines.trash,
             clients: machines.clients,
+            data: machines.data,
         }
     }
 

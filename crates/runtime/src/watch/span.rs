@@ -52,6 +52,9 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    /// Instead of a process: nobody knows which it is.
+    pub(crate) const NO_PROCESS: u32 = u32::MAX;
+
     pub(crate) fn start(kind: Kind, pid: u32, ino: Ino, turn: Turn) -> Self {
         let mut span =
             Self { kind, pid, ino, dir: None, spent: [0; 4], stage: Stage::Queue, mark: turn.asked };

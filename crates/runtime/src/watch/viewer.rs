@@ -41,7 +41,9 @@ impl Viewer {
     }
 
     pub(super) fn add(&mut self, span: &Span, nanos: u64, failed: bool) {
-        self.threads.add(span.pid, nanos, failed, || Process::of(span.pid));
+        if span.pid != Span::NO_PROCESS {
+            self.threads.add(span.pid, nanos, failed, || Process::of(span.pid));
+        }
         if let Some(dir) = span.dir {
             self.directories.add(dir, nanos, failed, || ());
         }

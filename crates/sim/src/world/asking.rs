@@ -1,12 +1,12 @@
 //! What a node asks data servers. What goes together is a round, which ends when all have answered; what has not been answered is asked
 //! again over the next connection.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use espalier_client::{Striped, Turn};
 use espalier_proto::{
-    Capability, ClientId, ClusterId, DataReply, DataRequest, END, Errno, FromData, Hello, Ino, Layout, Reply,
+    Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, Layout, Reply,
     RequestId, ServerId, Service, StreamIo, ToData,
 };
 
@@ -35,18 +35,6 @@ pub struct Asking<P> {
     next_round: u64,
     /// Which clients' sessions go on, as in [`DataRequest::Admit`].
     sessions: (u64, Vec<u64>),
-    /// Files that are being appended to, and what comes next: where one ends must not change until that is done.
-    appending: BTreeMap<Ino, VecDeque<Stream<P>>>,
-}
-
-/// Something that is to be done with a striped file.
-#[derive(Debug)]
-struct Stream<P> {
-    purpose: P,
-    layout: Arc<Layout>,
-    io: StreamIo,
-    data: Vec<u8>,
-    capability: Option<Capability>,
 }
 
 #[derive(Debug, Default)]
@@ -73,7 +61,7 @@ struct Round<P> {
     asked: Vec<(ServerId, DataRequest)>,
     replies: Vec<Option<Result<DataReply, Errno>>>,
     /// Of a stream: how it goes on.
-    striped: Option<(Striped, StreamIo, Option<Capability>)>,
+    striped: Option<(Striped, Option<Capability>)>,
 }
 
 /// What has come of asking.
@@ -93,8 +81,8 @@ const ADMIT: RequestId = RequestId(1);
 
 impl<P> Asking<P> {
     pub fn new(own: Node, first: Node) -> Self {
-        let (lines, rounds, appending) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { own, first, lines, rounds, next_round: 0, sessions: (0, Vec::new()), appending }
+        let (lines, rounds) = (BTreeMap::new(), BTreeMap::new());
+        Self { own, first, lines, rounds, next_round: 0, sessions: (0, Vec::new()) }
     }
 
     fn node(&self, server: ServerId) -> Node {
@@ -212,48 +200,20 @@ impl<P> Asking<P> {
         (io, data): (StreamIo, Vec<u8>),
         capability: Option<Capability>,
     ) -> Option<Came<P>> {
-        let stream = Stream { purpose, layout, io, data, capability };
-        if let StreamIo::Write { ino, offset: END } = io {
-            match self.appending.get_mut(&ino) {
-                Some(waiting) => {
-                    waiting.push_back(stream);
-                    return None;
-                }
-                None => drop(self.appending.insert(ino, VecDeque::new())),
-            }
-        }
-        self.begin_stream(fabric, stream)
-    }
-
-    fn begin_stream(&mut self, fabric: &mut Fabric<'_>, stream: Stream<P>) -> Option<Came<P>> {
-        let Stream { purpose, layout, io, data, capability } = stream;
         let (striped, turn) = Striped::start(layout, io, data);
-        self.go_on(fabric, purpose, (striped, io, capability), turn)
+        self.go_on(fabric, purpose, (striped, capability), turn)
     }
 
     fn go_on(
         &mut self,
         fabric: &mut Fabric<'_>,
         purpose: P,
-        striped: (Striped, StreamIo, Option<Capability>),
+        striped: (Striped, Option<Capability>),
         turn: Turn,
     ) -> Option<Came<P>> {
         match turn {
             Turn::Ask(asked) => self.begin_round(fabric, purpose, asked, Some(striped)),
-            Turn::Done(result) => {
-                self.end_append(fabric, striped.1);
-                Some(Came::Streamed { purpose, result: Some(result) })
-            }
-        }
-    }
-
-    /// The next that waits to append to a file begins.
-    fn end_append(&mut self, fabric: &mut Fabric<'_>, io: StreamIo) {
-        let StreamIo::Write { ino, offset: END } = io else { return };
-        match self.appending.get_mut(&ino).and_then(VecDeque::pop_front) {
-            // It asks where the file ends first, so that nothing can come of it yet.
-            Some(next) => drop(self.begin_stream(fabric, next)),
-            None => drop(self.appending.remove(&ino)),
+            Turn::Done(result) => Some(Came::Streamed { purpose, result: Some(result) }),
         }
     }
 
@@ -262,11 +222,11 @@ impl<P> Asking<P> {
         fabric: &mut Fabric<'_>,
         purpose: P,
         asked: Vec<(ServerId, DataRequest)>,
-        striped: Option<(Striped, StreamIo, Option<Capability>)>,
+        striped: Option<(Striped, Option<Capability>)>,
     ) -> Option<Came<P>> {
         self.next_round += 1;
         let round = self.next_round;
-        let capability = striped.as_ref().and_then(|(_, _, capability)| *capability);
+        let capability = striped.as_ref().and_then(|(_, capability)| *capability);
         for (place, (server, request)) in asked.iter().enumerate() {
             let line = self.lines.entry(*server).or_default();
             line.next = (line.next + 1).max(ADMIT.0 + 1);
@@ -291,13 +251,12 @@ impl<P> Asking<P> {
         let replies: Vec<_> = replies.into_iter().flatten().collect();
         match striped {
             None => Some(Came::Replies { purpose, asked, replies }),
-            Some((_, io, _)) if replies.contains(&Ok(DataReply::Stale)) => {
-                self.end_append(fabric, io);
+            Some(_) if replies.contains(&Ok(DataReply::Stale)) => {
                 Some(Came::Streamed { purpose, result: None })
             }
-            Some((mut striped, io, capability)) => {
+            Some((mut striped, capability)) => {
                 let turn = striped.go_on(replies);
-                self.go_on(fabric, purpose, (striped, io, capability), turn)
+                self.go_on(fabric, purpose, (striped, capability), turn)
             }
         }
     }

@@ -1,0 +1,64 @@
+//! The library, with data servers: it reads and writes big files there itself.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use espalier_library::{Credentials, FileSystem, OpenOptions};
+
+async fn connect(url: &str) -> FileSystem {
+    FileSystem::connect(url, &Credentials::Insecure).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn big_files_are_on_data_servers() {
+    let url = common::with_data_servers(3);
+    let (one, other) = (connect(&url).await, connect(&url).await);
+    let mut bytes: Vec<u8> = (0..3_000_000_u32).map(|at| (at % 251) as u8).collect();
+    one.write("/big", &bytes).await.unwrap();
+    assert_eq!(other.metadata("/big").await.unwrap().len(), 3_000_000);
+    assert!(other.read("/big").await.unwrap() == bytes);
+    // The metadata server has seen none of them.
+    assert!(one.messages().data > 0 && other.messages().data > 0);
+    assert_eq!((one.messages().streams, other.messages().streams), (0, 0));
+
+    // Both have it open, and each sees what the other has written.
+    let mut open = OpenOptions::new();
+    let (ours, theirs) = (
+        open.read(true).write(true).open(&one, "/big").await.unwrap(),
+        open.open(&other, "/big").await.unwrap(),
+    );
+    for at in (0..2_900_000).step_by(290_000) {
+        let (writer, reader) = if at % 580_000 == 0 { (&ours, &theirs) } else { (&theirs, &ours) };
+        writer.write_all_at(b"written", at).await.unwrap();
+        bytes[at as usize..][..7].copy_from_slice(b"written");
+        let mut read = [0; 7];
+        assert_eq!(reader.read_at(&mut read, at).await.unwrap(), 7);
+        assert_eq!(&read, b"written");
+    }
+    // All that is appended is there once, whoever does it and when.
+    let append = |file: espalier_library::File, text: &'static [u8]| async move {
+        for _ in 0..20 {
+            file.append(text).await.unwrap();
+        }
+        file
+    };
+    let (ours, theirs) =
+        tokio::join!(tokio::spawn(append(ours, b"ours..")), tokio::spawn(append(theirs, b"theirs")));
+    let (ours, _theirs) = (ours.unwrap(), theirs.unwrap());
+    let read = one.read("/big").await.unwrap();
+    assert!(read[..bytes.len()] == bytes);
+    let appended: Vec<_> = read[bytes.len()..].chunks(6).collect();
+    for text in [b"ours..", b"theirs"] {
+        assert_eq!(appended.iter().filter(|one| **one == text).count(), 20);
+    }
+    assert_eq!(appended.len(), 40);
+
+    ours.set_len(1_000_000).await.unwrap();
+    ours.sync_all().await.unwrap();
+    assert!(other.read("/big").await.unwrap() == bytes[..1_000_000]);
+    // It is there for as long as somebody has it open.
+    other.remove_file("/big").await.unwrap();
+    let mut read = [0; 10];
+    assert_eq!(ours.read_at(&mut read, 500_000).await.unwrap(), 10);
+    assert_eq!(read, bytes[500_000..500_010]);
+}

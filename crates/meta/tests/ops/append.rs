@@ -1,0 +1,250 @@
+//! Appends to streams, which a server's machine makes itself.
+
+use espalier_meta::{Acknowledge, Config, Input, Striping};
+use espalier_proto::*;
+
+use crate::harness::{DataServers, Engine, Fault, Harness, ROOT_CALLER, config, name, open_how};
+
+const SESSION_MS: u32 = 60_000;
+const BEFORE: &[u8] = &[b'.'; 100];
+
+/// Where a server keeps its streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// With its tables, in memory or in a directory.
+    Here(Engine),
+    OnDataServers,
+}
+
+const EVERYWHERE: [Kept; 3] = [Kept::Here(Engine::Memory), Kept::Here(Engine::Local), Kept::OnDataServers];
+
+/// A server with a file of 100 bytes in a stream, which two clients have open.
+struct Server {
+    fs: Harness,
+    ino: Ino,
+    /// What each client has of it.
+    held: [Held; 2],
+}
+
+const ONE: ClientId = ClientId(1);
+const OTHER: ClientId = ClientId(2);
+
+impl Server {
+    fn new(kept: Kept) -> Self {
+        let distribution = Distribution::SimpleStripe { strip: 10 };
+        let striping = Striping::new(distribution, (0..3).map(ServerId).collect(), 3).unwrap();
+        let config = Config {
+            session_ms: Some(SESSION_MS),
+            acknowledge: Acknowledge::Written,
+            journal_capacity: (1 << 20) + (256 << 10),
+            striping: (kept == Kept::OnDataServers).then_some(striping),
+            ..config()
+        };
+        let engine = if let Kept::Here(engine) = kept { engine } else { Engine::Local };
+        let mut fs = Harness::on(engine, config);
+        fs.data = DataServers::new(3);
+        for client in [ONE, OTHER] {
+            fs.input(Input::Connect { client, leases: true });
+        }
+        let how = open_how(Access::READ | Access::WRITE, false);
+        let create = Request::Create {
+            dir: Ino::ROOT,
+            name: name("file"),
+            node: NewNode::Regular,
+            perm: 0o644,
+            umask: 0,
+            open: Some(how),
+            exclusive: true,
+        };
+        let Ok(Reply::Created(entry, opened)) = fs.ask(create) else { panic!("no file") };
+        let ino = entry.attr.ino;
+        let one =
+            Held { ino, home: entry.home, lookups: 1, opens: 1, told: entry.proof, opened: opened.proof };
+        let mut server = Self { fs, ino, held: [one; 2] };
+        assert_eq!(server.append(ONE, 2, &BEFORE[..50]), Ok(Reply::Done));
+        assert_eq!(server.append(ONE, 3, &BEFORE[50..]), Ok(Reply::Streamed));
+        assert_eq!(server.append(ONE, 4, &BEFORE[50..]), Ok(Reply::Written(50)));
+        let lookup = Request::Lookup { dir: Ino::ROOT, name: name("file") };
+        let Ok(Reply::Entry(entry)) = server.ask(OTHER, 1, lookup) else { panic!("no name") };
+        let Ok(Reply::Opened(opened)) = server.ask(OTHER, 2, Request::Open { ino, how }) else {
+            panic!("not open")
+        };
+        server.held[1] = Held { told: entry.proof, opened: opened.proof, ..one };
+        server.fs.count = 0;
+        server
+    }
+
+    fn send(&mut self, from: ClientId, number: u64, request: Request) -> RequestId {
+        // Requests of different clients have different numbers, so that the harness can tell them apart.
+        let id = RequestId((from.0 << 32) + number);
+        let below = RequestId((from.0 << 32) + 1);
+        self.fs.input(Input::Request { from, id, below, caller: ROOT_CALLER, request });
+        id
+    }
+
+    fn answer(&mut self, id: RequestId) -> Option<Result<Reply, Errno>> {
+        self.fs.answers.remove(&id.0)
+    }
+
+    fn ask(&mut self, from: ClientId, number: u64, request: Request) -> Result<Reply, Errno> {
+        let id = self.send(from, number, request);
+        self.answer(id).unwrap_or(Err(Errno::EIO))
+    }
+
+    fn send_append(&mut self, from: ClientId, number: u64, data: &[u8]) -> RequestId {
+        let (ino, data) = (self.ino, data.to_vec());
+        self.send(from, number, Request::Write { ino, offset: END, data, kill_suid_gid: false })
+    }
+
+    fn append(&mut self, from: ClientId, number: u64, data: &[u8]) -> Result<Reply, Errno> {
+        let id = self.send_append(from, number, data);
+        self.answer(id).unwrap_or(Err(Errno::EIO))
+    }
+
+    /// Its process is killed, and started again. `cold`: nothing is in its journal.
+    fn restart(mut self, cold: bool) -> Self {
+        self.fs = self.fs.crash();
+        if cold {
+            self.fs.checkpoint();
+            self.fs = self.fs.crash();
+        }
+        self
+    }
+
+    /// A client says what it has after a restart.
+    fn reclaim(&mut self, client: ClientId) {
+        self.fs.input(Input::Connect { client, leases: true });
+        let held = self.held[usize::from(client == OTHER)];
+        let reclaim = Request::Reclaim { held: vec![held], last: true };
+        assert_eq!(self.ask(client, 9, reclaim), Ok(Reply::Done));
+    }
+
+    fn expire(&mut self) {
+        for _ in 0..3 {
+            self.fs.uptime_ms += u64::from(SESSION_MS);
+            self.fs.input(Input::Tick);
+        }
+    }
+
+    fn contents(&self) -> Vec<u8> {
+        let layout = self.fs.meta.place_of(&StreamIo::Read { ino: self.ino, offset: 0, size: 0 });
+        match layout {
+            espalier_meta::Place::Servers(layout) => self.fs.data.read(&layout, self.ino),
+            _ => {
+                let mut bytes = vec![0; 200];
+                let read = self.fs.disk.store().stream_read(self.ino, 0, &mut bytes).unwrap();
+                bytes[..read].to_vec()
+            }
+        }
+    }
+}
+
+fn with(appended: &[&[u8]]) -> Vec<u8> {
+    [BEFORE, &appended.concat()].concat()
+}
+
+#[test]
+fn what_is_appended_follows_on_what_was() {
+    for kept in EVERYWHERE {
+        let mut server = Server::new(kept);
+        assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "{kept:?}");
+        assert_eq!(server.append(OTHER, 3, b"other"), Ok(Reply::Written(5)));
+        assert_eq!(server.append(OTHER, 4, b""), Ok(Reply::Written(0)));
+        assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "it is told again");
+        assert_eq!(server.contents(), with(&[b"one", b"other"]));
+    }
+}
+
+/// Set-id bits, which the client has taken away, and files that nobody has open for writing.
+#[test]
+fn who_may_not_is_refused() {
+    let mut server = Server::new(Kept::Here(Engine::Memory));
+    let write = Request::Write { ino: server.ino, offset: END, data: vec![1], kill_suid_gid: true };
+    assert_eq!(server.ask(ONE, 5, write), Ok(Reply::Streamed), "the client takes set-id bits away first");
+    let (limit, dir) = (b"user.espalier.quota.max_bytes".as_slice().into(), Ino::ROOT);
+    let (value, mode) = (b"104".as_slice().into(), XattrMode::Any);
+    server.ask(ONE, 6, Request::SetXattr { ino: dir, name: limit, value, mode, kill_sgid: false }).unwrap();
+    assert_eq!(server.append(ONE, 7, b"12345"), Err(Errno::EDQUOT));
+    assert_eq!(server.append(ONE, 8, b"1234"), Ok(Reply::Written(4)));
+    server.ask(ONE, 10, Request::Release { ino: server.ino }).unwrap();
+    assert_eq!(server.append(ONE, 11, b""), Err(Errno::EBADF));
+    assert_eq!(server.contents(), with(&[b"1234"]));
+}
+
+/// Whatever I/O it is killed at, and whether others append or truncate before the client asks again.
+#[test]
+fn an_append_is_made_once_whatever_the_server_is_killed_at() {
+    // These keep what was written, as a kernel does.
+    for kept in [Kept::Here(Engine::Local), Kept::OnDataServers] {
+        let mut calm = Server::new(kept);
+        assert_eq!(calm.append(ONE, 5, b"one"), Ok(Reply::Written(3)));
+        let ios = calm.fs.count;
+        assert!(ios >= 4, "where it ends, the journal, the bytes, the journal: {ios}");
+        for (crash, cold) in (0..=ios).flat_map(|crash| [(crash, false), (crash, true)]) {
+            let context = format!("{kept:?}, killed at I/O {crash}, cold: {cold}");
+            let killed = || {
+                let mut server = Server::new(kept);
+                server.fs.fault = Some((crash, Fault::Crash));
+                assert_eq!(server.append(ONE, 5, b"one").is_ok(), crash == ios, "{context}");
+                let mut server = server.restart(cold);
+                server.reclaim(OTHER);
+                server
+            };
+            let mut server = killed();
+            let other = server.send_append(OTHER, 3, b"other");
+            server.reclaim(ONE);
+            assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "{context}");
+            assert_eq!(server.append(ONE, 5, b"one"), Ok(Reply::Written(3)), "{context}");
+            assert_eq!(server.answer(other), Some(Ok(Reply::Written(5))), "{context}");
+            let either = [with(&[b"one", b"other"]), with(&[b"other", b"one"])];
+            assert!(either.contains(&server.contents()), "{context}: {:?}", server.contents());
+
+            // Nobody knows whether it was done, and nobody waits for its client any more.
+            let mut server = killed();
+            let set = SetAttr { size: Some(100), ..SetAttr::default() };
+            let truncated = server.send(OTHER, 3, Request::SetAttr { ino: server.ino, set });
+            server.fs.input(Input::Tick);
+            server.fs.uptime_ms += u64::from(SESSION_MS);
+            server.send(OTHER, 4, Request::GetAttr { ino: server.ino });
+            server.fs.uptime_ms += 1;
+            server.fs.input(Input::Tick);
+            assert!(matches!(server.answer(truncated), Some(Ok(Reply::Attr(_)))), "{context}");
+            assert_eq!(server.append(OTHER, 5, b"other"), Ok(Reply::Written(5)), "{context}");
+            assert_eq!(server.contents(), with(&[b"other"]), "{context}");
+            server.expire();
+            assert_eq!(server.fs.fsck(), [], "{context}");
+        }
+    }
+}
+
+/// The second comes while the first is being written, and may be interrupted.
+#[test]
+fn appends_to_a_file_come_one_after_the_other() {
+    for kept in EVERYWHERE {
+        let mut server = Server::new(kept);
+        server.fs.shuffle = Some(fastrand::Rng::with_seed(1));
+        let one = server.send_append(ONE, 5, b"one");
+        let interrupted = server.send_append(OTHER, 3, b"never");
+        let other = server.send_append(OTHER, 4, b"other");
+        server.fs.input(Input::Cancel { from: OTHER, id: interrupted });
+        assert_eq!(server.answer(interrupted), Some(Err(Errno::EINTR)));
+        while server.fs.settle_one() {}
+        for (id, written) in [(one, 3), (other, 5)] {
+            assert_eq!(server.answer(id), Some(Ok(Reply::Written(written))), "{kept:?}");
+        }
+        assert_eq!(server.contents(), with(&[b"one", b"other"]));
+    }
+}
+
+/// What cannot be written is not tried again, and holds nobody up.
+#[test]
+fn an_append_that_fails_is_over() {
+    for kept in EVERYWHERE {
+        let mut server = Server::new(kept);
+        server.fs.fault = Some((2, Fault::Fails(Errno::ENOSPC)));
+        assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "{kept:?}");
+        assert_eq!(server.append(ONE, 5, b"one"), Err(Errno::ENOSPC), "it is told again");
+        assert_eq!(server.append(OTHER, 3, b"other"), Ok(Reply::Written(5)));
+        assert_eq!(server.contents(), with(&[b"other"]));
+    }
+}
