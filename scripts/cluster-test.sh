@@ -241,9 +241,10 @@ flock "$b/text" sleep 1000 & locker=$!
 is_locked() { ! flock -n "$a/text" true; }
 until_true is_locked
 cp "$work/cluster/server-0/server.toml" "$work/toml"
+server=$(pid 0)
 echo nonsense > "$work/cluster/server-0/server.toml"
 refused 'is no server' "$bin" cluster reload "$work/cluster"
-kill -HUP "$(pid 0)"
+kill -HUP "$server"
 cp "$work/toml" "$work/cluster/server-0/server.toml"
 sed -i '/^\[clients.reader\]/{n;s/.*/read_only = false/}' "$work/cluster/server-0/server.toml"
 "$bin" cluster reload "$work/cluster"
@@ -255,7 +256,7 @@ sed -i '/^\[clients.reader\]/{n;s/.*/refused = true/}' "$work/cluster/server-0/s
 until_true flock -n "$a/text" true
 refused 'is not to connect' "$bin" mount "$url" "$work" -o "credentials=$work/cluster/clients/reader"
 kill "$locker"
-umount -f "$b" || umount -l "$b"
+umount -f "$b" 2> /dev/null || umount -l "$b" 2> /dev/null || true
 
 echo '== a client that is restricted to a subtree'
 "$bin" cluster client "$work/cluster" guest > /dev/null

@@ -299,8 +299,15 @@ fn down(dir: &Path) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The stores of the metadata servers, and those of the data servers.
-fn all_stores(servers: &[Server]) -> Result<(Vec<PathBuf>, Vec<(ServerId, PathBuf)>)> {
+/// The stores of a cluster.
+struct Stores {
+    /// Of the metadata servers.
+    ranks: Vec<PathBuf>,
+    /// Of the data servers.
+    data: Vec<(ServerId, PathBuf)>,
+}
+
+fn all_stores(servers: &[Server]) -> Result<Stores> {
     let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
     let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
     if ranks.is_empty() {
@@ -308,19 +315,19 @@ fn all_stores(servers: &[Server]) -> Result<(Vec<PathBuf>, Vec<(ServerId, PathBu
     }
     let data = of(Role::Data)
         .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)));
-    Ok((ranks, data.collect()))
+    Ok(Stores { ranks, data: data.collect() })
 }
 
 fn fsck(dir: &Path) -> ExitCode {
     crate::fsck::exit_code(servers(dir).and_then(|servers| {
-        let (ranks, data) = all_stores(&servers)?;
+        let Stores { ranks, data } = all_stores(&servers)?;
         crate::fsck::check_cluster(&ranks, &data)
     }))
 }
 
 fn drain(dir: &Path, number: ServerId) -> Result<ExitCode> {
     let servers = servers(dir)?;
-    let (ranks, mut data) = all_stores(&servers)?;
+    let Stores { ranks, mut data } = all_stores(&servers)?;
     let Some(at) = data.iter().position(|(one, _)| *one == number) else {
         bail!("no server in {} holds data under the number {number}", dir.display());
     };

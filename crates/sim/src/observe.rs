@@ -6,7 +6,7 @@ use espalier_proto::{Caller, Errno};
 
 use crate::message::Message;
 use crate::source::Done;
-use crate::storage::Loss;
+use crate::storage::{Left, Loss};
 use crate::time::Nanos;
 
 /// A node of a run: metadata servers have the first numbers, then data servers, then clients.
@@ -23,8 +23,8 @@ pub trait Observer {
     /// An operation of a client's process has ended.
     fn finished(&mut self, _client: u32, _process: u32, _done: &Done) {}
 
-    /// A server has ended, or a client; of the latter nothing comes any more.
-    fn crashed(&mut self, _now: Nanos, _node: Node, _loss: Loss) {}
+    /// A server has ended, or a client; of the latter nothing comes any more. `left`: of a metadata server's journal.
+    fn crashed(&mut self, _now: Nanos, _node: Node, _loss: Loss, _left: Option<Left>) {}
 
     /// A server has begun again.
     fn began(&mut self, _now: Nanos, _node: Node) {}

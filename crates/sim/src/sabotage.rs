@@ -2,7 +2,9 @@
 //! messages and does their I/O, so that there is nothing of it in the machines.
 
 use espalier_meta::{Event, Io, IoDone, PeerMessage, StreamCall, StreamDone, TransactionId};
-use espalier_proto::{Errno, FromClient, FromServer, Position, Reply, RequestId};
+use espalier_proto::{
+    DataReply, DataRequest, Errno, FromClient, FromData, FromServer, Position, Reply, RequestId, ToData,
+};
 
 use crate::message::Message;
 use crate::observe::{Arrival, Node, Saboteur};
@@ -36,13 +38,19 @@ pub enum Breakage {
     LostRecord,
     /// A server tells of names that have just been made that they are not there.
     LateName,
+    /// A truncation is done by some of the data servers.
+    OneSidedTruncation,
+    /// The datafiles of removed files stay.
+    KeptDatafile,
+    /// Data servers say that something is durable that is not.
+    UnsyncedDatafile,
 }
 
 /// A frame begins with the sequence number of its first event.
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 16] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -56,6 +64,9 @@ impl Breakage {
         Self::KeptStream,
         Self::LostRecord,
         Self::LateName,
+        Self::OneSidedTruncation,
+        Self::KeptDatafile,
+        Self::UnsyncedDatafile,
     ];
 }
 
@@ -69,6 +80,20 @@ pub struct Spoiler {
 impl Spoiler {
     pub fn new(what: Breakage) -> Self {
         Self { what, count: 0 }
+    }
+
+    fn arrives_at_data(&mut self, asked: ToData) -> Arrival {
+        let is_ignored = match (self.what, &asked.request) {
+            (Breakage::OneSidedTruncation, DataRequest::Truncate { .. }) => self.every(2),
+            (Breakage::KeptDatafile, DataRequest::Remove { .. })
+            | (Breakage::UnsyncedDatafile, DataRequest::Sync { .. }) => true,
+            _ => false,
+        };
+        if is_ignored {
+            let result = Ok(DataReply::Done);
+            return Arrival::Answered(Message::FromData(FromData { id: asked.id, result }));
+        }
+        Arrival::Taken(Message::ToData(asked))
     }
 
     fn every(&mut self, times: u64) -> bool {
@@ -99,6 +124,7 @@ impl Saboteur for Spoiler {
             (Breakage::UncountedUsage, Message::Peer(PeerMessage::Usage { last, .. })) => {
                 Arrival::Answered(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
             }
+            (_, Message::ToData(asked)) => self.arrives_at_data(asked),
             (_, message) => Arrival::Taken(message),
         }
     }

@@ -1,14 +1,16 @@
 //! What lies under a metadata server: a store and a journal, in memory. A loss of power finds them as it would a disk.
 
+use std::collections::VecDeque;
 use std::ops::Bound;
 
 use espalier_meta::{
-    Check, Config, Format, Io, IoDone, Load, Meta, Recovery, RecoveryError, StreamCall, StreamDone,
+    Check, Config, Format, Io, IoDone, Load, Meta, Recovery, RecoveryError, StreamCall, StreamDone, Super,
 };
-use espalier_proto::{Errno, Ino, ObjectId, Rank, Reply, Space, StreamIo, Time};
+use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, Time};
 use espalier_store::{Journal, JournalError, MemoryStore, SimFile, Store, StoreError};
 
 use crate::disk::Access;
+use crate::time::Nanos;
 
 /// See the module's description.
 pub struct Storage {
@@ -17,6 +19,25 @@ pub struct Storage {
     /// Bytes appended to the journal since it was synced, and staged since the tables were published.
     unsynced: usize,
     staged: usize,
+    /// Frames that are not durable, and the one before them.
+    appended: VecDeque<Appended>,
+}
+
+/// A frame that was appended to the journal.
+struct Appended {
+    /// The number of its first event.
+    first: u64,
+    end: Position,
+    when: Nanos,
+}
+
+/// What a crash has left of what was appended to the journal, there or in the tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Left {
+    /// What was appended until then is there, ...
+    pub until: Nanos,
+    /// ... and what was appended from then on is lost.
+    pub lost: Nanos,
 }
 
 /// How a server ends that does not end by itself.
@@ -60,20 +81,27 @@ impl Storage {
         let first = if config.rank == Rank(0) { format.writes() } else { Format::nothing(config.rank) };
         store.stage(first)?;
         store.publish()?;
-        Ok(Self { store, journal, unsynced: 0, staged: 0 })
+        let appended = [Appended { first: 0, end: Position(0), when: Nanos::ZERO }].into();
+        Ok(Self { store, journal, unsynced: 0, staged: 0, appended })
     }
 
-    /// As it is found after a crash.
+    /// As it is found after a crash, and what that has left of the journal.
     ///
     /// # Errors
     /// The journal is not one any more.
-    pub fn crash(&self, loss: Loss) -> Result<Self, StorageError> {
+    pub fn crash(&self, loss: Loss) -> Result<(Self, Left), StorageError> {
         let (store, file) = match loss {
             Loss::Process => (self.store.reopen(), self.journal.file().reopen()),
             Loss::Power(seed) => (self.store.crash(), self.journal.file().crash(seed)),
         };
         file.fail_after(u64::MAX);
-        Ok(Self { store, journal: Journal::open(file)?, unsynced: 0, staged: 0 })
+        let journal = Journal::open(file)?;
+        let mut found = Self { store, journal, unsynced: 0, staged: 0, appended: VecDeque::new() };
+        let tables = Super::parse(&found.first_record()?).ok_or(StorageError::Empty)?;
+        let end = found.journal.replay(Position(tables.journal), |_, _| ())?;
+        let left = self.left(end, tables.sequence);
+        found.appended.push_back(Appended { first: 0, end, when: left.until });
+        Ok((found, left))
     }
 
     /// The machine of what is there.
@@ -82,10 +110,10 @@ impl Storage {
     /// [`StorageError`]
     pub fn recover(&mut self, config: &Config) -> Result<Meta, StorageError> {
         let store = &self.store;
-        let first = store.get(ObjectId::SUPER, b"")?.ok_or(StorageError::Empty)?;
         let orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
         let sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
-        let (mut recovery, from) = Recovery::begin(config.clone(), &first, &orphans, &sessions)?;
+        let (mut recovery, from) =
+            Recovery::begin(config.clone(), &self.first_record()?, &orphans, &sessions)?;
         let mut fetch = |wanted: &Load| load(store, wanted);
         let mut failed = None;
         self.journal.replay(from, |_, frame| {
@@ -106,6 +134,26 @@ impl Storage {
             stream_call(store, call)?;
         }
         Ok(meta)
+    }
+
+    fn first_record(&self) -> Result<Vec<u8>, StorageError> {
+        self.store.get(ObjectId::SUPER, b"")?.ok_or(StorageError::Empty)
+    }
+
+    /// What is left of what was appended, if the journal ends there and the tables have the events up to one.
+    fn left(&self, end: Position, sequence: u64) -> Left {
+        let mut left = Left { until: Nanos::ZERO, lost: Nanos::NEVER };
+        for (at, frame) in self.appended.iter().enumerate() {
+            let is_in_tables = self.appended.get(at + 1).is_some_and(|next| next.first <= sequence + 1);
+            let is_whole = frame.end <= end || is_in_tables;
+            if is_whole || frame.first <= sequence {
+                left.until = frame.when;
+            }
+            if !is_whole {
+                left.lost = left.lost.min(frame.when);
+            }
+        }
+        left
     }
 
     /// From now on nothing can be written, or again.
@@ -145,14 +193,14 @@ impl Storage {
     ///
     /// # Errors
     /// As the machine takes them.
-    pub fn execute(&mut self, io: Io) -> Result<IoDone, Errno> {
+    pub fn execute(&mut self, io: Io, now: Nanos) -> Result<IoDone, Errno> {
         match io {
             Io::Load(wanted) => load(&self.store, &wanted),
             Io::Stream(call, _) => {
                 stream_call(&self.store, call).map(IoDone::Stream).map_err(|error| error.errno())
             }
             Io::Journal { frame, sync } => {
-                let done = self.append(frame)?;
+                let done = self.append(frame, now)?;
                 if sync {
                     self.sync()?;
                 }
@@ -181,13 +229,19 @@ impl Storage {
     ///
     /// # Errors
     /// As [`Self::execute`].
-    pub fn append(&mut self, frame: Vec<u8>) -> Result<IoDone, Errno> {
+    pub fn append(&mut self, frame: Vec<u8>, now: Nanos) -> Result<IoDone, Errno> {
         let end = if frame.is_empty() {
             self.journal.position()
         } else {
             self.journal.append(&frame).map_err(|_| Errno::EIO)?
         };
         self.unsynced += frame.len();
+        let first = frame.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+        self.appended.push_back(Appended { first, end, when: now });
+        let durable = self.journal.durable();
+        while self.appended.get(1).is_some_and(|frame| frame.end <= durable) {
+            self.appended.pop_front();
+        }
         Ok(IoDone::Journaled { end, used: self.journal.used(), frame })
     }
 
@@ -316,7 +370,7 @@ mod tests {
         let now = Now { time: Time::new(1, 0), uptime_ms: 1, queued: 0 };
         meta.on(now, input, &mut out);
         while let Some((id, io)) = out.io.pop() {
-            let result = storage.execute(io);
+            let result = storage.execute(io, Nanos::ZERO);
             meta.on(now, Input::Done { id, result }, &mut out);
         }
         out.replies.into_iter().map(|reply| reply.result).collect()
@@ -355,7 +409,7 @@ mod tests {
         input(&mut meta, &mut storage, Input::Tick);
         ask(&mut meta, &mut storage, 2, mkdir("open")).unwrap();
         // It is in memory alone.
-        let mut storage = storage.crash(Loss::Process).unwrap();
+        let mut storage = storage.crash(Loss::Process).unwrap().0;
         let mut meta = storage.recover(&config).unwrap();
         assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));
         assert!(matches!(ask(&mut meta, &mut storage, 4, lookup("open")), Ok(Reply::Absent { .. })));
@@ -368,17 +422,20 @@ mod tests {
 
     #[test]
     fn a_loss_of_power_finds_what_was_synced() {
+        const ALL: Left = Left { until: Nanos(7), lost: Nanos::NEVER };
         let config = config();
         for seed in 0..20 {
             let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
             let mut meta = storage.recover(&config).unwrap();
             ask(&mut meta, &mut storage, 1, mkdir("kept")).unwrap();
             input(&mut meta, &mut storage, Input::Tick);
-            storage.append(b"no frame of the machine's".to_vec()).unwrap();
+            storage.append(b"no frame of the machine's".to_vec(), Nanos(7)).unwrap();
             assert_eq!(storage.access(&Io::Sync), Access::Sync(25));
-            let mut storage = storage.crash(Loss::Power(seed)).unwrap();
+            let (mut storage, left) = storage.crash(Loss::Power(seed)).unwrap();
+            assert!(left == ALL || left == Left { until: Nanos::ZERO, lost: Nanos(7) });
             // Such a frame is either whole, and then cannot be understood, or not there.
             if let Ok(mut meta) = storage.recover(&config) {
+                assert_ne!(left, ALL);
                 assert!(matches!(ask(&mut meta, &mut storage, 3, lookup("kept")), Ok(Reply::Entry(_))));
             }
         }
@@ -389,8 +446,8 @@ mod tests {
         let config = config();
         let mut storage = Storage::format(&config, Time::new(1, 0)).unwrap();
         storage.fail(true);
-        assert!(matches!(storage.append(vec![0; 16]), Err(Errno::EIO)));
+        assert!(matches!(storage.append(vec![0; 16], Nanos::ZERO), Err(Errno::EIO)));
         storage.fail(false);
-        assert!(storage.append(vec![0; 16]).is_ok());
+        assert!(storage.append(vec![0; 16], Nanos::ZERO).is_ok());
     }
 }

@@ -9,22 +9,30 @@ fn seeds() -> std::ops::Range<u64> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     match number("SIM_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("SIM_SEEDS").unwrap_or(50),
+        None => 0..number("SIM_SEEDS").unwrap_or(200),
     }
 }
 
 #[test]
 fn nothing_is_found() {
-    let (mut answers, mut given_up) = (0, 0);
+    let (mut answers, mut given_up, mut failed) = (0, 0, 0);
     for seed in seeds() {
-        let passed = fuzz::run(seed).unwrap_or_else(|failure| {
-            panic!("seed {seed}: {failure}\n{}", fuzz::scenario_text(seed).unwrap())
-        });
-        answers += passed.answers;
-        given_up += u64::from(passed.given_up);
+        match fuzz::run(seed) {
+            Ok(passed) => {
+                answers += passed.answers;
+                given_up += u64::from(passed.given_up);
+            }
+            Err(failure) => {
+                failed += 1;
+                eprintln!("seed {seed}: {failure}\n{}", fuzz::scenario_text(seed).unwrap());
+            }
+        }
     }
     eprintln!("{answers} answers explained; given up in {given_up} runs");
-    assert!(answers > 10 * (seeds().end - seeds().start), "{answers}");
+    assert_eq!(failed, 0);
+    let count = seeds().end - seeds().start;
+    assert!(answers > 10 * count, "{answers}");
+    assert!(count < 100 || given_up * 20 < count, "given up in {given_up} runs of {count}");
 }
 
 /// Each broken variant is found out within so many seeds.

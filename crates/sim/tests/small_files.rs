@@ -32,17 +32,14 @@ fn creates(policy: &str, files: u64) -> (u64, u64) {
 }
 
 #[test]
-fn a_create_is_as_many_messages_of_the_client_whatever_becomes_of_the_file() {
+fn a_create_costs_the_client_no_more_messages_whatever_becomes_of_the_file() {
     let files = 1000;
     let (stuffed, none) = creates("", files);
     assert_eq!(none, 0);
-    assert_eq!(
-        creates("stuffing = false", files),
-        (stuffed, 0),
-        "datafiles that nobody writes to cost nothing"
-    );
+    let (striped, none) = creates("stuffing = false", files);
+    assert_eq!(none, 0, "datafiles that nobody writes to cost nothing");
     let (precreated, batches) = creates("stuffing = false\nprecreation = true", files);
-    assert_eq!(precreated, stuffed);
+    assert!(striped <= stuffed && precreated == striped, "{stuffed} {striped} {precreated}");
     assert!((DATA_SERVERS..=files * DATA_SERVERS / 32).contains(&batches), "{batches}");
 }
 

@@ -61,6 +61,8 @@ impl Kind {
             DataRequest::Seek { ino, .. } => (Self::Seek, ino),
             DataRequest::Stat { .. } => (Self::GetAttr, Ino::ROOT),
             DataRequest::Fill { ino, .. } => (Self::Create, ino),
+            DataRequest::Precreate { .. } => (Self::Create, Ino::ROOT),
+            DataRequest::Discard { .. } => (Self::Unlink, Ino::ROOT),
             DataRequest::Settle { ino }
             | DataRequest::Truncate { ino, .. }
             | DataRequest::SetMtime { ino, .. } => (Self::SetAttr, ino),

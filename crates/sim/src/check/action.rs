@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use espalier_client::Call;
-use espalier_proto::{END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
+use espalier_proto::{Access, END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -37,6 +37,7 @@ pub enum Action {
     },
     Open {
         ino: Ino,
+        access: Access,
     },
     Create {
         dir: Ino,
@@ -93,6 +94,8 @@ pub enum Action {
         ino: Ino,
         at: u64,
         size: u64,
+        /// What the caller must be allowed; nothing if he has the file open.
+        by: Option<Access>,
     },
 }
 
@@ -156,12 +159,17 @@ impl Action {
             Request::SetXattr { ino, name, value, mode, .. } => Self::SetXattr { ino, name, value, mode },
             Request::RemoveXattr { ino, name } => Self::RemoveXattr { ino, name },
             Request::Open { ino, how } => {
-                let mut all = if how.truncate { truncations(ino, 0, strip, extents) } else { Vec::new() };
-                all.push(Self::Open { ino });
+                let mut all = if how.truncate {
+                    truncations(ino, 0, Some(how.access), strip, extents)
+                } else {
+                    Vec::new()
+                };
+                all.push(Self::Open { ino, access: how.access });
                 return all;
             }
-            Request::SetAttr { ino, set: SetAttr { size, perm, .. } } => {
-                let mut all = size.map_or(Vec::new(), |size| truncations(ino, size, strip, extents));
+            Request::SetAttr { ino, set: SetAttr { size, perm, through_handle, .. } } => {
+                let by = (!through_handle).then_some(Access::WRITE);
+                let mut all = size.map_or(Vec::new(), |size| truncations(ino, size, by, strip, extents));
                 all.push(Self::SetAttr { ino, perm });
                 return all;
             }
@@ -184,16 +192,6 @@ impl Action {
         )
     }
 
-    /// The inode of which it changes something, if it changes nothing else.
-    pub fn changed(&self) -> Option<Ino> {
-        match self {
-            Self::SetAttr { ino, .. } | Self::SetXattr { ino, .. } | Self::RemoveXattr { ino, .. } => {
-                Some(*ino)
-            }
-            action => action.written(),
-        }
-    }
-
     /// Whose bytes it changes.
     pub fn written(&self) -> Option<Ino> {
         match self {
@@ -211,7 +209,7 @@ impl Action {
             }
             Self::Attr { ino } => Footprint { looks: one(ino), dir: Some(*ino), ..none },
             Self::List { dir } => Footprint { dir: Some(*dir), ..none },
-            Self::Open { ino } | Self::ReadLink { ino } => Footprint { looks: one(ino), ..none },
+            Self::Open { ino, .. } | Self::ReadLink { ino } => Footprint { looks: one(ino), ..none },
             Self::GetXattr { ino, .. } | Self::ListXattr { ino } => Footprint { xattrs: Some(*ino), ..none },
             Self::SetXattr { ino, .. } | Self::RemoveXattr { ino, .. } => {
                 Footprint { xattrs: Some(*ino), ..none }
@@ -270,6 +268,24 @@ impl Action {
             || b.dir.is_some_and(|dir| !a_reads && a.names.iter().flatten().any(|(at, _)| *at == dir))
             || Inodes::meet(a.looks, b.changes)
             || Inodes::meet(a.changes, b.looks)
+            || self.rules(other)
+            || other.rules(self)
+    }
+
+    /// Whether it may change what another may do. Of what is moved or opened by its name nobody knows the number.
+    fn rules(&self, other: &Self) -> bool {
+        let Self::SetAttr { ino, perm: Some(_) } = self else { return false };
+        match other {
+            Self::Lookup { dir, .. } | Self::List { dir } => dir == ino,
+            Self::GetXattr { ino: of, .. }
+            | Self::SetXattr { ino: of, .. }
+            | Self::RemoveXattr { ino: of, .. }
+            | Self::Truncate { ino: of, by: Some(_), .. } => of == ino,
+            Self::Create { dir, open, exclusive, .. } => dir == ino || (open.is_some() && !exclusive),
+            Self::Rename { .. } => true,
+            // The rest looks at what is changed, or at names in it.
+            _ => false,
+        }
     }
 
     /// Names and inodes that it speaks of, for people who look for what has to do with it.
@@ -345,8 +361,8 @@ fn pieces(offset: u64, length: u64, strip: u64) -> impl Iterator<Item = (u64, us
     })
 }
 
-fn truncations(ino: Ino, size: u64, strip: u64, extents: &mut Extents) -> Vec<Action> {
+fn truncations(ino: Ino, size: u64, by: Option<Access>, strip: u64, extents: &mut Extents) -> Vec<Action> {
     let extent = extents.entry(ino).or_insert(1);
     *extent = (*extent).max(size.div_ceil(strip));
-    (0..*extent).map(|at| Action::Truncate { ino, at, size }).collect()
+    (0..*extent).map(|at| Action::Truncate { ino, at, size, by }).collect()
 }

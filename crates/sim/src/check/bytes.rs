@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use espalier_proto::Ino;
 
 use super::action::{Action, Extents};
+use super::usage;
 use crate::Nanos;
 
 /// See the module's description.
@@ -17,8 +18,10 @@ pub struct Bytes {
     changed: BTreeMap<Ino, Nanos>,
     /// Nothing was changed since these were made durable.
     durable: BTreeSet<Ino>,
-    /// What is in these may be anything.
+    /// What is in these may be anything: nobody looks.
     lost: BTreeSet<Ino>,
+    /// Since this was last asked.
+    newly_lost: Vec<Ino>,
     /// When a file that is not known was last emptied on being opened by its name, perhaps.
     emptied: Nanos,
 }
@@ -31,12 +34,18 @@ impl Bytes {
             changed: BTreeMap::new(),
             durable: BTreeSet::new(),
             lost: BTreeSet::new(),
+            newly_lost: Vec::new(),
             emptied: Nanos::ZERO,
         }
     }
 
     fn is_big(&self, ino: Ino) -> bool {
         self.extents.get(&ino).is_some_and(|extent| *extent > 1)
+    }
+
+    /// Whether a change, if it is one, leaves something in the journal.
+    pub fn is_journaled(&self, action: &Action) -> bool {
+        !action.written().is_some_and(|ino| self.is_big(ino)) && !empties_unknown(action)
     }
 
     /// A call is made. `others`: what else is under way.
@@ -48,8 +57,8 @@ impl Bytes {
             let mut meanwhile = others.clone().filter(|other| other.written() == Some(ino));
             // Where an append goes is decided before it is written, and others can write there then.
             let is_overwritten = meanwhile.any(|other| is_append(action) != is_append(other));
-            if self.scattered && self.is_big(ino) && is_overwritten {
-                self.lost.insert(ino);
+            if self.scattered && is_overwritten {
+                self.lose_big(ino);
             }
         }
     }
@@ -73,7 +82,7 @@ impl Bytes {
         if let Some(ino) = told.filter(|ino| self.is_big(*ino)) {
             let is_changed = self.changed.get(&ino).is_some_and(|at| *at >= since);
             if is_changed || others.any(|other| other.written() == Some(ino)) {
-                self.lost.insert(ino);
+                self.lose(ino);
             }
             self.changed.insert(ino, now);
         }
@@ -91,14 +100,37 @@ impl Bytes {
     /// A server has lost power: what was not made durable in big files may be anything.
     pub fn lose_power(&mut self) {
         let big: Vec<Ino> = self.extents.keys().copied().filter(|ino| self.is_big(*ino)).collect();
-        self.lost.extend(big.into_iter().filter(|ino| !self.durable.contains(ino)));
+        for ino in big.into_iter().filter(|ino| !self.durable.contains(ino)).collect::<Vec<_>>() {
+            self.lose(ino);
+        }
     }
 
     /// What is in a file may be anything, if it is big.
-    pub fn lose(&mut self, ino: Ino) {
+    pub fn lose_big(&mut self, ino: Ino) {
         if self.is_big(ino) {
-            self.lost.insert(ino);
+            self.lose(ino);
         }
+    }
+
+    /// What is in a file may be anything.
+    pub fn lose(&mut self, ino: Ino) {
+        if self.lost.insert(ino) {
+            self.newly_lost.push(ino);
+        }
+    }
+
+    pub fn take_newly_lost(&mut self) -> Vec<Ino> {
+        std::mem::take(&mut self.newly_lost)
+    }
+
+    pub fn is_lost(&self, ino: Ino) -> bool {
+        self.lost.contains(&ino)
+    }
+
+    /// Whether it is about what nobody looks at.
+    pub fn is_of_lost(&self, action: &Action) -> bool {
+        let read = if let Action::Read { ino, .. } = action { Some(*ino) } else { None };
+        action.written().or(read).is_some_and(|ino| self.is_lost(ino))
     }
 
     /// Files whose size is not that of one instant since then.
@@ -108,7 +140,7 @@ impl Bytes {
         changed.chain(changing).chain(self.lost.iter().copied()).collect()
     }
 
-    /// What was read since then cannot be checked: an append is at one place, but its bytes are not all there at once.
+    /// What was read since then cannot be checked, nor sums of what nobody looks at: an append is at one place, but its bytes are not all there at once.
     pub fn is_unchecked<'a>(
         &self,
         action: &Action,
@@ -116,6 +148,9 @@ impl Bytes {
         loose: &BTreeSet<Ino>,
         mut under_way: impl Iterator<Item = &'a Action>,
     ) -> bool {
+        if let Action::GetXattr { name, .. } = action {
+            return **name == *usage::BYTES && !self.lost.is_empty();
+        }
         let Action::Read { ino, .. } = action else { return false };
         let is_append = |other: &Action| matches!(other, Action::Append { ino: at, .. } if at == ino);
         let is_emptied = self.scattered && self.is_big(*ino) && self.emptied >= since;
@@ -123,7 +158,7 @@ impl Bytes {
             (is_append(other) && loose.contains(ino))
                 || (self.scattered && self.is_big(*ino) && empties_unknown(other))
         };
-        self.lost.contains(ino) || is_emptied || under_way.any(&mut hides)
+        is_emptied || under_way.any(&mut hides)
     }
 }
 

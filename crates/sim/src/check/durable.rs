@@ -3,17 +3,22 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use espalier_proto::Rank;
+use espalier_proto::{Ino, Rank};
 
 use super::action::Action;
-use super::outcome::Outcome;
+use super::bytes::Bytes;
+use super::outcome::{Outcome, Stat};
+use super::permit::Who;
 use super::search::{PartId, World};
 use super::tree::{self, Base, Node, Tree};
+use super::violation::shortened;
 use crate::Nanos;
+use crate::storage::Left;
 
 /// A change that some world knows of.
 pub struct Logged {
     pub action: Action,
+    pub who: Who,
     pub rank: Rank,
     pub since: Nanos,
     /// When it was answered.
@@ -34,6 +39,8 @@ pub struct Durability {
     pub calls: BTreeMap<PartId, Logged>,
     /// What was answered before then is durable at a rank.
     synced: BTreeMap<Rank, Nanos>,
+    /// Not all orders of the changes are known in which the worlds may have come about.
+    pub is_blurred: bool,
 }
 
 /// In more ways than this a loss of power is not looked at.
@@ -42,7 +49,7 @@ const MOST_WAYS: usize = 300;
 impl Durability {
     pub fn new(within: Nanos) -> Self {
         let (calls, synced) = (BTreeMap::new(), BTreeMap::new());
-        Self { within, anchor: tree::empty(), common: Log::new(), calls, synced }
+        Self { within, anchor: tree::empty(), common: Log::new(), calls, synced, is_blurred: false }
     }
 
     /// An `fsync` has been answered that was asked for at that time.
@@ -69,26 +76,27 @@ impl Durability {
         for (id, _) in self.common.drain(..count).collect::<Vec<_>>() {
             let Some(logged) = self.calls.remove(&id) else { continue };
             let mut tree = Tree::like(&self.anchor);
-            replay(&mut tree, &told, id, &logged.action, strip);
+            replay(&mut tree, &told, id, &logged, strip);
             let mut changes = tree.changes;
             tree::settle(&mut self.anchor, std::iter::once(&mut changes));
         }
+        self.is_blurred &= !self.common.is_empty() || worlds.iter().any(|world| !world.log.is_empty());
     }
 
     /// The worlds that there may be after a loss of power, and the base that they differ from. `None`: there are too many.
     pub fn lose_power(
         &mut self,
         rank: Rank,
-        now: Nanos,
-        base: &Base,
-        worlds: &BTreeSet<World>,
+        when: (Nanos, Left),
+        bytes: &Bytes,
+        (base, worlds): (&Base, &BTreeSet<World>),
         strip: u64,
     ) -> Option<(Base, BTreeSet<World>)> {
         let mut found = BTreeSet::new();
         for world in worlds {
             let log: Log = self.common.iter().chain(&world.log).cloned().collect();
-            for lost in self.ways(&log, rank, now)? {
-                found.extend(self.without(base, world, &log, &lost, strip));
+            for lost in self.ways(&log, rank, when, bytes)? {
+                found.extend(self.without((base, bytes), world, &log, &lost, strip));
                 if found.len() > MOST_WAYS {
                     return None;
                 }
@@ -98,23 +106,33 @@ impl Durability {
         Some((self.anchor.clone(), found))
     }
 
-    /// Which changes may be lost together.
-    fn ways(&self, log: &Log, rank: Rank, now: Nanos) -> Option<Vec<BTreeSet<PartId>>> {
-        let of_rank = log.iter().filter_map(|(id, _)| Some((*id, self.calls.get(id)?)));
-        let of_rank: Vec<_> = of_rank.filter(|(_, logged)| logged.rank == rank).collect();
+    /// Which changes may be lost together: what was answered before the first lost frame was written is not, and what was asked for
+    /// after the last one that is left is.
+    fn ways(
+        &self,
+        log: &Log,
+        rank: Rank,
+        (now, left): (Nanos, Left),
+        bytes: &Bytes,
+    ) -> Option<Vec<BTreeSet<PartId>>> {
+        let of_rank = log.iter().filter_map(|(id, outcome)| Some((*id, outcome, self.calls.get(id)?)));
+        let of_rank: Vec<_> = of_rank.filter(|(_, _, logged)| logged.rank == rank).collect();
         let mut ways: Vec<BTreeSet<PartId>> = vec![BTreeSet::new()];
-        for (id, logged) in &of_rank {
-            let is_durable = self.is_durable(*id, now);
+        for (id, outcome, logged) in &of_rank {
+            // It may have failed.
+            let may_be_none = matches!(outcome, Outcome::OrGone(_)) || !bytes.is_journaled(&logged.action);
+            let is_kept = self.is_durable(*id, now) || logged.until.is_some_and(|until| until < left.lost);
+            let is_lost = logged.since > left.until && !may_be_none;
             let mut next = Vec::new();
             for lost in ways {
                 let follows = lost.iter().filter_map(|id| self.calls.get(id)).any(|before| {
                     before.until.is_some_and(|until| until < logged.since)
                         || before.action.conflicts(&logged.action)
                 });
-                if !follows {
+                if !follows && !is_lost {
                     next.push(lost.clone());
                 }
-                if !is_durable {
+                if !is_kept {
                     next.push(lost.into_iter().chain([*id]).collect());
                 }
             }
@@ -126,10 +144,33 @@ impl Durability {
         Some(ways)
     }
 
+    /// What was done to the bytes of a file is not looked at any more.
+    pub fn forget(&mut self, ino: Ino) {
+        self.calls.retain(|_, logged| logged.action.written() != Some(ino));
+    }
+
+    /// The last changes that a rank has made, with what must have become of them, for people.
+    pub fn told(&self, worlds: &BTreeSet<World>, rank: Rank, (now, left): (Nanos, Left)) -> Vec<String> {
+        let log = self.common.iter().chain(worlds.iter().next().into_iter().flat_map(|world| &world.log));
+        let line = |(id, outcome): &(PartId, Outcome)| {
+            let Logged { action, rank: of, since, until, .. } = self.calls.get(id)?;
+            let until = until.map_or("...".into(), |until| until.to_string());
+            let (action, outcome) = (shortened(action), shortened(outcome));
+            let durable = if self.is_durable(*id, now) { ", durable" } else { "" };
+            (*of == rank).then(|| format!("{since} to {until}{durable}: {action}: {outcome}"))
+        };
+        let mut lines = vec![format!(
+            "Of the journal is left what was written until {}, and lost from {} on.",
+            left.until, left.lost
+        )];
+        lines.extend(log.filter_map(line));
+        lines
+    }
+
     /// A world in which some changes have not been made; `None`: then others could not have come to what they came to.
     fn without(
         &self,
-        base: &Base,
+        (base, bytes): (&Base, &Bytes),
         world: &World,
         log: &Log,
         lost: &BTreeSet<PartId>,
@@ -137,17 +178,23 @@ impl Durability {
     ) -> Option<World> {
         let told = Tree { base, changes: world.changes.clone() };
         let mut tree = Tree::like(&self.anchor);
+        // Of what was made long ago the number may have been told since, and what was lost earlier may have been used.
+        let logged: BTreeSet<u64> = log.iter().map(|(id, _)| id.0).collect();
+        for (ino, node) in told.numbers() {
+            if !logged.contains(&node.0) && !keep_number(&mut tree, &told, ino, node) {
+                return None;
+            }
+        }
         let mut kept = Log::new();
-        // What an earlier loss has taken nothing in the log makes, and nobody need be told of it what will be so.
-        let is_made = |node| {
-            Tree::like(&self.anchor).inode(node).is_some() || log.iter().any(|(id, _)| Node(id.0) == node)
-        };
-        let was_lost = |action: &Action| {
-            action.changed().and_then(|ino| told.numbered(ino)).is_some_and(|node| !is_made(node))
+        // But for the sizes of files that nobody looks at.
+        let sized = |outcome: Outcome| match outcome.of_open().clone() {
+            Outcome::Stat(stat) => Outcome::Stat(Stat { size: size(&told, bytes, &stat), ..stat }),
+            Outcome::Named(stat) => Outcome::Named(Stat { size: size(&told, bytes, &stat), ..stat }),
+            outcome => outcome,
         };
         for (id, outcome) in log.iter().filter(|(id, _)| !lost.contains(id)) {
-            if let Some(logged) = self.calls.get(id).filter(|logged| !was_lost(&logged.action))
-                && replay(&mut tree, &told, *id, &logged.action, strip).of_open() != outcome.of_open()
+            if let Some(logged) = self.calls.get(id)
+                && sized(replay(&mut tree, &told, *id, logged, strip)) != sized(outcome.clone())
             {
                 return None;
             }
@@ -155,12 +202,7 @@ impl Durability {
         }
         // What numbers were told stand for stays so; what was lost is gone, and no other inode gets its number.
         for (ino, node) in told.numbers() {
-            if tree.inode(node).is_none()
-                && let Some(inode) = told.inode(node)
-            {
-                tree.insert(node, tree::Inode { names: 0, ino: None, ..inode.clone() });
-            }
-            if !tree.bind(ino, node) {
+            if !keep_number(&mut tree, &told, ino, node) {
                 return None;
             }
         }
@@ -171,10 +213,25 @@ impl Durability {
     }
 }
 
+/// A number stands for what it stood for, if only for something that is gone. `false`: it cannot.
+fn keep_number(tree: &mut Tree<'_>, told: &Tree<'_>, ino: Ino, node: Node) -> bool {
+    if tree.inode(node).is_none()
+        && let Some(inode) = told.inode(node)
+    {
+        tree.insert(node, tree::Inode { names: 0, ino: None, ..inode.clone() });
+    }
+    tree.bind(ino, node)
+}
+
+fn size(told: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
+    let ino = told.inode(stat.node).and_then(|inode| inode.ino);
+    if ino.is_some_and(|ino| bytes.is_lost(ino)) { 0 } else { stat.size }
+}
+
 /// Makes a change once more, and tells which number an inode has that it makes. `told`: a tree that knows it.
-fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, action: &Action, strip: u64) -> Outcome {
+fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, strip: u64) -> Outcome {
     let node = Node(id.0);
-    let outcome = tree.perform(action, node, strip);
+    let outcome = tree.attempt(&logged.action, logged.who, node, strip);
     let is_new = tree.inode(node).is_some_and(|inode| inode.ino.is_none());
     if let (true, Some(ino)) = (is_new, told.inode(node).and_then(|inode| inode.ino)) {
         // Nobody else can have it: all numbers are from one tree.

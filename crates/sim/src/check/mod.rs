@@ -3,9 +3,8 @@
 //! were made.
 //!
 //! The check goes along with the run. It keeps all trees that there may be, and extends them by calls under way only as far as an
-//! answer needs it: calls that have nothing to do with each other are never put in order. Callers are taken to be the
-//! superuser; removals and copies of trees, files without names, allocations and copies of bytes are not checked, and must not be
-//! made of files that are.
+//! answer needs it: calls that have nothing to do with each other are never put in order. Removals and copies of trees, files
+//! without names, allocations and copies of bytes are not checked, and must not be made of files that are.
 
 mod action;
 mod believed;
@@ -13,10 +12,12 @@ mod bytes;
 mod durable;
 mod outcome;
 mod perform;
+mod permit;
 mod search;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod usage;
 mod violation;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,19 +26,24 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{ClientId, Errno, Ino, Rank, Request};
 
 use crate::Nanos;
+use crate::storage::Left;
 use action::Action;
 use believed::Believed;
 use bytes::Bytes;
 use durable::{Durability, Logged};
 use outcome::{Told, is_refusal, is_unknown};
+pub use permit::Who;
 use search::{Part, PartId, Search, World};
 use tree::Base;
+pub use usage::ALL as USAGES;
 pub use violation::{Violation, shortened};
 
 /// Ended calls that are kept to tell of in a violation.
 const REMEMBERED: usize = 2000;
-/// With more trees that there may be than this, the check gives up.
-const MOST_WORLDS: usize = 200;
+/// Of more trees that there may be than this, not all is remembered ...
+const MANY_WORLDS: usize = 50;
+/// ... and with more than this the check gives up.
+const MOST_WORLDS: usize = 300;
 
 /// Of the ways in which a tree may have come about, so many are remembered, for losses of power.
 const MOST_WAYS: usize = 3;
@@ -136,12 +142,13 @@ impl Checker {
     }
 
     /// A client makes a call. `call_id`: no other call of the client has it before this one is answered.
-    pub fn invoked(&mut self, now: Nanos, client: ClientId, call_id: u64, call: &Call<'_>) {
+    pub fn invoked(&mut self, now: Nanos, client: ClientId, call_id: u64, who: Who, call: &Call<'_>) {
         if self.given_up {
             return;
         }
         let actions = Action::all(call, self.strip, &mut self.bytes.extents);
         self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));
+        self.forget_lost();
         // It coordinates what spans several.
         let rank = match call {
             Call::Request(request) => request.rank(),
@@ -150,13 +157,14 @@ impl Checker {
         let number = self.next;
         self.next += 1;
         let mut parts = Vec::new();
-        for (at, action) in actions.into_iter().enumerate() {
+        let checked = actions.into_iter().filter(|action| !self.bytes.is_of_lost(action));
+        for (at, action) in checked.enumerate() {
             let id = PartId(number, at as u32);
             if let (Some(durability), false) = (&mut self.durability, action.is_read()) {
                 let action = action.clone();
-                durability.calls.insert(id, Logged { action, rank, since: now, until: None });
+                durability.calls.insert(id, Logged { action, who, rank, since: now, until: None });
             }
-            self.pending.insert(id, Part { action, is_answered: true, is_blurred: false });
+            self.pending.insert(id, Part { action, who, is_answered: true, is_blurred: false });
             parts.push(id);
         }
         let is_whole = matches!(call, Call::Request(Request::ReadDir { after: 0, .. }));
@@ -187,12 +195,8 @@ impl Checker {
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
         let Some(asked) = self.asked.remove(&(client, call_id)) else { return Ok(()) };
-        let actions: Vec<Action> = asked
-            .parts
-            .iter()
-            .filter_map(|id| self.pending.get(id))
-            .map(|part| part.action.clone())
-            .collect();
+        let part = |id: &PartId| self.pending.get(id).map(|part| (*id, part.action.clone()));
+        let parts: Vec<(PartId, Action)> = asked.parts.iter().filter_map(part).collect();
         let is_over = !matches!(result, Err(errno) if is_unknown(*errno));
         if let (Some(ino), Ok(_)) = (asked.synced, result) {
             self.bytes.synced(ino, asked.since, self.pending.values().map(|part| &part.action));
@@ -206,18 +210,20 @@ impl Checker {
             }
         }
         if is_over {
-            self.explain(now, client, &asked, &actions, result)?;
+            self.explain(now, client, &asked, &parts, result)?;
             let told = match result {
                 Ok(Answer::Created(entry, _)) => Some(entry.attr.ino),
                 _ => None,
             };
-            for action in &actions {
+            for (_, action) in &parts {
                 let others = self.pending.values().map(|part| &part.action);
                 self.bytes.end(now, asked.since, action, told, others);
             }
         } else {
             self.give_up(&asked.parts);
         }
+        self.forget_lost();
+        let actions = parts.into_iter().map(|(_, action)| action).collect();
         let answer = violation::shortened(result);
         self.remember(client, asked, is_over.then_some(now), answer, actions);
         Ok(())
@@ -235,20 +241,22 @@ impl Checker {
         }
     }
 
-    /// A metadata server has lost power. See [`Self::distrust`], too.
+    /// A metadata server has lost power; of its journal that is left. See [`Self::distrust`], too.
     ///
     /// # Errors
     /// Nothing that may have been lost explains what was answered before.
-    pub fn lost_power(&mut self, now: Nanos, rank: Rank) -> Result<(), Box<Violation>> {
+    pub fn lost_power(&mut self, now: Nanos, rank: Rank, left: Left) -> Result<(), Box<Violation>> {
         if self.given_up {
             return Ok(());
         }
-        self.bytes.lose_power();
+        self.data_lost_power();
         let Some(durability) = self.durability.as_mut() else { return Ok(()) };
-        match durability.lose_power(rank, now, &self.base, &self.worlds, self.strip) {
+        match durability.lose_power(rank, (now, left), &self.bytes, (&self.base, &self.worlds), self.strip) {
             None => self.given_up = true,
+            Some((_, worlds)) if worlds.is_empty() && durability.is_blurred => self.given_up = true,
             Some((_, worlds)) if worlds.is_empty() => {
-                return Err(Box::new(Violation::of_power(now, rank)));
+                let changes = durability.told(&self.worlds, rank, (now, left));
+                return Err(Box::new(Violation::of_power(now, rank, changes)));
             }
             Some((base, worlds)) => (self.base, self.worlds) = (base, worlds),
         }
@@ -263,11 +271,13 @@ impl Checker {
     /// A data server has lost power.
     pub fn data_lost_power(&mut self) {
         self.bytes.lose_power();
+        self.forget_lost();
     }
 
     /// Something was done twice, perhaps, with the bytes of a big file: nobody knows what is in it.
     pub fn done_twice(&mut self, ino: Ino) {
-        self.bytes.lose(ino);
+        self.bytes.lose_big(ino);
+        self.forget_lost();
     }
 
     /// A rank begins, anew perhaps: what it had done before it tells again, with what is so by then.
@@ -280,12 +290,25 @@ impl Checker {
         self.strangers.insert((client, rank));
     }
 
+    /// Takes what is known of the bytes out of the worlds that nobody looks at any more.
+    fn forget_lost(&mut self) {
+        for ino in self.bytes.take_newly_lost() {
+            let worlds = std::mem::take(&mut self.worlds).into_iter();
+            let forgetting = |world: World| world.forgetting(&self.base, ino, &self.pending);
+            self.worlds = worlds.map(forgetting).collect();
+            self.pending.retain(|_, part| !self.bytes.is_of_lost(&part.action));
+            if let Some(durability) = &mut self.durability {
+                durability.forget(ino);
+            }
+        }
+    }
+
     fn explain(
         &mut self,
         now: Nanos,
         client: ClientId,
         asked: &Asked,
-        actions: &[Action],
+        parts: &[(PartId, Action)],
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
         // Bytes of several strips are changed one after the other.
@@ -296,7 +319,7 @@ impl Checker {
         let has_begun = |rank: &Rank| self.began.get(rank).is_some_and(|at| *at > asked.since);
         let is_late = asked.ranks.iter().any(has_begun);
         let mut read = 0;
-        for (id, action) in asked.parts.iter().zip(actions) {
+        for (id, action) in parts {
             let skip = match action {
                 Action::Read { from, to, .. } => {
                     read += to - from;
@@ -317,7 +340,8 @@ impl Checker {
                     .believed
                     .as_ref()
                     .is_some_and(|believed| believed.explains(now, client, action, result));
-            if self.given_up || may_be_old || is_unchecked || is_believed {
+            let is_lost = self.bytes.is_of_lost(action);
+            if self.given_up || may_be_old || is_unchecked || is_believed || is_lost {
                 self.pending.remove(id);
                 continue;
             }
@@ -337,6 +361,7 @@ impl Checker {
             if !search.is_exact {
                 self.pending.values_mut().for_each(|part| part.is_blurred = true);
             }
+            found = self.narrowed(found);
             if !is_bounded || found.len() > MOST_WORLDS {
                 self.given_up = true;
                 return Ok(());
@@ -349,10 +374,26 @@ impl Checker {
             self.settle(now);
         }
         if let Some(believed) = &mut self.believed {
-            actions.iter().for_each(|action| believed.learn(now, client, action, result));
+            parts.iter().for_each(|(_, action)| believed.learn(now, client, action, result));
         }
         self.checked += 1;
         Ok(())
+    }
+
+    /// If there are too many worlds: those that there are without some of what is known.
+    fn narrowed(&mut self, mut worlds: BTreeSet<World>) -> BTreeSet<World> {
+        if worlds.len() > MANY_WORLDS {
+            worlds = search::blurred(worlds);
+            self.durability.iter_mut().for_each(|durability| durability.is_blurred = true);
+        }
+        while worlds.len() > MANY_WORLDS
+            && let Some(ino) = search::most_uncertain(&worlds)
+        {
+            self.bytes.lose(ino);
+            let forgetting = |world: World| world.forgetting(&self.base, ino, &self.pending);
+            worlds = worlds.into_iter().map(forgetting).collect();
+        }
+        worlds
     }
 
     /// What has been asked may have been done, or be done at any time; nobody will say.
@@ -379,6 +420,8 @@ impl Checker {
         for world in worlds {
             if kept.iter().rev().take_while(|other| other.is_as(&world)).count() < MOST_WAYS {
                 kept.push(world);
+            } else if let Some(durability) = &mut self.durability {
+                durability.is_blurred = true;
             }
         }
         self.worlds = kept.into_iter().collect();

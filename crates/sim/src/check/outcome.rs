@@ -14,6 +14,8 @@ pub struct Stat {
     pub node: Node,
     pub kind: u32,
     pub perm: u32,
+    pub uid: u32,
+    pub gid: u32,
     pub nlink: u32,
     pub size: u64,
 }
@@ -33,6 +35,8 @@ pub enum Outcome {
     Written,
     /// Of the file that it was about the last name is gone: it comes to that for those who have it open, and fails for others.
     OrGone(Box<Outcome>),
+    /// It comes to that, or is refused.
+    OrRefused(Box<Outcome>),
     /// It was about a directory that is gone.
     Gone,
     /// Nothing is known of what it was about.
@@ -103,6 +107,8 @@ impl Told<'_> {
             (Outcome::Gone, Ok(Answer::Listing { entries, .. })) => entries.is_empty(),
             (Outcome::OrGone(_), Err(Errno::ESTALE | Errno::ENOENT)) => true,
             (Outcome::OrGone(outcome), _) => self.is(outcome, tree),
+            (Outcome::OrRefused(_), Err(Errno::EACCES | Errno::EPERM)) => true,
+            (Outcome::OrRefused(outcome), _) => self.is(outcome, tree),
             (Outcome::Named(stat), Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => {
                 self.names(stat, entry, tree)
             }
@@ -150,6 +156,7 @@ impl Told<'_> {
             return stat.kind == attr.kind.bits();
         }
         (stat.kind, stat.perm, stat.nlink) == (attr.kind.bits(), attr.perm, attr.nlink)
+            && (stat.uid, stat.gid) == (attr.uid, attr.gid)
             && (stat.size == attr.size || self.loose.contains(&attr.ino))
     }
 }

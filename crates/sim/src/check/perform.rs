@@ -1,4 +1,4 @@
-//! What actions do to a tree: the reference for the program, as POSIX has it. Callers are taken to be the superuser.
+//! What actions do to a tree: the reference for the program, as POSIX has it. Whether the caller may is another question (`permit.rs`).
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,9 @@ use espalier_proto::{Errno, FileType, Ino, Name, NewNode, RenameFlags, XattrMode
 
 use super::action::Action;
 use super::outcome::{Outcome, Stat};
+use super::permit::Who;
 use super::tree::{Inode, Node, Tree};
+use super::usage;
 
 /// What somebody asked about may be.
 enum Found {
@@ -19,7 +21,7 @@ enum Found {
 
 impl Tree<'_> {
     /// Does what `action` says. `new`: how an inode is called that it makes; `strip`: bytes.
-    pub fn perform(&mut self, action: &Action, new: Node, strip: u64) -> Outcome {
+    pub fn perform(&mut self, action: &Action, who: Who, new: Node, strip: u64) -> Outcome {
         match action {
             Action::Lookup { dir, name } => match self.find(*dir) {
                 Found::There(dir) => self
@@ -38,6 +40,10 @@ impl Tree<'_> {
                 kind if kind == FileType::Symlink.bits() => Outcome::Bytes(inode.target.to_vec()),
                 _ => Outcome::fails([Errno::EINVAL]),
             }),
+            Action::GetXattr { ino, name } if usage::is_told(name) => self.of(*ino, |tree, node| {
+                let told = tree.usage(node, strip).told(name);
+                told.map_or(Outcome::fails([Errno::ENODATA]), |told| Outcome::Bytes(told.into_bytes()))
+            }),
             Action::GetXattr { ino, name } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
                 Some(value) => Outcome::Bytes(value.to_vec()),
                 None => Outcome::fails([Errno::ENODATA]),
@@ -53,9 +59,9 @@ impl Tree<'_> {
                 bytes.resize(end as usize, 0);
                 Outcome::Bytes(bytes.get(*from..bytes.len().min(*to)).unwrap_or_default().to_vec())
             }),
-            Action::Open { ino } => self.of(*ino, |_, _| Outcome::Done),
+            Action::Open { ino, .. } => self.of(*ino, |_, _| Outcome::Done),
             Action::Create { dir, name, node, perm, open, exclusive } => {
-                self.create((*dir, name), node, *perm, *open, *exclusive, new, strip)
+                self.create((*dir, name), node, (who, *perm), *open, *exclusive, new, strip)
             }
             Action::Link { ino, dir, name } => self.link(*ino, (*dir, name), strip),
             Action::Unlink { dir, name } => self.remove((*dir, name), false),
@@ -90,7 +96,7 @@ impl Tree<'_> {
                 tree.change(node, |inode| append(inode, data, strip));
                 Outcome::Written
             }),
-            Action::Truncate { ino, at, size } => self.of(*ino, |tree, node| {
+            Action::Truncate { ino, at, size, .. } => self.of(*ino, |tree, node| {
                 tree.change(node, |inode| truncate(inode, *at, *size, strip));
                 Outcome::Done
             }),
@@ -124,6 +130,8 @@ impl Tree<'_> {
             node,
             kind: inode.map_or(0, |inode| inode.kind),
             perm: inode.map_or(0, |inode| inode.perm),
+            uid: inode.map_or(0, |inode| inode.uid),
+            gid: inode.map_or(0, |inode| inode.gid),
             nlink: inode.map_or(0, Inode::nlink),
             size: inode.map_or(0, |inode| inode.size(strip)),
         }
@@ -142,7 +150,7 @@ impl Tree<'_> {
         &mut self,
         (dir, name): (Ino, &Name),
         node: &NewNode,
-        perm: u32,
+        (who, perm): (Who, u32),
         open: Option<bool>,
         exclusive: bool,
         new: Node,
@@ -170,7 +178,7 @@ impl Tree<'_> {
             NewNode::CharDevice(_) => (FileType::CharDevice, perm, Box::default()),
             NewNode::BlockDevice(_) => (FileType::BlockDevice, perm, Box::default()),
         };
-        self.insert(new, Inode { target, ..Inode::new(kind, perm, dir) });
+        self.insert(new, Inode { target, uid: who.uid, gid: who.gid, ..Inode::new(kind, perm, dir) });
         self.put(dir, name, new);
         Outcome::Named(self.stat(new, strip))
     }

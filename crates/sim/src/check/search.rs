@@ -6,10 +6,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use espalier_proto::Ino;
+
 use super::action::Action;
 use super::durable::{self, Log, Logged};
 use super::outcome::{Outcome, Told};
-use super::tree::{Base, Changes, Node, Tree};
+use super::permit::Who;
+use super::tree::{Base, Changes, Node, Record, Strips, Tree};
 
 /// An action: of which call, and which of its actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,6 +20,7 @@ pub struct PartId(pub u64, pub u32);
 
 pub struct Part {
     pub action: Action,
+    pub who: Who,
     /// What became of it has been told, or will be.
     pub is_answered: bool,
     /// While it was under way too much was at once to look at all orders: it may have looked between two changes of which this is not
@@ -64,6 +68,20 @@ impl World {
         self
     }
 
+    /// The bytes of a file are forgotten, and what has been done to them.
+    pub fn forgetting(mut self, base: &Base, ino: Ino, pending: &BTreeMap<PartId, Part>) -> Self {
+        let is_of_it = |id: &PartId| pending.get(id).is_some_and(|part| part.action.written() == Some(ino));
+        self.done.retain(|id, _| !is_of_it(id));
+        self.log.retain(|(id, _)| !is_of_it(id));
+        self.seen.retain(|id, _| !is_of_it(id));
+        let mut tree = Tree { base, changes: self.changes };
+        if let Some(node) = tree.numbered(ino) {
+            tree.change(node, |inode| inode.strips.clear());
+        }
+        self.changes = tree.changes;
+        self
+    }
+
     /// What became of an action has been told.
     pub fn without(mut self, id: PartId) -> Self {
         self.done.remove(&id);
@@ -72,10 +90,40 @@ impl World {
     }
 }
 
+/// Without what tells of worlds that are the same but for how they have come about: more answers are right than without this, and never
+/// fewer, but after losses of power.
+pub fn blurred(worlds: BTreeSet<World>) -> BTreeSet<World> {
+    let mut kept: Vec<World> = Vec::new();
+    for world in worlds {
+        match kept.last_mut().filter(|last| (&last.changes, &last.done) == (&world.changes, &world.done)) {
+            Some(last) => {
+                for (id, outcomes) in world.seen {
+                    last.seen.entry(id).or_default().extend(outcomes);
+                }
+            }
+            None => kept.push(world),
+        }
+    }
+    kept.into_iter().collect()
+}
+
+/// The file whose bytes differ most among the worlds.
+pub fn most_uncertain(worlds: &BTreeSet<World>) -> Option<Ino> {
+    let mut ways: BTreeMap<Ino, BTreeSet<&Strips>> = BTreeMap::new();
+    for record in worlds.iter().flat_map(|world| world.changes.values().flatten()) {
+        if let Record::Inode(inode) = record
+            && let Some(ino) = inode.ino
+        {
+            ways.entry(ino).or_default().insert(&inode.strips);
+        }
+    }
+    ways.into_iter().filter(|(_, ways)| ways.len() > 1).max_by_key(|(_, ways)| ways.len()).map(|(ino, _)| ino)
+}
+
 /// Among so many changes under way all orders are looked at.
 const MOST_AT_ONCE: usize = 6;
 /// So many worlds are looked at for one answer.
-const MOST_STEPS: usize = 2500;
+const MOST_STEPS: usize = 3000;
 
 pub struct Search<'a> {
     base: &'a Base,
@@ -225,9 +273,9 @@ impl<'a> Search<'a> {
 
     /// What a change makes of a world, if anything, and what it comes to.
     fn perform(&self, world: &World, id: PartId) -> (Option<World>, Outcome) {
-        let action = &self.pending[&id].action;
+        let Part { action, who, .. } = &self.pending[&id];
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
-        let outcome = tree.perform(action, Node(id.0), self.strip);
+        let outcome = tree.attempt(action, *who, Node(id.0), self.strip);
         if tree.changes == world.changes {
             return (None, outcome);
         }

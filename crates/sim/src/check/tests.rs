@@ -8,6 +8,7 @@ use espalier_proto::{
 
 use super::*;
 
+mod users;
 mod weaker;
 
 const STRIP: u32 = 8;
@@ -18,7 +19,10 @@ struct Run {
     checker: Checker,
     now: u64,
     calls: u64,
+    who: Who,
 }
+
+const ROOT: Who = Who { uid: 0, gid: 0 };
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -123,7 +127,7 @@ fn absent() -> Answer {
 
 impl Run {
     fn new() -> Self {
-        Self { checker: Checker::new(RULES), now: 0, calls: 0 }
+        Self { checker: Checker::new(RULES), now: 0, calls: 0, who: ROOT }
     }
 
     /// With a file of the number 2, that is called "f".
@@ -141,7 +145,7 @@ impl Run {
     fn asks(&mut self, call: Call<'_>) -> u64 {
         let now = self.tick();
         self.calls += 1;
-        self.checker.invoked(now, ClientId(self.calls), 0, &call);
+        self.checker.invoked(now, ClientId(self.calls), 0, self.who, &call);
         self.calls
     }
 
@@ -430,8 +434,12 @@ impl Run {
     }
 
     fn loses_power(&mut self) -> bool {
+        self.is_left_with(Left { until: Nanos::NEVER, lost: Nanos::ZERO })
+    }
+
+    fn is_left_with(&mut self, left: Left) -> bool {
         let now = self.tick();
-        self.checker.lost_power(now, Rank(0)).is_ok()
+        self.checker.lost_power(now, Rank(0), left).is_ok()
     }
 }
 
@@ -502,6 +510,27 @@ fn what_was_done_at_a_time_may_be_lost_in_any_order() {
         let kept = if lost == "a" { ("b", 3) } else { ("a", 2) };
         assert!(run.did(lookup(lost), Ok(absent())) && run.did(lookup(kept.0), Ok(file(kept.1))));
     }
+}
+
+#[test]
+fn when_the_journal_was_written_that_is_left_tells_what_is_lost() {
+    let lose = |until, lost| {
+        let mut run = Run::with_losses();
+        assert!(run.did(create("a"), Ok(file(2))) && run.did(create("b"), Ok(file(3))));
+        let left = Left { until: Nanos(until), lost: Nanos(lost) };
+        run.is_left_with(left).then_some(run)
+    };
+    // "a" was made in the first two milliseconds, "b" in the two after that.
+    let has = |run: Option<Run>, left: &[(&str, u64)]| run.unwrap().did(list(), Ok(listing(left)));
+    assert!(has(lose(2_000_000, 3_000_000), &[("a", 2)]));
+    assert!(!has(lose(2_000_000, 3_000_000), &[]));
+    assert!(!has(lose(2_000_000, 3_000_000), &[("a", 2), ("b", 3)]));
+    assert!(has(lose(0, 1_000_000), &[]) && !has(lose(0, 1_000_000), &[("a", 2)]));
+    // It was answered and was not there.
+    let mut run = Run::with_losses();
+    assert!(run.did(create("a"), Ok(file(2))));
+    run.now += SECOND.0;
+    assert!(!run.is_left_with(Left { until: Nanos::ZERO, lost: Nanos(1_000_000) }));
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub struct Inode {
     /// The type bits of `st_mode`.
     pub kind: u32,
     pub perm: u32,
+    pub uid: u32,
+    pub gid: u32,
     /// How many names it has; a directory that is there has one.
     pub names: u32,
     /// Of a directory: in which it is, and how many entries and directories are in it.
@@ -43,9 +45,11 @@ pub struct Inode {
     /// Of a symbolic link.
     pub target: Box<[u8]>,
     /// Of a file: what of each strip has been written, from its beginning on.
-    pub strips: BTreeMap<u64, Rc<[u8]>>,
+    pub strips: Strips,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
 }
+
+pub type Strips = BTreeMap<u64, Rc<[u8]>>;
 
 impl Inode {
     pub fn new(kind: FileType, perm: u32, parent: Node) -> Self {
@@ -53,6 +57,8 @@ impl Inode {
             ino: None,
             kind: kind.bits(),
             perm,
+            uid: 0,
+            gid: 0,
             names: 1,
             parent,
             entries: 0,

@@ -1,6 +1,6 @@
 //! An answer that cannot be, told so that a person can find out why.
 
-use std::fmt::{self, Debug, Display, Formatter};
+use std::fmt::{self, Debug, Display, Formatter, Write};
 
 use espalier_proto::{ClientId, Rank};
 
@@ -25,7 +25,7 @@ pub struct Violation {
 }
 
 impl Violation {
-    pub fn of_power(at: Nanos, rank: Rank) -> Self {
+    pub fn of_power(at: Nanos, rank: Rank, changes: Vec<String>) -> Self {
         Self {
             at,
             client: ClientId(0),
@@ -33,7 +33,7 @@ impl Violation {
             call: format!("Loss of power at rank {rank}"),
             answer: "what is left cannot be what was answered, whatever of it was lost".into(),
             possible: Vec::new(),
-            related: Vec::new(),
+            related: changes,
         }
     }
 }
@@ -74,11 +74,31 @@ fn line(client: ClientId, from: Nanos, to: Option<Nanos>, call: &str, answer: &s
 
 /// Something for people, without a file's worth of bytes.
 pub fn shortened(value: &impl Debug) -> String {
-    const MOST: usize = 400;
-    let mut text = format!("{value:?}");
-    if let Some((at, _)) = text.char_indices().nth(MOST) {
-        text.truncate(at);
-        text.push_str("...");
+    let mut text = Shortened { text: String::new(), left: 400 };
+    if write!(text, "{value:?}").is_err() {
+        text.text.push_str("...");
     }
-    text
+    text.text
+}
+
+/// Takes so many characters, and no more.
+struct Shortened {
+    text: String,
+    left: usize,
+}
+
+impl Write for Shortened {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        match more.char_indices().nth(self.left) {
+            Some((at, _)) => {
+                self.text.push_str(&more[..at]);
+                Err(fmt::Error)
+            }
+            None => {
+                self.text.push_str(more);
+                self.left -= more.chars().count();
+                Ok(())
+            }
+        }
+    }
 }

@@ -33,7 +33,7 @@ impl Case {
     /// None that can be expected: scenarios of seeds are scenarios.
     pub fn new(seed: u64) -> Result<Self, ScenarioError> {
         let mut random = Seed(seed).random("fuzz", 0);
-        let strip = *[64, 64, 256, 4096, 65536].choose(&mut random).unwrap_or(&64);
+        let strip = *[64, 64, 256, 4096, 8192].choose(&mut random).unwrap_or(&64);
         let quiet = random.random_range(1..20);
         let text = text(seed, strip, quiet, &mut random);
         let scenario = Scenario::parse(&text, Path::new("the scenario of a seed"))?;
@@ -43,6 +43,7 @@ impl Case {
             strip,
             bytes: *[0, 10, 40, 80].choose(&mut random).unwrap_or(&0),
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
+            users: random.random(),
         };
         Ok(Self {
             text,
@@ -51,8 +52,11 @@ impl Case {
             quiet: Nanos::from_millis(quiet * 1000),
             durable: match scenario.cluster.durability {
                 Durability::Written if scenario.faults.power.is_some() => Some(SECOND),
-                // What fails may be seen, and lost.
-                _ => scenario.faults.disk_failure.as_ref().map(|_| Nanos::ZERO),
+                // What is not durable yet, or never will be, may be seen, and lost.
+                _ if scenario.faults.power.is_some() || scenario.faults.disk_failure.is_some() => {
+                    Some(Nanos::ZERO)
+                }
+                _ => None,
             },
             scenario,
         })

@@ -6,8 +6,12 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Request};
 
 use super::wander::CALLER;
+use crate::check::USAGES;
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
+
+/// So long it may take until sessions of clients that have crashed are over, and ranks have told each other what is below directories.
+const LATE: Nanos = Nanos(60_000_000_000);
 
 /// See the module's description.
 #[derive(Debug)]
@@ -17,6 +21,8 @@ pub struct Surveyor {
     has_waited: bool,
     /// What is to be asked, the last first.
     left: Vec<Call<'static>>,
+    /// What is below directories is asked for when that is known everywhere.
+    last: Vec<Call<'static>>,
     seen: BTreeSet<Ino>,
     asked: Option<Call<'static>>,
 }
@@ -24,7 +30,8 @@ pub struct Surveyor {
 impl Surveyor {
     pub fn new(from: Nanos) -> Self {
         let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
-        Self { from, has_waited: false, left, seen: BTreeSet::new(), asked: None }
+        let last = usages(Ino::ROOT).collect();
+        Self { from, has_waited: false, left, last, seen: BTreeSet::new(), asked: None }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
@@ -38,7 +45,10 @@ impl Surveyor {
                     self.left.push(attr(ino));
                     self.left.push(Call::Request(Request::ListXattr { ino }));
                     match entry.kind {
-                        FileType::Directory if self.seen.insert(ino) => self.left.push(list(ino, 0)),
+                        FileType::Directory if self.seen.insert(ino) => {
+                            self.left.push(list(ino, 0));
+                            self.last.extend(usages(ino));
+                        }
                         FileType::Symlink => self.left.push(Call::Request(Request::ReadLink { ino })),
                         FileType::Regular => {
                             let (access, truncate) = (Access::READ, false);
@@ -65,6 +75,10 @@ fn list(dir: Ino, after: u64) -> Call<'static> {
     Call::Request(Request::ReadDir { dir, after, limit: 100, plus: false })
 }
 
+fn usages(ino: Ino) -> impl Iterator<Item = Call<'static>> {
+    USAGES.into_iter().map(move |name| Call::Request(Request::GetXattr { ino, name: name.into() }))
+}
+
 fn attr(ino: Ino) -> Call<'static> {
     Call::Request(Request::GetAttr { ino })
 }
@@ -87,7 +101,11 @@ impl Program for Surveyor {
                 self.asked = Some(call.clone());
                 Act::Call(CALLER, call)
             }
-            None => Act::End,
+            None if self.last.is_empty() => Act::End,
+            None => {
+                std::mem::swap(&mut self.left, &mut self.last);
+                Act::Pause(LATE)
+            }
         }
     }
 }

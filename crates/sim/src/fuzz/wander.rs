@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 use espalier_client::{Answer, Call};
 use espalier_proto::{
     Access, Caller, END, Entry, Errno, FileType, Ino, Name, NewNode, OpenHow, RenameFlags, Request, SetAttr,
-    XattrMode,
+    XattrMode, mode,
 };
 use rand::Rng;
 
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
-/// The caller of all calls: the check knows nothing of permissions.
+/// May do everything.
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
 const UNWELL: Nanos = Nanos(500_000_000);
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
@@ -31,6 +31,8 @@ pub struct Habits {
     pub bytes: u32,
     /// Of a hundred others so many move something.
     pub moves: u32,
+    /// Not all callers are the superuser.
+    pub users: bool,
 }
 
 /// See the module's description.
@@ -40,6 +42,7 @@ pub struct Wanderer {
     number: u32,
     habits: Habits,
     left: u32,
+    caller: Caller,
     rests: bool,
     dirs: Vec<Ino>,
     files: Vec<Ino>,
@@ -57,6 +60,10 @@ impl Wanderer {
             number,
             habits,
             left: habits.calls,
+            caller: match (habits.users, number % 3) {
+                (false, _) | (_, 0) => CALLER,
+                (_, user) => Caller { uid: 1000 + user, gid: 100 + number / 3 % 2, ..CALLER },
+            },
             rests: false,
             dirs: vec![Ino::ROOT],
             files: Vec::new(),
@@ -128,9 +135,12 @@ impl Wanderer {
             };
             return Request::Rename { from_dir: dir, from: name, to_dir: other, to: new, flags };
         }
+        let any_perm =
+            if self.habits.users { 0o777 | (mode::STICKY * random.random_range(0..2)) } else { 0o755 };
+        let umask = [0, 0, 0o022, 0o077][random.random_range(0..4)];
         let create = |node, open, exclusive| {
-            let (name, perm) = (name.clone(), 0o755);
-            Request::Create { dir, name, node, perm, umask: 0o022, open, exclusive }
+            let (name, perm) = (name.clone(), any_perm);
+            Request::Create { dir, name, node, perm, umask, open, exclusive }
         };
         match random.random_range(0..100) {
             0..12 => create(NewNode::Directory, None, true),
@@ -153,7 +163,7 @@ impl Wanderer {
             67..78 => Request::Unlink { dir, name },
             78..85 => Request::RmDir { dir, name },
             85..88 => {
-                let perm = Some([0o700, 0o750, 0o755][random.random_range(0..3)]);
+                let perm = Some([0o700, 0o750, 0o755, 0o777, 0o1777][random.random_range(0..5)]);
                 Request::SetAttr { ino: node, set: SetAttr { perm, ..SetAttr::default() } }
             }
             88..91 => Request::Fsync { ino: node },
@@ -201,12 +211,12 @@ impl Wanderer {
                 Call::Write { ino, offset: END, data: self.new_bytes(length).into(), kill_suid_gid: false }
             }
             50..80 => Call::Read { ino, offset, size: length as u32, noatime: random.random() },
-            80..86 => {
+            80..84 => {
                 let size = Some(if random.random() { 0 } else { offset });
                 let set = SetAttr { size, through_handle: true, ..SetAttr::default() };
                 Call::Request(Request::SetAttr { ino, set })
             }
-            86..90 => Call::Request(Request::Fsync { ino }),
+            84..90 => Call::Request(Request::Fsync { ino }),
             90..93 => Call::Request(Request::GetAttr { ino }),
             93..95 => match self.any_file(random) {
                 Some(ino) => Call::Request(Request::Open { ino, how: how(random) }),
@@ -264,7 +274,7 @@ impl Program for Wanderer {
             self.close(ino)
         };
         self.asked = Some(call.clone());
-        Act::Call(CALLER, call)
+        Act::Call(self.caller.clone(), call)
     }
 }
 

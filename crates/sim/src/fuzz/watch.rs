@@ -14,7 +14,7 @@ use crate::check::{Checker, Rules, Violation, shortened};
 use crate::message::Message;
 use crate::observe::{Node, Observer};
 use crate::scenario::Caching;
-use crate::storage::Loss;
+use crate::storage::{Left, Loss};
 
 /// What was said, for people.
 #[derive(Debug, Default)]
@@ -102,14 +102,14 @@ impl Watch {
 const SLACK: Nanos = Nanos(100_000_000);
 
 impl Observer for Eyes {
-    fn invoked(&mut self, now: Nanos, client: u32, call: u64, _: &Caller, what: &Call<'_>) {
+    fn invoked(&mut self, now: Nanos, client: u32, call: u64, caller: &Caller, what: &Call<'_>) {
         let mut watch = self.0.borrow_mut();
         watch.calls += 1;
         if watch.trace.call == Some(watch.calls) {
             watch.traced = Some((client, call));
-            watch.note(now, || format!("client {client} calls {}", shortened(what)));
+            watch.note(now, || format!("client {client} calls as {}: {}", caller.uid, shortened(what)));
         }
-        watch.checker.invoked(now, ClientId(client.into()), call, what);
+        watch.checker.invoked(now, ClientId(client.into()), call, caller.into(), what);
     }
 
     fn answered(&mut self, now: Nanos, client: u32, call: u64, result: &Result<Answer, Errno>) {
@@ -124,7 +124,7 @@ impl Observer for Eyes {
         }
     }
 
-    fn crashed(&mut self, now: Nanos, node: Node, loss: Loss) {
+    fn crashed(&mut self, now: Nanos, node: Node, loss: Loss, left: Option<Left>) {
         let mut watch = self.0.borrow_mut();
         let name = watch.name(node);
         watch.note(now, || format!("{name} ends: {loss:?}"));
@@ -132,10 +132,10 @@ impl Observer for Eyes {
         if node.0 >= watch.servers {
             let client = ClientId(u64::from(node.0 - watch.servers));
             watch.checker.lost(client);
-        } else if (loss != Loss::Process || watch.disks_fail) && node.0 < watch.ranks {
+        } else if let (true, Some(left)) = (loss != Loss::Process || watch.disks_fail, left) {
             watch.dark.insert(node);
             watch.checker.distrust(Nanos::NEVER);
-            let result = watch.checker.lost_power(now, Rank(node.0 as u16));
+            let result = watch.checker.lost_power(now, Rank(node.0 as u16), left);
             watch.find(result);
         } else if loss != Loss::Process {
             watch.checker.data_lost_power();
@@ -173,6 +173,8 @@ impl Observer for Eyes {
         let is_of_servers = matches!(
             message,
             Message::Peer(_)
+                | Message::ToData(_)
+                | Message::FromData(_)
                 | Message::FromClient(FromClient::Revoked { .. })
                 | Message::FromServer(FromServer::Revoke { .. })
         );

@@ -155,7 +155,7 @@ impl Client {
                 self.came.push((process as u32, Reached::End));
             }
         }
-        fabric.observer.crashed(fabric.now, self.node, Loss::Process);
+        fabric.observer.crashed(fabric.now, self.node, Loss::Process, None);
         fabric.drop_node(self.node, true);
     }
 

@@ -120,7 +120,7 @@ impl DataServer {
         self.peers.clear();
         self.numbers.clear();
         self.start += 1;
-        fabric.observer.crashed(fabric.now, self.node, loss);
+        fabric.observer.crashed(fabric.now, self.node, loss, None);
         fabric.drop_node(self.node, loss != Loss::Process);
     }
 

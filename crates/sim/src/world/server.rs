@@ -188,7 +188,8 @@ impl Server {
     /// The journal cannot be opened any more.
     pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<Nanos, StorageError> {
         self.front = None;
-        self.storage = self.storage.crash(loss)?;
+        let (found, left) = self.storage.crash(loss)?;
+        self.storage = found;
         self.cpu.clear(fabric.now);
         self.device.clear(fabric.now);
         self.clients.clear();
@@ -197,7 +198,7 @@ impl Server {
         self.peers.fill(Line::default());
         self.asking = Asking::new(self.node, Node(self.config.ranks.into()));
         self.start += 1;
-        fabric.observer.crashed(fabric.now, self.node, loss);
+        fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
         fabric.drop_node(self.node, loss != Loss::Process);
         Ok(self.disk.time(self.storage.to_replay()))
     }
@@ -531,8 +532,8 @@ impl Server {
         }
         match io {
             // It goes to memory that the end of the process leaves alone.
-            Io::Journal { frame, sync: false } => return Some((id, self.storage.append(frame))),
-            Io::Journal { frame, sync: true } => match self.storage.append(frame) {
+            Io::Journal { frame, sync: false } => return Some((id, self.storage.append(frame, fabric.now))),
+            Io::Journal { frame, sync: true } => match self.storage.append(frame, fabric.now) {
                 Ok(done) => self.store(fabric, DiskJob::Journal(id, done)),
                 Err(errno) => return Some((id, Err(errno))),
             },
@@ -583,7 +584,7 @@ impl Server {
         let fails = self.disk.fails;
         match job {
             DiskJob::Io(id, io) => {
-                let result = if fails { Err(Errno::EIO) } else { self.storage.execute(io) };
+                let result = if fails { Err(Errno::EIO) } else { self.storage.execute(io, fabric.now) };
                 self.input(fabric, Input::Done { id, result });
             }
             DiskJob::Journal(id, done) => {

@@ -97,7 +97,7 @@ fn what_was_told_lately_is_believed_by_who_was_told() {
     // Answered in no time.
     let told = |run: &mut Run, client: u64, call: Call<'_>, answer: Answer| {
         let (now, client) = (run.tick(), ClientId(client));
-        run.checker.invoked(now, client, 0, &call);
+        run.checker.invoked(now, client, 0, ROOT, &call);
         run.checker.answered(now, client, 0, &Ok(answer)).is_ok()
     };
     let attrs = || Answer::Attr(attr(2, FileType::Regular, 1, 0));

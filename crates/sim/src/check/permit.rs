@@ -1,0 +1,158 @@
+//! What callers may do, by the bits of modes, owners, groups and sticky directories.
+
+use std::collections::BTreeSet;
+
+use espalier_proto::{Access, Caller, Errno, Ino, Name, RenameFlags, mode};
+
+use super::action::Action;
+use super::outcome::Outcome;
+use super::tree::{Inode, Node, Tree};
+
+/// Who calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Who {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl From<&Caller> for Who {
+    fn from(caller: &Caller) -> Self {
+        Self { uid: caller.uid, gid: caller.gid }
+    }
+}
+
+impl Who {
+    fn may(self, inode: &Inode, want: Access) -> bool {
+        let shift = match () {
+            () if self.uid == inode.uid => 6,
+            () if self.gid == inode.gid => 3,
+            () => 0,
+        };
+        self.uid == 0 || inode.perm >> shift & want.bits() == want.bits()
+    }
+
+    fn owns(self, inode: &Inode) -> bool {
+        self.uid == 0 || self.uid == inode.uid
+    }
+}
+
+impl Tree<'_> {
+    /// As [`Self::perform`], if the caller may do that.
+    pub fn attempt(&mut self, action: &Action, who: Who, new: Node, strip: u64) -> Outcome {
+        let refusal = if who.uid == 0 { None } else { self.refusal(action, who) };
+        let Some(refusal) = refusal else { return self.perform(action, who, new, strip) };
+        let outcome = self.clone().perform(action, who, new, strip);
+        match action {
+            // Kernels check that themselves: what a client has cached it tells, and what it has opened.
+            Action::Lookup { .. } | Action::List { .. } => Outcome::OrRefused(Box::new(outcome)),
+            // To rename something to itself is nothing.
+            Action::Rename { .. } if outcome == Outcome::Done && self.is_same(action) => {
+                Outcome::OrRefused(Box::new(outcome))
+            }
+            _ => refused(outcome, refusal),
+        }
+    }
+
+    fn is_same(&self, action: &Action) -> bool {
+        let Action::Rename { from, to, .. } = action else { return false };
+        let node = |(dir, name): &(Ino, Name)| self.name(self.numbered(*dir)?, name);
+        node(from) == node(to)
+    }
+
+    fn refusal(&self, action: &Action, who: Who) -> Option<Errno> {
+        let inode = |ino: &Ino| self.numbered(*ino).and_then(|node| self.inode(node));
+        let lacks = |ino: &Ino, want| inode(ino).filter(|inode| !who.may(inode, want)).map(|_| Errno::EACCES);
+        let change = Access::WRITE | Access::EXEC;
+        match action {
+            Action::Lookup { dir, .. } => lacks(dir, Access::EXEC),
+            Action::List { dir } => lacks(dir, Access::READ),
+            Action::GetXattr { ino, .. } => lacks(ino, Access::READ),
+            Action::Open { ino, access } | Action::Truncate { ino, by: Some(access), .. } => {
+                lacks(ino, *access)
+            }
+            Action::SetXattr { ino, .. } | Action::RemoveXattr { ino, .. } => {
+                let is_foreign = |it: &&Inode| it.is_dir() && it.perm & mode::STICKY != 0 && !who.owns(it);
+                inode(ino).filter(is_foreign).map(|_| Errno::EPERM).or(lacks(ino, Access::WRITE))
+            }
+            Action::SetAttr { ino, perm: Some(_) } => {
+                inode(ino).filter(|inode| !who.owns(inode)).map(|_| Errno::EPERM)
+            }
+            Action::Create { dir, name, open, exclusive, .. } => {
+                lacks(dir, Access::EXEC).or_else(|| match self.entry(*dir, name) {
+                    None => lacks(dir, change),
+                    Some(there) => {
+                        let access = Access::READ | Access::WRITE;
+                        let is_opened = open.is_some() && !exclusive;
+                        (is_opened && !who.may(there, access)).then_some(Errno::EACCES)
+                    }
+                })
+            }
+            Action::Link { dir, .. } => lacks(dir, change),
+            Action::Unlink { dir, name } | Action::RmDir { dir, name } => {
+                lacks(dir, change).or(self.sticky(*dir, name, who))
+            }
+            Action::Rename { from, to, flags } => self.refusal_to_move(from, to, *flags, who),
+            _ => None,
+        }
+    }
+
+    fn refusal_to_move(
+        &self,
+        from: &(Ino, Name),
+        to: &(Ino, Name),
+        flags: RenameFlags,
+        who: Who,
+    ) -> Option<Errno> {
+        let (moved, target) = (self.entry(from.0, &from.1), self.entry(to.0, &to.1));
+        let lacks = |dir: Ino| {
+            let inode = self.numbered(dir).and_then(|node| self.inode(node))?;
+            (!who.may(inode, Access::WRITE | Access::EXEC)).then_some(Errno::EACCES)
+        };
+        // What is above it changes.
+        let stays = |inode: Option<&Inode>| {
+            inode
+                .filter(|it| it.is_dir() && from.0 != to.0 && !who.may(it, Access::WRITE))
+                .map(|_| Errno::EACCES)
+        };
+        let first = lacks(from.0).or(lacks(to.0)).or(self.sticky(from.0, &from.1, who)).or(stays(moved));
+        let is_replaced = !flags.contains(RenameFlags::NOREPLACE)
+            && target.is_some_and(|target| !moved.is_some_and(|moved| std::ptr::eq(moved, target)));
+        first.or_else(|| {
+            let second = is_replaced.then(|| self.sticky(to.0, &to.1, who)).flatten();
+            second.or(flags.contains(RenameFlags::EXCHANGE).then(|| stays(target)).flatten())
+        })
+    }
+
+    fn entry(&self, dir: Ino, name: &Name) -> Option<&Inode> {
+        self.name(self.numbered(dir)?, name).and_then(|node| self.inode(node))
+    }
+
+    /// In a sticky directory only its owner and the entry's may take that away.
+    fn sticky(&self, dir: Ino, name: &Name, who: Who) -> Option<Errno> {
+        let parent = self.numbered(dir).and_then(|node| self.inode(node))?;
+        let entry = self.entry(dir, name)?;
+        let is_foreign = parent.perm & mode::STICKY != 0 && !who.owns(parent) && !who.owns(entry);
+        is_foreign.then_some(Errno::EPERM)
+    }
+}
+
+/// What something comes to that is refused, and that would have come to something: which of several errors is told is nobody's
+/// business.
+fn refused(outcome: Outcome, refusal: Errno) -> Outcome {
+    let fails = |more: &[Errno]| {
+        let errnos: BTreeSet<i32> = more.iter().chain([&refusal]).map(|errno| errno.raw()).collect();
+        Outcome::Fails(errnos)
+    };
+    match outcome {
+        Outcome::Unknown => Outcome::Unknown,
+        Outcome::Fails(mut errnos) => {
+            errnos.insert(refusal.raw());
+            // One may lack several rights.
+            errnos.extend([Errno::EACCES.raw(), Errno::EPERM.raw()]);
+            Outcome::Fails(errnos)
+        }
+        Outcome::Gone => fails(&[Errno::ESTALE, Errno::ENOENT]),
+        Outcome::OrGone(outcome) => Outcome::OrGone(Box::new(refused(*outcome, refusal))),
+        _ => fails(&[Errno::EACCES, Errno::EPERM]),
+    }
+}

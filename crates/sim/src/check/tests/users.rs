@@ -1,0 +1,89 @@
+//! What callers may do who are not the superuser.
+
+use super::*;
+
+const OWNER: Who = Who { uid: 7, gid: 70 };
+const FRIEND: Who = Who { uid: 8, gid: 70 };
+const OTHER: Who = Who { uid: 9, gid: 90 };
+
+fn chmod(ino: u64, perm: u32) -> Call<'static> {
+    let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
+    Call::Request(Request::SetAttr { ino: Ino(ino), set })
+}
+
+fn shown(attr: Attr, perm: u32) -> Attr {
+    Attr { perm, uid: OWNER.uid, gid: OWNER.gid, ..attr }
+}
+
+/// The owner has made a directory with this mode, of the number 2, and in it a file.
+fn owned(perm: u32) -> Run {
+    let mut run = Run { who: OWNER, ..Run::new() };
+    let made = shown(attr(2, FileType::Directory, 2, 0), 0o755);
+    assert!(run.did(mkdir(1, "d"), Ok(entry(made))));
+    let made = shown(attr(3, FileType::Regular, 1, 0), 0o755);
+    assert!(run.did(make(2, "f", NewNode::Regular), Ok(entry(made))));
+    let changed = shown(attr(2, FileType::Directory, 2, 1), perm);
+    assert!(run.did(chmod(2, perm), Ok(Answer::Attr(changed))));
+    run
+}
+
+fn remove() -> Call<'static> {
+    Call::Request(Request::Unlink { dir: Ino(2), name: name("f") })
+}
+
+#[test]
+fn who_may_not_is_refused_and_who_may_is_not() {
+    for (perm, who, errno) in [
+        (0o755, OWNER, None),
+        (0o755, FRIEND, Some(Errno::EACCES)),
+        (0o755, ROOT, None),
+        (0o775, FRIEND, None),
+        (0o775, OTHER, Some(Errno::EACCES)),
+        (0o777, OTHER, None),
+        (0o1777, OTHER, Some(Errno::EPERM)),
+        (0o1777, OWNER, None),
+        (0o555, OWNER, Some(Errno::EACCES)),
+        (0o555, ROOT, None),
+    ] {
+        for told in [None, Some(Errno::EACCES), Some(Errno::EPERM)] {
+            let mut run = Run { who, ..owned(perm) };
+            let result = told.map_or(Ok(Answer::Done), Err);
+            let is_right = told == errno || (told.is_some() && errno.is_some());
+            assert_eq!(run.did(remove(), result), is_right, "{perm:o} {who:?} {told:?}");
+        }
+    }
+}
+
+#[test]
+fn what_was_refused_was_not_done() {
+    let mut run = Run { who: OTHER, ..owned(0o755) };
+    assert!(run.did(remove(), Err(Errno::EACCES)));
+    run.who = OWNER;
+    assert!(run.did(remove(), Ok(Answer::Done)));
+}
+
+#[test]
+fn modes_are_for_their_owner_to_change() {
+    let mut run = Run { who: OTHER, ..owned(0o755) };
+    assert!(run.did(chmod(2, 0o777), Err(Errno::EPERM)) && !run.did(chmod(2, 0o777), Err(Errno::ENOENT)));
+    // While it is being changed both may be told.
+    for result in [Ok(Answer::Done), Err(Errno::EACCES)] {
+        let mut run = owned(0o755);
+        let changing = run.asks(chmod(2, 0o777));
+        run.who = OTHER;
+        let removing = run.asks(remove());
+        assert!(run.ends(removing, result));
+        // Who may was allowed to before.
+        assert!(run.ends(changing, Ok(Answer::Attr(shown(attr(2, FileType::Directory, 2, 1), 0o777)))));
+    }
+}
+
+#[test]
+fn names_that_a_client_has_cached_it_tells_everybody() {
+    let look = || Call::Request(Request::Lookup { dir: Ino(2), name: name("f") });
+    let there = || Ok(entry(shown(attr(3, FileType::Regular, 1, 0), 0o755)));
+    assert!(Run { who: OTHER, ..owned(0o700) }.did(look(), there()));
+    assert!(Run { who: OTHER, ..owned(0o700) }.did(look(), Err(Errno::EACCES)));
+    assert!(!Run { who: OTHER, ..owned(0o700) }.did(look(), Ok(absent())));
+    assert!(!Run { who: OTHER, ..owned(0o755) }.did(look(), Err(Errno::EACCES)));
+}
