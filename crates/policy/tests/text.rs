@@ -65,7 +65,7 @@ fn what_is_taken_is_told_and_kept_and_what_is_refused_changes_nothing() {
         assert_eq!(postcard::from_bytes::<Policy>(&bytes).unwrap(), policy);
         assert_eq!(policy.is_empty(), policy.to_toml().is_empty());
     }
-    assert!(taken > 5_000 && refused > 5_000, "{taken} {refused}");
+    assert!(taken > 3_000 && refused > 5_000, "{taken} {refused}");
 }
 
 #[test]

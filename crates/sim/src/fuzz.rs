@@ -18,6 +18,7 @@ use crate::check::Violation;
 use crate::observe::Saboteur;
 use crate::process::Program;
 use crate::scenario::ScenarioError;
+use crate::time::Nanos;
 use crate::world::{RunError, World};
 use scenario::Case;
 use survey::Surveyor;
@@ -101,6 +102,8 @@ fn text_of(panic: Box<dyn Any + Send>) -> String {
     }
 }
 
+/// All has come to its end so long after faults are over: sessions last half a minute, processes rest for seconds.
+const PATIENCE: Nanos = Nanos(3_600_000_000_000);
 /// So many events happen from one look at what was found to the next.
 const EVENTS: u64 = 200;
 
@@ -124,6 +127,9 @@ fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Resu
         }
         if progress.is_over {
             break;
+        }
+        if progress.now > case.quiet + PATIENCE {
+            return Err(world.endless().into());
         }
     }
     let findings = world.fsck()?;

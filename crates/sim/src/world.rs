@@ -80,6 +80,8 @@ pub enum RunError {
     Start { at: Nanos, node: Node, cause: StorageError },
     #[error("{} after all processes had ended there is no end: {}", .after, .waits.join("; "))]
     NotQuiet { after: Nanos, waits: Vec<String> },
+    #[error("processes have not come to their end at {at}: {}", .waits.join("; "))]
+    Endless { at: Nanos, waits: Vec<String> },
 }
 
 /// How far a run has come.

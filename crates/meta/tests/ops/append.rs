@@ -217,6 +217,27 @@ fn an_append_is_made_once_whatever_the_server_is_killed_at() {
     }
 }
 
+/// Its client was told before the server was killed that it has failed, say, and does not ask again.
+#[test]
+fn an_append_that_nobody_waits_for_holds_nobody_up() {
+    for cold in [false, true] {
+        let mut server = Server::new(Kept::OnDataServers);
+        server.fs.fault = Some((3, Fault::Crash));
+        server.append(ONE, 5, b"one").unwrap_err();
+        let mut server = server.restart(cold);
+        server.reclaim(ONE);
+        server.reclaim(OTHER);
+        let other = server.send_append(OTHER, 3, b"other");
+        assert_eq!(server.answer(other), None, "it may come yet");
+        let id = RequestId((ONE.0 << 32) + 10);
+        let request = Request::GetAttr { ino: server.ino };
+        server.fs.input(Input::Request { from: ONE, id, below: id, caller: ROOT_CALLER, request });
+        assert_eq!(server.answer(other), Some(Ok(Reply::Written(5))));
+        let either = [with(&[b"one", b"other"]), with(&[b"other"])];
+        assert!(either.contains(&server.contents()), "{:?}", server.contents());
+    }
+}
+
 /// The second comes while the first is being written, and may be interrupted.
 #[test]
 fn appends_to_a_file_come_one_after_the_other() {

@@ -91,6 +91,11 @@ impl World<'_> {
             && self.data.iter().all(|server| !server.disk.fails)
     }
 
+    /// Processes take longer than they can be expected to, whatever has gone wrong.
+    pub fn endless(&self) -> RunError {
+        RunError::Endless { at: self.fabric.now, waits: self.waits() }
+    }
+
     /// What is not at rest.
     fn waits(&self) -> Vec<String> {
         let mut waits = Vec::new();
