@@ -23,7 +23,9 @@ const STRIP: u64 = 64 << 10;
 
 fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let servers = servers(setting);
-    let cluster = format!("[cluster]\nranks = 1\ndata = {servers}\n{CLUSTER}");
+    // What messages take, and not what syncs do: those of the paper's servers are as long as 20 messages.
+    let cluster = CLUSTER.replace("4.9 ms", "0 s");
+    let cluster = format!("[cluster]\nranks = 1\ndata = {servers}\n{cluster}");
     let tally = Trial { crews: crew, ..Trial::new(&cluster)? }.run(setting)?;
     let median = |phase: u32| -> Result<f64, PaperError> {
         Ok(tally.phase(phase, OpKind::Write)?.latencies.value_at_quantile(0.5) as f64 / 1e3)
@@ -48,7 +50,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let table = Table { name: "latencies", columns: vec!["operation", "median us"], rows };
     let setup = format!(
         "A metadata server and {servers} data servers; one client writes {PIECE} bytes each to {FILES} files: within the first 64 KiB, just past \
-         them, and behind that."
+         them, and behind that. In the simulator disks take no time."
     );
     Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
 }
