@@ -179,7 +179,10 @@ mod tests {
     #[test]
     fn what_is_no_policy_is_refused_with_what_would_be() {
         for (text, why) in [
-            ("dfiles = 3", "there is no setting `dfiles`: there are num_dfiles, dist_name and dist_params"),
+            (
+                "dfiles = 3",
+                "there is no setting `dfiles`: there are num_dfiles, dist_name, dist_params, stuffing and precreation",
+            ),
             ("num_dfiles = 0", "num_dfiles is a number of data servers, 1 to 1024, and not `0`"),
             ("num_dfiles = 2.5", "num_dfiles is a number or a text in quotes"),
             ("dist_name = \"raid\"", "dist_name is basic, simple_stripe or varstrip, and not `raid`"),

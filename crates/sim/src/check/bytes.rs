@@ -13,6 +13,8 @@ use crate::Nanos;
 pub struct Bytes {
     /// Strips lie on several servers.
     pub scattered: bool,
+    /// Small files are as those of several strips.
+    unstuffed: bool,
     pub extents: Extents,
     /// When the bytes of a file of several strips were last changed by a call that is over.
     changed: BTreeMap<Ino, Nanos>,
@@ -27,9 +29,10 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    pub fn new(scattered: bool) -> Self {
+    pub fn new(scattered: bool, unstuffed: bool) -> Self {
         Self {
             scattered,
+            unstuffed,
             extents: Extents::new(),
             changed: BTreeMap::new(),
             durable: BTreeSet::new(),
@@ -40,7 +43,7 @@ impl Bytes {
     }
 
     fn is_big(&self, ino: Ino) -> bool {
-        self.extents.get(&ino).is_some_and(|extent| *extent > 1)
+        self.unstuffed || self.extents.get(&ino).is_some_and(|extent| *extent > 1)
     }
 
     /// Whether a change, if it is one, leaves something in the journal.

@@ -103,6 +103,8 @@ pub struct Rules {
     pub strip_bytes: u32,
     /// Strips lie on several data servers.
     pub scattered: bool,
+    /// Also those of small files.
+    pub unstuffed: bool,
     /// So long after it was answered a change is durable; zero: at once. `None`: no power is lost.
     pub durable: Option<Nanos>,
     /// Clients believe names and attributes for so long.
@@ -119,7 +121,7 @@ impl Checker {
             pending: BTreeMap::new(),
             asked: BTreeMap::new(),
             next: 1,
-            bytes: Bytes::new(rules.scattered),
+            bytes: Bytes::new(rules.scattered, rules.unstuffed),
             believed: rules.believed.map(Believed::new),
             past: VecDeque::new(),
             durability: rules.durable.map(Durability::new),

@@ -12,7 +12,8 @@ mod users;
 mod weaker;
 
 const STRIP: u32 = 8;
-const RULES: Rules = Rules { strip_bytes: STRIP, scattered: false, durable: None, believed: None };
+const RULES: Rules =
+    Rules { strip_bytes: STRIP, scattered: false, unstuffed: false, durable: None, believed: None };
 
 /// A checker whose clock goes on with each event, and which says whether answers can be.
 struct Run {

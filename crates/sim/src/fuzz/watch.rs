@@ -56,6 +56,7 @@ impl Watch {
             checker: Checker::new(Rules {
                 strip_bytes: strip,
                 scattered: cluster.data > 0,
+                unstuffed: cluster.data > 0 && case.scenario.policy.0.stuffing() == Some(false),
                 durable: case.durable,
                 believed: match cluster.cache {
                     Caching::Ttl(term) => Some(term),

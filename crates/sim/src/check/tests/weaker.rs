@@ -82,6 +82,17 @@ fn bytes_that_were_made_durable_are_not_lost() {
 }
 
 #[test]
+fn small_files_lose_bytes_only_if_they_are_not_stuffed() {
+    for unstuffed in [false, true] {
+        let rules = Rules { scattered: true, unstuffed, ..RULES };
+        let mut run = Run { checker: Checker::new(rules), ..Run::new() };
+        assert!(run.did(create("f"), Ok(file(2))) && run.did(write(0, &[1; 2]), Ok(Answer::Written(2))));
+        run.checker.data_lost_power();
+        assert_eq!(run.did(read(0, 30), Ok(bytes(&[]))), unstuffed);
+    }
+}
+
+#[test]
 fn what_was_told_lately_is_believed_by_who_was_told() {
     let term = Nanos::from_millis(10);
     let tell = || {
