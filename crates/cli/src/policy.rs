@@ -184,7 +184,7 @@ mod tests {
                 "there is no setting `dfiles`: there are num_dfiles, dist_name, dist_params, stuffing and precreation",
             ),
             ("num_dfiles = 0", "num_dfiles is a number of data servers, 1 to 1024, and not `0`"),
-            ("num_dfiles = 2.5", "num_dfiles is a number or a text in quotes"),
+            ("num_dfiles = 2.5", "num_dfiles is a number, true, false, or a text in quotes"),
             ("dist_name = \"raid\"", "dist_name is basic, simple_stripe or varstrip, and not `raid`"),
         ] {
             assert_eq!(parsed(text).expect_err(text).to_string(), why);

@@ -6,9 +6,11 @@ use std::process::{Command, Stdio};
 
 #[test]
 fn a_reader_that_goes_causes_no_panic() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    // Before anything can be written.
+    drop(reader);
     let mut man = Command::new(env!("CARGO_BIN_EXE_espalier"));
-    let mut man = man.arg("man").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    drop(man.stdout.take());
+    let man = man.arg("man").stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
     let ended = man.wait_with_output().unwrap();
     assert_eq!(
         (ended.status.signal(), String::from_utf8(ended.stderr).unwrap()),
