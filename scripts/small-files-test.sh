@@ -20,7 +20,7 @@ trap cleanup EXIT
 
 # streams_of FILE: its datafiles.
 streams_of() {
-    find "$cluster"/server-*/data/streams -name "$(printf %x "$(stat -c %i "$1")")" | wc -l
+    find "$cluster"/server-*/data/streams -type f -name "$(printf %x "$(stat -c %i "$1")")" | wc -l
 }
 
 echo '== a cluster of three'
@@ -57,8 +57,8 @@ for dir in stuffed striped precreated; do
 done
 is "$(streams_of "$a/stuffed/1") $(streams_of "$a/striped/1") $(streams_of "$a/precreated/1")" '0 1 3'
 # What is there stays as it is, wherever it goes.
-mv "$a/striped/1" "$b/stuffed/moved"
-ln "$b/stuffed/moved" "$a/precreated/linked"
+mv "$a/striped/1" "$a/stuffed/moved"
+ln "$a/stuffed/moved" "$a/precreated/linked"
 is "$(cat "$b/precreated/linked")" 'striped 1'
 
 echo '== POSIX'
