@@ -17,18 +17,17 @@ use crate::{Place, Setting};
 const STEP: u64 = 100_000;
 
 /// A cluster, and what is done with it.
-#[derive(Clone, Debug)]
 pub(crate) struct Trial {
     pub scenario: Scenario,
     /// Processes besides the workloads of the scenario.
-    pub crews: fn(&Scenario) -> Vec<Crew>,
+    pub crews: Box<dyn Fn() -> Vec<Crew>>,
 }
 
 impl Trial {
     /// # Errors
     /// It is no scenario.
     pub fn new(text: &str) -> Result<Self, PaperError> {
-        Ok(Self { scenario: Scenario::parse(text, Path::new("an experiment"))?, crews: |_| Vec::new() })
+        Ok(Self { scenario: Scenario::parse(text, Path::new("an experiment"))?, crews: Box::new(Vec::new) })
     }
 
     /// # Errors
@@ -43,7 +42,7 @@ impl Trial {
     fn simulate(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
         let (mut tally, saboteur) = (Tally::default(), &mut ());
         let mut world = World::new(&self.scenario, &mut tally, saboteur)?;
-        (self.crews)(&self.scenario).into_iter().for_each(|crew| world.add_processes(crew));
+        (self.crews)().into_iter().for_each(|crew| world.add_processes(crew));
         loop {
             if setting.stop.load(Ordering::Relaxed) {
                 return Err(PaperError::Stopped);
@@ -74,7 +73,7 @@ impl Trial {
             settings: numbers.map(number).chain([("sync".to_string(), sync)]).collect(),
         };
         let running = LocalCluster::start(setting.program, &wanted)?;
-        let (mut crews, mut first) = ((self.crews)(&self.scenario), 0);
+        let (mut crews, mut first) = ((self.crews)(), 0);
         for (number, workload) in (0..).zip(&self.scenario.workload) {
             let started = workload.start(number, first, cluster.clients, Path::new(""));
             let Started { crews: more, .. } = started.map_err(espalier_sim::RunError::from)?;

@@ -1,7 +1,6 @@
 //! What it costs when a file outgrows its first strip (IV.A.1): once, for one write.
 
 use espalier_proto::Caller;
-use espalier_sim::Scenario;
 use espalier_sim::process::{Door, Identity, Process};
 use espalier_sim::source::{Op, OpKind, OpenFlags, Script, Step};
 
@@ -26,7 +25,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     // What messages take, and not what syncs do: those of the paper's servers are as long as 20 messages.
     let cluster = CLUSTER.replace("4.9 ms", "0 s");
     let cluster = format!("[cluster]\nranks = 1\ndata = {servers}\n{cluster}");
-    let tally = Trial { crews: crew, ..Trial::new(&cluster)? }.run(setting)?;
+    let tally = Trial { crews: Box::new(crew), ..Trial::new(&cluster)? }.run(setting)?;
     let median = |phase: u32| -> Result<f64, PaperError> {
         Ok(tally.phase(phase, OpKind::Write)?.latencies.value_at_quantile(0.5) as f64 / 1e3)
     };
@@ -55,7 +54,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
 }
 
-fn crew(_: &Scenario) -> Vec<Crew> {
+fn crew() -> Vec<Crew> {
     let path = |file: u32| format!("/{file}");
     let create = OpenFlags::WRITE | OpenFlags::READ | OpenFlags::CREATE;
     let write = |offset: u64| {
