@@ -5,6 +5,7 @@
 //! listed to its end, or made by this client, it is known which names are not there. The machine has no clock: `now` is
 //! milliseconds of one that does not go back.
 
+mod changes;
 mod record;
 mod subject;
 
@@ -17,8 +18,11 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::{Answer, Call, Sighting};
+use changes::Changing;
 use record::{Known, Record};
 use subject::Subject;
+
+pub use changes::Changes;
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +52,7 @@ pub struct Cache {
     /// Names in all records.
     names: usize,
     forgotten: Vec<(Ino, u64)>,
+    changing: Changing,
     counts: CacheCounts,
 }
 
@@ -74,6 +79,7 @@ impl Cache {
             order: VecDeque::new(),
             names: 0,
             forgotten: Vec::new(),
+            changing: Changing::default(),
             counts: CacheCounts::default(),
         }
     }
@@ -95,7 +101,8 @@ impl Cache {
 
     /// An inode's attributes, if they are known.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
-        self.records.get(&ino).filter(|record| record.lease > now)?.attr.as_deref().copied()
+        let record = self.records.get(&ino).filter(|record| record.lease > now)?;
+        record.attr.as_deref().filter(|_| !self.changing.is_so(ino)).copied()
     }
 
     /// Whether there is a lease on an inode.
@@ -123,7 +130,8 @@ impl Cache {
             Binding::Absent => Answer::Absent { cacheable: true },
             Binding::Inode(ino, _) => {
                 let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0)?;
-                let attr = *record.attr.as_deref().filter(|_| record.lease > now)?;
+                let attr =
+                    *record.attr.as_deref().filter(|_| record.lease > now && !self.changing.is_so(ino))?;
                 if self.users == Users::Tell {
                     record.users += 1;
                 }
@@ -154,7 +162,7 @@ impl Cache {
     /// The answer to a question for attributes, and for how many milliseconds it may be cached.
     pub fn get_attr(&mut self, ino: Ino, now: u64) -> Option<(Answer, u64)> {
         let record = self.records.get(&ino).filter(|record| record.lease > now)?;
-        let attr = *record.attr.as_deref()?;
+        let attr = *record.attr.as_deref().filter(|_| !self.changing.is_so(ino))?;
         self.counts.hits += 1;
         Some((Answer::Attr(attr), record.lease - now))
     }
@@ -168,9 +176,22 @@ impl Cache {
 
     // ---- Being told
 
-    /// A call is about to be made: what it may change is not trusted meanwhile.
-    pub fn sent(&mut self, call: &Call<'_>) {
-        self.distrust_subject(&Subject::of(call));
+    /// A call is about to be made: what it may change is not trusted as long as somebody has what this gives.
+    pub fn sent(&mut self, call: &Call<'_>, now: u64) -> Changes {
+        let subject = Subject::of(call);
+        if !subject.is_change {
+            return Changes::default();
+        }
+        let mut inos: Vec<_> = subject.inos().map(Some).collect();
+        for (dir, name) in subject.names().filter(|_| subject.changes_named) {
+            match self.name(dir, name, now) {
+                Some(Binding::Inode(ino, _)) => inos.push(Some(ino)),
+                Some(Binding::Absent) => {}
+                None => inos.push(None),
+            }
+        }
+        self.distrust_subject(&subject);
+        self.changing.begin(inos.into_iter())
     }
 
     fn distrust_subject(&mut self, subject: &Subject<'_>) {
@@ -373,6 +394,7 @@ impl Cache {
 
     /// Takes out what need not be known any longer. What the server is to be told as forgotten is [`Self::forgotten`].
     pub fn expire(&mut self, now: u64) {
+        self.changing.expire();
         while let Some(&(due, ino)) = self.order.front()
             && due <= now
         {

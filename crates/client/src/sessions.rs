@@ -15,7 +15,7 @@ use espalier_proto::{
 
 use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting};
 use asking::Asking;
-use end::{End, Parked, Seen};
+use end::{Course, End, Parked, Seen};
 
 pub use asking::Outcome;
 
@@ -197,10 +197,10 @@ impl<T> Sessions<T> {
         {
             request.each_inode(&mut |ino| *ino = self.real(*ino));
         }
-        self.cache.sent(&asked.call);
+        let course = Course { changes: self.cache.sent(&asked.call, now), ..Course::default() };
         let known = if self.shares_names { self.known_elsewhere(now, &asked.call) } else { None };
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
-        self.advance(now, (asked, false), next, lease, Seen::default(), told);
+        self.advance(now, (asked, course), next, lease, told);
         self.say(told);
     }
 
@@ -370,8 +370,7 @@ impl<T> Sessions<T> {
             Outcome::Done(result) => self.lead_on(now, parked, result, 0, told),
             Outcome::Stale => {
                 let next = self.client.stale(&parked.call, &delegation);
-                let seen = parked.seen;
-                self.advance(now, parked.into_asked(), next, 0, seen, told);
+                self.advance(now, parked.into_asked(), next, 0, told);
             }
         }
         self.say(told);
@@ -422,13 +421,13 @@ impl<T> Sessions<T> {
         lease: u64,
         told: &mut Told<T>,
     ) {
-        let seen = parked.seen;
+        let seen = parked.course.seen;
         let Some(sighting) = seen.sighting else {
             let next = self.client.reply(&parked.call, result);
             if let Next::Answer(result) = &next {
                 self.cache.answered(&parked.call, result.as_ref().ok(), lease, now);
             }
-            return self.advance(now, parked.into_asked(), next, lease, seen, told);
+            return self.advance(now, parked.into_asked(), next, lease, told);
         };
         // The lease on the name may have ended since.
         let left = seen.until.saturating_sub(now);
@@ -438,18 +437,18 @@ impl<T> Sessions<T> {
             self.cache.found(result.as_ref().ok(), lease, now);
         }
         let lease = if left > 0 { lease.min(left) } else { lease };
-        let seen = Seen { gone: Some(sighting.ino), ..Seen::default() };
-        self.advance(now, parked.into_asked(), next, lease, seen, told);
+        let (asked, mut course) = parked.into_asked();
+        course.seen = Seen { gone: Some(sighting.ino), ..Seen::default() };
+        self.advance(now, (asked, course), next, lease, told);
     }
 
     /// Leads a call on until it is finished or must wait. `lease`: of what has been told last.
     fn advance(
         &mut self,
         now: u64,
-        (asked, interrupted): (Asked<'_, T>, bool),
+        (asked, mut course): (Asked<'_, T>, Course),
         next: Next,
         lease: u64,
-        mut seen: Seen,
         told: &mut Told<T>,
     ) {
         let Asked { call_id, caller, call, ticket } = asked;
@@ -463,7 +462,7 @@ impl<T> Sessions<T> {
         if let Next::Find(_, sighting) = &next {
             self.cache.sighted(&call, sighting, lease, now);
             let until = if sighting.leased { now.saturating_add(lease) } else { 0 };
-            seen = Seen { sighting: Some(*sighting), until, ..seen };
+            course.seen = Seen { sighting: Some(*sighting), until, ..course.seen };
         }
         if let Next::Tell(Request::Release { ino }, _) | Next::Release(ino) = next
             && self.asking.puts_off(ino)
@@ -481,7 +480,7 @@ impl<T> Sessions<T> {
             }
             Next::Data(delegation, io) => {
                 let call = call.into_owned();
-                let parked = Parked { call_id, caller, call, ticket, sent: now, seen, interrupted };
+                let parked = Parked { call_id, caller, call, ticket, sent: now, course };
                 return self.asking.ask(parked, delegation, io, told);
             }
             Next::Tell(request, answer) => {
@@ -502,7 +501,8 @@ impl<T> Sessions<T> {
             }
         };
         let call = call.into_owned();
-        end.parked.insert(id, Parked { call_id, caller, call, ticket, sent: now, seen, interrupted });
+        let interrupted = course.interrupted;
+        end.parked.insert(id, Parked { call_id, caller, call, ticket, sent: now, course });
         if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
             told.answer(gone.ticket, Err(Errno::EINTR));
         }
@@ -570,8 +570,8 @@ impl<T> Sessions<T> {
         // A cluster with one rank has none.
         if self.ranks > 1 {
             for parked in self.ends.values_mut().flat_map(|end| end.parked.values_mut()) {
-                if parked.seen.sighting.is_some_and(|sighting| is_one(sighting.dir)) {
-                    parked.seen.until = 0;
+                if parked.course.seen.sighting.is_some_and(|sighting| is_one(sighting.dir)) {
+                    parked.course.seen.until = 0;
                 }
             }
         }

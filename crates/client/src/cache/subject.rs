@@ -8,6 +8,8 @@ pub(super) struct Subject<'a> {
     names: [Option<(Ino, &'a Name)>; 2],
     inos: [Option<Ino>; 2],
     pub is_change: bool,
+    /// What its names stand for may be changed, too.
+    pub changes_named: bool,
     /// Who may search the inodes may change.
     pub changes_rights: bool,
     /// This name is gone if it succeeds.
@@ -37,14 +39,20 @@ impl<'a> Subject<'a> {
             | Request::RemoveXattr { ino, .. } => {
                 Self { changes_rights: true, ..change([None; 2], [Some(*ino), None]) }
             }
-            Request::Create { dir, name, .. } => change([Some((*dir, name)), None], [Some(*dir), None]),
+            Request::Create { dir, name, exclusive, open, .. } => {
+                let changes_named = !exclusive && open.is_some_and(|how| how.truncate);
+                Self { changes_named, ..change([Some((*dir, name)), None], [Some(*dir), None]) }
+            }
             Request::Unlink { dir, name } | Request::RmDir { dir, name } => {
-                Self { removes: Some((*dir, name)), ..change([Some((*dir, name)), None], [Some(*dir), None]) }
+                let change = change([Some((*dir, name)), None], [Some(*dir), None]);
+                Self { removes: Some((*dir, name)), changes_named: true, ..change }
             }
             Request::Link { ino, dir, name } => change([Some((*dir, name)), None], [Some(*dir), Some(*ino)]),
             // One that succeeds may leave both names where they are: of the same inode.
             Request::Rename { from_dir, from, to_dir, to, .. } => {
-                change([Some((*from_dir, from)), Some((*to_dir, to))], [Some(*from_dir), Some(*to_dir)])
+                let (names, inos) =
+                    ([Some((*from_dir, from)), Some((*to_dir, to))], [Some(*from_dir), Some(*to_dir)]);
+                Self { changes_named: true, ..change(names, inos) }
             }
             Request::Open { ino, how } if how.truncate => Self::written(*ino),
             _ => Self::default(),

@@ -104,7 +104,7 @@ fn revocations_and_own_changes_empty_it() {
     cache.answered(&write, Some(&Answer::Written(1)), 0, 10);
     assert_eq!(cache.attr(Ino(7), 10), None);
     fill(&mut cache);
-    cache.sent(&Call::Request(Request::SetAttr { ino: DIR, set: SetAttr::default() }));
+    drop(cache.sent(&Call::Request(Request::SetAttr { ino: DIR, set: SetAttr::default() }), 10));
     assert_eq!(cache.name(DIR, &name("a"), 10), None);
 }
 
@@ -252,7 +252,7 @@ fn who_has_made_a_directory_knows_what_is_not_in_it() {
     assert!(cache.look_up(NEW, &name("a"), 0).is_none());
 
     let make = create(NEW, "a", NewNode::Regular);
-    cache.sent(&make);
+    drop(cache.sent(&make, 10));
     assert_eq!(cache.name(NEW, &name("a"), 0), None, "nobody knows yet");
     cache.answered(&make, Some(&made(8, FileType::Regular)), 50, 0);
     assert_eq!(cache.name(NEW, &name("a"), 0), file(8));
@@ -291,7 +291,7 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     let sighting = Sighting { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
     let far = Binding::Inode(FAR, FileType::Directory);
     let mut cache = cache(10, 100);
-    cache.sent(&make);
+    drop(cache.sent(&make, 10));
     cache.sighted(&make, &sighting, 100, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), Some(far));
     // The other's answer comes later than a revocation of the name.
@@ -391,4 +391,25 @@ fn what_users_know_is_not_forgotten_and_what_they_forget_is_kept_for_its_lease()
     cache.recall(Ino(7));
     assert_eq!(cache.forgotten(), [(Ino(7), 1)]);
     assert_eq!(cache.names, cache.records.values().map(|record| record.names.len()).sum::<usize>());
+}
+
+#[test]
+fn what_own_calls_under_way_may_change_is_not_answered() {
+    let mut cache = cache(10, 100);
+    let ask = |ino| Call::Request(Request::GetAttr { ino: Ino(ino) });
+    let told = |ino| Answer::Attr(attr(ino, FileType::Regular, 1));
+    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 10);
+    cache.answered(&ask(8), Some(&told(8)), 50, 10);
+    let unlink = |text| Call::Request(Request::Unlink { dir: DIR, name: name(text) });
+    let changes = cache.sent(&unlink("a"), 10);
+    // It was asked for before, and is told now.
+    cache.answered(&ask(7), Some(&told(7)), 50, 10);
+    assert!(cache.get_attr(Ino(7), 10).is_none() && cache.get_attr(Ino(8), 10).is_some());
+    drop(changes);
+    assert!(cache.get_attr(Ino(7), 10).is_some());
+    // Nobody knows what that stands for.
+    let changes = cache.sent(&unlink("b"), 10);
+    assert!(cache.get_attr(Ino(7), 10).is_none() && cache.get_attr(Ino(8), 10).is_none());
+    drop(changes);
+    assert!(cache.get_attr(Ino(8), 10).is_some());
 }

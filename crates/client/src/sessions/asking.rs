@@ -62,7 +62,7 @@ impl<T> Asking<T> {
             None => Interrupt::Unknown,
             Some(waiting) if !dies(waiting.parked.caller.pid) => Interrupt::Survived,
             Some(waiting) => {
-                waiting.parked.interrupted = true;
+                waiting.parked.course.interrupted = true;
                 Interrupt::Heard
             }
         }
@@ -76,7 +76,7 @@ impl<T> Asking<T> {
     /// Gives up calls whose callers do not want to wait for servers that cannot be reached: nobody knows how long that takes.
     pub fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
         let is_stuck =
-            |waiting: &Waiting<T>| waiting.parked.interrupted && is_stuck(&waiting.delegation.layout);
+            |waiting: &Waiting<T>| waiting.parked.course.interrupted && is_stuck(&waiting.delegation.layout);
         self.give_up(is_stuck, Errno::EINTR, told);
     }
 

@@ -7,6 +7,7 @@ use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use super::Asked;
+use crate::cache::Changes;
 use crate::{Call, Link, Sighting};
 
 /// A client's end of its session with one server.
@@ -31,9 +32,17 @@ pub(super) struct Parked<T> {
     pub call: Call<'static>,
     pub ticket: T,
     pub sent: u64,
+    pub course: Course,
+}
+
+/// How far a call has come.
+#[derive(Debug, Default)]
+pub(super) struct Course {
     pub seen: Seen,
     /// The caller does not want to wait any longer.
     pub interrupted: bool,
+    #[expect(dead_code, reason = "it is enough that it is there")]
+    pub changes: Changes,
 }
 
 /// What another rank has told of the name that a call is about.
@@ -48,10 +57,10 @@ pub(super) struct Seen {
 }
 
 impl<T> Parked<T> {
-    /// The call, to go on with it, and whether it was interrupted.
-    pub fn into_asked(self) -> (Asked<'static, T>, bool) {
-        let Self { call_id, caller, call, ticket, interrupted, .. } = self;
-        (Asked { call_id, caller, call, ticket }, interrupted)
+    /// The call, to go on with it.
+    pub fn into_asked(self) -> (Asked<'static, T>, Course) {
+        let Self { call_id, caller, call, ticket, course, .. } = self;
+        (Asked { call_id, caller, call, ticket }, course)
     }
 }
 
@@ -75,7 +84,7 @@ impl<T> End<T> {
     /// The server says that a call has to wait for a lock.
     pub fn wait(&mut self, parked: Parked<T>) {
         if let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call {
-            if parked.interrupted {
+            if parked.course.interrupted {
                 self.link.stop_waiting(wait, &mut self.out);
             }
             self.waits.insert(wait, parked);
@@ -95,7 +104,7 @@ impl<T> End<T> {
     pub fn interrupt(&mut self, call_id: u64) -> (bool, Option<Parked<T>>) {
         let found = self.parked.iter_mut().find(|(_, parked)| parked.call_id == call_id);
         if let Some((&id, parked)) = found {
-            parked.interrupted = true;
+            parked.course.interrupted = true;
             let goes_on = self.link.cancel(id, &mut self.out);
             let gone = if goes_on { None } else { self.parked.remove(&id) };
             self.given_up.extend(gone.as_ref().map(|_| id));

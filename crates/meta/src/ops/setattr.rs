@@ -43,6 +43,8 @@ impl Meta {
             });
             cx.stream(StreamCall::SetMtime { ino, mtime: earlier.unwrap_or(mtime) })?;
         }
+        // Of its stream is asked beforehand: what waits after a change makes it again.
+        self.attr(cx, self.state.inode(ino)?)?;
         if change != Change::default() {
             self.commit(cx, &Event::SetAttr { ino, change })?;
         }

@@ -139,3 +139,20 @@ fn is_whole_under_faults() {
         });
     }
 }
+
+#[test]
+fn what_is_refused_in_the_end_has_changed_nothing() {
+    for seed in 0..20 {
+        let mut fs = Harness::new();
+        let big = fs.file("big", &[7; 100]);
+        fs.chown("big", 5, 5);
+        fs.chmod("big", 0o644);
+        fs.shuffle = Some(fastrand::Rng::with_seed(seed));
+        let chmod = fs.send(&user(5), Request::SetAttr { ino: big, set: perm(0o600) });
+        let chown = fs.send(&ROOT_CALLER, Request::SetAttr { ino: big, set: owner(Some(6), None) });
+        while fs.settle_one() {}
+        assert!(fs.answers[&chown].is_ok());
+        let is_done = fs.answers[&chmod].is_ok();
+        assert_eq!(fs.attr("big").perm, if is_done { 0o600 } else { 0o644 }, "seed {seed}");
+    }
+}

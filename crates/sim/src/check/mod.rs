@@ -459,13 +459,17 @@ impl Checker {
         for ((client, _), other) in &self.asked {
             let parts = other.parts.iter().filter_map(|id| self.pending.get(id));
             if parts.into_iter().any(|part| part.action.is_about(action)) {
-                related.push((other.number, violation::under_way(*client, other.since, &other.text)));
+                related.push((
+                    other.number,
+                    violation::under_way(*client, other.number, other.since, &other.text),
+                ));
             }
         }
         related.sort();
         Violation {
             at: now,
             client,
+            number: asked.number,
             since: asked.since,
             call: asked.text.clone(),
             answer: violation::shortened(result),

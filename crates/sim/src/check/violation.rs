@@ -15,6 +15,8 @@ pub const TOLD: usize = 40;
 pub struct Violation {
     pub at: Nanos,
     pub client: ClientId,
+    /// Which call of the run it is, the first one being 1; 0: none.
+    pub number: u64,
     pub since: Nanos,
     pub call: String,
     pub answer: String,
@@ -29,6 +31,7 @@ impl Violation {
         Self {
             at,
             client: ClientId(0),
+            number: 0,
             since: at,
             call: format!("Loss of power at rank {rank}"),
             answer: "what is left cannot be what was answered, whatever of it was lost".into(),
@@ -41,7 +44,11 @@ impl Violation {
 impl Display for Violation {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "No order of the calls explains an answer:")?;
-        writeln!(f, "  {}", line(self.client, self.since, Some(self.at), &self.call, &self.answer))?;
+        writeln!(
+            f,
+            "  {}",
+            line(self.client, self.number, self.since, Some(self.at), &self.call, &self.answer)
+        )?;
         writeln!(f, "It could have come to:")?;
         for possible in &self.possible {
             writeln!(f, "  {possible}")?;
@@ -58,18 +65,18 @@ impl std::error::Error for Violation {}
 
 impl Display for Past {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(&line(self.client, self.from, self.to, &self.call, &self.answer))
+        f.write_str(&line(self.client, self.number, self.from, self.to, &self.call, &self.answer))
     }
 }
 
-pub fn under_way(client: ClientId, since: Nanos, call: &str) -> String {
-    line(client, since, None, call, "not answered yet")
+pub fn under_way(client: ClientId, number: u64, since: Nanos, call: &str) -> String {
+    line(client, number, since, None, call, "not answered yet")
 }
 
-fn line(client: ClientId, from: Nanos, to: Option<Nanos>, call: &str, answer: &str) -> String {
+fn line(client: ClientId, number: u64, from: Nanos, to: Option<Nanos>, call: &str, answer: &str) -> String {
     let millis = |at: Nanos| at.0 as f64 / 1e6;
     let to = to.map_or("...".into(), |to| format!("{:.3}", millis(to)));
-    format!("{:.3} to {to} ms, client {}: {call}: {answer}", millis(from), client.0)
+    format!("{number}: {:.3} to {to} ms, client {}: {call}: {answer}", millis(from), client.0)
 }
 
 /// Something for people, without a file's worth of bytes.
