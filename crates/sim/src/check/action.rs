@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use espalier_client::Call;
 use espalier_proto::{Access, END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
 
+use super::usage;
+
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     Lookup {
@@ -251,6 +253,9 @@ impl Action {
         if self.is_read() && other.is_read() {
             return false;
         }
+        if self.counts() || other.counts() {
+            return true;
+        }
         let (a, b) = (self.footprint(), other.footprint());
         let (a_reads, b_reads) = (self.is_read(), other.is_read());
         let strips = match (a.bytes, b.bytes) {
@@ -270,6 +275,11 @@ impl Action {
             || Inodes::meet(a.changes, b.looks)
             || self.rules(other)
             || other.rules(self)
+    }
+
+    /// It looks at all that is below a directory.
+    fn counts(&self) -> bool {
+        matches!(self, Self::GetXattr { name, .. } if usage::is_told(name))
     }
 
     /// Whether it may change what another may do. Of what is moved or opened by its name nobody knows the number.

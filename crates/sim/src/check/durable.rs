@@ -181,7 +181,8 @@ impl Durability {
         // Of what was made long ago the number may have been told since, and what was lost earlier may have been used.
         let logged: BTreeSet<u64> = log.iter().map(|(id, _)| id.0).collect();
         for (ino, node) in told.numbers() {
-            if !logged.contains(&node.0) && !keep_number(&mut tree, &told, ino, node) {
+            let is_made_later = logged.contains(&node.call) && told.inode(node.again()).is_none();
+            if !is_made_later && !keep_number(&mut tree, &told, ino, node) {
                 return None;
             }
         }
@@ -230,8 +231,15 @@ fn size(told: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
 
 /// Makes a change once more, and tells which number an inode has that it makes. `told`: a tree that knows it.
 fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, strip: u64) -> Outcome {
-    let node = Node(id.0);
-    let outcome = tree.attempt(&logged.action, logged.who, node, strip);
+    let mut node = tree.new_node(id.0);
+    // What was lost before.
+    while told.inode(node.again()).is_some() {
+        if let Some(ino) = told.inode(node).and_then(|inode| inode.ino) {
+            keep_number(tree, told, ino, node);
+        }
+        node = node.again();
+    }
+    let outcome = tree.attempt(&logged.action, logged.who, id.0, strip);
     let is_new = tree.inode(node).is_some_and(|inode| inode.ino.is_none());
     if let (true, Some(ino)) = (is_new, told.inode(node).and_then(|inode| inode.ino)) {
         // Nobody else can have it: all numbers are from one tree.

@@ -20,8 +20,8 @@ enum Found {
 }
 
 impl Tree<'_> {
-    /// Does what `action` says. `new`: how an inode is called that it makes; `strip`: bytes.
-    pub fn perform(&mut self, action: &Action, who: Who, new: Node, strip: u64) -> Outcome {
+    /// Does what `action` says. `call`: of which that is a part; `strip`: bytes.
+    pub fn perform(&mut self, action: &Action, who: Who, call: u64, strip: u64) -> Outcome {
         match action {
             Action::Lookup { dir, name } => match self.find(*dir) {
                 Found::There(dir) => self
@@ -61,7 +61,7 @@ impl Tree<'_> {
             }),
             Action::Open { ino, .. } => self.of(*ino, |_, _| Outcome::Done),
             Action::Create { dir, name, node, perm, open, exclusive } => {
-                self.create((*dir, name), node, (who, *perm), *open, *exclusive, new, strip)
+                self.create((*dir, name), node, (who, *perm), *open, *exclusive, call, strip)
             }
             Action::Link { ino, dir, name } => self.link(*ino, (*dir, name), strip),
             Action::Unlink { dir, name } => self.remove((*dir, name), false),
@@ -153,7 +153,7 @@ impl Tree<'_> {
         (who, perm): (Who, u32),
         open: Option<bool>,
         exclusive: bool,
-        new: Node,
+        call: u64,
         strip: u64,
     ) -> Outcome {
         let dir = match self.find(dir) {
@@ -178,6 +178,7 @@ impl Tree<'_> {
             NewNode::CharDevice(_) => (FileType::CharDevice, perm, Box::default()),
             NewNode::BlockDevice(_) => (FileType::BlockDevice, perm, Box::default()),
         };
+        let new = self.new_node(call);
         self.insert(new, Inode { target, uid: who.uid, gid: who.gid, ..Inode::new(kind, perm, dir) });
         self.put(dir, name, new);
         Outcome::Named(self.stat(new, strip))

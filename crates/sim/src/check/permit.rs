@@ -6,7 +6,7 @@ use espalier_proto::{Access, Caller, Errno, Ino, Name, RenameFlags, mode};
 
 use super::action::Action;
 use super::outcome::Outcome;
-use super::tree::{Inode, Node, Tree};
+use super::tree::{Inode, Tree};
 
 /// Who calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,10 +38,10 @@ impl Who {
 
 impl Tree<'_> {
     /// As [`Self::perform`], if the caller may do that.
-    pub fn attempt(&mut self, action: &Action, who: Who, new: Node, strip: u64) -> Outcome {
+    pub fn attempt(&mut self, action: &Action, who: Who, call: u64, strip: u64) -> Outcome {
         let refusal = if who.uid == 0 { None } else { self.refusal(action, who) };
-        let Some(refusal) = refusal else { return self.perform(action, who, new, strip) };
-        let outcome = self.clone().perform(action, who, new, strip);
+        let Some(refusal) = refusal else { return self.perform(action, who, call, strip) };
+        let outcome = self.clone().perform(action, who, call, strip);
         match action {
             // Kernels check that themselves: what a client has cached it tells, and what it has opened.
             Action::Lookup { .. } | Action::List { .. } => Outcome::OrRefused(Box::new(outcome)),

@@ -12,7 +12,7 @@ use super::action::Action;
 use super::durable::{self, Log, Logged};
 use super::outcome::{Outcome, Told};
 use super::permit::Who;
-use super::tree::{Base, Changes, Node, Record, Strips, Tree};
+use super::tree::{Base, Changes, Record, Strips, Tree};
 
 /// An action: of which call, and which of its actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -275,7 +275,7 @@ impl<'a> Search<'a> {
     fn perform(&self, world: &World, id: PartId) -> (Option<World>, Outcome) {
         let Part { action, who, .. } = &self.pending[&id];
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
-        let outcome = tree.attempt(action, *who, Node(id.0), self.strip);
+        let outcome = tree.attempt(action, *who, id.0, self.strip);
         if tree.changes == world.changes {
             return (None, outcome);
         }

@@ -5,12 +5,25 @@ use std::rc::Rc;
 
 use espalier_proto::{FileType, Ino, Name};
 
-/// An inode, named by the operation that makes it; what number it has is found out later.
+/// An inode, named by the call that makes it; what number it has is found out later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Node(pub u64);
+pub struct Node {
+    pub call: u64,
+    /// How often the call has made one before, which was lost with the power.
+    lost: u32,
+}
 
 impl Node {
-    pub const ROOT: Self = Self(0);
+    pub const ROOT: Self = Self::of(0);
+
+    pub const fn of(call: u64) -> Self {
+        Self { call, lost: 0 }
+    }
+
+    /// What the call makes if this is lost.
+    pub fn again(self) -> Self {
+        Self { lost: self.lost + 1, ..self }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -232,6 +245,15 @@ impl<'a> Tree<'a> {
             change(&mut inode);
             self.insert(node, inode);
         }
+    }
+
+    /// What a call makes now.
+    pub fn new_node(&self, call: u64) -> Node {
+        let mut node = Node::of(call);
+        while self.inode(node).is_some() {
+            node = node.again();
+        }
+        node
     }
 
     pub fn insert(&mut self, node: Node, inode: Inode) {

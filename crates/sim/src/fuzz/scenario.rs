@@ -25,8 +25,12 @@ pub struct Case {
     pub durable: Option<Nanos>,
 }
 
-/// A loss of power takes the last second of what was acknowledged, and what a disk was slow to sync.
+/// A loss of power takes the last second of what was acknowledged, ...
 const SECOND: Nanos = Nanos(1_500_000_000);
+/// ... what a disk was slow to sync ...
+const SLOW: Nanos = Nanos(1_000_000_000);
+/// ... and what one could not that failed, and that is synced when it does no more.
+const FAILING: Nanos = Nanos(4_000_000_000);
 
 impl Case {
     /// # Errors
@@ -51,7 +55,14 @@ impl Case {
             habits,
             quiet: Nanos::from_millis(quiet * 1000),
             durable: match scenario.cluster.durability {
-                Durability::Written if scenario.faults.power.is_some() => Some(SECOND),
+                Durability::Written if scenario.faults.power.is_some() => {
+                    let slow = scenario.faults.slow_disk.as_ref().map_or(Nanos::ZERO, |_| SLOW);
+                    Some(
+                        SECOND
+                            + slow
+                            + scenario.faults.disk_failure.as_ref().map_or(Nanos::ZERO, |_| FAILING),
+                    )
+                }
                 // What is not durable yet, or never will be, may be seen, and lost.
                 _ if scenario.faults.power.is_some() || scenario.faults.disk_failure.is_some() => {
                     Some(Nanos::ZERO)
