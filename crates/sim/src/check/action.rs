@@ -194,6 +194,18 @@ impl Action {
         )
     }
 
+    /// In which directories it changes names.
+    pub fn changed_dirs(&self) -> Vec<Ino> {
+        match self {
+            Self::Create { dir, .. }
+            | Self::Link { dir, .. }
+            | Self::Unlink { dir, .. }
+            | Self::RmDir { dir, .. } => vec![*dir],
+            Self::Rename { from, to, .. } => vec![from.0, to.0],
+            _ => Vec::new(),
+        }
+    }
+
     /// Whose bytes it changes.
     pub fn written(&self) -> Option<Ino> {
         match self {

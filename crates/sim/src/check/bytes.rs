@@ -60,7 +60,7 @@ impl Bytes {
             let mut meanwhile = others.clone().filter(|other| other.written() == Some(ino));
             // Where an append goes is decided before it is written, and others can write there then.
             let is_overwritten = meanwhile.any(|other| is_append(action) != is_append(other));
-            if self.scattered && is_overwritten {
+            if is_overwritten {
                 self.lose_big(ino);
             }
         }

@@ -34,7 +34,7 @@ use durable::{Durability, Logged};
 use outcome::{Told, is_refusal, is_unknown};
 pub use permit::Who;
 use search::{Part, PartId, Search, World};
-use tree::Base;
+use tree::{Base, Tree};
 pub use usage::ALL as USAGES;
 pub use violation::{Violation, shortened};
 
@@ -343,6 +343,12 @@ impl Checker {
                     .as_ref()
                     .is_some_and(|believed| believed.explains(now, client, action, result));
             let is_lost = self.bytes.is_of_lost(action);
+            // Its number was told when answers were not checked.
+            let is_unknown = |dir| self.worlds.iter().any(|world| self.tree(world).numbered(dir).is_none());
+            if result.is_ok() && action.changed_dirs().into_iter().any(is_unknown) {
+                self.given_up = true;
+                return Ok(());
+            }
             if self.given_up || may_be_old || is_unchecked || is_believed || is_lost {
                 self.pending.remove(id);
                 continue;
@@ -380,6 +386,10 @@ impl Checker {
         }
         self.checked += 1;
         Ok(())
+    }
+
+    fn tree<'a>(&'a self, world: &World) -> Tree<'a> {
+        Tree { base: &self.base, changes: world.changes.clone() }
     }
 
     /// If there are too many worlds: those that there are without some of what is known.
