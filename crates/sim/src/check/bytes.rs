@@ -57,10 +57,21 @@ impl Bytes {
         for action in actions {
             let Some(ino) = action.written() else { continue };
             self.durable.remove(&ino);
-            let mut meanwhile = others.clone().filter(|other| other.written() == Some(ino));
+            let meanwhile = others.clone().filter(|other| other.written() == Some(ino));
             // Where an append goes is decided before it is written, and others can write there then.
-            let is_overwritten = meanwhile.any(|other| is_append(action) != is_append(other));
-            if is_overwritten {
+            let is_overwritten = meanwhile.clone().any(|other| is_append(action) != is_append(other));
+            // A truncation takes all strips that there are when it is made.
+            let cut = meanwhile.filter_map(|other| match other {
+                Action::Truncate { at, .. } => Some(*at),
+                _ => None,
+            });
+            let is_beyond = match action {
+                Action::Write { at, .. } | Action::Truncate { at, .. } => {
+                    cut.max().is_some_and(|last| *at > last)
+                }
+                _ => false,
+            };
+            if is_overwritten || is_beyond {
                 self.lose_big(ino);
             }
         }

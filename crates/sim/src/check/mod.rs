@@ -94,6 +94,8 @@ pub struct Checker {
     /// Clients that have lost sessions with ranks.
     strangers: BTreeSet<(ClientId, Rank)>,
     given_up: bool,
+    /// Since a loss of power there may have been more trees than are remembered.
+    is_unsure: bool,
     checked: u64,
 }
 
@@ -129,6 +131,7 @@ impl Checker {
             began: BTreeMap::new(),
             strangers: BTreeSet::new(),
             given_up: false,
+            is_unsure: false,
             checked: 0,
         }
     }
@@ -166,7 +169,8 @@ impl Checker {
                 let action = action.clone();
                 durability.calls.insert(id, Logged { action, who, rank, since: now, until: None });
             }
-            self.pending.insert(id, Part { action, who, is_answered: true, is_blurred: false });
+            let (is_answered, is_blurred, may_be_lost) = (true, false, false);
+            self.pending.insert(id, Part { action, who, is_answered, is_blurred, may_be_lost });
             parts.push(id);
         }
         let is_whole = matches!(call, Call::Request(Request::ReadDir { after: 0, .. }));
@@ -253,9 +257,14 @@ impl Checker {
         }
         self.data_lost_power();
         let Some(durability) = self.durability.as_mut() else { return Ok(()) };
+        for (id, part) in &mut self.pending {
+            part.may_be_lost |=
+                durability.tells_early() && durability.calls.get(id).is_some_and(|it| it.rank == rank);
+        }
+        self.is_unsure |= durability.is_blurred;
         match durability.lose_power(rank, (now, left), &self.bytes, (&self.base, &self.worlds), self.strip) {
             None => self.given_up = true,
-            Some((_, worlds)) if worlds.is_empty() && durability.is_blurred => self.given_up = true,
+            Some((_, worlds)) if worlds.is_empty() && self.is_unsure => self.given_up = true,
             Some((_, worlds)) if worlds.is_empty() => {
                 let changes = durability.told(&self.worlds, rank, (now, left));
                 return Err(Box::new(Violation::of_power(now, rank, changes)));
@@ -360,9 +369,10 @@ impl Checker {
             if is_stale || matches!(result, Err(errno) if is_refusal(*errno)) {
                 found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
             }
-            let is_blurred = (action.is_read() || result.is_err())
-                && self.pending.get(id).is_some_and(|part| part.is_blurred);
-            if is_blurred {
+            let part = self.pending.get(id);
+            let is_blurred =
+                (action.is_read() || result.is_err()) && part.is_some_and(|part| part.is_blurred);
+            if is_blurred || part.is_some_and(|part| part.may_be_lost) {
                 found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
             }
             let (is_bounded, possible) = (search.is_bounded(), std::mem::take(&mut search.possible));
@@ -371,6 +381,10 @@ impl Checker {
             }
             found = self.narrowed(found);
             if !is_bounded || found.len() > MOST_WORLDS {
+                self.given_up = true;
+                return Ok(());
+            }
+            if found.is_empty() && self.is_unsure {
                 self.given_up = true;
                 return Ok(());
             }

@@ -26,6 +26,8 @@ pub struct Part {
     /// While it was under way too much was at once to look at all orders: it may have looked between two changes of which this is not
     /// known any more.
     pub is_blurred: bool,
+    /// Its rank has lost power meanwhile, and may have said just before that it was done.
+    pub may_be_lost: bool,
 }
 
 /// A tree that there may be, with what was carried out and has not been answered.
