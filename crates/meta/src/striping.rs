@@ -293,9 +293,9 @@ impl Meta {
         }
     }
 
-    /// Counts files that were being written when an earlier machine ended.
+    /// Counts files that were being written when an earlier machine ended, or whose streams could not be looked at since.
     pub(crate) fn measure_unmeasured(&mut self, now: Now, out: &mut Outbox) {
-        if self.config.striping.is_none() || self.writable().is_err() {
+        if self.writable().is_err() {
             return;
         }
         let (ticks, watched) = (self.ticks, self.state.watched.iter_mut());

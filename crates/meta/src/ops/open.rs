@@ -61,6 +61,7 @@ impl Meta {
         };
         if let Some(watched) = self.state.watched.get_mut(&ino) {
             watched.used = self.ticks;
+            watched.unmeasured |= measured.is_none();
         }
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
             cached.opens = cached.opens.saturating_sub(1);

@@ -1,6 +1,7 @@
+use espalier_meta::Input;
 use espalier_proto::*;
 
-use crate::harness::{Harness, everywhere, open_how, under_faults};
+use crate::harness::{Fault, Harness, everywhere, open_how, under_faults};
 
 fn extend(fs: &mut Harness, ino: Ino, offset: u64, length: u64) -> Result<Reply, Errno> {
     fs.ask(Request::Extend { ino, offset, length, from: None })
@@ -56,6 +57,20 @@ fn without_a_quota_nothing_is_counted_until_the_file_is_closed() {
         fs.ask(Request::Release { ino: file }).unwrap();
         assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(150));
     });
+}
+
+#[test]
+fn what_cannot_be_looked_at_when_it_is_closed_is_counted_later() {
+    let mut fs = Harness::new();
+    let file = fs.file("big", &[7; 100]);
+    fs.ask(Request::Open { ino: file, how: open_how(Access::WRITE, false) }).unwrap();
+    extend(&mut fs, file, 0, 1000).unwrap();
+    fs.disk.store().stream_write(file, 100, &[8; 50]).unwrap();
+    fs.fault = Some((fs.count, Fault::Fails(Errno::EIO)));
+    assert_eq!(fs.ask(Request::Release { ino: file }), Ok(Reply::Done));
+    assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(100));
+    fs.input(Input::Tick);
+    assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(150));
 }
 
 #[test]
