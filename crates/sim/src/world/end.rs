@@ -15,8 +15,8 @@ pub enum Stage {
     Begins,
     /// Processes work.
     Works,
-    /// All have ended, at that time; clients leave.
-    Leaves(Nanos),
+    /// All have ended, at that time; clients leave, and have been looked at so often since all had left.
+    Leaves(Nanos, u32),
     /// All have left; servers have been told so often to write out what they have.
     Writes(Nanos, u32),
     Over,
@@ -24,6 +24,9 @@ pub enum Stage {
 
 /// How often it is looked whether all is at rest.
 const LOOK: Nanos = Nanos(100_000_000);
+
+/// What sessions have left behind is dealt with, and told to other ranks, for some seconds after they have ended.
+const LOOKS: u32 = 30;
 
 /// What a checkpoint frees is removed, and noted in the journal: only the tables of the last one have all.
 const ROUNDS: u32 = 3;
@@ -39,13 +42,15 @@ impl World<'_> {
                         client.leave(&mut self.fabric);
                     }
                 }
-                self.stage = Stage::Leaves(self.fabric.now);
+                self.stage = Stage::Leaves(self.fabric.now, 0);
                 self.fabric.now
             }
-            Stage::Leaves(since) => {
-                if self.have_left() {
-                    self.stage = Stage::Writes(since, 0);
-                }
+            Stage::Leaves(since, looks) => {
+                self.stage = match looks {
+                    _ if !self.have_left() => Stage::Leaves(since, 0),
+                    LOOKS => Stage::Writes(since, 0),
+                    looks => Stage::Leaves(since, looks + 1),
+                };
                 since
             }
             Stage::Writes(since, rounds) => {
