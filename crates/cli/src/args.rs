@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueHint};
 use crate::bench::{BenchArgs, FloorArgs};
 use crate::paper::PaperArgs;
 use crate::sim::SimArgs;
+use crate::trace::TraceArgs;
 
 /// A POSIX file system for very many small files.
 #[derive(Debug, Parser)]
@@ -47,6 +48,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Show what a mounted file system does: by operation, by process, by directory. `q` ends it.
     Top(TopArgs),
+    /// Show what is done for the operations of mounts and servers, step by step.
+    Trace(TraceArgs),
     /// Tell how many files, directories and bytes are below a directory of a mounted file system, at once.
     Du(DuArgs),
     /// Limit how many files and bytes may be below a directory of a mounted file system.

@@ -183,6 +183,26 @@ fn servers(dir: &Path) -> Result<Vec<Server>> {
     Ok(found)
 }
 
+/// The stores of a cluster's servers that run here.
+pub(crate) fn running_stores(dir: &Path) -> Result<Vec<PathBuf>> {
+    let mut stores = Vec::new();
+    for server in servers(dir)? {
+        if server.running()?.is_some() {
+            stores.extend(server.stores());
+        }
+    }
+    if stores.is_empty() {
+        bail!("no server of the cluster in {} runs: `espalier cluster up` starts them", dir.display());
+    }
+    Ok(stores)
+}
+
+/// Whether there is a cluster in a directory.
+pub(crate) fn is_cluster(dir: &Path) -> bool {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path().join(CONFIG)).any(|config| config.is_file())
+}
+
 impl Server {
     fn stores(&self) -> Vec<PathBuf> {
         self.config.stores(&self.dir)

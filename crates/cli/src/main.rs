@@ -23,6 +23,7 @@ mod sim;
 mod sweep;
 mod table;
 mod top;
+mod trace;
 mod usage;
 
 use std::ffi::OsString;
@@ -72,6 +73,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Fsck(args) => Ok(fsck::fsck(&args)),
         Command::Status(args) => report::status(&args),
         Command::Top(args) => top::top(&args),
+        Command::Trace(args) => trace::trace(&args),
         Command::Du(args) => usage::du(&args),
         Command::Quota(args) => usage::quota(&args),
         Command::Policy(args) => policy::policy(&args),

@@ -9,7 +9,10 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueHint};
 use espalier_sim::source::Workload;
 use espalier_sim::trace::{Replay, Replayed};
-use espalier_sim::{Report, Scenario, World, plot_sweep, write_csv, write_plots, write_sweep};
+use espalier_sim::{
+    Observer, Report, Scenario, Tracing, World, plot_sweep, write_csv, write_plots, write_sweep,
+};
+use espalier_timeline::{Log, write_chrome};
 use indicatif::{ProgressBar, ProgressStyle};
 use signal_hook::consts::SIGINT;
 
@@ -19,6 +22,8 @@ use crate::sweep;
 
 /// Events between two looks at whether the run is to be stopped.
 const STEP: u64 = 10_000;
+/// The last ones of a run that are kept.
+const SPANS: usize = 100_000;
 /// The run was stopped, a trace came to something else, or something was found.
 pub(crate) const UNLIKE: u8 = 1;
 
@@ -46,6 +51,9 @@ pub struct SimArgs {
     /// Draw it into this directory, as SVG.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub plot: Option<PathBuf>,
+    /// Write what was done for operations, in virtual time, to this file: the last 100,000 spans, for `espalier trace FILE`.
+    #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]
+    pub spans: Option<PathBuf>,
     #[arg(long)]
     pub json: bool,
 }
@@ -76,7 +84,8 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     if !scenario.sweep.is_empty() {
         return sweep(&scenario, args, &stop);
     }
-    let (observer, saboteur) = (&mut (), &mut ());
+    let (mut unseen, mut tracing, saboteur) = ((), Tracing(Log::new(SPANS)), &mut ());
+    let observer: &mut dyn Observer = if args.spans.is_some() { &mut tracing } else { &mut unseen };
     let mut world = World::new(&scenario, observer, saboteur)?;
     let outcome = run(&mut world, &stop);
     let report = world.report();
@@ -95,6 +104,12 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     } else {
         print!("{report}");
         replays.iter().for_each(Told::print);
+    }
+    drop(world);
+    if let Some(file) = &args.spans {
+        let spans = tracing.0.since(Some(0)).spans;
+        std::fs::write(file, write_chrome(&spans))
+            .with_context(|| format!("cannot write {}", file.display()))?;
     }
     let is_over = outcome?;
     if !is_over {

@@ -68,17 +68,18 @@ impl<T> DataLink<T> {
         self.phase == Phase::Connected
     }
 
-    /// Asks. What is to be sent for it, now or as soon as it can be, is added to `out`.
+    /// Asks, under the number that is returned. What is to be sent for it, now or as soon as it can be, is added to `out`.
     pub fn ask(
         &mut self,
         request: DataRequest,
         capability: Option<Capability>,
         waits: T,
         out: &mut Vec<ToData>,
-    ) {
+    ) -> RequestId {
         self.next += 1;
         self.unanswered.insert(self.next, Asked { request, capability, waits });
         self.fill(out);
+        RequestId(self.next)
     }
 
     /// A connection has begun. `admit`: which sessions go on, as in [`DataRequest::Admit`]; only metadata servers say that. `interested`:

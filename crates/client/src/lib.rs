@@ -10,6 +10,7 @@ extern crate alloc;
 mod cache;
 mod data_link;
 mod delegated;
+mod kind;
 mod link;
 mod locks;
 mod sessions;
@@ -31,6 +32,7 @@ use delegated::Way;
 
 pub use cache::{Binding, Cache, CacheCounts, Users};
 pub use data_link::{Came, DataLink};
+pub use kind::Kind;
 pub use link::{Begun, Link};
 pub use sessions::{Asked, DataAsk, ForDoor, Interrupt, Outcome, Sessions, Told};
 pub use striped::{Striped, Turn};

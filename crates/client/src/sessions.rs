@@ -154,6 +154,16 @@ impl<T> Sessions<T> {
         self.ends.get(&rank).map_or(0, |end| end.parked.len())
     }
 
+    /// The door's number of the call that has asked a server that.
+    pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
+        self.ends.get(&rank)?.parked.get(&id).map(|parked| parked.call_id)
+    }
+
+    /// The same of what data servers are asked ([`DataAsk::number`]).
+    pub fn call_of_data(&self, number: u64) -> Option<u64> {
+        self.asking.call_of(number)
+    }
+
     // ---- What the door wants
 
     /// Answers a call from what is known, with for how many milliseconds that may be cached: before anything else is given to the

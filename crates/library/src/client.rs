@@ -1,10 +1,11 @@
 //! The client's machine as it is, for tools that bring paths and open files of their own.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{Caller, Errno};
-use espalier_runtime::Messages;
+use espalier_runtime::{Messages, Traced};
 
 use crate::session::{ConnectError, Credentials, Session, User};
 
@@ -40,6 +41,11 @@ impl Client {
     /// What has been sent and received so far.
     pub fn messages(&self) -> Messages {
         self.0.messages()
+    }
+
+    /// As [`FileSystem::trace`](crate::FileSystem::trace).
+    pub fn trace(&self, since: Option<u64>, lasting: Duration) -> Traced {
+        self.0.trace(since, lasting)
     }
 
     /// Ends the session, and waits until the servers have been told.

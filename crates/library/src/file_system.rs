@@ -6,13 +6,13 @@ use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use espalier_client::Answer;
 use espalier_proto::{
     Access, Capacity, Errno, FileType, Ino, NewNode, OpenHow, RenameFlags, Request, SetAttr, XattrMode,
 };
-use espalier_runtime::Messages;
+use espalier_runtime::{Messages, Traced};
 
 use crate::file::{File, OpenOptions, open};
 use crate::metadata::{DirEntry, Metadata, set_time};
@@ -59,6 +59,12 @@ impl FileSystem {
     /// What has been sent and received until now.
     pub fn messages(&self) -> Messages {
         self.0.messages()
+    }
+
+    /// The spans of this client's operations (docs/tracing.md) with these numbers and larger ones; `None`: none yet. From now on, for the time
+    /// `lasting` at least, they are written.
+    pub fn trace(&self, since: Option<u64>, lasting: Duration) -> Traced {
+        self.0.trace(since, lasting)
     }
 
     /// Does it again if an inode has been forgotten between being found and being used.

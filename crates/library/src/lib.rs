@@ -33,7 +33,7 @@ mod walk;
 
 pub use client::Client;
 pub use espalier_proto::{Capacity, FileType, Limit, Space};
-pub use espalier_runtime::Messages;
+pub use espalier_runtime::{Messages, Traced};
 pub use file::{File, OpenOptions};
 pub use file_system::{FileSystem, ReadDir};
 pub use metadata::{DirEntry, Metadata};

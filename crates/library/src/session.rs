@@ -8,7 +8,7 @@ use std::time::Duration;
 use espalier_client::{Answer, Cache, Call, Sessions, Users};
 use espalier_net::{ConnectError as NetConnectError, Limits, Security, SecurityError};
 use espalier_proto::{Caller, ClientId, Errno, Ino, Request};
-use espalier_runtime::{Calls, Conversation, Messages, Remote, Servers, keep_connected};
+use espalier_runtime::{Called, Calls, Conversation, Messages, Remote, Servers, Traced, keep_connected};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -148,7 +148,7 @@ impl Session {
         Ok(session)
     }
 
-    pub(crate) fn cached<R>(&self, look: impl FnOnce(&mut Sessions<Ticket>, u64) -> R) -> Option<R> {
+    pub(crate) fn cached<R>(&self, look: impl FnOnce(&mut Sessions<Called<Ticket>>, u64) -> R) -> Option<R> {
         self.remote.cached(look)
     }
 
@@ -162,6 +162,10 @@ impl Session {
 
     pub(crate) fn messages(&self) -> Messages {
         self.remote.messages()
+    }
+
+    pub(crate) fn trace(&self, since: Option<u64>, lasting: Duration) -> Traced {
+        self.remote.tracer().tell(since, lasting)
     }
 
     /// Sends what begins a call. It goes on even if nobody waits for it.

@@ -324,12 +324,27 @@ impl Journal {
         released
     }
 
+    /// What waits for the frame that is being appended.
+    pub(crate) fn held_by_frame(&self) -> impl Iterator<Item = &Held> {
+        let (last, synced) = self.in_flight.map_or((0, 0), |it| (it.last, if it.sync { it.last } else { 0 }));
+        up_to(&self.unwritten, last).chain(up_to(&self.held, synced))
+    }
+
+    /// What waits for the sync that is under way beside frames.
+    pub(crate) fn held_by_sync(&self) -> impl Iterator<Item = &Held> {
+        up_to(&self.held, self.syncing.unwrap_or(0))
+    }
+
     /// Nothing is unwritten or waited for.
     pub(crate) fn is_quiet(&self) -> bool {
         let is_waited_for = !self.held.is_empty() || !self.unwritten.is_empty();
         let is_idle = self.in_flight.is_none() && self.syncing.is_none();
         self.broken.is_some() || (is_idle && !self.unsynced && !is_waited_for)
     }
+}
+
+fn up_to(held: &VecDeque<(u64, Held)>, last: u64) -> impl Iterator<Item = &Held> {
+    held.iter().take_while(move |(sequence, _)| *sequence <= last).map(|(_, held)| held)
 }
 
 /// What was to be durable may never be: it is not acknowledged, and nothing is done that relies on it.

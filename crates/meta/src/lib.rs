@@ -12,6 +12,7 @@ extern crate alloc;
 
 mod acl;
 mod apply;
+mod cause;
 mod check;
 mod checkpoint;
 mod config;
@@ -49,6 +50,7 @@ mod unstuff;
 mod usage;
 mod wait;
 
+pub use cause::Cause;
 pub use check::{Check, Finding};
 pub use config::{Atime, Config};
 pub use event::Event;

@@ -143,6 +143,25 @@ pub enum Io {
     Rest,
 }
 
+impl Io {
+    /// What it is called where operations are traced.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Load(Load::Record { .. }) => "table read",
+            Self::Load(Load::Dentries { .. }) => "table scan",
+            Self::Groups { .. } => "read groups",
+            Self::Stream(call, _) => call.name(),
+            Self::Admit { .. } => "admit sessions",
+            Self::Journal { sync: false, .. } => "journal append",
+            Self::Journal { sync: true, .. } => "journal append and sync",
+            Self::Sync => "journal sync",
+            Self::Stage { .. } => "checkpoint write",
+            Self::Publish { .. } => "checkpoint publish",
+            Self::Yield | Self::Rest => "pause",
+        }
+    }
+}
+
 /// What an I/O gives back.
 #[derive(Debug)]
 pub enum IoDone {

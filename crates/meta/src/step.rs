@@ -126,6 +126,24 @@ pub enum StreamCall {
     Discard,
 }
 
+impl StreamCall {
+    /// What it is called where operations are traced.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Stat(_) | Self::Glance(_) | Self::Measure(_) => "stream stat",
+            Self::Fill { .. } => "stream fill",
+            Self::Write { .. } => "stream write",
+            Self::Settle { .. } => "stream settle",
+            Self::Truncate { .. } => "stream truncate",
+            Self::SetMtime { .. } => "stream set times",
+            Self::Sync { .. } => "stream sync",
+            Self::Remove { .. } => "stream remove",
+            Self::Precreate => "precreate",
+            Self::Discard => "discard",
+        }
+    }
+}
+
 /// What a [`StreamCall`] gives back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamDone {

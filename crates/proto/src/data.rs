@@ -148,6 +148,28 @@ impl DataRequest {
         if fits { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
+    /// What it is called where operations are traced.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "read",
+            Self::Write { .. } => "write",
+            Self::Allocate { .. } => "allocate",
+            Self::Seek { .. } => "seek",
+            Self::Stat { .. } => "stat",
+            Self::Fill { .. } => "fill",
+            Self::Settle { .. } => "settle",
+            Self::Truncate { .. } => "truncate",
+            Self::SetMtime { .. } => "set times",
+            Self::Sync { .. } => "sync",
+            Self::Remove { .. } => "remove",
+            Self::New => "list new",
+            Self::Space => "space",
+            Self::Admit { .. } => "admit sessions",
+            Self::Precreate { .. } => "precreate",
+            Self::Discard { .. } => "discard",
+        }
+    }
+
     /// Bytes that go with it, to the server or back.
     pub fn bytes(&self) -> usize {
         match self {

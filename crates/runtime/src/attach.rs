@@ -113,6 +113,7 @@ impl Mount {
     fn answer(&self, words: &[&str]) -> serde_json::Result<String> {
         match words {
             ["status"] => serde_json::to_string(&self.status()),
+            ["trace", since, millis] => control::answer_trace(self.remote.tracer(), since, millis),
             _ => control::refused("what its server does is told by `espalier top` of the server's store"),
         }
     }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
 use crate::remote::{Messages, SessionState};
+use crate::tracer::{Traced, Tracer};
 use crate::watch::{Figures, MachineFigures, Top, Watch};
 
 /// What is told instead of an answer.
@@ -30,6 +31,7 @@ pub(crate) trait Told: Sync {
     fn state(&self) -> (u64, Option<Errno>);
     fn figures(&self) -> MachineFigures;
     fn watch(&self) -> &Watch;
+    fn tracer(&self) -> &Tracer;
     /// As far as it is in memory.
     fn path_of(&self, ino: Ino) -> Option<String>;
     /// What does not depend on the machine.
@@ -153,10 +155,14 @@ fn mount_socket_path(device: u32) -> Option<PathBuf> {
 
 /// The status of a mount of servers.
 pub fn status_of_mount(mountpoint: &Path) -> Result<MountStatus, Error> {
+    ask_mount(mountpoint, "status")
+}
+
+fn ask_mount<T: DeserializeOwned>(mountpoint: &Path, question: &str) -> Result<T, Error> {
     let device = espalier_fuse::mounted_device(mountpoint)
         .map_err(|source| Error::Io { what: format!("cannot look at {}", mountpoint.display()), source })?;
     let asked = match device.and_then(mount_socket_path) {
-        Some(path) => ask_at(&path, "status"),
+        Some(path) => ask_at(&path, question),
         None => Err(std::io::ErrorKind::NotFound.into()),
     };
     asked.map_err(|source| Error::Io {
@@ -181,6 +187,41 @@ pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Resu
         ),
         source,
     })
+}
+
+/// The spans with these numbers and larger ones of the machine that has a store; `None`: none yet. From now on, for the time `lasting` at least,
+/// they are written.
+///
+/// # Errors
+/// Nobody serves the store, or somebody else does.
+pub fn trace_of(store: &Path, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
+    ask(store, &trace_question(since, lasting)).map_err(|source| Error::Io {
+        what: format!(
+            "cannot trace what {} does: is it mounted or served, by the same user?",
+            store.display()
+        ),
+        source,
+    })
+}
+
+/// As [`trace_of`], of a mount of servers.
+///
+/// # Errors
+/// It is none, or somebody else's.
+pub fn trace_of_mount(mountpoint: &Path, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
+    ask_mount(mountpoint, &trace_question(since, lasting))
+}
+
+fn trace_question(since: Option<u64>, lasting: Duration) -> String {
+    let since = since.map_or_else(|| "-".into(), |since| since.to_string());
+    format!("trace {since} {}", lasting.as_millis())
+}
+
+/// What is said to the words of such a question after the first.
+pub(crate) fn answer_trace(tracer: &Tracer, since: &str, millis: &str) -> serde_json::Result<String> {
+    let number = if since == "-" { Some(None) } else { since.parse().ok().map(Some) };
+    let (Some(since), Ok(millis)) = (number, millis.parse()) else { return refused("malformed question") };
+    serde_json::to_string(&tracer.tell(since, Duration::from_millis(millis).min(LONGEST_WATCH)))
 }
 
 fn ask<T: DeserializeOwned>(store: &Path, question: &str) -> std::io::Result<T> {
@@ -283,6 +324,7 @@ pub(crate) fn answer(
             },
             None => refused("malformed question"),
         },
+        ["trace", since, millis] => answer_trace(told.tracer(), since, millis),
         _ => refused("unknown question"),
     }
 }

@@ -12,6 +12,7 @@ use espalier_store::{Journal, JournalError, LocalStore, RealFile, Store, StoreEr
 
 use crate::behind::{Writeback, left_behind};
 use crate::caller::groups;
+use crate::tracer::{Layer, Steps};
 
 /// Between two steps of what nobody waits for: so it takes a small part of a processor.
 const REST: Duration = Duration::from_millis(2);
@@ -31,12 +32,13 @@ impl Disk {
     }
 
     /// Does one I/O. What goes wrong is logged here, where it is known best.
-    pub fn execute(&self, io: Io) -> Result<IoDone, Errno> {
+    pub fn execute(&self, io: Io, steps: Steps<'_>) -> Result<IoDone, Errno> {
+        let name = io.name();
         match io {
-            Io::Load(wanted) => load(&self.store, &wanted),
+            Io::Load(wanted) => steps.step(Layer::Store, name, || load(&self.store, &wanted)),
             Io::Groups { pid, .. } => Ok(IoDone::Groups(groups(pid))),
             Io::Stream(call, layouts) if layouts.is_empty() => {
-                self.stream_call(call).map(IoDone::Stream).map_err(logged)
+                steps.step(Layer::Store, name, || self.stream_call(call)).map(IoDone::Stream).map_err(logged)
             }
             Io::Stream(..) => {
                 tracing::error!("a file lies on data servers, and only a server knows where these are");
@@ -45,20 +47,22 @@ impl Disk {
             Io::Journal { frame, sync } => {
                 // An event may speak of a stream that was made for it.
                 self.store.sync_new_streams().map_err(logged)?;
-                self.append(frame, sync).map_err(|error| not_written(&error))
+                self.append(frame, sync, steps).map_err(|error| not_written(&error))
             }
             Io::Sync => {
                 // Others may append meanwhile.
                 let handle = self.journal().sync_handle();
-                handle.sync().map(|_| IoDone::Synced).map_err(|error| not_written(&error))
+                let synced = steps.step(Layer::Disk, name, || handle.sync());
+                synced.map(|_| IoDone::Synced).map_err(|error| not_written(&error))
             }
             Io::Stage { writes } => {
-                self.store.stage(writes.to_vec()).map(|()| IoDone::Staged).map_err(logged)
+                let staged = steps.step(Layer::Store, name, || self.store.stage(writes.to_vec()));
+                staged.map(|()| IoDone::Staged).map_err(logged)
             }
             Io::Publish { trim } => {
                 // What is trimmed would remove them once more.
                 self.store.sync_removed_streams().map_err(logged)?;
-                self.store.publish().map_err(logged)?;
+                steps.step(Layer::Disk, name, || self.store.publish()).map_err(logged)?;
                 let mut journal = self.journal();
                 journal.trim(trim);
                 Ok(IoDone::Published { used: journal.used() })
@@ -76,11 +80,14 @@ impl Disk {
         }
     }
 
-    fn append(&self, frame: Vec<u8>, sync: bool) -> Result<IoDone, JournalError> {
+    fn append(&self, frame: Vec<u8>, sync: bool, steps: Steps<'_>) -> Result<IoDone, JournalError> {
         let mut journal = self.journal();
-        let end = if frame.is_empty() { journal.position() } else { journal.append(&frame)? };
+        let end = match frame.is_empty() {
+            true => journal.position(),
+            false => steps.step(Layer::Store, "journal append", || journal.append(&frame))?,
+        };
         if sync {
-            journal.sync()?;
+            steps.step(Layer::Disk, "journal sync", || journal.sync())?;
         }
         Ok(IoDone::Journaled { end, used: journal.used(), frame })
     }

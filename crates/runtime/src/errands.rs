@@ -9,12 +9,14 @@ use espalier_meta::{Io, IoDone, IoId};
 use espalier_proto::Errno;
 
 use crate::disk::Disk;
+use crate::tracer::{Id, Tracer};
 use crate::watch::{IoKind, Watch};
 
 /// For the background threads: what may take long and nobody waits for.
 pub struct Errands {
     pub disk: Arc<Disk>,
     pub watch: Watch,
+    pub tracer: Arc<Tracer>,
     /// Pieces of a checkpoint, one at a time.
     checkpoint: SyncSender<Errand>,
     /// Frames of the journal, one at a time.
@@ -27,7 +29,8 @@ pub struct Errands {
 }
 
 enum Errand {
-    Io(IoId, Io),
+    /// With the operations that wait for it, while somebody traces.
+    Io(IoId, Io, Vec<Id>),
     Upkeep,
     Stop,
 }
@@ -41,7 +44,7 @@ pub struct Background {
 }
 
 impl Errands {
-    pub fn new(disk: Arc<Disk>, watch: Watch) -> (Self, Background) {
+    pub fn new(disk: Arc<Disk>, watch: Watch, tracer: Arc<Tracer>) -> (Self, Background) {
         // Each has one errand under way at a time and may be told to stop, so that a short queue never blocks.
         let (checkpoint, checkpoints) = sync_channel(2);
         let (journal, frames) = sync_channel(2);
@@ -49,33 +52,33 @@ impl Errands {
         let (upkeep, upkeeps) = sync_channel(2);
         let stopping = AtomicBool::new(false);
         (
-            Self { disk, watch, checkpoint, journal, sweep, upkeep, stopping },
+            Self { disk, watch, tracer, checkpoint, journal, sweep, upkeep, stopping },
             Background { checkpoints, frames, sweeps, upkeeps },
         )
     }
 
-    /// Does an I/O, unless it is one for the background.
-    pub fn execute(&self, id: IoId, io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
+    /// Does an I/O, unless it is one for the background. `causes`: the operations that wait for it, while somebody traces.
+    pub fn execute(&self, id: IoId, io: Io, causes: Vec<Id>) -> Option<(IoId, Result<IoDone, Errno>)> {
         let errands = match io {
             Io::Stage { .. } | Io::Publish { .. } => &self.checkpoint,
             Io::Journal { sync: false, .. } => &self.journal,
             Io::Rest => &self.sweep,
-            _ => return Some((id, self.timed(io))),
+            _ => return Some((id, self.timed(io, &causes))),
         };
         // It fails only when the background thread is gone, at the very end.
-        let _ = errands.send(Errand::Io(id, io));
+        let _ = errands.send(Errand::Io(id, io, causes));
         None
     }
 
     /// Has the journal synced in the background, though somebody waits for it.
-    pub fn put_off(&self, id: IoId, io: Io) {
-        let _ = self.journal.send(Errand::Io(id, io));
+    pub fn put_off(&self, id: IoId, io: Io, causes: Vec<Id>) {
+        let _ = self.journal.send(Errand::Io(id, io, causes));
     }
 
     /// Does an I/O at once.
-    pub fn timed(&self, io: Io) -> Result<IoDone, Errno> {
+    pub fn timed(&self, io: Io, causes: &[Id]) -> Result<IoDone, Errno> {
         let (kind, began) = (IoKind::of(&io), Instant::now());
-        let result = self.disk.execute(io);
+        let result = self.disk.execute(io, self.tracer.steps(causes));
         if let Some(kind) = kind {
             self.watch.record_io(kind, began.elapsed());
         }
@@ -92,8 +95,8 @@ impl Errands {
         std::thread::scope(|scope| {
             for errands in [frames, sweeps] {
                 scope.spawn(move || {
-                    while let Ok(Errand::Io(id, io)) = errands.recv() {
-                        done(id, self.timed(io));
+                    while let Ok(Errand::Io(id, io, causes)) = errands.recv() {
+                        done(id, self.timed(io, &causes));
                     }
                 });
             }
@@ -111,13 +114,13 @@ impl Errands {
 
     fn run_checkpoints(&self, errands: &Receiver<Errand>, done: &impl Fn(IoId, Result<IoDone, Errno>)) {
         let (mut checkpoint, mut records) = (None, 0);
-        while let Ok(Errand::Io(id, io)) = errands.recv() {
+        while let Ok(Errand::Io(id, io, causes)) = errands.recv() {
             let published = matches!(io, Io::Publish { .. });
             let began = *checkpoint.get_or_insert_with(Instant::now);
             if let Io::Stage { writes } = &io {
                 records += writes.len() as u64;
             }
-            let result = self.timed(io);
+            let result = self.timed(io, &causes);
             if published {
                 self.watch.record_checkpoint(began.elapsed(), records, result.is_ok());
                 (checkpoint, records) = (None, 0);

@@ -24,6 +24,7 @@ mod remote;
 mod repair;
 mod serve;
 mod servers;
+mod tracer;
 mod volume;
 mod watch;
 
@@ -31,7 +32,9 @@ pub use attach::mount_servers;
 pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
 pub use calls::{Calls, Door, Outcome};
 pub use capability::Holder;
-pub use control::{MountStatus, RanksStatus, Status, status_of, status_of_mount, top_of};
+pub use control::{
+    MountStatus, RanksStatus, Status, status_of, status_of_mount, top_of, trace_of, trace_of_mount,
+};
 pub use data::{DataStore, mkfs_data};
 pub use door::FOREVER;
 pub use drain::{Drained, drain};
@@ -41,10 +44,11 @@ pub use espalier_meta::Striping;
 pub use fsck::{FsckReport, fsck, fsck_cluster};
 pub use mount::{MountOptions, mount, wanted};
 pub use ranks::{Undecided, resolve_lost};
-pub use remote::{Messages, Remote, SessionState};
+pub use remote::{Called, Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair};
 pub use serve::{Access, DataRole, MetaRole, ReadAccess, ServeOptions, serve};
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
+pub use tracer::Traced;
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};
 pub use watch::{
     CacheFigures, CheckpointFigures, ClientFigures, DataFigures, DirectoryFigures, Figures, IoFigures,

@@ -14,6 +14,7 @@ use crate::door::{FuseDoor, Mounted, Notifiers};
 use crate::error::Error;
 use crate::node::Node;
 use crate::record::Recorder;
+use crate::tracer::Tracer;
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 
@@ -184,6 +185,10 @@ impl Told for Mount {
 
     fn watch(&self) -> &Watch {
         &self.node.errands.watch
+    }
+
+    fn tracer(&self) -> &Tracer {
+        &self.node.errands.tracer
     }
 
     fn path_of(&self, ino: Ino) -> Option<String> {

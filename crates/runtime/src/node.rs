@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Interrupt, Next};
-use espalier_meta::{Input, Meta, Now, Outbox, Waiting};
+use espalier_meta::{Cause, Input, IoId, Meta, Now, Outbox, Waiting};
 use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, StreamIo};
 
 use crate::calls::{Calls, Door, Outcome};
@@ -19,6 +19,7 @@ use crate::clock;
 use crate::disk::Disk;
 use crate::door::FOREVER;
 use crate::errands::{Background, Errands};
+use crate::tracer::{Id, Layer, Place, Tracer};
 use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
 /// The machines of this process and their disk.
@@ -88,7 +89,7 @@ thread_local! {
 impl<D: Door> Node<D> {
     /// The node, and what its background threads are to run ([`Self::run_background`]).
     pub fn new(meta: Meta, disk: Arc<Disk>, door: D, watch: Watch) -> (Self, Background) {
-        let (errands, background) = Errands::new(disk, watch);
+        let (errands, background) = Errands::new(disk, watch, Tracer::new(Place::Rank(0)));
         let inner = Inner { meta, client: Client::default(), parked: HashMap::new() };
         let (inner, queued) = (Mutex::new(inner), AtomicUsize::new(0));
         (Self { inner, queued, errands, door }, background)
@@ -227,6 +228,7 @@ impl<D: Door> Node<D> {
             let io = std::mem::take(&mut work.out.io);
             let recalls = std::mem::take(&mut work.out.recalls);
             let changed = std::mem::take(&mut work.out.changed);
+            let io: Vec<_> = io.into_iter().map(|(id, io)| (id, io, self.causes_of(&inner, id))).collect();
             drop(inner);
             if !recalls.is_empty() {
                 self.door.recall(&recalls);
@@ -237,7 +239,9 @@ impl<D: Door> Node<D> {
             for finished in work.finished.drain(..) {
                 self.finish(finished);
             }
-            let done: Vec<_> = io.into_iter().filter_map(|(id, io)| self.errands.execute(id, io)).collect();
+            let io = io.into_iter();
+            let done: Vec<_> =
+                io.filter_map(|(id, io, causes)| self.errands.execute(id, io, causes)).collect();
             if done.is_empty() {
                 return;
             }
@@ -279,13 +283,19 @@ impl<D: Door> Node<D> {
             }
             Last::Answer(result) => self.answer(ticket, span, result.map(Outcome::Answer)),
             Last::Stream(_, StreamIo::Read { ino, offset, size }) => BUFFER.with_borrow_mut(|buffer| {
-                let read = self.errands.disk.read_stream(ino, offset, size, buffer);
+                let cause = [self.id_of(span.number)];
+                let steps = self.errands.tracer.steps(&cause);
+                let read = steps.step(Layer::Store, "stream read", || {
+                    self.errands.disk.read_stream(ino, offset, size, buffer)
+                });
                 span.turn_to(Stage::Work, Instant::now());
                 self.answer(ticket, span, read.map(Outcome::Data));
             }),
             Last::Stream(call, io) => {
                 let data: &[u8] = if let Call::Write { data, .. } = &call { data } else { &[] };
-                let result = self.errands.disk.stream_io(io, data);
+                let (cause, kind) = ([self.id_of(span.number)], span.kind.name());
+                let steps = self.errands.tracer.steps(&cause);
+                let result = steps.step(Layer::Store, kind, || self.errands.disk.stream_io(io, data));
                 span.turn_to(Stage::Work, Instant::now());
                 // Before the answer: after it the file may be removed at any time.
                 let left = match io {
@@ -302,8 +312,26 @@ impl<D: Door> Node<D> {
         }
     }
 
+    /// How a call is named where operations are traced.
+    fn id_of(&self, number: u64) -> Id {
+        self.errands.tracer.served(Place::Client(CLIENT.0 as u32), number)
+    }
+
+    fn causes_of(&self, inner: &Inner<D::Ticket>, id: IoId) -> Vec<Id> {
+        if !self.errands.tracer.is_on() {
+            return Vec::new();
+        }
+        let id_of = |cause| match cause {
+            Cause::Request(_, RequestId(number)) => Some(self.id_of(number)),
+            // There is no other rank.
+            Cause::Question(..) => None,
+        };
+        inner.meta.causes_of(id).into_iter().filter_map(id_of).collect()
+    }
+
     /// Counts a call that has ended, and answers it.
     fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<Outcome<'_>, Errno>) {
+        self.errands.tracer.end(self.id_of(span.number));
         let failure = outcome.as_ref().err().copied();
         let log = self.errands.watch.record(&span, failure.is_some());
         self.door.answer(self, ticket, outcome, FOREVER);
@@ -361,6 +389,8 @@ impl<D: Door> Calls<D> for Node<D> {
         let mut work = Work::new(turn);
         let (kind, ino) = Kind::of(&call);
         let mut span = Span::start(kind, caller.pid, ino, work.turn);
+        span.number = id;
+        self.errands.tracer.begin(self.id_of(id), kind.name(), Vec::new);
         if self.errands.watch.is_watched() {
             span.dir = inner.meta.directory_of(ino);
         }

@@ -9,6 +9,7 @@ use espalier_proto::Rank;
 use crate::clock;
 use crate::error::Error;
 use crate::fsck::checkpoint;
+use crate::tracer::Steps;
 use crate::volume::{OpenOptions, Volume};
 
 /// Each brings all transactions that can end a step further.
@@ -107,7 +108,7 @@ fn run(volumes: &mut [Volume], mut inputs: VecDeque<(Rank, Input)>) {
         let mut out = Outbox::default();
         meta.on(Now { time: clock::now(), uptime_ms: clock::uptime_ms(), queued: 0 }, input, &mut out);
         for (id, io) in out.io {
-            inputs.push_back((rank, Input::Done { id, result: disk.execute(io) }));
+            inputs.push_back((rank, Input::Done { id, result: disk.execute(io, Steps::NONE) }));
         }
         inputs.extend(out.peers.into_iter().map(|(to, message)| (to, Input::Peer { from: rank, message })));
     }

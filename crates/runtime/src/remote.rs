@@ -22,6 +22,7 @@ use tokio::task::AbortHandle;
 use crate::caller::groups;
 use crate::calls::{Calls, Door, Outcome};
 use crate::servers::{Servers, rank_count};
+use crate::tracer::{Place, Tracer, place_of};
 use crate::watch::Kind;
 use direct::Direct;
 use line::Line;
@@ -32,10 +33,18 @@ pub struct Remote<D: Door> {
     /// Held while what a server has sent is taken, before `inner`: what one tells of a name, and another of its inode, is told
     /// together, and must be before either is revoked.
     receiving: Mutex<()>,
-    inner: Mutex<Inner<D::Ticket>>,
+    inner: Mutex<Inner<Called<D::Ticket>>>,
     door: D,
+    tracer: Arc<Tracer>,
     direct: Direct,
     own: Weak<Self>,
+}
+
+/// A call of a door, by its number, and what that needs to answer it.
+#[derive(Debug)]
+pub struct Called<T> {
+    id: u64,
+    ticket: T,
 }
 
 /// How a session with a server is.
@@ -69,8 +78,10 @@ impl<D: Door> Remote<D> {
             lines: (0..ranks).map(|_| Line::default()).collect(),
             tasks: HashMap::new(),
         };
-        let (receiving, inner, direct) = (Mutex::default(), Mutex::new(inner), Direct::new(servers));
-        Arc::new_cyclic(|own| Self { receiving, inner, door, direct, own: Weak::clone(own) })
+        let tracer = Tracer::new(place_of(servers.client));
+        let direct = Direct::new(servers, &tracer);
+        let (receiving, inner) = (Mutex::default(), Mutex::new(inner));
+        Arc::new_cyclic(|own| Self { receiving, inner, door, tracer, direct, own: Weak::clone(own) })
     }
 
     /// The incarnation of the server that the session was last in.
@@ -102,8 +113,12 @@ impl<D: Door> Remote<D> {
         counts.filter(|(_, count)| *count > 0).collect()
     }
 
+    pub fn tracer(&self) -> &Tracer {
+        &self.tracer
+    }
+
     /// Looks at what is cached, at its time. `None` after a panic: what is cached cannot be trusted any more.
-    pub fn cached<R>(&self, look: impl FnOnce(&mut Sessions<D::Ticket>, u64) -> R) -> Option<R> {
+    pub fn cached<R>(&self, look: impl FnOnce(&mut Sessions<Called<D::Ticket>>, u64) -> R) -> Option<R> {
         let mut inner = self.lock().ok()?;
         let now = inner.now();
         Some(look(&mut inner.sessions, now))
@@ -120,7 +135,10 @@ impl<D: Door> Remote<D> {
             line.sender = Some(sender);
         }
         // Before anybody else sends: a server that was started anew wants to be told first what is held.
-        inner.address(&mut told).into_iter().for_each(|(sender, messages)| send(&sender, messages));
+        inner
+            .address(&mut told, &self.tracer)
+            .into_iter()
+            .for_each(|(sender, messages)| send(&sender, messages));
         self.settle(inner, told);
     }
 
@@ -146,6 +164,9 @@ impl<D: Door> Remote<D> {
             if let Some(line) = inner.lines.get_mut(usize::from(rank.0)) {
                 line.count_received(&message);
             }
+            if let FromServer::Reply { id, .. } = &message {
+                self.tracer.end(self.tracer.asked(Place::Rank(rank.0), id.0));
+            }
             inner.sessions.received(now, rank, message, &mut told);
         }
         self.settle(inner, told);
@@ -168,7 +189,7 @@ impl<D: Door> Remote<D> {
 
     fn with_machine<R>(
         &self,
-        run: impl FnOnce(&mut Sessions<D::Ticket>, u64, &mut Told<D::Ticket>) -> R,
+        run: impl FnOnce(&mut Sessions<Called<D::Ticket>>, u64, &mut Told<Called<D::Ticket>>) -> R,
     ) -> Option<R> {
         let mut inner = self.lock().ok()?;
         let (mut told, now) = (Told::default(), inner.now());
@@ -178,8 +199,8 @@ impl<D: Door> Remote<D> {
     }
 
     /// Does all that follows.
-    fn settle(&self, mut inner: MutexGuard<'_, Inner<D::Ticket>>, mut told: Told<D::Ticket>) {
-        let addressed = inner.address(&mut told);
+    fn settle(&self, mut inner: MutexGuard<'_, Inner<Called<D::Ticket>>>, mut told: Told<Called<D::Ticket>>) {
+        let addressed = inner.address(&mut told, &self.tracer);
         self.ask_data_servers(&mut inner, told.data);
         for number in told.abandoned {
             if let Some(task) = inner.tasks.remove(&number) {
@@ -191,13 +212,14 @@ impl<D: Door> Remote<D> {
         told.door.into_iter().for_each(|for_door| self.tell_door(for_door));
     }
 
-    fn tell_door(&self, for_door: ForDoor<D::Ticket>) {
+    fn tell_door(&self, for_door: ForDoor<Called<D::Ticket>>) {
         match for_door {
-            ForDoor::Answer { ticket, result: Ok(Answer::Bytes(bytes)), lease_ms } => {
-                self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), Duration::from_millis(lease_ms));
-            }
-            ForDoor::Answer { ticket, result, lease_ms } => {
+            ForDoor::Answer { ticket: Called { id, ticket }, result, lease_ms } => {
+                self.tracer.end(self.tracer.served(self.tracer.place(), id));
                 let lease = Duration::from_millis(lease_ms);
+                if let Ok(Answer::Bytes(bytes)) = result {
+                    return self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease);
+                }
                 self.door.answer(self, ticket, result.map(Outcome::Answer), lease);
             }
             ForDoor::Revoke { rank, number, lease, is_own } => {
@@ -234,7 +256,7 @@ impl<D: Door> Remote<D> {
     }
 
     /// Fails after a thread has panicked while it held the machine: what it holds cannot be trusted any more.
-    fn lock(&self) -> Result<MutexGuard<'_, Inner<D::Ticket>>, Errno> {
+    fn lock(&self) -> Result<MutexGuard<'_, Inner<Called<D::Ticket>>>, Errno> {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
 }
@@ -246,12 +268,17 @@ impl<T> Inner<T> {
     }
 
     /// What is to be sent, by connection.
-    fn address(&mut self, told: &mut Told<T>) -> Vec<(Sender<FromClient>, Vec<FromClient>)> {
+    fn address(&mut self, told: &mut Told<T>, tracer: &Tracer) -> Vec<(Sender<FromClient>, Vec<FromClient>)> {
         let mut addressed: Vec<(Sender<FromClient>, Vec<FromClient>)> = Vec::new();
         let mut last = None;
         for (rank, message) in told.send.drain(..) {
             let Some(line) = self.lines.get_mut(usize::from(rank.0)) else { continue };
             line.count_sent(&message);
+            if let (true, Some((id, kind))) = (tracer.is_on(), asks(&message)) {
+                let call = self.sessions.call_of(rank, id).map(|call| tracer.served(tracer.place(), call));
+                let asked = tracer.asked(Place::Rank(rank.0), id.0);
+                tracer.begin(asked, kind.name(), || call.into_iter().collect());
+            }
             let Some(sender) = &line.sender else { continue };
             match addressed.last_mut().filter(|_| last == Some(rank)) {
                 Some((_, messages)) => messages.push(message),
@@ -260,6 +287,15 @@ impl<T> Inner<T> {
             last = Some(rank);
         }
         addressed
+    }
+}
+
+/// A request's number, and what it is.
+fn asks(message: &FromClient) -> Option<(RequestId, Kind)> {
+    match message {
+        FromClient::Request { id, request, .. } => Some((*id, Kind::of_request(request).0)),
+        FromClient::Stream { id, io, .. } => Some((*id, Kind::of_stream(io).0)),
+        _ => None,
     }
 }
 
@@ -278,13 +314,20 @@ impl<D: Door> Calls<D> for Remote<D> {
             Err(errno) => return self.door.answer(self, ticket, Err(errno), Duration::ZERO),
         };
         let now = inner.now();
+        let called = self.tracer.served(self.tracer.place(), id);
+        self.tracer.begin(called, Kind::of(&call).0.name(), Vec::new);
         if let Some((answer, lease_ms)) = inner.sessions.answer(now, &call) {
+            self.tracer.end(called);
             // Under the lock: nothing of it can be revoked before it is told.
             let lease = Duration::from_millis(lease_ms);
             return self.door.answer(self, ticket, answer.map(Outcome::Answer), lease);
         }
         let mut told = Told::default();
-        inner.sessions.call(now, Asked { call_id: id, caller, call, ticket }, &mut told);
+        inner.sessions.call(
+            now,
+            Asked { call_id: id, caller, call, ticket: Called { id, ticket } },
+            &mut told,
+        );
         self.settle(inner, told);
     }
 

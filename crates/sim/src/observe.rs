@@ -3,6 +3,7 @@
 use espalier_client::{Answer, Call};
 use espalier_meta::{Io, IoDone};
 use espalier_proto::{Caller, Errno};
+use espalier_timeline::Log;
 
 use crate::message::Message;
 use crate::source::Done;
@@ -28,6 +29,11 @@ pub trait Observer {
 
     /// A server has begun again.
     fn began(&mut self, _now: Nanos, _node: Node) {}
+
+    /// Where the spans of operations are to be written, if they are.
+    fn spans(&mut self) -> Option<&mut Log> {
+        None
+    }
 
     /// A message is on its way.
     fn sent(&mut self, _now: Nanos, _from: Node, _to: Node, _message: &Message) {}

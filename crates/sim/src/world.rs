@@ -10,6 +10,7 @@ mod event;
 mod fabric;
 mod line;
 mod server;
+mod spans;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -36,6 +37,7 @@ use end::Stage;
 use event::Event;
 use fabric::{Fabric, WireId};
 use server::{Server, Setup};
+pub use spans::Tracing;
 
 /// A run. See the module's description.
 pub struct World<'o> {

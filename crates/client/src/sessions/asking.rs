@@ -56,6 +56,11 @@ impl<T> Asking<T> {
         self.calls.remove(&number).map(|Waiting { parked, delegation }| (parked, delegation))
     }
 
+    /// The door's number of the call that waits.
+    pub fn call_of(&self, number: u64) -> Option<u64> {
+        self.calls.get(&number).map(|waiting| waiting.parked.call_id)
+    }
+
     /// The caller of a call got a signal. `dies`: whether a process ends by it.
     pub fn interrupt(&mut self, call_id: u64, dies: impl Fn(u32) -> bool) -> Interrupt {
         match self.calls.values_mut().find(|waiting| waiting.parked.call_id == call_id) {

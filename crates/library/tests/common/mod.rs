@@ -33,6 +33,11 @@ pub fn servers(ranks: u16) -> String {
 
 /// As [`servers`], by one that has the tree, and so many data servers besides, over all of which big files are striped.
 pub fn with_data_servers(count: u16) -> String {
+    cluster(count).0
+}
+
+/// The same, and where the stores are: that of the tree first.
+pub fn cluster(count: u16) -> (String, Vec<PathBuf>) {
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let key_file = dir.path().join("data.key");
     SealKey::write(&SealKey::generate().unwrap(), &key_file).unwrap();
@@ -52,9 +57,10 @@ pub fn with_data_servers(count: u16) -> String {
     let open = OpenOptions { striping: Some(striping), ..served() };
     let known = addresses[1..].iter().map(ToString::to_string);
     let data_servers = numbers.into_iter().zip(known).collect();
-    let meta = MetaRole { data_servers, data_key: key(), ..role(store, open, Vec::new()) };
+    let meta = MetaRole { data_servers, data_key: key(), ..role(store.clone(), open, Vec::new()) };
     run(&dir, Some(meta), None, addresses[0]);
-    format!("espalier://{}/", addresses[0])
+    let datafiles = (0..count).map(|number| dir.path().join(format!("data-{number}")));
+    (format!("espalier://{}/", addresses[0]), [store].into_iter().chain(datafiles).collect())
 }
 
 /// As many that no other process has: each must be known before its server listens.

@@ -95,6 +95,18 @@ pub enum Question {
     },
 }
 
+impl Question {
+    /// What it is called where operations are traced.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Look { .. } => "look",
+            Self::Above { .. } => "above",
+            Self::Dirs { .. } => "dirs",
+            Self::Prepare { .. } => "prepare",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// `sticky`: what the name stands for must be the caller's own.

@@ -74,6 +74,11 @@ impl Ranks {
         Some(number)
     }
 
+    /// The operation that has asked that.
+    pub(crate) fn asker(&self, id: TransactionId) -> Option<u64> {
+        self.asking.get(&id).copied()
+    }
+
     /// Whether an operation waits for other ranks.
     pub(crate) fn is_waiting(&self, number: &u64) -> bool {
         self.unanswered.contains(number) || self.locked_out.contains(number)

@@ -14,6 +14,7 @@ use espalier_proto::{
 
 use super::store::DataStore;
 use crate::capability::Holder;
+use crate::tracer::{Id, Layer, Place, Tracer, place_of};
 use crate::watch::{DataFigures, IoKind, Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
 /// A data server. See the module's description.
@@ -24,6 +25,7 @@ pub struct DataServer {
     inner: Mutex<Inner>,
     next_connection: AtomicU64,
     pub watch: Watch,
+    pub tracer: Arc<Tracer>,
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
 }
@@ -37,6 +39,8 @@ struct Inner {
 /// Somebody who is connected.
 struct Peer {
     asker: Asker,
+    /// Where it asks from.
+    place: Place,
     sender: Sender<FromData>,
     /// Requests that have not been answered.
     under_way: HashMap<RequestId, UnderWay>,
@@ -69,7 +73,9 @@ impl DataServer {
     /// `key`: as the metadata servers have it; without one, no clients are served.
     /// `threads`: that serve requests.
     pub fn new(store: DataStore, key: Option<SealKey>, threads: usize) -> Self {
+        let tracer = Tracer::new(Place::Data(store.number().0));
         Self {
+            tracer,
             store,
             key,
             inner: Mutex::default(),
@@ -125,7 +131,10 @@ impl DataServer {
         let connection = incoming.welcome(welcome).await?;
         tracing::info!(server = number, "a metadata server has connected");
         let asker = Asker::Server(ServerId(number));
-        self.converse(asker, hello.incarnation.unwrap_or_default(), connection, |_| true).await
+        self.converse((asker, Place::Rank(number)), hello.incarnation.unwrap_or_default(), connection, |_| {
+            true
+        })
+        .await
     }
 
     /// Serves a client, as far as its capabilities go.
@@ -142,24 +151,25 @@ impl DataServer {
             incoming.refuse(Refusal::new(Reason::Service, text)).await;
             return Ok(());
         };
-        let holder = Holder::new(incoming.identity(), incoming.hello().client);
+        let (client, identity) = (incoming.hello().client, incoming.identity());
+        let holder = Holder::new(identity, client);
         let asker = Asker::Client(holder.number(&self.store.superblock().hash_key));
         let connection = incoming.welcome(welcome).await?;
         let is_good = move |capability: &Capability| holder.has(capability, &key);
-        self.converse(asker, 0, connection, is_good).await
+        self.converse((asker, place_of(client)), 0, connection, is_good).await
     }
 
     /// `is_good`: whether a capability is the peer's own, and sealed.
     async fn converse(
         self: &Arc<Self>,
-        asker: Asker,
+        (asker, place): (Asker, Place),
         incarnation: u64,
         connection: Connection<ToData, FromData>,
         is_good: impl Fn(&Capability) -> bool,
     ) -> Result<(), NetError> {
         let Connection { mut receiver, sender } = connection;
         let number = self.next_connection.fetch_add(1, Ordering::Relaxed);
-        self.attach(number, asker, sender.clone());
+        self.attach(number, (asker, place), sender.clone());
         self.input([Input::Connect { from: asker, incarnation, connection: number }]);
         let mut batch = Vec::new();
         let ended = 'connection: loop {
@@ -199,7 +209,7 @@ impl DataServer {
     }
 
     /// Somebody has connected; what it had connected before is of no more use.
-    fn attach(&self, number: u64, asker: Asker, sender: Sender<FromData>) {
+    fn attach(&self, number: u64, (asker, place): (Asker, Place), sender: Sender<FromData>) {
         let Ok(mut inner) = self.inner.lock() else { return };
         inner.peers.retain(|_, peer| {
             if peer.asker == asker {
@@ -207,7 +217,7 @@ impl DataServer {
             }
             peer.asker != asker
         });
-        inner.peers.insert(number, Peer { asker, sender, under_way: HashMap::new(), bytes: 0 });
+        inner.peers.insert(number, Peer { asker, place, sender, under_way: HashMap::new(), bytes: 0 });
     }
 
     /// As many requests of a peer as may be under way; `None`: it is not listened to any more.
@@ -220,6 +230,8 @@ impl DataServer {
         {
             let bytes = message.request.bytes();
             let writes = matches!(message.request, DataRequest::Write { .. } | DataRequest::Fill { .. });
+            let served = self.tracer.served(peer.place, message.id.0);
+            self.tracer.begin(served, message.request.name(), Vec::new);
             let (kind, ino) = Kind::of_data(&message.request);
             let mut span = Span::start(kind, Span::NO_PROCESS, ino, Turn { asked: now, began: now });
             // Until a thread does it.
@@ -245,6 +257,7 @@ impl DataServer {
         let mut senders = Vec::new();
         for (connection, reply) in out.replies {
             let Some(peer) = inner.peers.get_mut(&connection) else { continue };
+            self.tracer.end(self.tracer.served(peer.place, reply.id.0));
             if let Some(asked) = peer.under_way.remove(&reply.id) {
                 peer.bytes = peer.bytes.saturating_sub(asked.bytes);
                 self.count(asked, &reply.result);
@@ -253,6 +266,8 @@ impl DataServer {
                 senders.push((connection, peer.sender.clone()));
             }
         }
+        let causes = |id| if self.tracer.is_on() { self.causes_of(&inner, id) } else { Vec::new() };
+        let io: Vec<_> = out.io.into_iter().map(|(id, io)| (id, io, causes(id))).collect();
         drop(inner);
         senders.sort_unstable_by_key(|(connection, _)| *connection);
         senders.dedup_by_key(|(connection, _)| *connection);
@@ -260,17 +275,27 @@ impl DataServer {
             // It fails with the connection, of which its own task hears.
             let _ = sender.flush();
         }
-        for (id, io) in out.io {
+        for (id, io, causes) in io {
             let server = Arc::clone(self);
-            tokio::task::spawn_blocking(move || server.work(id, io));
+            tokio::task::spawn_blocking(move || server.work(id, io, &causes));
         }
     }
 
-    fn work(self: &Arc<Self>, id: IoId, io: Io) {
-        let began = Instant::now();
+    /// The request that waits for an I/O.
+    fn causes_of(&self, inner: &Inner, id: IoId) -> Vec<Id> {
+        let request = inner.machine.request_of(id);
+        let asked = request.and_then(|(connection, request)| Some((inner.peers.get(&connection)?, request)));
+        asked.map(|(peer, request)| self.tracer.served(peer.place, request.0)).into_iter().collect()
+    }
+
+    fn work(self: &Arc<Self>, id: IoId, io: Io, causes: &[Id]) {
+        let (began, steps) = (Instant::now(), self.tracer.steps(causes));
         let result = match io {
-            Io::Request(request) => self.store.execute(request),
-            Io::SyncRemoved => self.store.sync_removed(),
+            Io::Request(request) => {
+                let kind = request.name();
+                steps.step(Layer::Store, kind, || self.store.execute(request))
+            }
+            Io::SyncRemoved => steps.step(Layer::Disk, "sync removed", || self.store.sync_removed()),
         };
         self.watch.record_io(IoKind::Stream, began.elapsed());
         let Ok(mut inner) = self.inner.lock() else { return };

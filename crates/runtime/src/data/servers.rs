@@ -12,6 +12,8 @@ use espalier_proto::{
 };
 use tokio::sync::oneshot;
 
+use crate::tracer::{Id, Place, Tracer};
+
 /// What a data server answers, when it does.
 pub type Answer = oneshot::Receiver<Result<DataReply, Errno>>;
 
@@ -25,6 +27,7 @@ pub struct DataServers {
     security: Security,
     limits: Limits,
     asker: Asker,
+    tracer: Arc<Tracer>,
 }
 
 /// Who asks data servers.
@@ -69,9 +72,15 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl DataServers {
     /// `addresses`: where the servers are, as `HOST:PORT`.
-    pub fn new(addresses: Vec<(ServerId, String)>, security: Security, limits: Limits, asker: Asker) -> Self {
+    pub fn new(
+        addresses: Vec<(ServerId, String)>,
+        security: Security,
+        limits: Limits,
+        asker: Asker,
+        tracer: Arc<Tracer>,
+    ) -> Self {
         let (links, space, sessions) = Default::default();
-        let servers = Self { links, space, sessions, security, limits, asker };
+        let servers = Self { links, space, sessions, security, limits, asker, tracer };
         servers.learn(addresses);
         servers
     }
@@ -101,8 +110,8 @@ impl DataServers {
         self.lock().get(&server).cloned()
     }
 
-    /// Asks a server. Whoever is no longer interested drops the answer.
-    pub fn ask(&self, server: ServerId, request: DataRequest, pass: Option<Pass>) -> Answer {
+    /// Asks a server. Whoever is no longer interested drops the answer. `causes`: the operations that wait for it.
+    pub fn ask(&self, server: ServerId, request: DataRequest, pass: Option<Pass>, causes: &[Id]) -> Answer {
         let (tell, answer) = oneshot::channel();
         let Some(link) = self.link(server) else {
             tracing::error!(%server, "a file lies on a data server that the configuration does not name");
@@ -110,8 +119,9 @@ impl DataServers {
             return answer;
         };
         let (mut out, capability) = (Vec::new(), pass.as_ref().map(|pass| pass.capability));
-        let mut inner = link.lock();
-        inner.link.ask(request, capability, Waits { tell, _pass: pass }, &mut out);
+        let (mut inner, kind) = (link.lock(), request.name());
+        let id = inner.link.ask(request, capability, Waits { tell, _pass: pass }, &mut out);
+        self.tracer.begin(self.tracer.asked(Place::Data(server.0), id.0), kind, || causes.into());
         inner.send(out);
         answer
     }
@@ -121,7 +131,7 @@ impl DataServers {
     pub fn admit(&self, below: u64, live: Vec<u64>) -> Vec<Answer> {
         *self.sessions.lock().unwrap_or_else(PoisonError::into_inner) = (below, live.clone());
         let request = DataRequest::Admit { below, live };
-        self.numbers().into_iter().map(|server| self.ask(server, request.clone(), None)).collect()
+        self.numbers().into_iter().map(|server| self.ask(server, request.clone(), None, &[])).collect()
     }
 
     /// Whether all of these can be reached, as far as is known.
@@ -144,7 +154,7 @@ impl DataServers {
     pub async fn measure_space(&self) {
         for server in self.numbers() {
             if self.are_reached(&[server])
-                && let Ok(Ok(DataReply::Space(space))) = self.ask(server, DataRequest::Space, None).await
+                && let Ok(Ok(DataReply::Space(space))) = self.ask(server, DataRequest::Space, None, &[]).await
             {
                 self.space.lock().unwrap_or_else(PoisonError::into_inner).insert(server, space);
             }
@@ -218,7 +228,10 @@ impl DataServers {
             if let Err(error) = receiver.next(&mut batch).await {
                 return error;
             }
-            let others = link.take(batch.drain(..));
+            let came = |message: &FromData| {
+                self.tracer.end(self.tracer.asked(Place::Data(server.0), message.id.0));
+            };
+            let others = link.take(batch.drain(..).inspect(came));
             for other in others {
                 match other {
                     Came::New(inos) => new(server, inos),

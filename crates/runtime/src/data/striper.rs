@@ -7,6 +7,7 @@ use espalier_meta::{Layouts, StreamCall, StreamDone};
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId, StreamIo, StreamStat};
 
 use super::servers::{Answer, DataServers, Pass};
+use crate::tracer::Id;
 
 /// See the module's description.
 pub struct Striper {
@@ -22,7 +23,8 @@ impl Striper {
         Self { servers }
     }
 
-    /// What a client wants to be done with a file. `data`: what is written. `pass`: of a client that asks itself.
+    /// What a client wants to be done with a file. `data`: what is written. `pass`: of a client that asks itself. `causes`: the operations
+    /// that wait for it, while somebody traces.
     ///
     /// # Errors
     /// What is passed is out of date.
@@ -32,13 +34,14 @@ impl Striper {
         io: StreamIo,
         data: Vec<u8>,
         pass: Option<&Pass>,
+        causes: &[Id],
     ) -> Result<Result<Reply, Errno>, Stale> {
         let (mut striped, mut turn) = Striped::start(layout, io, data);
         loop {
             match turn {
                 Turn::Done(result) => return Ok(result),
                 Turn::Ask(asks) => {
-                    let replies = answers(self.ask(asks, pass)).await;
+                    let replies = answers(self.ask(asks, pass, causes)).await;
                     if replies.contains(&Ok(DataReply::Stale)) {
                         return Err(Stale);
                     }
@@ -48,7 +51,7 @@ impl Striper {
         }
     }
 
-    /// What the metadata machine wants to be done. `local`: what the store tells of a file that lies there.
+    /// What the metadata machine wants to be done. `local`: what the store tells of a file that lies there. `causes`: as of [`Self::stream`].
     ///
     /// # Errors
     /// Those of the data servers and of `local`.
@@ -57,15 +60,17 @@ impl Striper {
         call: &StreamCall,
         layouts: &Layouts,
         local: impl Fn(Ino) -> Result<StreamStat, Errno>,
+        causes: &[Id],
     ) -> Result<StreamDone, Errno> {
         let asked = call.requests(layouts)?;
-        let replies = answers(self.ask(asked.clone(), None)).await;
+        let replies = answers(self.ask(asked.clone(), None, causes)).await;
         call.combine(layouts, &asked, replies, local)
     }
 
     /// All are asked before this returns, so that they are asked in the order of the calls.
-    fn ask(&self, asks: Vec<(ServerId, DataRequest)>, pass: Option<&Pass>) -> Vec<Answer> {
-        asks.into_iter().map(|(server, request)| self.servers.ask(server, request, pass.cloned())).collect()
+    fn ask(&self, asks: Vec<(ServerId, DataRequest)>, pass: Option<&Pass>, causes: &[Id]) -> Vec<Answer> {
+        let ask = |(server, request)| self.servers.ask(server, request, pass.cloned(), causes);
+        asks.into_iter().map(ask).collect()
     }
 }
 

@@ -8,10 +8,11 @@ use espalier_proto::{Layout, ServerMap};
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::{Inner, Remote};
+use super::{Called, Inner, Remote};
 use crate::calls::Door;
 use crate::data::{Asker, DataServers, Pass, Stale, Striper};
 use crate::servers::Servers;
+use crate::tracer::Tracer;
 
 /// Before the metadata server is asked for another capability: a data server may not have heard yet that it was started anew.
 const STALE_PAUSE: Duration = Duration::from_millis(50);
@@ -25,9 +26,10 @@ pub struct Direct {
 
 impl Direct {
     /// Connects to nobody yet.
-    pub fn new(servers: &Servers) -> Self {
+    pub fn new(servers: &Servers, tracer: &Arc<Tracer>) -> Self {
         let (security, limits) = (servers.security.clone(), servers.limits.clone());
-        let data_servers = DataServers::new(Vec::new(), security, limits, Asker::Client(servers.client));
+        let asker = Asker::Client(servers.client);
+        let data_servers = DataServers::new(Vec::new(), security, limits, asker, Arc::clone(tracer));
         let striper = Arc::new(Striper::new(data_servers));
         Self { striper, runtime: Handle::current(), connections: Mutex::default() }
     }
@@ -66,7 +68,7 @@ impl Drop for Direct {
 }
 
 impl<D: Door> Remote<D> {
-    pub(super) fn ask_data_servers(&self, inner: &mut Inner<D::Ticket>, asks: Vec<DataAsk>) {
+    pub(super) fn ask_data_servers(&self, inner: &mut Inner<Called<D::Ticket>>, asks: Vec<DataAsk>) {
         for DataAsk { number, delegation, io, data, held } in asks {
             let capability = delegation.capability;
             if let Some(line) = inner.lines.get_mut(usize::from(capability.ino.rank().0)) {
@@ -75,10 +77,12 @@ impl<D: Door> Remote<D> {
             let layout = Arc::clone(&delegation.layout);
             self.direct.reach(&layout);
             let (striper, remote) = (Arc::clone(&self.direct.striper), self.own.clone());
+            let call = inner.sessions.call_of_data(number).filter(|_| self.tracer.is_on());
+            let cause = call.map(|call| self.tracer.served(self.tracer.place(), call));
             // It cannot end before it is noted: its end needs the lock.
             let task = self.direct.runtime.spawn(async move {
                 let pass = Pass { capability, _held: held };
-                let result = striper.stream(layout, io, data, Some(&pass)).await;
+                let result = striper.stream(layout, io, data, Some(&pass), cause.as_slice()).await;
                 drop(pass);
                 let outcome = match result {
                     Ok(result) => Outcome::Done(result),

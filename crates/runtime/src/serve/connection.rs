@@ -16,6 +16,7 @@ use super::machine::{Guest, Origin, Server};
 use super::peers;
 use crate::capability::Holder;
 use crate::data::DataServer;
+use crate::tracer::place_of;
 
 /// A client may have so many requests unanswered.
 const WINDOW: u32 = 1024;
@@ -205,6 +206,7 @@ impl Gate {
                 return Ok(());
             }
         };
+        let place = place_of(incoming.hello().client);
         let holder = Holder::new(incoming.identity(), incoming.hello().client);
         // 1 is the embedded mount's.
         let client = ClientId(holder.number(&meta.secret).0.max(2));
@@ -236,7 +238,7 @@ impl Gate {
             servers: meta.servers.clone(),
         };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
-        let guest = Guest { identity, holder, rights: rights.clone() };
+        let guest = Guest { identity, holder, rights: rights.clone(), place };
         let connection = meta.server.attach(client, guest, sender.clone());
         let origin = Origin { client, rights: Arc::new(rights), connection };
         // They may have been changed while it connected.

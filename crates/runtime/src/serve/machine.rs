@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use espalier_client::Answer;
 use espalier_meta::{
-    Begun, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
+    Begun, Cause, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
 };
 use espalier_net::{Identity, NetError, Sender};
 use espalier_proto::{
@@ -29,6 +29,7 @@ use crate::clock;
 use crate::data::Striper;
 use crate::disk::Disk;
 use crate::errands::{Background, Errands};
+use crate::tracer::{Id, Layer, Place, Tracer};
 use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
 /// A server's machine. See the module's description.
@@ -68,6 +69,8 @@ pub struct Guest {
     pub identity: Option<Identity>,
     pub holder: Holder,
     pub rights: Rights,
+    /// Where it asks from.
+    pub place: Place,
 }
 
 /// What a connection knows of its client.
@@ -87,10 +90,11 @@ impl Server {
         meta: Meta,
         disk: Arc<Disk>,
         watch: Watch,
+        tracer: Arc<Tracer>,
         striper: Option<(Striper, Handle)>,
         sealer: Option<Sealer>,
     ) -> (Arc<Self>, Background) {
-        let (errands, background) = Errands::new(disk, watch);
+        let (errands, background) = Errands::new(disk, watch, tracer);
         let inner = Inner {
             front: Front::new(meta),
             peers: HashMap::new(),
@@ -197,8 +201,12 @@ impl Server {
             match &message {
                 FromClient::Request { id, caller, request: asked, .. } => {
                     let (kind, ino) = Kind::of_request(asked);
+                    self.begin_span(&inner, (client, *id), kind);
                     inner.spans.insert((client, *id), Span::start(kind, caller.pid, ino, turn));
                     request = Some(*id);
+                }
+                FromClient::Stream { id, io, .. } => {
+                    self.begin_span(&inner, (client, *id), Kind::of_stream(io).0);
                 }
                 FromClient::Cancel { id } => self.give_up(&mut inner, (client, *id)),
                 _ => {}
@@ -334,7 +342,9 @@ impl Server {
                 }
             }
             let senders: Vec<_> = clients.iter().filter_map(|client| inner.sender_to(*client)).collect();
+            self.trace_questions(&inner, &peers);
             let ranks = inner.tell_ranks(peers.into_iter());
+            let io: Vec<_> = io.into_iter().map(|(id, io)| (id, io, self.causes_of(&inner, id))).collect();
             drop(inner);
             // It fails with the connection, of which its own task hears.
             for sender in senders {
@@ -346,7 +356,8 @@ impl Server {
             if !streams.is_empty() {
                 block_in_place(|| streams.into_iter().for_each(|stream| self.stream(stream, turn)));
             }
-            let done: Vec<_> = io.into_iter().filter_map(|(id, io)| self.execute(id, io)).collect();
+            let io = io.into_iter();
+            let done: Vec<_> = io.filter_map(|(id, io, causes)| self.execute(id, io, causes)).collect();
             if done.is_empty() {
                 return;
             }
@@ -363,6 +374,9 @@ impl Server {
     /// A message with all that the machine does not know; `None`: it comes later.
     fn ready(&self, inner: &mut Inner, turn: Turn, to: ClientId, message: FromServer) -> Option<FromServer> {
         let FromServer::Reply { id, lease_ms, touched, result } = message else { return Some(message) };
+        if let Some(served) = self.id_of(inner, (to, id)) {
+            self.errands.tracer.end(served);
+        }
         if let Some(mut span) = inner.spans.remove(&(to, id)) {
             span.resume(turn);
             span.turn_to(Stage::Work, Instant::now());
@@ -390,22 +404,24 @@ impl Server {
         }
     }
 
-    fn execute(&self, id: IoId, io: Io) -> Option<(IoId, Result<IoDone, Errno>)> {
+    fn execute(&self, id: IoId, io: Io, causes: Vec<Id>) -> Option<(IoId, Result<IoDone, Errno>)> {
         match io {
             // Answers wait for it, and it only goes to the page cache.
-            Io::Journal { sync: false, .. } => Some((id, self.errands.timed(io))),
+            Io::Journal { sync: false, .. } => Some((id, self.errands.timed(io, &causes))),
             Io::Journal { sync: true, .. } | Io::Sync => {
-                self.errands.put_off(id, io);
+                self.errands.put_off(id, io, causes);
                 None
             }
             Io::Admit { below, live } => {
                 self.admit(id, below, live);
                 None
             }
-            Io::Stream(call, layouts) if !layouts.is_empty() => self.ask_data_servers(id, call, layouts),
+            Io::Stream(call, layouts) if !layouts.is_empty() => {
+                self.ask_data_servers(id, call, layouts, causes)
+            }
             // It may take as long as the disk likes.
-            io @ Io::Stream(..) => block_in_place(|| self.errands.execute(id, io)),
-            io => self.errands.execute(id, io),
+            io @ Io::Stream(..) => block_in_place(|| self.errands.execute(id, io, causes)),
+            io => self.errands.execute(id, io, causes),
         }
     }
 
@@ -418,22 +434,55 @@ impl Server {
         if let Some(layout) = layout {
             return self.stripe(of, &layout, io, data, span);
         }
-        let result = match io {
-            StreamIo::Read { ino, offset, size } => {
-                let mut buffer = Vec::new();
-                disk.read_stream(ino, offset, size, &mut buffer).map(|read| read.len()).map(|read| {
-                    buffer.truncate(read);
-                    Reply::Bytes(buffer)
-                })
-            }
-            io => disk.stream_io(io, &data).and_then(|answer| match answer {
-                Answer::Written(written) => Ok(Reply::Written(written)),
-                Answer::Offset(offset) => Ok(Reply::Offset(offset)),
-                Answer::Done => Ok(Reply::Done),
-                _ => Err(Errno::EIO),
-            }),
-        };
+        let inner = if self.errands.tracer.is_on() { self.lock().ok() } else { None };
+        let cause = inner.and_then(|inner| self.id_of(&inner, of));
+        let result =
+            self.errands.tracer.steps(cause.as_slice()).step(Layer::Store, kind.name(), || match io {
+                StreamIo::Read { ino, offset, size } => {
+                    let mut buffer = Vec::new();
+                    disk.read_stream(ino, offset, size, &mut buffer).map(|read| read.len()).map(|read| {
+                        buffer.truncate(read);
+                        Reply::Bytes(buffer)
+                    })
+                }
+                io => disk.stream_io(io, &data).and_then(|answer| match answer {
+                    Answer::Written(written) => Ok(Reply::Written(written)),
+                    Answer::Offset(offset) => Ok(Reply::Offset(offset)),
+                    Answer::Done => Ok(Reply::Done),
+                    _ => Err(Errno::EIO),
+                }),
+            });
         self.streamed(of, span, result);
+    }
+
+    // ---- What is traced
+
+    /// How a client's request is called there; `None`: nobody traces, or the client is not connected any more.
+    pub(super) fn id_of(&self, inner: &Inner, (client, id): (ClientId, RequestId)) -> Option<Id> {
+        let tracer = &self.errands.tracer;
+        let peer = if tracer.is_on() { inner.peers.get(&client) } else { None };
+        peer.map(|peer| tracer.served(peer.guest.place, id.0))
+    }
+
+    fn begin_span(&self, inner: &Inner, of: (ClientId, RequestId), kind: Kind) {
+        if let Some(id) = self.id_of(inner, of) {
+            self.errands.tracer.begin(id, kind.name(), Vec::new);
+        }
+    }
+
+    pub(super) fn id_of_cause(&self, inner: &Inner, cause: Cause) -> Option<Id> {
+        match cause {
+            Cause::Request(client, id) => self.id_of(inner, (client, id)),
+            Cause::Question(rank, id) => Some(self.errands.tracer.served(Place::Rank(rank.0), id.number)),
+        }
+    }
+
+    fn causes_of(&self, inner: &Inner, id: IoId) -> Vec<Id> {
+        if !self.errands.tracer.is_on() {
+            return Vec::new();
+        }
+        let causes = inner.front.meta().causes_of(id).into_iter();
+        causes.filter_map(|cause| self.id_of_cause(inner, cause)).collect()
     }
 
     pub(super) fn streamed(&self, of: (ClientId, RequestId), mut span: Span, result: Result<Reply, Errno>) {

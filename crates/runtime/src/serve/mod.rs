@@ -23,6 +23,7 @@ use crate::control::{self, Status, Told};
 use crate::data::{Asker, DataServer, DataServers, DataStore, Striper};
 use crate::errands::Background;
 use crate::error::Error;
+use crate::tracer::{Place, Tracer};
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 pub use access::{Access, ReadAccess};
@@ -212,18 +213,19 @@ impl Tree {
         if named != usize::from(volume.superblock.ranks) {
             return Err(Error::Ranks { path: store, ranks: volume.superblock.ranks, named });
         }
+        let tracer = Tracer::new(Place::Rank(volume.superblock.rank.0));
         let striper = if data_servers.is_empty() {
             volume.require_whole(&store)?;
             None
         } else {
             let (security, limits) = (options.security.clone(), options.limits.clone());
             let asker = Asker::Server { number, incarnation };
-            let servers = DataServers::new(data_servers, security, limits, asker);
+            let servers = DataServers::new(data_servers, security, limits, asker, Arc::clone(&tracer));
             Some((Striper::new(servers), runtime.clone()))
         };
         let Volume { disk, meta, superblock, .. } = volume;
         let watch = Watch::new(options.threads, options.slow);
-        let (server, background) = Server::new(meta, disk, watch, striper, sealer);
+        let (server, background) = Server::new(meta, disk, watch, tracer, striper, sealer);
         let cluster = ClusterId(superblock.uuid.into_bytes());
         let secret = superblock.hash_key;
         let control = control::Listener::of_store(&store);
@@ -289,6 +291,10 @@ impl Told for Served {
         &self.server.errands.watch
     }
 
+    fn tracer(&self) -> &Tracer {
+        &self.server.errands.tracer
+    }
+
     fn path_of(&self, ino: Ino) -> Option<String> {
         self.server.path_of(ino)
     }
@@ -317,6 +323,10 @@ impl Told for DataServed {
 
     fn watch(&self) -> &Watch {
         &self.server.watch
+    }
+
+    fn tracer(&self) -> &Tracer {
+        &self.server.tracer
     }
 
     fn path_of(&self, _: Ino) -> Option<String> {

@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 
 use super::machine::{Inner, Server};
 use crate::control::RanksStatus;
+use crate::tracer::Place;
 
 /// What one metadata server says to another.
 #[derive(Debug, Serialize, Deserialize)]
@@ -110,7 +111,9 @@ impl Server {
             if let Err(error) = receiver.next(&mut batch).await {
                 break error;
             }
-            let inputs = batch.drain(..).map(|Said(message)| Input::Peer { from: rank, message });
+            let heard = |Said(message): &Said| self.trace_heard(rank, message);
+            let inputs =
+                batch.drain(..).inspect(heard).map(|Said(message)| Input::Peer { from: rank, message });
             if !self.said_by_rank(rank, number, inputs) {
                 break NetError::Dropped;
             }
@@ -164,6 +167,42 @@ impl Server {
             && inner.ranks.get(&rank).is_some_and(|link| link.connection == connection)
         {
             inner.ranks.remove(&rank);
+        }
+    }
+}
+
+/// What is traced of questions to others and theirs.
+impl Server {
+    /// Questions that are asked of others now, and answers to theirs.
+    pub(super) fn trace_questions(&self, inner: &Inner, messages: &[(Rank, PeerMessage)]) {
+        let tracer = &self.errands.tracer;
+        if !tracer.is_on() {
+            return;
+        }
+        for (rank, message) in messages {
+            let place = Place::Rank(rank.0);
+            match message {
+                PeerMessage::Ask { id, question, .. } => {
+                    let cause = inner.front.meta().cause_of_question(*id);
+                    let cause = cause.and_then(|cause| self.id_of_cause(inner, cause));
+                    tracer.begin(tracer.asked(place, id.number), question.name(), || {
+                        cause.into_iter().collect()
+                    });
+                }
+                PeerMessage::Answer { id, .. } => tracer.end(tracer.served(place, id.number)),
+                _ => {}
+            }
+        }
+    }
+
+    fn trace_heard(&self, rank: Rank, message: &PeerMessage) {
+        let (tracer, place) = (&self.errands.tracer, Place::Rank(rank.0));
+        match message {
+            PeerMessage::Ask { id, question, .. } => {
+                tracer.begin(tracer.served(place, id.number), question.name(), Vec::new);
+            }
+            PeerMessage::Answer { id, .. } => tracer.end(tracer.asked(place, id.number)),
+            _ => {}
         }
     }
 }

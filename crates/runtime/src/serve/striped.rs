@@ -13,6 +13,7 @@ use tokio::task::AbortHandle;
 use super::machine::{Inner, Server, now};
 use crate::data::Striper;
 use crate::disk::logged;
+use crate::tracer::Id;
 use crate::watch::Span;
 
 /// The data servers, of a server that has some.
@@ -67,6 +68,7 @@ impl Server {
         id: IoId,
         call: StreamCall,
         layouts: Layouts,
+        causes: Vec<Id>,
     ) -> Option<(IoId, Result<IoDone, Errno>)> {
         let Some(Striped { runtime, server, striper }) = &self.striped else {
             // Volumes with such files are not served without data servers.
@@ -83,7 +85,7 @@ impl Server {
             let Some(Striped { striper, .. }) = &server.striped else { return };
             let store = &server.errands.disk.store;
             let local = |ino| store.stream_stat(ino).map_err(logged);
-            let result = striper.call(&call, &layouts, local).await.map(IoDone::Stream);
+            let result = striper.call(&call, &layouts, local, &causes).await.map(IoDone::Stream);
             // It may have been given up just now.
             if server.lock().is_ok_and(|mut inner| inner.asking.remove(&id).is_some()) {
                 server.feed(Input::Done { id, result });
@@ -106,12 +108,13 @@ impl Server {
             return self.streamed(of, span, Err(Errno::EIO));
         };
         let (Some(server), Ok(mut inner)) = (server.upgrade(), self.lock()) else { return };
-        let file = Arc::clone(layout);
+        let (file, cause) = (Arc::clone(layout), self.id_of(&inner, of));
         // It cannot end before it is noted: its end needs the lock.
         let task = runtime.spawn(async move {
             let Some(Striped { striper, .. }) = &server.striped else { return };
             // A server needs no capability.
-            let result = striper.stream(file, io, data, None).await.unwrap_or(Err(Errno::EIO));
+            let asked = striper.stream(file, io, data, None, cause.as_slice()).await;
+            let result = asked.unwrap_or(Err(Errno::EIO));
             // It may have been given up just now.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
             if is_noted {

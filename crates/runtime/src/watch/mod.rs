@@ -5,7 +5,6 @@
 
 mod histogram;
 mod http;
-mod kind;
 mod prometheus;
 mod report;
 mod span;
@@ -18,10 +17,10 @@ use std::time::{Duration, Instant};
 
 use espalier_meta::Io;
 
+pub(crate) use espalier_client::Kind;
 use histogram::{Distribution, Histogram};
 pub use http::MetricsAddress;
 pub(crate) use http::MetricsServer;
-pub(crate) use kind::Kind;
 pub(crate) use prometheus::exposition;
 pub(crate) use report::MachineFigures;
 pub use report::{

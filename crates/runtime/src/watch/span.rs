@@ -40,6 +40,8 @@ pub(crate) struct Turn {
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub kind: Kind,
+    /// The door's number of the call; 0: it has none.
+    pub number: u64,
     pub pid: u32,
     /// What it is about: the directory, where it carries a name.
     pub ino: Ino,
@@ -56,8 +58,16 @@ impl Span {
     pub(crate) const NO_PROCESS: u32 = u32::MAX;
 
     pub(crate) fn start(kind: Kind, pid: u32, ino: Ino, turn: Turn) -> Self {
-        let mut span =
-            Self { kind, pid, ino, dir: None, spent: [0; 4], stage: Stage::Queue, mark: turn.asked };
+        let mut span = Self {
+            kind,
+            number: 0,
+            pid,
+            ino,
+            dir: None,
+            spent: [0; 4],
+            stage: Stage::Queue,
+            mark: turn.asked,
+        };
         span.turn_to(Stage::Work, turn.began);
         span
     }

@@ -16,6 +16,8 @@ use crate::time::Nanos;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
 
+use espalier_timeline::{Id, Place};
+
 /// Who asks.
 #[derive(Clone, Copy, Debug)]
 pub enum Asker {
@@ -28,6 +30,7 @@ pub enum Asker {
 #[derive(Debug)]
 pub struct Asking<P> {
     own: Node,
+    place: Place,
     /// The first data server.
     first: Node,
     lines: BTreeMap<ServerId, DataLine>,
@@ -62,6 +65,8 @@ struct Round<P> {
     replies: Vec<Option<Result<DataReply, Errno>>>,
     /// Of a stream: how it goes on.
     striped: Option<(Striped, Option<Capability>)>,
+    /// The operations that wait for it, if somebody traces.
+    causes: Vec<Id>,
 }
 
 /// What has come of asking.
@@ -80,9 +85,9 @@ const NEW: RequestId = RequestId(0);
 const ADMIT: RequestId = RequestId(1);
 
 impl<P> Asking<P> {
-    pub fn new(own: Node, first: Node) -> Self {
+    pub fn new((own, place): (Node, Place), first: Node) -> Self {
         let (lines, rounds) = (BTreeMap::new(), BTreeMap::new());
-        Self { own, first, lines, rounds, next_round: 0, sessions: (0, Vec::new()) }
+        Self { own, place, first, lines, rounds, next_round: 0, sessions: (0, Vec::new()) }
     }
 
     fn node(&self, server: ServerId) -> Node {
@@ -163,6 +168,8 @@ impl<P> Asking<P> {
             };
         }
         let Pending { round, place, .. } = line.unanswered.remove(&message.id.0)?;
+        let to = Place::Data(server.0);
+        fabric.end_span(self.place, Id { from: self.place, to, number: message.id.0 });
         self.rounds.get_mut(&round)?.replies[place] = Some(message.result);
         self.end_round(fabric, round)
     }
@@ -173,8 +180,9 @@ impl<P> Asking<P> {
         fabric: &mut Fabric<'_>,
         purpose: P,
         asked: Vec<(ServerId, DataRequest)>,
+        causes: Vec<Id>,
     ) -> Option<Came<P>> {
-        self.begin_round(fabric, purpose, asked, None)
+        self.begin_round(fabric, purpose, asked, None, causes)
     }
 
     /// Tells all servers which clients' sessions go on.
@@ -188,7 +196,7 @@ impl<P> Asking<P> {
         self.sessions = (below, live.clone());
         let request = DataRequest::Admit { below, live };
         let asked = self.lines.keys().map(|server| (*server, request.clone())).collect();
-        self.ask(fabric, purpose, asked)
+        self.ask(fabric, purpose, asked, Vec::new())
     }
 
     /// Has something done with a striped file.
@@ -199,9 +207,10 @@ impl<P> Asking<P> {
         layout: Arc<Layout>,
         (io, data): (StreamIo, Vec<u8>),
         capability: Option<Capability>,
+        causes: Vec<Id>,
     ) -> Option<Came<P>> {
         let (striped, turn) = Striped::start(layout, io, data);
-        self.go_on(fabric, purpose, (striped, capability), turn)
+        self.go_on(fabric, purpose, (striped, capability), turn, causes)
     }
 
     fn go_on(
@@ -210,9 +219,10 @@ impl<P> Asking<P> {
         purpose: P,
         striped: (Striped, Option<Capability>),
         turn: Turn,
+        causes: Vec<Id>,
     ) -> Option<Came<P>> {
         match turn {
-            Turn::Ask(asked) => self.begin_round(fabric, purpose, asked, Some(striped)),
+            Turn::Ask(asked) => self.begin_round(fabric, purpose, asked, Some(striped), causes),
             Turn::Done(result) => Some(Came::Streamed { purpose, result: Some(result) }),
         }
     }
@@ -223,6 +233,7 @@ impl<P> Asking<P> {
         purpose: P,
         asked: Vec<(ServerId, DataRequest)>,
         striped: Option<(Striped, Option<Capability>)>,
+        causes: Vec<Id>,
     ) -> Option<Came<P>> {
         self.next_round += 1;
         let round = self.next_round;
@@ -230,6 +241,8 @@ impl<P> Asking<P> {
         for (place, (server, request)) in asked.iter().enumerate() {
             let line = self.lines.entry(*server).or_default();
             line.next = (line.next + 1).max(ADMIT.0 + 1);
+            let asked = Id { from: self.place, to: Place::Data(server.0), number: line.next };
+            fabric.begin_span(self.place, asked, request.name(), || causes.clone());
             line.unanswered.insert(line.next, Pending { request: request.clone(), capability, round, place });
             if let Some(wire) = line.line.wire.filter(|_| line.line.up && line.known) {
                 let (id, request) = (RequestId(line.next), request.clone());
@@ -237,7 +250,7 @@ impl<P> Asking<P> {
             }
         }
         let replies = asked.iter().map(|_| None).collect();
-        self.rounds.insert(round, Round { purpose, asked, replies, striped });
+        self.rounds.insert(round, Round { purpose, asked, replies, striped, causes });
         self.end_round(fabric, round)
     }
 
@@ -247,7 +260,7 @@ impl<P> Asking<P> {
         if replies.iter().any(Option::is_none) {
             return None;
         }
-        let Round { purpose, asked, replies, striped } = self.rounds.remove(&number)?;
+        let Round { purpose, asked, replies, striped, causes } = self.rounds.remove(&number)?;
         let replies: Vec<_> = replies.into_iter().flatten().collect();
         match striped {
             None => Some(Came::Replies { purpose, asked, replies }),
@@ -256,7 +269,7 @@ impl<P> Asking<P> {
             }
             Some((mut striped, capability)) => {
                 let turn = striped.go_on(replies);
-                self.go_on(fabric, purpose, (striped, capability), turn)
+                self.go_on(fabric, purpose, (striped, capability), turn, causes)
             }
         }
     }

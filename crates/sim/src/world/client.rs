@@ -3,8 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Outcome, Sessions, Told, Users};
-use espalier_proto::{ClientId, ClusterId, Errno, FromClient, Hello, Rank, ServerId, Service, Welcome};
+use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Kind, Outcome, Sessions, Told, Users};
+use espalier_proto::{
+    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Rank, RequestId, ServerId, Service, Welcome,
+};
+use espalier_timeline::{Id, Place};
 
 use rand::Rng;
 
@@ -24,6 +27,7 @@ use crate::world::believed::Believed;
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
+use crate::world::spans::{asks, place_of};
 
 /// Records that a client caches.
 const CACHED: usize = 65_536;
@@ -97,16 +101,17 @@ impl Client {
     pub fn new(index: u32, node: Node, scenario: &Scenario, seed: Seed) -> Self {
         let number = u64::from(node.0);
         let session = scenario.cluster.session;
+        // The first numbers are machines' own.
+        let id = ClientId(100 + u64::from(index));
         Self {
             node,
             index,
-            // The first numbers are machines' own.
-            id: ClientId(100 + u64::from(index)),
+            id,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             sessions: Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true),
             told: Told::default(),
             lines: BTreeMap::new(),
-            asking: Asking::new(node, Node(scenario.cluster.ranks.into())),
+            asking: Asking::new((node, place_of(id)), Node(scenario.cluster.ranks.into())),
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),
@@ -164,6 +169,27 @@ impl Client {
         self.clock.shown(fabric.now).as_millis()
     }
 
+    // ---- What is traced
+
+    fn place(&self) -> Place {
+        place_of(self.id)
+    }
+
+    fn called(&self, call: u64) -> Id {
+        Id { from: self.place(), to: self.place(), number: call }
+    }
+
+    fn asked(&self, rank: Rank, number: u64) -> Id {
+        Id { from: self.place(), to: Place::Rank(rank.0), number }
+    }
+
+    fn trace_sent(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &FromClient) {
+        if let (true, Some((number, kind))) = (fabric.traces(), asks(message)) {
+            let call = self.sessions.call_of(rank, RequestId(number)).map(|call| self.called(call));
+            fabric.begin_span(self.place(), self.asked(rank, number), kind, || call.into_iter().collect());
+        }
+    }
+
     // ---- Processes
 
     /// A process goes on.
@@ -198,6 +224,7 @@ impl Client {
                 let now = self.now(fabric);
                 let ticket = Ticket { process, call: self.calls };
                 fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
+                fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
                 let known = self.sessions.answer(now, &call).map(|(result, _)| result);
                 let shown = self.clock.shown(fabric.now);
                 let believed = || self.believed.as_ref().and_then(|it| it.answer(shown, &call)).map(Ok);
@@ -230,6 +257,7 @@ impl Client {
             believed.learn(self.clock.shown(fabric.now), &call, result);
         }
         fabric.observer.answered(fabric.now, self.index, ticket.call, result);
+        fabric.end_span(self.place(), self.called(ticket.call));
     }
 
     fn answered(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: Result<Answer, Errno>) {
@@ -269,6 +297,7 @@ impl Client {
     fn do_told(&mut self, fabric: &mut Fabric<'_>) {
         loop {
             for (rank, message) in std::mem::take(&mut self.told.send) {
+                self.trace_sent(fabric, rank, &message);
                 if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
                     fabric.send(wire, self.node, Message::FromClient(message));
                 }
@@ -305,7 +334,10 @@ impl Client {
             self.asking.reach(fabric, Asker::Client(self.id), *server);
         }
         let (layout, capability) = (Arc::clone(&delegation.layout), Some(delegation.capability));
-        if let Some(came) = self.asking.stream(fabric, (number, held), layout, (io, data), capability) {
+        let cause = self.sessions.call_of_data(number).filter(|_| fabric.traces());
+        let causes = cause.map(|call| self.called(call)).into_iter().collect();
+        let purpose = (number, held);
+        if let Some(came) = self.asking.stream(fabric, purpose, layout, (io, data), capability, causes) {
             self.data_came(fabric, came);
         }
     }
@@ -386,6 +418,9 @@ impl Client {
             }
             Message::Refused => fabric.cut(wire, Nanos::ZERO),
             Message::FromServer(message) => {
+                if let FromServer::Reply { id, .. } = &message {
+                    fabric.end_span(self.place(), self.asked(rank, id.0));
+                }
                 let now = self.now(fabric);
                 self.sessions.received(now, rank, message, &mut self.told);
                 self.go_on(fabric);

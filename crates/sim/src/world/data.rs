@@ -7,6 +7,7 @@ use espalier_proto::{
     DataReply, DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, ToData, Welcome,
 };
 use espalier_store::{MemoryStore, Store, StoreError, carry_out};
+use espalier_timeline::{Id, Layer, Place};
 use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
@@ -22,6 +23,7 @@ use crate::storage::Loss;
 use crate::time::Nanos;
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
+use crate::world::spans::place_of;
 
 /// Requests that each may have unanswered.
 const WINDOW: u32 = 1024;
@@ -39,6 +41,7 @@ pub type DataDiskJob = (IoId, Io);
 /// See the module's description.
 pub struct DataServer {
     pub node: Node,
+    place: Place,
     pub start: u64,
     clock: Clock,
     pub disk: Disk,
@@ -61,6 +64,7 @@ impl DataServer {
         let number = u64::from(node.0);
         Self {
             node,
+            place: Place::Data(u16::try_from(node.0).unwrap_or(u16::MAX) - scenario.cluster.ranks),
             start: 0,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             disk: Disk::new(&scenario.disk, seed.random("disk", number)),
@@ -141,6 +145,9 @@ impl DataServer {
             Message::Hello(hello) => self.greet(fabric, wire, &hello),
             Message::ToData(message) => {
                 let Some(&connection) = self.numbers.get(&wire) else { return };
+                if let Some(served) = self.served_to(connection, message.id.0) {
+                    fabric.begin_span(self.place, served, message.request.name(), Vec::new);
+                }
                 if let Some(arrived) = self.cpu.arrive(fabric.now, DataJob { connection, message }) {
                     self.serve(fabric, arrived);
                 }
@@ -212,6 +219,9 @@ impl DataServer {
         let Some(machine) = &mut self.machine else { return };
         machine.on(input, &mut self.out);
         for (connection, reply) in std::mem::take(&mut self.out.replies) {
+            if let Some(served) = self.served_to(connection, reply.id.0) {
+                fabric.end_span(self.place, served);
+            }
             if let Some((wire, _)) = self.peers.get(&connection) {
                 fabric.send(*wire, self.node, Message::FromData(reply));
             }
@@ -221,6 +231,26 @@ impl DataServer {
                 self.start_storing(fabric, arrived);
             }
         }
+    }
+
+    /// How a request over a connection is called where operations are traced.
+    fn served_to(&self, connection: u64, number: u64) -> Option<Id> {
+        let from = match self.peers.get(&connection)?.1 {
+            Asker::Server(ServerId(rank)) => Place::Rank(rank),
+            Asker::Client(client) => place_of(client),
+        };
+        Some(Id { from, to: self.place, number })
+    }
+
+    /// The disk has done something.
+    fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, id: IoId, io: &Io) {
+        let kind = match io {
+            Io::Request(request) => request.name(),
+            Io::SyncRemoved => "sync removed",
+        };
+        let request = self.machine.as_ref().and_then(|machine| machine.request_of(id));
+        let cause = request.and_then(|(connection, request)| self.served_to(connection, request.0));
+        fabric.add_span(self.place, (Layer::Store, kind), cause.into_iter().collect(), since);
     }
 
     fn start_storing(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DataDiskJob>) {
@@ -242,6 +272,7 @@ impl DataServer {
         if let Some(next) = self.device.leave(fabric.now, since) {
             self.start_storing(fabric, next);
         }
+        self.trace_stored(fabric, since, id, &io);
         self.store.set_now(self.clock.time(fabric.now));
         let result = match io {
             _ if self.disk.fails => Err(Errno::EIO),

@@ -13,6 +13,7 @@ use espalier_proto::{
     ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId,
     ServerMap, Service, Welcome,
 };
+use espalier_timeline::{Id, Layer, Place};
 use rand::Rng;
 use rustc_hash::FxHashMap;
 
@@ -31,6 +32,7 @@ use crate::world::asking::{Asker, Asking, Came};
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
+use crate::world::spans::{asks, id_of, place_of};
 
 /// A client may have so many requests unanswered.
 const WINDOW: u32 = 1024;
@@ -116,10 +118,10 @@ impl Server {
         let Setup { node, config, scenario, seed } = setup;
         let number = u64::from(node.0);
         let clock = Clock::new(&scenario.clock, &mut seed.random("clock", number));
-        let ranks = config.ranks;
+        let (rank, ranks) = (config.rank, config.ranks);
         Ok(Self {
             node,
-            rank: config.rank,
+            rank,
             start: 0,
             disk: Disk::new(&scenario.disk, seed.random("disk", number)),
             storage: Storage::format(&config, clock.time(Nanos::ZERO))?,
@@ -138,7 +140,7 @@ impl Server {
                 ranks: Vec::new(),
                 data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
             },
-            asking: Asking::new(node, Node(ranks.into())),
+            asking: Asking::new((node, Place::Rank(rank.0)), Node(ranks.into())),
         })
     }
 
@@ -196,7 +198,7 @@ impl Server {
         self.wires.clear();
         self.greeted.clear();
         self.peers.fill(Line::default());
-        self.asking = Asking::new(self.node, Node(self.config.ranks.into()));
+        self.asking = Asking::new((self.node, self.place()), Node(self.config.ranks.into()));
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
         fabric.drop_node(self.node, loss != Loss::Process);
@@ -252,8 +254,17 @@ impl Server {
         }
         let job = match message {
             Message::Hello(hello) => Job::Hello(wire, hello),
-            Message::FromClient(message) => Job::Client(wire, message),
-            Message::Peer(message) => Job::Peer(wire, message),
+            Message::FromClient(message) => {
+                if let (Some(&client), Some((number, kind))) = (self.wires.get(&wire), asks(&message)) {
+                    fabric.begin_span(self.place(), self.served_to(client, number), kind, Vec::new);
+                }
+                Job::Client(wire, message)
+            }
+            Message::Peer(message) => {
+                let other = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
+                fabric.trace_peer((self.rank, other), &message, false, || None);
+                Job::Peer(wire, message)
+            }
             Message::Alive => {
                 if let Some(&client) = self.wires.get(&wire) {
                     self.input(fabric, Input::Heard { client });
@@ -378,6 +389,46 @@ impl Server {
         fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: self.start });
     }
 
+    // ---- What is traced
+
+    fn place(&self) -> Place {
+        Place::Rank(self.rank.0)
+    }
+
+    fn served_to(&self, client: ClientId, number: u64) -> Id {
+        Id { from: place_of(client), to: self.place(), number }
+    }
+
+    fn trace_told(&self, fabric: &mut Fabric<'_>, rank: Rank, message: &PeerMessage) {
+        let cause = || match message {
+            PeerMessage::Ask { id, .. } => self.meta()?.cause_of_question(*id).map(|it| id_of(it, self.rank)),
+            _ => None,
+        };
+        fabric.trace_peer((self.rank, rank), message, true, cause);
+    }
+
+    /// The operations that wait for an I/O, if somebody traces.
+    fn causes_of(&self, fabric: &mut Fabric<'_>, id: IoId) -> Vec<Id> {
+        let meta = self.meta().filter(|_| fabric.traces());
+        let causes = meta.map(|meta| meta.causes_of(id)).unwrap_or_default();
+        causes.into_iter().map(|cause| id_of(cause, self.rank)).collect()
+    }
+
+    /// The disk has done something.
+    fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, job: &DiskJob) {
+        if !fabric.traces() {
+            return;
+        }
+        let (what, causes) = match job {
+            DiskJob::Io(id, io) => (layered(io), self.causes_of(fabric, *id)),
+            DiskJob::Journal(id, _) => ((Layer::Disk, "journal sync"), self.causes_of(fabric, *id)),
+            DiskJob::Stream(StreamRequest { of: (client, id), .. }) => {
+                ((Layer::Store, "stream"), vec![self.served_to(*client, id.0)])
+            }
+        };
+        fabric.add_span(self.place(), what, causes, since);
+    }
+
     // ---- What follows
 
     /// Does what the machine has decided, and what follows from that at once.
@@ -397,12 +448,16 @@ impl Server {
                 }
             }
             for (client, message) in routed.send {
+                if let FromServer::Reply { id, .. } = &message {
+                    fabric.end_span(self.place(), self.served_to(client, id.0));
+                }
                 if let Some(&wire) = self.clients.get(&client) {
                     let message = self.complete(message);
                     fabric.send(wire, self.node, Message::FromServer(message));
                 }
             }
             for (rank, message) in routed.peers {
+                self.trace_told(fabric, rank, &message);
                 let line = self.peers[usize::from(rank.0)];
                 if let Some(wire) = line.wire.filter(|_| line.up) {
                     fabric.send(wire, self.node, Message::Peer(message));
@@ -469,7 +524,8 @@ impl Server {
             self.store(fabric, DiskJob::Stream(stream));
             return false;
         };
-        let came = self.asking.stream(fabric, Purpose::Stream(of), layout, (io, data), None);
+        let cause = vec![self.served_to(of.0, of.1.0)];
+        let came = self.asking.stream(fabric, Purpose::Stream(of), layout, (io, data), None, cause);
         came.is_some_and(|came| {
             self.came(fabric, came);
             true
@@ -519,7 +575,8 @@ impl Server {
                 Some((id, call.combine(&layouts, &asked, Vec::new(), local).map(IoDone::Stream)))
             }
             Ok(asked) => {
-                self.asking.ask(fabric, Purpose::Io(id, call, layouts), asked);
+                let causes = self.causes_of(fabric, id);
+                self.asking.ask(fabric, Purpose::Io(id, call, layouts), asked, causes);
                 None
             }
         }
@@ -532,7 +589,11 @@ impl Server {
         }
         match io {
             // It goes to memory that the end of the process leaves alone.
-            Io::Journal { frame, sync: false } => return Some((id, self.storage.append(frame, fabric.now))),
+            Io::Journal { frame, sync: false } => {
+                let causes = self.causes_of(fabric, id);
+                fabric.add_span(self.place(), (Layer::Store, "journal append"), causes, fabric.now);
+                return Some((id, self.storage.append(frame, fabric.now)));
+            }
             Io::Journal { frame, sync: true } => match self.storage.append(frame, fabric.now) {
                 Ok(done) => self.store(fabric, DiskJob::Journal(id, done)),
                 Err(errno) => return Some((id, Err(errno))),
@@ -580,6 +641,7 @@ impl Server {
         if let Some(next) = self.device.leave(fabric.now, since) {
             self.start_storing(fabric, next);
         }
+        self.trace_stored(fabric, since, &job);
         self.storage.store.set_now(self.clock.time(fabric.now));
         let fails = self.disk.fails;
         match job {
@@ -600,4 +662,13 @@ impl Server {
             }
         }
     }
+}
+
+/// How an I/O of the disk is called where operations are traced, and what it keeps busy.
+fn layered(io: &Io) -> (Layer, &'static str) {
+    let layer = match io {
+        Io::Sync | Io::Journal { .. } | Io::Publish { .. } => Layer::Disk,
+        _ => Layer::Store,
+    };
+    (layer, io.name())
 }

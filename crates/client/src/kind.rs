@@ -1,16 +1,19 @@
-use espalier_client::Call;
+//! What operations are called, wherever they are counted or traced.
+
 use espalier_proto::{DataRequest, Ino, NewNode, Request, StreamIo};
+
+use crate::Call;
 
 macro_rules! kinds {
     ($($kind:ident = $name:literal),* $(,)?) => {
         /// What an operation is, by the names of the system calls.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub(crate) enum Kind { $($kind),* }
+        pub enum Kind { $($kind),* }
 
         impl Kind {
-            pub(crate) const ALL: &[Kind] = &[$(Kind::$kind),*];
+            pub const ALL: &[Kind] = &[$(Kind::$kind),*];
 
-            pub(crate) fn name(self) -> &'static str {
+            pub fn name(self) -> &'static str {
                 match self { $(Kind::$kind => $name),* }
             }
         }
@@ -29,7 +32,7 @@ kinds! {
 
 impl Kind {
     /// What a call is, and the inode it is about: the directory, where it carries a name.
-    pub(crate) fn of(call: &Call<'_>) -> (Self, Ino) {
+    pub fn of(call: &Call<'_>) -> (Self, Ino) {
         match call {
             Call::Request(request) => Self::of_request(request),
             Call::Read { ino, .. } => (Self::Read, *ino),
@@ -42,7 +45,7 @@ impl Kind {
     }
 
     /// As [`Self::of`], of what is done with a stream.
-    pub(crate) fn of_stream(io: &StreamIo) -> (Self, Ino) {
+    pub fn of_stream(io: &StreamIo) -> (Self, Ino) {
         match *io {
             StreamIo::Read { ino, .. } => (Self::Read, ino),
             StreamIo::Write { ino, .. } => (Self::Write, ino),
@@ -53,7 +56,7 @@ impl Kind {
     }
 
     /// As [`Self::of`], of what a data server is asked: the system call that is most like it.
-    pub(crate) fn of_data(request: &DataRequest) -> (Self, Ino) {
+    pub fn of_data(request: &DataRequest) -> (Self, Ino) {
         match *request {
             DataRequest::Read { ino, .. } => (Self::Read, ino),
             DataRequest::Write { ino, .. } => (Self::Write, ino),
@@ -75,7 +78,7 @@ impl Kind {
     }
 
     /// As [`Self::of`], of a request.
-    pub(crate) fn of_request(request: &Request) -> (Self, Ino) {
+    pub fn of_request(request: &Request) -> (Self, Ino) {
         match request {
             Request::Lookup { dir, .. } => (Self::Lookup, *dir),
             Request::Find { ino, .. } => (Self::Lookup, *ino),

@@ -1,0 +1,174 @@
+//! `espalier trace`: what is done for operations, step by step (kuhn, chapter 6).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueHint};
+use espalier_runtime::{Traced, trace_of, trace_of_mount};
+use espalier_timeline::{Operation, Span, align, draw, operations, read_chrome, write_chrome};
+use rustix::termios::tcgetwinsize;
+
+use crate::{cluster, report};
+
+/// Where no terminal says how wide it is.
+const WIDTH: usize = 110;
+/// Spans are written for so much longer than they are waited for.
+const MORE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// Mount points, directories of clusters that run on this machine, and files of `--out`. What is asked of one by another is joined.
+    #[arg(value_hint = ValueHint::AnyPath, required = true, value_name = "MOUNTPOINT|DIR|FILE")]
+    pub places: Vec<PathBuf>,
+    /// Draw the one of these operations whose time is the median: create, unlink, readdirplus, ... [default: the longest of all]
+    #[arg(long, value_name = "OPERATION")]
+    pub op: Option<String>,
+    /// How long to look on, 0.1 to 300.
+    #[arg(long, default_value = "5", value_parser = parse_seconds, value_name = "SECONDS")]
+    pub seconds: f64,
+    /// Write all that was seen to this file, which Perfetto (ui.perfetto.dev) and Chrome show.
+    #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]
+    pub out: Option<PathBuf>,
+}
+
+fn parse_seconds(text: &str) -> Result<f64, String> {
+    let seconds: Option<f64> = text.parse().ok();
+    seconds
+        .filter(|seconds| (0.1..=300.0).contains(seconds))
+        .ok_or_else(|| "expected 0.1 to 300 seconds".into())
+}
+
+pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
+    let spans = collect(&args.places, Duration::from_secs_f64(args.seconds))?;
+    if let Some(file) = &args.out {
+        std::fs::write(file, write_chrome(&spans))
+            .with_context(|| format!("cannot write {}", file.display()))?;
+    }
+    let operations = operations(&spans);
+    if operations.is_empty() {
+        bail!("no operation has ended meanwhile: use the file system, or look on for longer (--seconds)");
+    }
+    print!("{}", summary(&operations));
+    let operation = chosen(&operations, args.op.as_deref())?;
+    print!("\n{}", draw(operation, width()));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn width() -> usize {
+    let size = tcgetwinsize(std::io::stdout()).ok().map(|size| usize::from(size.ws_col));
+    size.filter(|columns| *columns > 0).unwrap_or(WIDTH)
+}
+
+/// Somebody who writes spans, and from which number on they are wanted.
+struct Source {
+    path: PathBuf,
+    is_mount: bool,
+    from: u64,
+}
+
+impl Source {
+    fn begin(path: PathBuf, is_mount: bool, lasting: Duration) -> Result<Self> {
+        let mut source = Self { path, is_mount, from: 0 };
+        source.from = source.ask(None, lasting)?.next;
+        Ok(source)
+    }
+
+    fn ask(&self, since: Option<u64>, lasting: Duration) -> Result<Traced> {
+        let ask = if self.is_mount { trace_of_mount } else { trace_of };
+        Ok(ask(&self.path, since, lasting)?)
+    }
+}
+
+/// What is told of these places, in the time of one clock.
+fn collect(places: &[PathBuf], time: Duration) -> Result<Vec<Span>> {
+    let (mut spans, mut sources) = (Vec::new(), Vec::new());
+    for place in places {
+        if place.is_file() {
+            let text =
+                std::fs::read_to_string(place).with_context(|| format!("cannot read {}", place.display()))?;
+            spans.extend(read_chrome(&text).with_context(|| format!("cannot use {}", place.display()))?);
+        } else {
+            sources.extend(live(place, time + MORE)?);
+        }
+    }
+    if !sources.is_empty() {
+        std::thread::sleep(time);
+    }
+    // Who asks is asked last: all that it has waited for has ended by then.
+    for source in sources.iter().rev() {
+        let told = source.ask(Some(source.from), Duration::ZERO)?;
+        if told.lost > 0 {
+            eprintln!(
+                "espalier: {} has done too much to keep: {} spans are lost; look on for a shorter time",
+                source.path.display(),
+                told.lost
+            );
+        }
+        spans.extend(told.spans);
+    }
+    align(&mut spans);
+    Ok(spans)
+}
+
+/// Who can be asked at a place, and is from now on.
+fn live(place: &Path, lasting: Duration) -> Result<Vec<Source>> {
+    match report::store_of(place)? {
+        Some(store) if store.to_str().is_some_and(cluster::is_url) => {
+            Ok(vec![Source::begin(place.into(), true, lasting)?])
+        }
+        Some(store) => Ok(vec![Source::begin(store, false, lasting)?]),
+        None if cluster::is_cluster(place) => {
+            let stores = cluster::running_stores(place)?.into_iter();
+            stores.map(|store| Source::begin(store, false, lasting)).collect()
+        }
+        None if !place.exists() => bail!("there is no {}", place.display()),
+        None => Ok(vec![Source::begin(place.into(), false, lasting)?]),
+    }
+}
+
+/// How many operations of each kind there were, how long they took, and in how many steps.
+fn summary(operations: &[Operation<'_>]) -> String {
+    let mut kinds: BTreeMap<(&str, String), Vec<&Operation<'_>>> = BTreeMap::new();
+    for operation in operations {
+        let root = operation.root();
+        kinds.entry((&root.kind, root.place.to_string())).or_default().push(operation);
+    }
+    let mut text =
+        format!("{:<16} {:<20} {:>8} {:>12} {:>8}\n", "operation", "of", "number", "median us", "steps");
+    for ((kind, place), all) in kinds {
+        let median = median(all);
+        let micros = took(median) as f64 / 1e3;
+        let (number, steps) = (all_of(operations, kind, &place), median.steps.len());
+        text += &format!("{kind:<16} {place:<20} {number:>8} {micros:>12.1} {steps:>8}\n");
+    }
+    text
+}
+
+fn all_of(operations: &[Operation<'_>], kind: &str, place: &str) -> usize {
+    let is_one = |root: &Span| root.kind == kind && root.place.to_string() == place;
+    operations.iter().filter(|operation| is_one(operation.root())).count()
+}
+
+fn took(operation: &Operation<'_>) -> u64 {
+    operation.root().end.saturating_sub(operation.root().begin)
+}
+
+/// The one that took the median of the times; there is at least one.
+fn median<'a, 'b>(mut all: Vec<&'a Operation<'b>>) -> &'a Operation<'b> {
+    all.sort_by_key(|operation| took(operation));
+    all[(all.len() - 1) / 2]
+}
+
+fn chosen<'a, 'b>(operations: &'a [Operation<'b>], kind: Option<&str>) -> Result<&'a Operation<'b>> {
+    let Some(kind) = kind else {
+        return operations.iter().max_by_key(|operation| took(operation)).context("there is no operation");
+    };
+    let of_kind: Vec<_> = operations.iter().filter(|operation| operation.root().kind == kind).collect();
+    if of_kind.is_empty() {
+        bail!("no {kind} has ended meanwhile: choose an operation of those above");
+    }
+    Ok(median(of_kind))
+}

@@ -1,0 +1,65 @@
+//! On whose behalf something is done: for who traces operations.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Rank, RequestId};
+
+use crate::io::Purpose;
+use crate::journal::Held;
+use crate::machine::Meta;
+use crate::outbox::IoId;
+use crate::rank::{Errand, PeerMessage, TransactionId};
+use crate::trash::ITSELF;
+
+/// Who waits for something.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// A client's request.
+    Request(ClientId, RequestId),
+    /// What another rank has asked.
+    Question(Rank, TransactionId),
+}
+
+impl Meta {
+    /// Who waits for an I/O that has been asked for and is not done. Nobody does for what is done in the background.
+    pub fn causes_of(&self, id: IoId) -> Vec<Cause> {
+        match self.io.get(&id) {
+            Some(Purpose::Load(load, _)) => {
+                self.loads.get(load).into_iter().flatten().filter_map(|task| self.cause_of(*task)).collect()
+            }
+            Some(Purpose::Groups(task) | Purpose::Stream(task, _) | Purpose::Pause(task)) => {
+                self.cause_of(*task).into_iter().collect()
+            }
+            Some(Purpose::Journal) => {
+                self.journal.held_by_frame().filter_map(|held| self.cause_of_held(held)).collect()
+            }
+            Some(Purpose::Sync) => {
+                self.journal.held_by_sync().filter_map(|held| self.cause_of_held(held)).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// On whose behalf this rank has asked others that.
+    pub fn cause_of_question(&self, id: TransactionId) -> Option<Cause> {
+        self.cause_of(self.ranks.asker(id)?)
+    }
+
+    fn cause_of_held(&self, held: &Held) -> Option<Cause> {
+        match held {
+            Held::Reply(client, id, ..) => Some(Cause::Request(*client, *id)),
+            Held::Task(number) => self.cause_of(*number),
+            Held::Peer(rank, PeerMessage::Answer { id, .. }) => Some(Cause::Question(*rank, *id)),
+            _ => None,
+        }
+    }
+
+    fn cause_of(&self, number: u64) -> Option<Cause> {
+        let task = self.tasks.get(&number)?;
+        match task.errand.as_deref() {
+            Some(Errand::Answer { from, id, .. }) => Some(Cause::Question(*from, *id)),
+            Some(_) => None,
+            None => (task.from != ITSELF).then_some(Cause::Request(task.from, task.id)),
+        }
+    }
+}

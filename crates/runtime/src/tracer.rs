@@ -1,0 +1,179 @@
+//! The spans of one place, written as long as somebody traces.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use std::hash::Hasher;
+
+use espalier_proto::ClientId;
+pub use espalier_timeline::{Id, Layer, Place, Told as Traced};
+use espalier_timeline::{Log, Span};
+use siphasher::sip::SipHasher24;
+
+/// See the module's description. What it costs while nobody traces is to look at a flag.
+#[derive(Debug)]
+pub struct Tracer {
+    place: Place,
+    is_on: AtomicBool,
+    /// Where its times are counted from.
+    origin: Instant,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    log: Log,
+    until: Instant,
+}
+
+/// Spans that have ended; as many may be under way. Some 3 MiB.
+const SPANS: usize = 16_384;
+
+/// A client as its spans are called: so much of its number that it is told from others, and nobody finds the number.
+pub fn place_of(client: ClientId) -> Place {
+    let mut hasher = SipHasher24::new();
+    hasher.write_u64(client.0);
+    Place::Client(hasher.finish() as u32)
+}
+
+impl Tracer {
+    pub fn new(place: Place) -> Arc<Self> {
+        let origin = Instant::now();
+        let inner = Mutex::new(Inner { log: Log::new(SPANS), until: origin });
+        Arc::new(Self { place, is_on: AtomicBool::new(false), origin, inner })
+    }
+
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    pub fn is_on(&self) -> bool {
+        self.is_on.load(Relaxed)
+    }
+
+    /// An operation begins here, or is waited for from now on. `causes`: is asked only while somebody traces.
+    pub fn begin(&self, id: Id, kind: &'static str, causes: impl FnOnce() -> Vec<Id>) {
+        if self.is_on() {
+            let causes = causes();
+            self.write(|log, now| log.begin(self.place, id, kind, causes, now));
+        }
+    }
+
+    /// It has ended.
+    pub fn end(&self, id: Id) {
+        if self.is_on() {
+            self.write(|log, now| log.end(self.place, id, now));
+        }
+    }
+
+    /// What this place waits for: another one, to which it has sent a request under that number.
+    pub fn asked(&self, to: Place, number: u64) -> Id {
+        Id { from: self.place, to, number }
+    }
+
+    /// What somebody has asked of this place.
+    pub fn served(&self, from: Place, number: u64) -> Id {
+        Id { from, to: self.place, number }
+    }
+
+    pub fn steps<'a>(&'a self, causes: &'a [Id]) -> Steps<'a> {
+        Steps { tracer: Some(self), causes }
+    }
+
+    /// The spans with these numbers and larger ones, at the time of day. For so long at least there will be more.
+    pub fn tell(&self, since: Option<u64>, lasting: Duration) -> Traced {
+        let mut inner = self.lock();
+        inner.until = inner.until.max(Instant::now() + lasting);
+        self.is_on.store(true, Relaxed);
+        let mut traced = inner.log.since(since);
+        drop(inner);
+        let today = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let began = nanos(today).saturating_sub(nanos(self.origin.elapsed()));
+        for span in &mut traced.spans {
+            (span.begin, span.end) = (began + span.begin, began + span.end);
+        }
+        traced
+    }
+
+    fn write(&self, what: impl FnOnce(&mut Log, u64)) {
+        let (mut inner, now) = (self.lock(), Instant::now());
+        if now < inner.until {
+            what(&mut inner.log, nanos(now.saturating_duration_since(self.origin)));
+        } else {
+            self.is_on.store(false, Relaxed);
+            inner.log.forget_open();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // It is whole between any two statements.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is done for operations.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps<'a> {
+    tracer: Option<&'a Tracer>,
+    causes: &'a [Id],
+}
+
+impl Steps<'_> {
+    /// Of what nobody traces.
+    pub const NONE: Self = Self { tracer: None, causes: &[] };
+
+    /// Does one thing.
+    pub fn step<R>(&self, layer: Layer, kind: &'static str, what: impl FnOnce() -> R) -> R {
+        let Some(tracer) = self.tracer.filter(|tracer| tracer.is_on()) else { return what() };
+        let began = Instant::now();
+        let result = what();
+        let begin = nanos(began.saturating_duration_since(tracer.origin));
+        tracer.write(|log, end| {
+            let (place, kind) = (tracer.place, kind.into());
+            log.add(Span { place, layer, kind, id: None, causes: self.causes.into(), begin, end });
+        });
+        result
+    }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_written_while_somebody_traces() {
+        let tracer = Tracer::new(Place::Rank(0));
+        let id = |number| tracer.served(place_of(ClientId(5)), number);
+        let run = |number| {
+            tracer.begin(id(number), "create", Vec::new);
+            tracer.steps(&[id(number)]).step(Layer::Disk, "journal sync", || ());
+            tracer.end(id(number));
+        };
+        run(1);
+        let first = tracer.tell(None, Duration::from_secs(600));
+        assert_eq!((first.next, first.spans.len()), (0, 0));
+        run(2);
+        let told = tracer.tell(Some(first.next), Duration::ZERO);
+        let kinds: Vec<_> = told.spans.iter().map(|span| span.kind.as_ref()).collect();
+        assert_eq!(kinds, ["journal sync", "create"]);
+        let (sync, create) = (&told.spans[0], &told.spans[1]);
+        assert!(create.begin <= sync.begin && sync.end <= create.end);
+        assert_eq!((sync.causes.as_slice(), create.id), (&[id(2)][..], Some(id(2))));
+        assert_eq!(tracer.tell(Some(told.next), Duration::ZERO).spans, []);
+    }
+
+    #[test]
+    fn what_nobody_asks_for_any_more_is_not_written() {
+        let tracer = Tracer::new(Place::Rank(0));
+        tracer.tell(None, Duration::ZERO);
+        tracer.begin(tracer.served(Place::Client(1), 1), "create", Vec::new);
+        assert!(!tracer.is_on());
+        tracer.end(tracer.served(Place::Client(1), 1));
+        assert_eq!(tracer.tell(Some(0), Duration::ZERO).spans, []);
+    }
+}

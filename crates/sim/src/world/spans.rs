@@ -1,0 +1,104 @@
+//! Spans of what nodes do, in virtual time: as the runtime writes them.
+
+use espalier_client::Kind;
+use espalier_meta::{Cause, PeerMessage};
+use espalier_proto::{ClientId, FromClient, Rank};
+use espalier_timeline::{Id, Layer, Log, Place, Span};
+
+use crate::time::Nanos;
+use crate::world::fabric::Fabric;
+
+/// A client's place, by its number as servers have it.
+pub fn place_of(client: ClientId) -> Place {
+    Place::Client(client.0 as u32)
+}
+
+/// A client's request: its number, and what it is.
+pub fn asks(message: &FromClient) -> Option<(u64, &'static str)> {
+    match message {
+        FromClient::Request { id, request, .. } => Some((id.0, Kind::of_request(request).0.name())),
+        FromClient::Stream { id, io, .. } => Some((id.0, Kind::of_stream(io).0.name())),
+        _ => None,
+    }
+}
+
+/// How what somebody waits for is called at a metadata server.
+pub fn id_of(cause: Cause, rank: Rank) -> Id {
+    let to = Place::Rank(rank.0);
+    match cause {
+        Cause::Request(client, id) => Id { from: place_of(client), to, number: id.0 },
+        Cause::Question(from, id) => Id { from: Place::Rank(from.0), to, number: id.number },
+    }
+}
+
+impl Fabric<'_> {
+    pub fn traces(&mut self) -> bool {
+        self.observer.spans().is_some()
+    }
+
+    /// An operation begins at a place, or is waited for there from now on. `causes`: is asked only if somebody traces.
+    pub fn begin_span(&mut self, place: Place, id: Id, kind: &'static str, causes: impl FnOnce() -> Vec<Id>) {
+        let now = self.now;
+        if let Some(log) = self.observer.spans() {
+            log.begin(place, id, kind, causes(), now.0);
+        }
+    }
+
+    /// It has ended.
+    pub fn end_span(&mut self, place: Place, id: Id) {
+        let now = self.now;
+        if let Some(log) = self.observer.spans() {
+            log.end(place, id, now.0);
+        }
+    }
+
+    /// Something has been done, from some time on until now.
+    pub fn add_span(
+        &mut self,
+        place: Place,
+        (layer, kind): (Layer, &'static str),
+        causes: Vec<Id>,
+        since: Nanos,
+    ) {
+        let now = self.now;
+        if let Some(log) = self.observer.spans() {
+            let (kind, begin, end) = (kind.into(), since.0, now.0);
+            log.add(Span { place, layer, kind, id: None, causes, begin, end });
+        }
+    }
+
+    /// What one metadata server says to another leaves or comes. `own`: the rank of this one, `is_sent`: it leaves. `cause`: on whose
+    /// behalf it asks.
+    pub fn trace_peer(
+        &mut self,
+        (own, other): (Rank, Rank),
+        message: &PeerMessage,
+        is_sent: bool,
+        cause: impl FnOnce() -> Option<Id>,
+    ) {
+        let (own, other) = (Place::Rank(own.0), Place::Rank(other.0));
+        let (asked, served) =
+            (|number| Id { from: own, to: other, number }, |number| Id { from: other, to: own, number });
+        match message {
+            PeerMessage::Ask { id, question, .. } if is_sent => {
+                self.begin_span(own, asked(id.number), question.name(), || cause().into_iter().collect());
+            }
+            PeerMessage::Ask { id, question, .. } => {
+                self.begin_span(own, served(id.number), question.name(), Vec::new);
+            }
+            PeerMessage::Answer { id, .. } if is_sent => self.end_span(own, served(id.number)),
+            PeerMessage::Answer { id, .. } => self.end_span(own, asked(id.number)),
+            _ => {}
+        }
+    }
+}
+
+/// Keeps the spans of a run, and sees nothing else.
+#[derive(Debug)]
+pub struct Tracing(pub Log);
+
+impl crate::observe::Observer for Tracing {
+    fn spans(&mut self) -> Option<&mut Log> {
+        Some(&mut self.0)
+    }
+}

@@ -1,0 +1,120 @@
+//! The spans of a place: those under way, and the last ones that have ended.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, VecDeque};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Id, Layer, Place, Span};
+
+/// See the module's description. It holds a bounded number of spans: what is older is lost.
+#[derive(Debug)]
+pub struct Log {
+    open: BTreeMap<(Place, Id), Span>,
+    ended: VecDeque<Span>,
+    /// The number of the first one in `ended`.
+    first: u64,
+    capacity: usize,
+}
+
+/// What a log tells.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// The number of the next span: who asks from there on is told nothing twice.
+    pub next: u64,
+    /// Spans that were asked for and are not there any more.
+    pub lost: u64,
+    pub spans: Vec<Span>,
+}
+
+impl Log {
+    /// Of at most so many spans that have ended, and as many under way.
+    pub fn new(capacity: usize) -> Self {
+        Self { open: BTreeMap::new(), ended: VecDeque::new(), first: 0, capacity }
+    }
+
+    /// An operation begins, or is waited for from now on. What begins again goes on.
+    pub fn begin(&mut self, place: Place, id: Id, kind: &'static str, causes: Vec<Id>, now: u64) {
+        if self.open.len() < self.capacity {
+            let (layer, kind) = (Layer::Process, Cow::Borrowed(kind));
+            let span = Span { place, layer, kind, id: Some(id), causes, begin: now, end: now };
+            self.open.entry((place, id)).or_insert(span);
+        }
+    }
+
+    /// It has ended.
+    pub fn end(&mut self, place: Place, id: Id, now: u64) {
+        if let Some(span) = self.open.remove(&(place, id)) {
+            self.add(Span { end: now, ..span });
+        }
+    }
+
+    /// Something has been done.
+    pub fn add(&mut self, span: Span) {
+        if self.ended.len() == self.capacity {
+            self.ended.pop_front();
+            self.first += 1;
+        }
+        self.ended.push_back(span);
+    }
+
+    /// Forgets what is under way.
+    pub fn forget_open(&mut self) {
+        self.open.clear();
+    }
+
+    /// The spans with these numbers and larger ones; `None`: none yet.
+    pub fn since(&self, number: Option<u64>) -> Told {
+        let next = self.first + self.ended.len() as u64;
+        let from = number.unwrap_or(next).min(next);
+        let skip = usize::try_from(from.saturating_sub(self.first)).unwrap_or(usize::MAX);
+        let spans = self.ended.iter().skip(skip).cloned().collect();
+        Told { next, lost: self.first.saturating_sub(from), spans }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place = Place::Rank(0);
+
+    fn id(number: u64) -> Id {
+        Id { from: Place::Client(7), to: PLACE, number }
+    }
+
+    #[test]
+    fn a_log_is_bounded_and_tells_what_it_has_lost() {
+        let mut log = Log::new(4);
+        for number in 0..10 {
+            log.begin(PLACE, id(number), "create", Vec::new(), number);
+        }
+        // Of those under way there are four.
+        (0..10).for_each(|number| log.end(PLACE, id(number), 20 + number));
+        let told = log.since(Some(0));
+        assert_eq!((told.next, told.lost, told.spans.len()), (4, 0, 4));
+        for number in 10..13 {
+            log.begin(PLACE, id(number), "create", Vec::new(), number);
+            log.end(PLACE, id(number), number + 1);
+        }
+        let told = log.since(Some(1));
+        assert_eq!((told.next, told.lost), (7, 2));
+        let ids: Vec<_> = told.spans.iter().filter_map(|span| span.id).map(|id| id.number).collect();
+        assert_eq!(ids, [3, 10, 11, 12]);
+        assert_eq!(log.since(Some(told.next)).spans, []);
+        assert_eq!(log.since(None), Told { next: 7, ..Told::default() });
+        // One that never was there.
+        assert_eq!(log.since(Some(99)), Told { next: 7, ..Told::default() });
+    }
+
+    #[test]
+    fn what_begins_again_goes_on() {
+        let mut log = Log::new(4);
+        log.begin(PLACE, id(1), "create", Vec::new(), 5);
+        log.begin(PLACE, id(1), "create", Vec::new(), 9);
+        log.end(PLACE, id(1), 10);
+        log.end(PLACE, id(1), 11);
+        let spans = log.since(Some(0)).spans;
+        assert_eq!(spans.iter().map(|span| (span.begin, span.end)).collect::<Vec<_>>(), [(5, 10)]);
+    }
+}

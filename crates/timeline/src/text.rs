@@ -1,0 +1,91 @@
+//! An operation as a timeline of characters: a line for each step.
+
+use std::fmt::Write;
+
+use crate::{Layer, Operation, Span};
+
+/// Of the part that shows the time.
+const LEAST: usize = 16;
+
+/// Draws an operation into lines of at most so many characters, if that is enough for the names.
+pub fn draw(operation: &Operation<'_>, width: usize) -> String {
+    let root = operation.root();
+    let (begin, end) =
+        (root.begin, operation.steps.iter().map(|step| step.span.end).max().unwrap_or(root.end));
+    let places: Vec<_> = operation.steps.iter().map(|step| lane(step.span)).collect();
+    let names: Vec<_> = operation
+        .steps
+        .iter()
+        .map(|step| format!("{}{}", "  ".repeat(step.depth), name(step.span)))
+        .collect();
+    let longest = |texts: &[String]| texts.iter().map(|text| text.chars().count()).max().unwrap_or(0);
+    let (place_width, name_width) = (longest(&places), longest(&names));
+    let left = width.saturating_sub(place_width + name_width + 20).max(LEAST);
+    let mut text = String::new();
+    for (number, step) in operation.steps.iter().enumerate() {
+        let Span { begin: from, end: to, .. } = *step.span;
+        let column = |time: u64| {
+            let passed = u128::from(time.saturating_sub(begin)) * left as u128;
+            usize::try_from(passed / u128::from((end - begin).max(1))).unwrap_or(left).min(left - 1)
+        };
+        let (first, last) = (column(from), column(to));
+        let bar = format!("{}{}", " ".repeat(first), "#".repeat(last - first + 1));
+        // A string takes what is written to it.
+        let _ = writeln!(
+            text,
+            "{:>3}  {:place_width$}  {:name_width$}  {bar:left$} {:>10}",
+            number + 1,
+            places[number],
+            names[number],
+            time(to - from),
+        );
+    }
+    text
+}
+
+/// What is busy.
+pub(crate) fn lane(span: &Span) -> String {
+    let part = match span.layer {
+        Layer::Process => "",
+        Layer::Store => ", store",
+        Layer::Disk => ", disk",
+    };
+    format!("{}{part}", span.place)
+}
+
+/// What it does: who waits for others says for whom.
+pub(crate) fn name(span: &Span) -> String {
+    match span.id {
+        Some(id) if span.place == id.from && id.from != id.to => format!("ask {}: {}", id.to, span.kind),
+        _ => span.kind.to_string(),
+    }
+}
+
+/// Nanoseconds, for people.
+pub(crate) fn time(nanos: u64) -> String {
+    match nanos {
+        0..10_000_000 => format!("{:.1} us", nanos as f64 / 1e3),
+        10_000_000..10_000_000_000 => format!("{:.1} ms", nanos as f64 / 1e6),
+        _ => format!("{:.1} s", nanos as f64 / 1e9),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tree::tests::two_creates;
+
+    #[test]
+    fn each_step_has_a_line() {
+        let spans = two_creates();
+        let operations = crate::operations(&spans);
+        let text = draw(&operations[0], 80);
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines.len(), 5);
+        assert!(lines[1].contains("client 9") && lines[1].contains("ask rank 0: create"), "{text}");
+        assert!(lines[3].contains("table read") && lines[3].ends_with("0.0 us"), "{text}");
+        assert!(lines.iter().all(|line| line.chars().count() <= 80), "{text}");
+        let bar = |line: &str| line.matches('#').count();
+        assert!(bar(lines[0]) > bar(lines[2]) && bar(lines[2]) > bar(lines[3]), "{text}");
+    }
+}
