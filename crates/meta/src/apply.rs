@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, Name, Time};
 
+use crate::bare::Bare;
 use crate::event::{Change, Event};
 use crate::record::{Body, Inode, Slot};
 use crate::state::{Home, SAME_HASH, State, Target, Watched};
@@ -32,6 +33,12 @@ impl State {
     fn apply_one(&mut self, event: &Event) -> Step<()> {
         match event {
             Event::Create { dir, name, inode } => self.apply_create(*dir, name, inode)?,
+            Event::CreateBare { dir, name, ino, server, time } => {
+                let mut inode = Bare { ino: *ino, server: *server, counted: 0, time: *time }.inode()?;
+                inode.strip_to(self.dir(*dir)?);
+                self.apply_create(*dir, name, &inode)?;
+                self.fragments.entry(*dir).or_default().has_bare = true;
+            }
             Event::Clone { from, dir, name, inode } => {
                 let bytes = self.strip(*from)?.to_vec();
                 self.apply_create(*dir, name, inode)?;
@@ -56,6 +63,7 @@ impl State {
             Event::SetAttr { ino, change } => {
                 self.inode(*ino)?;
                 self.change(*ino, |inode| change.apply(inode));
+                self.bequeath(*ino);
             }
             Event::Write { ino, offset, data, kill_suid_gid, time } => {
                 self.strip(*ino)?;
@@ -129,6 +137,7 @@ impl State {
                     inode.rare.policy.clone_from(policy);
                     inode.ctime = *time;
                 });
+                self.bequeath(*dir);
             }
             Event::SetAcl { ino, acl, perm, time } => {
                 self.inode(*ino)?;
@@ -137,6 +146,7 @@ impl State {
                     inode.perm = *perm;
                     inode.ctime = *time;
                 });
+                self.bequeath(*ino);
             }
             Event::SetDefaultAcl { ino, acl, time } => {
                 self.inode(*ino)?;
@@ -294,8 +304,11 @@ impl State {
         let Some(cached) = self.touch_inode(ino) else { return };
         let inode = &mut cached.inode;
         inode.nlink = if inode.is_dir() { 0 } else { inode.nlink.saturating_sub(1) };
-        inode.ctime = time;
         let orphan = inode.nlink == 0;
+        if orphan {
+            inode.make_whole();
+        }
+        inode.ctime = time;
         match &mut inode.rare.names {
             Some(names) if !orphan => remove_name(names, dir),
             names => *names = None,
@@ -371,7 +384,7 @@ impl State {
             self.take_name(to.0, &to_slot, replaced, time);
             self.entry_removed(to.0, was_dir, time);
         }
-        self.change(ino, |inode| inode.ctime = time);
+        self.change_renamed(ino, from.0 != to.0, time);
         self.erase_cell(from.0, &from_slot);
         self.entry_removed(from.0, is_dir, time);
         self.place(from.0, to.0, to_slot, moving);
@@ -398,7 +411,7 @@ impl State {
         self.count_move(from.0, to.0, from_weight);
         self.count_move(to.0, from.0, to_weight);
         for ino in [from_ino, to_ino] {
-            self.change(ino, |inode| inode.ctime = time);
+            self.change_renamed(ino, from.0 != to.0, time);
         }
         self.erase_cell(from.0, &from_slot);
         self.erase_cell(to.0, &to_slot);
@@ -409,6 +422,15 @@ impl State {
         self.entry_added(from.0, to_is_dir, time);
         self.entry_added(to.0, from_is_dir, time);
         Ok(())
+    }
+
+    fn change_renamed(&mut self, ino: Ino, leaves_dir: bool, time: Time) {
+        self.change(ino, |inode| {
+            if leaves_dir {
+                inode.make_whole();
+            }
+            inode.ctime = time;
+        });
     }
 
     fn count_move(&mut self, from: Ino, to: Ino, weight: Usage) {

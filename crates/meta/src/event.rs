@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_policy::Policy;
-use espalier_proto::{ClientId, Ino, Layout, Name, Rank, RequestId, Time};
+use espalier_proto::{ClientId, Ino, Layout, Name, Rank, RequestId, ServerId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
@@ -211,6 +211,14 @@ pub enum Event {
     Pool {
         pool: Vec<Batch>,
     },
+    /// A new name for a new file without a metafile: all that there is to it.
+    CreateBare {
+        dir: Ino,
+        name: Name,
+        ino: Ino,
+        server: ServerId,
+        time: Time,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -228,9 +236,10 @@ impl Event {
     /// The inodes that the event names by number alone, so that replay must be told where they lie.
     pub(crate) fn addressed(&self) -> [Option<Ino>; 2] {
         match self {
-            Self::Create { dir, .. } | Self::Unlink { dir, .. } | Self::SetQuota { dir, .. } => {
-                [Some(*dir), None]
-            }
+            Self::Create { dir, .. }
+            | Self::CreateBare { dir, .. }
+            | Self::Unlink { dir, .. }
+            | Self::SetQuota { dir, .. } => [Some(*dir), None],
             Self::Link { ino, dir, .. } => [Some(*ino), Some(*dir)],
             Self::Rename { from_dir, to_dir, .. } | Self::Exchange { from_dir, to_dir, .. } => {
                 [Some(*from_dir), Some(*to_dir)]

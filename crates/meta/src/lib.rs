@@ -12,6 +12,7 @@ extern crate alloc;
 
 mod acl;
 mod apply;
+mod bare;
 mod cause;
 mod check;
 mod checkpoint;
@@ -50,6 +51,7 @@ mod unstuff;
 mod usage;
 mod wait;
 
+pub use bare::Bare;
 pub use cause::Cause;
 pub use check::{Check, Finding};
 pub use config::{Atime, Config};

@@ -122,10 +122,15 @@ impl State {
             inode.rare.policy = Some(Arc::clone(theirs));
         }
         if !self.inodes.contains_key(&ino) && !self.outdated.contains_key(&ino) {
+            self.inherit(&mut inode, home);
+            let is_dir = inode.is_dir();
             let lookups = self.known.remove(&ino).map_or(0, |known| known.lookups);
             let (more, opens) = self.reclaimed.found(ino);
             let lookups = lookups + more;
             self.add_inode(Cached { lookups, opens, ..Cached::new(inode, home, Track::STORED) });
+            if is_dir {
+                self.bequeath(ino);
+            }
         }
     }
 }

@@ -48,6 +48,7 @@ impl Walk {
                 change.perm.is_some() || change.uid.is_some() || change.gid.is_some()
             }
             Event::Create { .. }
+            | Event::CreateBare { .. }
             | Event::Clone { .. }
             | Event::Link { .. }
             | Event::Rename { .. }

@@ -7,10 +7,12 @@ use core::hash::Hasher;
 
 use espalier_policy::Policy;
 use espalier_proto::{Attr, FileType, Ino, Layout, Name, ObjectId, StreamStat, Time, mode};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use siphasher::sip::SipHasher13;
 
 use crate::acl::Acl;
+use crate::bare::Bare;
 use crate::pool::Batch;
 use crate::usage::{Quota, Usage};
 
@@ -47,6 +49,8 @@ pub struct Rare {
     pub names: Option<Names>,
     /// A directory's is what it wants of the files that are made in it. Of a file it is what its directory wanted when it was made.
     pub policy: Option<Arc<Policy>>,
+    /// Of what lies in a dentry: no more is kept of it than a name, a number and a place ([`Bare`]). No record of an inode says so.
+    pub bare: bool,
 }
 
 pub type Names = Box<Vec<(Ino, u32)>>;
@@ -74,8 +78,8 @@ impl<'de> Deserialize<'de> for Rare {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match StoredRare::<Names, Arc<Policy>>::deserialize(deserializer)? {
             StoredRare::Nothing => Self::default(),
-            StoredRare::Names(names) => Self { names: Some(names), policy: None },
-            StoredRare::Policy(policy, names) => Self { names, policy: Some(policy) },
+            StoredRare::Names(names) => Self { names: Some(names), ..Self::default() },
+            StoredRare::Policy(policy, names) => Self { names, policy: Some(policy), bare: false },
         })
     }
 }
@@ -175,6 +179,11 @@ impl Inode {
             Body::Streamed { .. } | Body::Striped { .. } => (stream.mtime, self.ctime.max(stream.ctime)),
             _ => (self.mtime, self.ctime),
         };
+        let (atime, ctime, btime) = match self.is_bare() {
+            false => (self.atime, ctime, self.btime),
+            true if stream.mtime == Time::default() => (mtime, mtime, mtime),
+            true => (mtime, stream.ctime, self.mtime),
+        };
         Attr {
             ino: self.ino,
             kind: self.kind,
@@ -185,10 +194,10 @@ impl Inode {
             rdev: self.rdev,
             size,
             blocks,
-            atime: self.atime,
+            atime,
             mtime,
             ctime,
-            btime: self.btime,
+            btime,
             streamed: self.is_streamed(),
             bare: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
         }
@@ -244,12 +253,51 @@ impl Slot {
 }
 
 /// The value of a dentry.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dentry {
-    /// The inode lies in its only name's dentry.
+    /// The inode lies in its only name's dentry; or it is made from the little that does ([`Bare`]).
     Primary(Inode),
     /// The inode has, or had, several names, and lies in the inode table.
     Remote { ino: Ino, kind: FileType },
+}
+
+/// How a [`Dentry`] is encoded.
+#[derive(Serialize, Deserialize)]
+enum StoredDentry<I> {
+    Primary(I),
+    Remote { ino: Ino, kind: FileType },
+    Bare(Bare),
+}
+
+impl<'a> StoredDentry<&'a Inode> {
+    fn primary(inode: &'a Inode) -> Self {
+        Bare::of(inode).map_or(Self::Primary(inode), Self::Bare)
+    }
+}
+
+impl Serialize for Dentry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let stored = match self {
+            Self::Primary(inode) => StoredDentry::primary(inode),
+            Self::Remote { ino, kind } => StoredDentry::Remote { ino: *ino, kind: *kind },
+        };
+        stored.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Dentry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match StoredDentry::<Inode>::deserialize(deserializer)? {
+            StoredDentry::Primary(inode) => Self::Primary(inode),
+            StoredDentry::Remote { ino, kind } => Self::Remote { ino, kind },
+            StoredDentry::Bare(bare) => Self::Primary(bare.inode().map_err(D::Error::custom)?),
+        })
+    }
+}
+
+/// The record of an inode in its only name's dentry.
+pub(crate) fn encode_primary(inode: &Inode) -> Vec<u8> {
+    encode(&StoredDentry::primary(inode))
 }
 
 /// Extended attributes of an inode, sorted by name.
@@ -364,13 +412,13 @@ mod tests {
     #[test]
     fn inodes_without_policies_are_stored_as_before_there_were_any() {
         let names: Option<Names> = Some(Box::new(vec![(Ino(7), 2), (Ino(300), 1)]));
-        let mut rare = Rare { names: names.clone(), policy: None };
+        let mut rare = Rare { names: names.clone(), ..Rare::default() };
         assert_eq!(encode(&rare), encode(&names));
         assert_eq!(encode(&Rare::default()), encode(&None::<Names>));
         let mut policy = Policy::NONE;
         policy.set(Key::NumDfiles, "2").expect("a policy");
         for names in [None, names] {
-            rare = Rare { names, policy: None };
+            rare = Rare { names, ..Rare::default() };
             assert_eq!(decode(&encode(&rare)), Ok(rare.clone()));
             rare.policy = Some(Arc::new(policy.clone()));
             assert_eq!(decode(&encode(&rare)), Ok(rare.clone()));

@@ -5,10 +5,9 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Ino, Name, ObjectId, Rank, TableWrite};
-use serde::Serialize;
 
 use crate::rank::TransactionId;
-use crate::record::{Dentry, InoRecord, Inode, Slot, encode};
+use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
 use crate::state::{Home, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
 
 /// A record that has changed since a checkpoint.
@@ -99,10 +98,6 @@ impl State {
 
     /// Adds the inode's record, as it is, to the snapshot under way.
     pub(crate) fn encode_inode(&mut self, ino: Ino) {
-        #[derive(Serialize)]
-        enum DentryRef<'a> {
-            Primary(&'a Inode),
-        }
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         (cached.track.epoch, cached.track.written) = (0, self.epoch - 1);
         let (object, key, value) = match cached.home {
@@ -120,7 +115,7 @@ impl State {
                     let value = Some(encode(&(dir, hash)));
                     self.snapshot.writes.push(TableWrite { object, key, value });
                 }
-                (ObjectId::fragment(dir, 0), slot.key(), encode(&DentryRef::Primary(&cached.inode)))
+                (ObjectId::fragment(dir, 0), slot.key(), encode_primary(&cached.inode))
             }
             Home::Table => {
                 cached.track.stored = true;

@@ -142,6 +142,8 @@ pub(crate) struct Fragment {
     pub complete: bool,
     /// All entries with hashes below this are in memory.
     pub loaded_to: u64,
+    /// Some of them may be bare files.
+    pub has_bare: bool,
 }
 
 /// The bytes of a stuffed file.
@@ -272,6 +274,10 @@ impl State {
         }
         let Some(cached) = self.inodes.get(&ino) else { return Err(self.wait_inode(ino)) };
         cached.used.set(true);
+        if let (true, Home::Dentry { dir, .. }) = (cached.inode.is_bare(), cached.home) {
+            // Its owner is its directory's.
+            self.dir_even_if_locked(dir)?;
+        }
         Ok(cached)
     }
 

@@ -98,6 +98,7 @@ impl Striping {
     /// The servers that new files come to lie on, and on how many of them each is, if that is so many in turn.
     pub(crate) fn spread(&self, policy: &Policy) -> (Arc<[ServerId]>, u16) {
         let width = match policy.distribution() {
+            _ if policy.no_metafile() == Some(true) => 1,
             Some(DistName::Basic) => 1,
             _ => policy.num_dfiles().map_or(self.width, usize::from).min(self.open.len()),
         };
@@ -183,7 +184,7 @@ impl Meta {
         let stuffed = Body::Stuffed { size: 0, stored: 0 };
         let Some(striping) = &self.config.striping else { return Ok((self.new_ino()?, stuffed)) };
         let (own, default) = (dir.policy(), &self.config.policy);
-        if own.stuffing().or(default.stuffing()).unwrap_or(true) {
+        if own.stuffing().or(default.stuffing()).unwrap_or(true) && !self.wants_bare(dir) {
             return Ok((self.new_ino()?, stuffed));
         }
         let policy = self.effective_policy(dir);

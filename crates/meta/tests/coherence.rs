@@ -139,11 +139,12 @@ impl World {
 
     fn send(&mut self, client: usize, request: Request) {
         let is_answered = !matches!(request, Request::Forget { .. });
-        self.clients[client].cache.sent(&call_of(&request));
+        let now = self.fs.uptime_ms;
+        let changes = self.clients[client].cache.sent(&call_of(&request), now);
         let id = self.fs.send_from(self.clients[client].id, &ROOT_CALLER, request.clone());
         if is_answered {
-            self.sent.insert(id, self.fs.uptime_ms);
-            self.clients[client].asked.insert(id, (request, self.fs.uptime_ms));
+            self.sent.insert(id, now);
+            self.clients[client].asked.insert(id, (request, now, changes));
         }
         self.pump();
     }
@@ -160,7 +161,7 @@ impl World {
                 self.pump();
             }
             Some(Message::Reply { id, lease_ms, touched, result }) => {
-                let (request, sent) = self.clients[client].asked.remove(&id).unwrap();
+                let (request, sent, _changes) = self.clients[client].asked.remove(&id).unwrap();
                 let is_outdated = self.clients[client].outdated.remove(&id);
                 let until = if is_outdated { 0 } else { sent + u64::from(lease_ms) };
                 let now = self.fs.uptime_ms;

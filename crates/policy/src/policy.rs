@@ -19,12 +19,19 @@ pub enum Key {
     DistParams,
     Stuffing,
     Precreation,
+    NoMetafile,
 }
 
 impl Key {
     /// In the order in which they can be set one after the other.
-    pub const ALL: [Self; 5] =
-        [Self::NumDfiles, Self::DistName, Self::DistParams, Self::Stuffing, Self::Precreation];
+    pub const ALL: [Self; 6] = [
+        Self::NumDfiles,
+        Self::DistName,
+        Self::DistParams,
+        Self::Stuffing,
+        Self::Precreation,
+        Self::NoMetafile,
+    ];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -33,6 +40,7 @@ impl Key {
             Self::DistParams => "dist_params",
             Self::Stuffing => "stuffing",
             Self::Precreation => "precreation",
+            Self::NoMetafile => "no_metafile",
         }
     }
 
@@ -56,6 +64,7 @@ pub enum Setting {
     DistParams(DistParams),
     Stuffing(bool),
     Precreation(bool),
+    NoMetafile(bool),
 }
 
 /// What is wanted of the files of a directory. It is encoded as the list of its settings, so that policies of before there was
@@ -68,13 +77,14 @@ pub struct Policy {
     dist_params: Option<DistParams>,
     stuffing: Option<bool>,
     precreation: Option<bool>,
+    no_metafile: Option<bool>,
 }
 
 /// What a policy cannot say.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error(
-        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing and precreation"
+        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing, precreation and no_metafile"
     )]
     Unknown(String),
     #[error("num_dfiles is a number of data servers, 1 to {MAX_DFILES}, and not `{0}`")]
@@ -88,6 +98,8 @@ pub enum PolicyError {
     DistParams(String),
     #[error("stuffing and precreation are true or false, and not `{0}`")]
     Switch(String),
+    #[error("no_metafile is true or false, or 1 or 0, and not `{0}`")]
+    NoMetafile(String),
     #[error("dist_params `{params}` do not go with dist_name {name}: remove one of them first")]
     Mismatch { name: DistName, params: String },
 }
@@ -99,8 +111,14 @@ pub(crate) fn quoted(text: &str) -> String {
 
 impl Policy {
     /// It says nothing.
-    pub const NONE: Self =
-        Self { num_dfiles: None, dist_name: None, dist_params: None, stuffing: None, precreation: None };
+    pub const NONE: Self = Self {
+        num_dfiles: None,
+        dist_name: None,
+        dist_params: None,
+        stuffing: None,
+        precreation: None,
+        no_metafile: None,
+    };
 
     pub fn is_empty(&self) -> bool {
         *self == Self::NONE
@@ -114,6 +132,7 @@ impl Policy {
             Key::DistParams => self.dist_params.as_ref().map(|params| params.text().into()),
             Key::Stuffing => self.stuffing.map(|on| on.to_string()),
             Key::Precreation => self.precreation.map(|on| on.to_string()),
+            Key::NoMetafile => self.no_metafile.map(|on| on.to_string()),
         }
     }
 
@@ -132,6 +151,12 @@ impl Policy {
             Key::DistParams => Setting::DistParams(DistParams::parse(text)?),
             Key::Stuffing => Setting::Stuffing(parse_switch(text)?),
             Key::Precreation => Setting::Precreation(parse_switch(text)?),
+            Key::NoMetafile => Setting::NoMetafile(match text {
+                // As PVFS has it.
+                "1" => true,
+                "0" => false,
+                text => text.parse().map_err(|_| PolicyError::NoMetafile(quoted(text)))?,
+            }),
         };
         self.put(setting)
     }
@@ -144,6 +169,7 @@ impl Policy {
             Setting::DistParams(params) => new.dist_params = Some(params),
             Setting::Stuffing(on) => new.stuffing = Some(on),
             Setting::Precreation(on) => new.precreation = Some(on),
+            Setting::NoMetafile(on) => new.no_metafile = Some(on),
         }
         if let (Some(name), Some(params)) = (new.dist_name, &new.dist_params)
             && params.of() != name
@@ -161,6 +187,7 @@ impl Policy {
             Key::DistParams => self.dist_params = None,
             Key::Stuffing => self.stuffing = None,
             Key::Precreation => self.precreation = None,
+            Key::NoMetafile => self.no_metafile = None,
         }
     }
 
@@ -171,6 +198,7 @@ impl Policy {
         policy.num_dfiles = self.num_dfiles.or(other.num_dfiles);
         policy.stuffing = self.stuffing.or(other.stuffing);
         policy.precreation = self.precreation.or(other.precreation);
+        policy.no_metafile = self.no_metafile.or(other.no_metafile);
         match (self.distribution(), other.distribution()) {
             (None, _) => {
                 (policy.dist_name, policy.dist_params) = (other.dist_name, other.dist_params.clone())
@@ -183,9 +211,13 @@ impl Policy {
         policy
     }
 
-    /// With the distribution named that its parameters are of.
+    /// With the distribution named that its parameters are of; a file without a metafile has one datafile, whatever else is said.
     #[must_use]
     pub fn explicit(mut self) -> Self {
+        if self.no_metafile == Some(true) {
+            self.num_dfiles = Some(NonZeroU16::MIN);
+            (self.dist_name, self.dist_params) = (Some(DistName::Basic), None);
+        }
         self.dist_name = self.distribution();
         self
     }
@@ -213,6 +245,11 @@ impl Policy {
         self.precreation
     }
 
+    /// Files are names of datafiles, and have no metadata of their own (kuhn 4.2).
+    pub fn no_metafile(&self) -> Option<bool> {
+        self.no_metafile
+    }
+
     /// As TOML.
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
@@ -231,13 +268,14 @@ fn parse_switch(text: &str) -> Result<bool, PolicyError> {
 
 impl From<Policy> for Vec<Setting> {
     fn from(policy: Policy) -> Self {
-        let Policy { num_dfiles, dist_name, dist_params, stuffing, precreation } = policy;
+        let Policy { num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile } = policy;
         let settings = [
             num_dfiles.map(Setting::NumDfiles),
             dist_name.map(Setting::DistName),
             dist_params.map(Setting::DistParams),
             stuffing.map(Setting::Stuffing),
             precreation.map(Setting::Precreation),
+            no_metafile.map(Setting::NoMetafile),
         ];
         settings.into_iter().flatten().collect()
     }

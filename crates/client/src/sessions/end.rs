@@ -7,8 +7,7 @@ use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use super::Asked;
-use crate::cache::Changes;
-use crate::{Call, Link, Sighting};
+use crate::{Call, Changes, Link, Sighting};
 
 /// A client's end of its session with one server.
 #[derive(Debug)]

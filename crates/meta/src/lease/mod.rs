@@ -101,7 +101,8 @@ impl Meta {
         let Some(leases) = &self.leases else { return true };
         let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
         // What was asked of a stream some time ago may not be so any more.
-        let is_fixed = hash.is_some() || !(cx.streams_have_changed || self.is_written(cx.client, ino));
+        let is_fixed = hash.is_some()
+            || !(cx.streams_have_changed || self.state.is_bare(ino) || self.is_written(cx.client, ino));
         let may_cache =
             is_fixed && leases.are_for(cx.client) && leases.may_give(key, cx.claims, cx.uptime_ms);
         if may_cache {
@@ -292,7 +293,9 @@ impl State {
     /// What clients may have cached and an event makes untrue.
     fn touched(&self, event: &Event, see: See<'_>) -> Step<()> {
         match event {
-            Event::Create { dir, name, .. } | Event::Clone { dir, name, .. } => {
+            Event::Create { dir, name, .. }
+            | Event::CreateBare { dir, name, .. }
+            | Event::Clone { dir, name, .. } => {
                 self.touched_name(*dir, name, see)
             }
             Event::Link { ino, dir, name, .. } => {

@@ -2,6 +2,7 @@ use alloc::boxed::Box;
 
 use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, mode};
 
+use crate::bare::Bare;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Directory, Inode, Rare};
@@ -45,7 +46,11 @@ impl Meta {
             }
             return Ok(Reply::Created(self.entry(cx, Some((dir, slot.hash)), cacheable, attr), opened));
         }
-        let inode = self.new_inode(cx, dir, node, modes)?;
+        let mut inode = self.new_inode(cx, dir, node, modes)?;
+        let parent = self.state.dir(dir)?;
+        if matches!(node, NewNode::Regular) && self.wants_bare(parent) {
+            inode.strip_to(parent);
+        }
         if let Some(rank) = self.home_elsewhere(cx, &inode) {
             return self.mkdir_elsewhere(cx, rank, (dir, name), inode);
         }
@@ -53,7 +58,12 @@ impl Meta {
         let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
         let attr = inode.attr(None);
         self.draw(&inode);
-        self.commit(cx, &Event::Create { dir, name: name.clone(), inode })?;
+        let name = name.clone();
+        let event = match Bare::of(&inode) {
+            Some(Bare { ino, server, time, .. }) => Event::CreateBare { dir, name, ino, server, time },
+            None => Event::Create { dir, name, inode },
+        };
+        self.commit(cx, &event)?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
         let Some(how) = open else { return Ok(Reply::Entry(entry)) };
         self.opened(attr.ino);
@@ -124,7 +134,7 @@ impl Meta {
             acl,
             default_acl,
             has_xattrs: false,
-            rare: Rare { names: None, policy },
+            rare: Rare { policy, ..Rare::default() },
         })
     }
 }

@@ -23,6 +23,7 @@ impl Meta {
         if inode.is_dir() {
             return Err(Errno::EPERM.into());
         }
+        self.check_not_bare(ino)?;
         if inode.nlink == u32::MAX {
             return Err(Errno::EMLINK.into());
         }

@@ -48,7 +48,7 @@ impl Meta {
             Wish::Setting(key) if inode.is_dir() => inode.policy().get(key),
             Wish::Setting(_) => None,
             Wish::Effective => Some(self.effective_policy(inode).to_toml()),
-            Wish::Layout => layout_toml(&inode.body),
+            Wish::Layout => layout_toml(inode),
         };
         self.tell_inode(cx, ino);
         Ok(Reply::Bytes(text.ok_or(Errno::ENODATA)?.into_bytes()))
@@ -101,8 +101,11 @@ impl Meta {
     }
 }
 
-fn layout_toml(body: &Body) -> Option<String> {
-    match body {
+fn layout_toml(inode: &Inode) -> Option<String> {
+    match &inode.body {
+        Body::Striped { layout, .. } if inode.is_bare() => {
+            Some(striped_toml(layout) + "no_metafile = true\n")
+        }
         Body::Stuffed { .. } => Some("place = \"metadata\"\n".into()),
         Body::Streamed { .. } => Some("place = \"store\"\n".into()),
         Body::Striped { layout, .. } => Some(striped_toml(layout)),

@@ -10,7 +10,10 @@ impl Meta {
     pub(crate) fn setattr(&mut self, cx: &mut Cx<'_>, ino: Ino, set: &SetAttr) -> Step<Reply> {
         self.writable()?;
         let inode = self.state.inode(ino)?;
-        let change = decide(cx, inode, set)?;
+        let mut change = decide(cx, inode, set)?;
+        if inode.is_bare() {
+            change = inode.change_of_bare(change)?;
+        }
         let streamed = inode.is_streamed();
         if let Some(size) = set.size {
             match inode.kind {
@@ -150,6 +153,7 @@ impl Meta {
         use crate::config::Atime;
         const DAY: i64 = 24 * 60 * 60;
         match self.config.atime {
+            _ if inode.is_bare() => false,
             Atime::Never => false,
             Atime::Always => true,
             Atime::Relative => {

@@ -97,6 +97,7 @@ impl Meta {
         }
         let inode = self.state.inode(ino)?;
         check_namespace(cx, inode, name, Access::WRITE)?;
+        self.check_not_bare(ino)?;
         if name == CAPABILITY && inode.layout().is_some() && self.others_write(cx.client, ino)? {
             // Others' writes would not take it away.
             return Err(Errno::ETXTBSY.into());
@@ -198,6 +199,10 @@ impl Meta {
             perm = cx.without_foreign_sgid(perm, inode.gid)?;
         }
         let acl = acl.filter(|acl| !acl.is_minimal()).map(Box::new);
+        if inode.is_bare() {
+            let is_same = acl.is_none() && perm == inode.perm;
+            return if is_same { Ok(Reply::Done) } else { Err(Errno::EPERM.into()) };
+        }
         self.commit(cx, &Event::SetAcl { ino, acl, perm, time })?;
         Ok(Reply::Done)
     }

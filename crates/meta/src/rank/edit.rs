@@ -167,6 +167,10 @@ impl State {
                 self.owe_loss(*dir, *ino);
                 self.lose_name(*ino, *dir, time);
             }
+            // It stays what it is: `PutName` puts it where it belongs.
+            Edit::Move { ino, from, to, .. } if from == to && self.is_bare(*ino) => {
+                self.change(*ino, |inode| inode.ctime = time);
+            }
             Edit::Move { ino, from, to, .. } => {
                 self.leave_dentry(*ino);
                 self.owe_loss(*from, *ino);
@@ -190,7 +194,7 @@ impl State {
             Edit::PutName { dir, name, ino, kind } => {
                 self.count(*dir, self.weight_in(*dir, *ino), Usage::default());
                 let (slot, is_dir) = (self.slot(name), *kind == FileType::Directory);
-                if is_dir && ino.rank() == dir.rank() {
+                if self.is_bare(*ino) || (is_dir && ino.rank() == dir.rank()) {
                     self.touch_inode(*ino);
                     self.put_primary(*dir, slot, *ino);
                 } else {
@@ -228,6 +232,7 @@ impl State {
     fn leave_dentry(&mut self, ino: Ino) {
         let Some(cached) = self.touch_inode(ino) else { return };
         let (home, kind) = (cached.home, cached.inode.kind);
+        cached.inode.make_whole();
         match home {
             Home::Table => {}
             Home::Orphan => self.move_home(ino, Home::Table),

@@ -239,7 +239,7 @@ impl Meta {
                     return Err(Stop::Wait(Wait::Grace));
                 }
                 let cached = self.state.cached(*ino)?;
-                if cached.inode.is_dir() {
+                if cached.inode.is_dir() || cached.inode.is_bare() {
                     return Err(Errno::EPERM.into());
                 }
                 if cached.inode.nlink == 0 && !cached.nameless {

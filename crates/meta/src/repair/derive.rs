@@ -155,7 +155,9 @@ impl Tree {
 
     /// Files whose streams are gone.
     fn missing_streams(&mut self) -> Vec<Ino> {
-        let streamed = self.nodes.iter().filter(|(_, node)| node.inode.is_streamed() && node.inode.nlink > 0);
+        // Those on data servers have none here.
+        let is_here = |inode: &Inode| inode.is_streamed() && inode.layout().is_none() && inode.nlink > 0;
+        let streamed = self.nodes.iter().filter(|(_, node)| is_here(&node.inode));
         let missing = streamed.map(|(ino, _)| *ino).filter(|ino| !self.contents.streams.contains_key(ino));
         let missing: Vec<Ino> = missing.collect();
         for ino in &missing {

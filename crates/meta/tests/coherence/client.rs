@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use espalier_client::{Answer, Binding, Cache, Call, Opening, Users};
+use espalier_client::{Answer, Binding, Cache, Call, Changes, Opening, Users};
 use espalier_proto::*;
 
 pub enum Message {
@@ -60,7 +60,7 @@ pub struct Client {
     pub cache: Cache,
     pub inbox: VecDeque<Message>,
     /// What is not answered, and when it was sent.
-    pub asked: HashMap<u64, (Request, u64)>,
+    pub asked: HashMap<u64, (Request, u64, Changes)>,
     /// Of these, what was asked before the client wrote to a stream.
     pub outdated: HashSet<u64>,
     /// It hears and says nothing.
@@ -115,14 +115,14 @@ impl Client {
 
     fn is_changing_name(&self, key: &(Ino, Name)) -> bool {
         let changes = |request: &Request| changed_names(request).contains(key) || is_of_trees(request);
-        self.asked.values().any(|(request, _)| changes(request))
+        self.asked.values().any(|(request, ..)| changes(request))
     }
 
     fn is_changing(&self, ino: Ino) -> bool {
         let changes = |request: &Request| {
             changed_inodes(request).contains(&ino) || finds_by_name(request) || is_of_trees(request)
         };
-        self.asked.values().any(|(request, _)| changes(request))
+        self.asked.values().any(|(request, ..)| changes(request))
     }
 
     /// A request that the cache answers; then whoever asked may cache that, too.

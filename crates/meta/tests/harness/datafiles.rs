@@ -35,6 +35,11 @@ impl DataServers {
         carry_out(&self.servers[&server], request.clone(), false).map_err(|error| error.errno())
     }
 
+    /// It is that time at all servers.
+    pub fn set_now(&self, now: Time) {
+        self.servers.values().for_each(|store| store.set_now(now));
+    }
+
     /// All datafiles, with their sizes.
     pub fn all(&self) -> Vec<(ServerId, Ino, u64)> {
         let of = |(server, store): (&ServerId, &MemoryStore)| {

@@ -67,9 +67,11 @@ pub enum Action {
         to: (Ino, Name),
         flags: RenameFlags,
     },
+    /// `spreads`: bare files in a directory may get its permissions.
     SetAttr {
         ino: Ino,
         perm: Option<u32>,
+        spreads: bool,
     },
     SetXattr {
         ino: Ino,
@@ -172,7 +174,7 @@ impl Action {
             Request::SetAttr { ino, set: SetAttr { size, perm, through_handle, .. } } => {
                 let by = (!through_handle).then_some(Access::WRITE);
                 let mut all = size.map_or(Vec::new(), |size| truncations(ino, size, by, strip, extents));
-                all.push(Self::SetAttr { ino, perm });
+                all.push(Self::SetAttr { ino, perm, spreads: false });
                 return all;
             }
             _ => return Vec::new(),
@@ -234,8 +236,9 @@ impl Action {
                 Footprint { bytes: Some((*ino, Some(*at))), changes: one(ino), ..none }
             }
             Self::Append { ino, .. } => Footprint { bytes: Some((*ino, None)), changes: one(ino), ..none },
-            Self::SetAttr { ino, .. } => {
-                Footprint { looks: one(ino), changes: one(ino), dir: Some(*ino), ..none }
+            Self::SetAttr { ino, spreads, .. } => {
+                let changes = if *spreads { Some(Inodes::Any) } else { one(ino) };
+                Footprint { looks: one(ino), changes, dir: Some(*ino), ..none }
             }
             Self::Create { dir, name, open, exclusive, .. } => {
                 let any = (open.is_some() && !exclusive).then_some(Inodes::Any);
@@ -296,8 +299,16 @@ impl Action {
 
     /// Whether it may change what another may do. Of what is moved or opened by its name nobody knows the number.
     fn rules(&self, other: &Self) -> bool {
-        let Self::SetAttr { ino, perm: Some(_) } = self else { return false };
+        let Self::SetAttr { ino, perm: Some(_), spreads } = self else { return false };
         match other {
+            Self::GetXattr { .. }
+            | Self::SetXattr { .. }
+            | Self::RemoveXattr { .. }
+            | Self::Truncate { by: Some(_), .. }
+                if *spreads =>
+            {
+                true
+            }
             Self::Lookup { dir, .. } | Self::List { dir } => dir == ino,
             Self::GetXattr { ino: of, .. }
             | Self::SetXattr { ino: of, .. }

@@ -77,6 +77,8 @@ struct Past {
 pub struct Checker {
     /// Bytes of a strip.
     strip: u64,
+    /// Files have no metafiles.
+    bare: bool,
     base: Base,
     worlds: BTreeSet<World>,
     /// What has been asked, and may be carried out at any time.
@@ -107,6 +109,8 @@ pub struct Rules {
     pub scattered: bool,
     /// Also those of small files.
     pub unstuffed: bool,
+    /// Files have no metafiles.
+    pub bare: bool,
     /// So long after it was answered a change is durable; zero: at once. `None`: no power is lost.
     pub durable: Option<Nanos>,
     /// Clients believe names and attributes for so long.
@@ -118,15 +122,16 @@ impl Checker {
     pub fn new(rules: Rules) -> Self {
         Self {
             strip: u64::from(rules.strip_bytes.max(1)),
-            base: tree::empty(),
+            bare: rules.bare,
+            base: tree::empty(rules.bare),
             worlds: [World::default()].into(),
             pending: BTreeMap::new(),
             asked: BTreeMap::new(),
             next: 1,
-            bytes: Bytes::new(rules.scattered, rules.unstuffed),
+            bytes: Bytes::new(rules.scattered, rules.unstuffed || rules.bare),
             believed: rules.believed.map(Believed::new),
             past: VecDeque::new(),
-            durability: rules.durable.map(Durability::new),
+            durability: rules.durable.map(|within| Durability::new(within, rules.bare)),
             distrusted_until: Nanos::ZERO,
             began: BTreeMap::new(),
             strangers: BTreeSet::new(),
@@ -151,7 +156,12 @@ impl Checker {
         if self.given_up {
             return;
         }
-        let actions = Action::all(call, self.strip, &mut self.bytes.extents);
+        let mut actions = Action::all(call, self.strip, &mut self.bytes.extents);
+        for action in &mut actions {
+            if let Action::SetAttr { perm: Some(_), spreads, .. } = action {
+                *spreads = self.bare;
+            }
+        }
         self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));
         self.forget_lost();
         // It coordinates what spans several.

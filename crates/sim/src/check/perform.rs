@@ -67,13 +67,20 @@ impl Tree<'_> {
             Action::Unlink { dir, name } => self.remove((*dir, name), false),
             Action::RmDir { dir, name } => self.remove((*dir, name), true),
             Action::Rename { from, to, flags } => self.rename((from.0, &from.1), (to.0, &to.1), *flags),
-            Action::SetAttr { ino, perm } => self.of(*ino, |tree, node| {
+            Action::SetAttr { ino, perm, .. } => self.of(*ino, |tree, node| {
                 if let Some(perm) = perm {
+                    if tree.is_bare(node) && tree.inode(node).is_some_and(|inode| inode.perm != *perm) {
+                        return Outcome::fails([Errno::EPERM]);
+                    }
                     tree.change(node, |inode| inode.perm = *perm);
+                    tree.bequeath(node);
                 }
                 Outcome::Stat(tree.stat(node, strip))
             }),
             Action::SetXattr { ino, name, value, mode } => self.of(*ino, |tree, node| {
+                if tree.is_bare(node) {
+                    return Outcome::fails([Errno::EPERM]);
+                }
                 let is_there = tree.inode(node).is_some_and(|inode| inode.xattrs.contains_key(name));
                 match mode {
                     XattrMode::Create if is_there => return Outcome::fails([Errno::EEXIST]),
@@ -137,6 +144,30 @@ impl Tree<'_> {
         }
     }
 
+    /// It is a file without a metafile.
+    fn is_bare(&self, node: Node) -> bool {
+        self.inode(node).is_some_and(|inode| inode.bare && !inode.is_dir())
+    }
+
+    /// It has permissions of its own from now on.
+    fn make_whole(&mut self, node: Node) {
+        if self.is_bare(node) {
+            self.change(node, |inode| inode.bare = false);
+        }
+    }
+
+    /// What a directory's bare files have from it.
+    fn bequeath(&mut self, dir: Node) {
+        let Some(&Inode { perm, uid, gid, .. }) = self.inode(dir).filter(|inode| inode.is_dir()) else {
+            return;
+        };
+        for node in self.names(dir).into_values() {
+            if self.is_bare(node) {
+                self.change(node, |file| (file.perm, file.uid, file.gid) = (perm & 0o666, uid, gid));
+            }
+        }
+    }
+
     fn is_dir(&self, node: Node) -> bool {
         self.inode(node).is_some_and(Inode::is_dir)
     }
@@ -178,9 +209,12 @@ impl Tree<'_> {
             NewNode::CharDevice(_) => (FileType::CharDevice, perm, Box::default()),
             NewNode::BlockDevice(_) => (FileType::BlockDevice, perm, Box::default()),
         };
+        let bare = matches!(node, NewNode::Regular | NewNode::Directory)
+            && self.inode(dir).is_some_and(|dir| dir.bare);
         let new = self.new_node(call);
-        self.insert(new, Inode { target, uid: who.uid, gid: who.gid, ..Inode::new(kind, perm, dir) });
+        self.insert(new, Inode { target, uid: who.uid, gid: who.gid, bare, ..Inode::new(kind, perm, dir) });
         self.put(dir, name, new);
+        self.bequeath(dir);
         Outcome::Named(self.stat(new, strip))
     }
 
@@ -190,9 +224,10 @@ impl Tree<'_> {
             (Found::There(node), Found::There(dir)) => (node, dir),
             _ => return Outcome::fails([Errno::ESTALE, Errno::ENOENT, Errno::EEXIST, Errno::EPERM]),
         };
-        let (is_dir, is_taken) = (self.is_dir(node), self.name(dir, name).is_some());
-        if is_dir || is_taken {
-            let errnos = [is_dir.then_some(Errno::EPERM), is_taken.then_some(Errno::EEXIST)];
+        let is_one = self.is_dir(node) || self.is_bare(node);
+        let is_taken = self.name(dir, name).is_some();
+        if is_one || is_taken {
+            let errnos = [is_one.then_some(Errno::EPERM), is_taken.then_some(Errno::EEXIST)];
             return Outcome::fails(errnos.into_iter().flatten());
         }
         self.put(dir, name, node);
@@ -214,6 +249,7 @@ impl Tree<'_> {
             _ => {}
         }
         self.take(dir, name);
+        self.make_whole(node);
         self.change(node, |inode| inode.names -= 1);
         Outcome::Done
     }
@@ -265,8 +301,14 @@ impl Tree<'_> {
             return Outcome::Fails(errnos);
         };
         self.take(from_dir, from.1);
+        if from_dir != to_dir {
+            self.make_whole(moved);
+        }
         if let Some(target) = target {
             self.take(to_dir, to.1);
+            if !exchange || from_dir != to_dir {
+                self.make_whole(target);
+            }
             if exchange {
                 self.put(from_dir, from.1, target);
             } else {

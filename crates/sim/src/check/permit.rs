@@ -74,7 +74,7 @@ impl Tree<'_> {
                 let is_foreign = |it: &&Inode| it.is_dir() && it.perm & mode::STICKY != 0 && !who.owns(it);
                 inode(ino).filter(is_foreign).map(|_| Errno::EPERM).or(lacks(ino, Access::WRITE))
             }
-            Action::SetAttr { ino, perm: Some(_) } => {
+            Action::SetAttr { ino, perm: Some(_), .. } => {
                 inode(ino).filter(|inode| !who.owns(inode)).map(|_| Errno::EPERM)
             }
             Action::Create { dir, name, open, exclusive, .. } => {

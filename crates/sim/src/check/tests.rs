@@ -8,12 +8,19 @@ use espalier_proto::{
 
 use super::*;
 
+mod bare;
 mod users;
 mod weaker;
 
 const STRIP: u32 = 8;
-const RULES: Rules =
-    Rules { strip_bytes: STRIP, scattered: false, unstuffed: false, durable: None, believed: None };
+const RULES: Rules = Rules {
+    strip_bytes: STRIP,
+    scattered: false,
+    unstuffed: false,
+    bare: false,
+    durable: None,
+    believed: None,
+};
 
 /// A checker whose clock goes on with each event, and which says whether answers can be.
 struct Run {

@@ -57,6 +57,8 @@ pub struct Inode {
     pub subdirs: u32,
     /// Of a symbolic link.
     pub target: Box<[u8]>,
+    /// A file has its directory's owner and permissions, and no others; or the files of a directory have.
+    pub bare: bool,
     /// Of a file: what of each strip has been written, from its beginning on.
     pub strips: Strips,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
@@ -77,6 +79,7 @@ impl Inode {
             entries: 0,
             subdirs: 0,
             target: Box::default(),
+            bare: false,
             strips: BTreeMap::new(),
             xattrs: BTreeMap::new(),
         }
@@ -132,10 +135,10 @@ pub type Changes = BTreeMap<Key, Option<Record>>;
 /// As runs have it.
 const ROOT_PERM: u32 = 0o777;
 
-/// A tree with nothing in its root.
-pub fn empty() -> Base {
+/// A tree with nothing in its root. `bare`: files have no metafiles.
+pub fn empty(bare: bool) -> Base {
     let mut root = Inode::new(FileType::Directory, ROOT_PERM, Node::ROOT);
-    root.ino = Some(Ino::ROOT);
+    (root.ino, root.bare) = (Some(Ino::ROOT), bare);
     let number = (Key::Number(Ino::ROOT), Record::Node(Node::ROOT));
     [(Key::Inode(Node::ROOT), Record::Inode(Rc::new(root))), number].into()
 }

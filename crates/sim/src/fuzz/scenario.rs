@@ -124,6 +124,8 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     let mut random = Seed(seed).random("fuzz policy", 0);
     if random.random_range(0..3) == 0 {
         let _ = write!(text, "\n[policy]\nstuffing = false\nprecreation = {}\n", random.random_bool(0.6));
+    } else if random.random_range(0..3) == 0 {
+        let _ = write!(text, "\n[policy]\nno_metafile = true\nprecreation = {}\n", random.random_bool(0.3));
     }
     text
 }

@@ -57,6 +57,7 @@ impl Watch {
                 strip_bytes: strip,
                 scattered: cluster.data > 0,
                 unstuffed: cluster.data > 0 && case.scenario.policy.0.stuffing() == Some(false),
+                bare: cluster.data > 0 && case.scenario.policy.0.no_metafile() == Some(true),
                 durable: case.durable,
                 believed: match cluster.cache {
                     Caching::Ttl(term) => Some(term),

@@ -1,0 +1,618 @@
+//! Files without a metafile (kuhn 4): what is kept of them, what is told of them, and that nothing else comes of them.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use std::collections::BTreeMap;
+
+use espalier_meta::{
+    Acknowledge, Bare, Check, Config, Dentry, Finding, Input, Place, Repair, Striping, decode, relayout,
+};
+use espalier_policy::{Key, Policy};
+use espalier_proto::*;
+use harness::{DataServers, Fault, Harness, ROOT_CALLER, config, name, open_how, user};
+
+const SERVERS: u16 = 3;
+
+fn striped(acknowledge: Acknowledge) -> Config {
+    let servers = (0..SERVERS).map(ServerId).collect();
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 2).unwrap();
+    Config { striping: Some(striping), acknowledge, ..config() }
+}
+
+fn cluster(config: Config) -> Harness {
+    let mut fs = Harness::with(config);
+    fs.data = DataServers::new(SERVERS);
+    fs
+}
+
+fn set(fs: &mut Harness, ino: Ino, setting: &str, value: &str) -> Result<Reply, Errno> {
+    let name = format!("user.espalier.{setting}").into_bytes().into();
+    let (value, mode, kill_sgid) = (value.as_bytes().into(), XattrMode::Any, false);
+    fs.ask(Request::SetXattr { ino, name, value, mode, kill_sgid })
+}
+
+fn get(fs: &mut Harness, ino: Ino, setting: &str) -> Result<String, Errno> {
+    let name = format!("user.espalier.{setting}").into_bytes().into();
+    match fs.ask(Request::GetXattr { ino, name })? {
+        Reply::Bytes(text) => Ok(String::from_utf8(text).unwrap()),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A cluster whose directory `dir` makes files without metafiles, belongs to somebody, and is forgotten.
+fn with_dir(config: Config) -> (Harness, Ino) {
+    let mut fs = cluster(config);
+    let dir = fs.mkdir("dir");
+    set(&mut fs, dir, "no_metafile", "1").unwrap();
+    fs.chown("dir", 5, 6);
+    fs.chmod("dir", 0o2775);
+    (fs, dir)
+}
+
+fn create(fs: &mut Harness, dir: Ino, text: &str) -> Result<Ino, Errno> {
+    let open = Some(open_how(Access::WRITE, false));
+    let (name, node, exclusive) = (name(text), NewNode::Regular, true);
+    match fs.ask(Request::Create { dir, name, node, perm: 0o755, umask: 0o77, open, exclusive })? {
+        Reply::Created(entry, opened) => {
+            assert!(opened.streamed);
+            Ok(entry.attr.ino)
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+fn close(fs: &mut Harness, ino: Ino) {
+    fs.send(&ROOT_CALLER, Request::Release { ino });
+    fs.forget(ino);
+}
+
+/// A file with so many bytes, closed.
+fn file(fs: &mut Harness, dir: Ino, text: &str, size: u64) -> Result<Ino, Errno> {
+    let ino = create(fs, dir, text)?;
+    if size > 0 {
+        write(fs, ino, size)?;
+    }
+    close(fs, ino);
+    Ok(ino)
+}
+
+/// A client writes the last byte of so many.
+fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
+    assert_eq!(fs.ask(Request::Extend { ino, offset: size - 1, length: 1, from: None })?, Reply::Granted);
+    let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 });
+    let Place::Servers(layout) = layout else { panic!("{layout:?}") };
+    let end = layout.segments(size - 1, 1).next().unwrap();
+    let write = DataRequest::Write { ino, offset: end.local, data: vec![1] };
+    fs.data.ask(layout.servers()[end.place], &write).map(drop)
+}
+
+fn set_attr(fs: &mut Harness, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
+    match fs.ask(Request::SetAttr { ino, set })? {
+        Reply::Attr(attr) => Ok(attr),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn rename(fs: &mut Harness, from: (Ino, &str), to: (Ino, &str), flags: RenameFlags) -> Result<Reply, Errno> {
+    let ((from_dir, from), (to_dir, to)) = ((from.0, name(from.1)), (to.0, name(to.1)));
+    fs.ask(Request::Rename { from_dir, from, to_dir, to, flags })
+}
+
+fn unlink(fs: &mut Harness, dir: Ino, text: &str) -> Result<Reply, Errno> {
+    fs.ask(Request::Unlink { dir, name: name(text) })
+}
+
+/// What a checkpoint has of a name: `Ok` if it is that and nothing more.
+fn stored(fs: &mut Harness, dir: Ino, text: &str) -> Option<Bare> {
+    fs.checkpoint();
+    let mut found = None;
+    for record in fs.disk.store().records() {
+        let (object, key, value) = record.unwrap();
+        if object == ObjectId::fragment(dir, 0) && key.ends_with(text.as_bytes()) {
+            // The third kind of dentry.
+            found = value.strip_prefix(&[2]).map(|rest| decode::<Bare>(rest).unwrap());
+            assert!(value.len() < 24 || found.is_none(), "{value:?}");
+        }
+    }
+    found
+}
+
+/// After a restart, when all data servers have been reached.
+fn reach(fs: &mut Harness) {
+    for server in (0..SERVERS).map(ServerId) {
+        let Ok(DataReply::Inos(inos)) = fs.data.ask(server, &DataRequest::New) else { panic!("no list") };
+        fs.input(Input::NewDatafiles { server, inos });
+    }
+    fs.checkpoint();
+    fs.drain();
+}
+
+/// What has been done is in the journal, and the machine begins again.
+fn restart(mut fs: Harness) -> Harness {
+    fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
+    let mut fs = fs.crash();
+    reach(&mut fs);
+    fs
+}
+
+fn fsck(fs: &mut Harness) -> Vec<Finding> {
+    fs.drain();
+    let mut check = fs.disk.checked(&fs.config);
+    for (server, ino, size) in fs.data.all() {
+        check.datafile(server, ino, size);
+    }
+    check.datafiles_end();
+    check.finish()
+}
+
+/// Tests do the same with everything in memory, with nothing in it, and with what the journal has.
+fn anyhow(test: impl Fn(Config)) {
+    for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
+        for cache_bytes in [usize::MAX, 0] {
+            test(Config { cache_bytes, ..striped(acknowledge) });
+        }
+    }
+}
+
+#[test]
+fn of_a_file_there_is_a_name_with_a_number_and_a_place() {
+    anyhow(|config| {
+        let (mut fs, dir) = with_dir(config);
+        assert_eq!(get(&mut fs, dir, "no_metafile").as_deref(), Ok("true"));
+        let ino = create(&mut fs, dir, "file").unwrap();
+        assert_eq!(fs.data.files(), BTreeMap::new(), "a message to the metadata server is all that it takes");
+        let made = fs.attr_of(ino);
+        let is = (made.size, made.nlink, made.perm, made.uid, made.gid, made.kind);
+        assert_eq!(is, (0, 1, 0o664, 5, 6, FileType::Regular), "as the directory, whatever the caller wants");
+        assert_eq!((made.atime, made.ctime, made.btime), (made.mtime, made.mtime, made.mtime));
+        write(&mut fs, ino, 25).unwrap();
+        close(&mut fs, ino);
+        assert_eq!(fs.data.files(), BTreeMap::from([(ino, 1)]), "num_dfiles or not");
+        let server = ServerId((ino.0 % u64::from(SERVERS)) as u16);
+        let bare = stored(&mut fs, dir, "file").unwrap();
+        assert_eq!(bare, Bare { ino, server, counted: 25, time: made.mtime });
+        fs.walk("dir/file").unwrap();
+        let layout = format!(
+            "place = \"data servers\"\nservers = [{server}]\ndist_name = \"basic\"\nno_metafile = true\n"
+        );
+        assert_eq!(get(&mut fs, ino, "layout"), Ok(layout));
+        let policy = "num_dfiles = 1\ndist_name = \"basic\"\nno_metafile = true\n";
+        assert_eq!(get(&mut fs, ino, "policy").as_deref(), Ok(policy));
+        let mut fs = restart(fs);
+        let attr = fs.attr("dir/file");
+        assert_eq!((attr.ino, attr.size, attr.perm, attr.uid, attr.gid), (ino, 25, 0o664, 5, 6));
+        assert_eq!(fs.figure(dir, "rbytes"), Ok(25));
+        assert_eq!(get(&mut fs, ino, "policy").as_deref(), Ok(policy));
+        unlink(&mut fs, dir, "file").unwrap();
+        fs.forget(ino);
+        assert_eq!(fsck(&mut fs), []);
+        assert_eq!(fs.data.files(), BTreeMap::new());
+    });
+}
+
+#[test]
+fn without_data_servers_the_setting_waits() {
+    let mut fs = Harness::new();
+    set(&mut fs, Ino::ROOT, "no_metafile", "true").unwrap();
+    let ino = fs.file("file", b"bytes");
+    assert!(!fs.is_streamed(ino));
+    assert_eq!(stored(&mut fs, Ino::ROOT, "file"), None);
+    assert_eq!(set(&mut fs, Ino::ROOT, "no_metafile", "2"), Err(Errno::EINVAL));
+    assert_eq!(set(&mut fs, ino, "no_metafile", "1"), Err(Errno::EINVAL));
+}
+
+#[test]
+fn the_setting_is_of_files_made_from_then_on_and_the_number_of_datafiles_is_one_whatever_else_is_said() {
+    let policy = || {
+        let mut policy = Policy::NONE;
+        policy.set(Key::NoMetafile, "true").unwrap();
+        policy
+    };
+    let mut fs = cluster(Config { policy: policy(), ..striped(Acknowledge::Volatile) });
+    for (setting, value) in [("num_dfiles", "3"), ("dist_params", "strip_size:1"), ("stuffing", "true")] {
+        set(&mut fs, Ino::ROOT, setting, value).unwrap();
+    }
+    let bare = file(&mut fs, Ino::ROOT, "bare", 100).unwrap();
+    assert_eq!(fs.data.files(), BTreeMap::from([(bare, 1)]));
+    let below = fs.mkdir("below");
+    let inherited = file(&mut fs, below, "bare", 1).unwrap();
+    assert!(stored(&mut fs, below, "bare").is_some_and(|bare| bare.ino == inherited));
+    let Ok(Reply::Created(entry, _)) = fs.ask(Request::TmpFile { dir: below, perm: 0o604, umask: 0 }) else {
+        panic!("no file");
+    };
+    let Attr { ino, perm, .. } = entry.attr;
+    assert_eq!(perm, 0o604, "it is one with an inode of its own");
+    fs.ask(Request::Link { ino, dir: below, name: name("whole") }).unwrap();
+    assert_eq!(stored(&mut fs, below, "whole"), None);
+    set(&mut fs, Ino::ROOT, "no_metafile", "false").unwrap();
+    assert!(!fs.is_streamed_file("stuffed"));
+    assert!(stored(&mut fs, Ino::ROOT, "bare").is_some());
+    assert_eq!(fsck(&mut fs), []);
+}
+
+impl Harness {
+    fn is_streamed_file(&mut self, path: &str) -> bool {
+        let ino = self.make(path, NewNode::Regular);
+        self.is_streamed(ino)
+    }
+}
+
+#[test]
+fn who_may_use_a_file_is_for_its_directory_to_say_at_any_time() {
+    anyhow(|config| {
+        let (mut fs, dir) = with_dir(config);
+        let ino = file(&mut fs, dir, "file", 1).unwrap();
+        fs.checkpoint();
+        let may = |fs: &mut Harness, uid: u32, access: Access| {
+            let found = fs.ask_as(&user(uid), Request::Lookup { dir, name: name("file") });
+            assert!(found.is_ok(), "{found:?}");
+            fs.ask_as(&user(uid), Request::Access { ino, want: access }).is_ok()
+        };
+        assert!(may(&mut fs, 5, Access::WRITE) && may(&mut fs, 7, Access::READ));
+        assert!(!may(&mut fs, 7, Access::WRITE) && !may(&mut fs, 5, Access::EXEC));
+        fs.chmod("dir", 0o1731);
+        assert_eq!(fs.attr("dir/file").perm, 0o620, "no bits but those to read and write");
+        assert!(!may(&mut fs, 7, Access::READ) && may(&mut fs, 6, Access::WRITE));
+        fs.chown("dir", 7, 8);
+        let attr = fs.attr("dir/file");
+        assert_eq!((attr.uid, attr.gid), (7, 8));
+        assert!(may(&mut fs, 7, Access::READ) && !may(&mut fs, 5, Access::READ));
+        // An access control list: user 9 may nothing, the group 8 read, its members more by the mask.
+        let entry = |tag: u16, right: u16, id: u32| {
+            [&tag.to_le_bytes()[..], &right.to_le_bytes(), &id.to_le_bytes()].concat()
+        };
+        let none = u32::MAX;
+        let list = [entry(1, 7, none), entry(2, 1, 9), entry(4, 7, none), entry(8, 4, 10)];
+        let acl =
+            [2u32.to_le_bytes().to_vec(), list.concat(), entry(16, 5, none), entry(32, 7, none)].concat();
+        let name = (*b"system.posix_acl_access").into();
+        let (value, mode, kill_sgid) = (acl.into(), XattrMode::Any, false);
+        fs.ask(Request::SetXattr { ino: dir, name, value, mode, kill_sgid }).unwrap();
+        assert_eq!(fs.attr("dir/file").perm, 0o600, "whatever class an entry may be of");
+        let mut fs = restart(fs);
+        let attr = fs.attr("dir/file");
+        assert_eq!((attr.perm, attr.uid, attr.gid), (0o600, 7, 8));
+        assert_eq!(fsck(&mut fs), []);
+    });
+}
+
+#[test]
+fn what_would_need_a_metafile_is_refused_and_what_changes_nothing_is_done() {
+    anyhow(|config| {
+        let (mut fs, dir) = with_dir(config);
+        let ino = file(&mut fs, dir, "file", 1).unwrap();
+        fs.walk("dir/file").unwrap();
+        let of = |perm, uid, gid| SetAttr { perm, uid, gid, ..SetAttr::default() };
+        for set in [of(Some(0o644), None, None), of(None, Some(1), None), of(Some(0o664), None, Some(1))] {
+            assert_eq!(set_attr(&mut fs, ino, set), Err(Errno::EPERM));
+        }
+        let same = set_attr(&mut fs, ino, of(Some(0o664), Some(5), Some(6))).unwrap();
+        assert_eq!((same.perm, same.uid, same.gid), (0o664, 5, 6));
+        assert_eq!(fs.ask(Request::Link { ino, dir, name: name("link") }), Err(Errno::EPERM));
+        let mut set_xattr = |name: &[u8], value: &[u8]| {
+            let (name, value, mode) = (name.into(), value.into(), XattrMode::Any);
+            fs.ask(Request::SetXattr { ino, name, value, mode, kill_sgid: false })
+        };
+        for name in [&b"user.x"[..], b"trusted.x", b"security.x"] {
+            assert_eq!(set_xattr(name, b"value"), Err(Errno::EPERM));
+        }
+        let acl = |group: u8| {
+            let entry = |tag: u8, right: u8| [tag, 0, right, 0, 255, 255, 255, 255];
+            [&[2, 0, 0, 0][..], &entry(1, 6), &entry(4, group), &entry(32, 4)].concat()
+        };
+        assert_eq!(set_xattr(b"system.posix_acl_access", &acl(6)), Ok(Reply::Done));
+        assert_eq!(set_xattr(b"system.posix_acl_access", &acl(4)), Err(Errno::EPERM));
+        let gone = Request::RemoveXattr { ino, name: (*b"user.x").into() };
+        assert_eq!(fs.ask(gone), Err(Errno::ENODATA));
+        assert!(stored(&mut fs, dir, "file").is_some());
+        assert_eq!(fsck(&mut fs), []);
+    });
+}
+
+#[test]
+fn times_are_the_datafiles_once_there_is_one() {
+    anyhow(|config| {
+        let (mut fs, dir) = with_dir(config);
+        let ino = create(&mut fs, dir, "file").unwrap();
+        let times = |secs| SetAttr {
+            mtime: Some(SetTime::To(Time::new(secs, 5))),
+            atime: Some(SetTime::To(Time::new(7, 7))),
+            ..SetAttr::default()
+        };
+        for secs in [50, 60] {
+            let attr = set_attr(&mut fs, ino, times(secs)).unwrap();
+            assert_eq!((attr.mtime, attr.atime), (Time::new(secs, 5), Time::new(secs, 5)));
+            fs.checkpoint();
+        }
+        fs.data.set_now(Time::new(65, 0));
+        write(&mut fs, ino, 1).unwrap();
+        let Attr { mtime, atime, ctime, btime, .. } = fs.attr_of(ino);
+        let written = Time::new(65, 0);
+        assert_eq!((mtime, atime, ctime, btime), (written, written, written, Time::new(60, 5)));
+        let attr = set_attr(&mut fs, ino, times(70)).unwrap();
+        assert_eq!(attr.mtime, Time::new(70, 5));
+        let atime = SetAttr { atime: Some(SetTime::Now), ..SetAttr::default() };
+        assert_eq!(set_attr(&mut fs, ino, atime).unwrap().atime, Time::new(70, 5), "it is not kept");
+        close(&mut fs, ino);
+        let mut fs = restart(fs);
+        assert_eq!(fs.attr("dir/file").mtime, Time::new(70, 5));
+    });
+}
+
+#[test]
+fn a_file_that_leaves_its_directory_gets_an_inode_with_what_was_told_of_it() {
+    anyhow(|config| {
+        let (mut fs, dir) = with_dir(config);
+        let other = fs.mkdir("other");
+        set(&mut fs, other, "no_metafile", "true").unwrap();
+        let names = ["kept", "moved", "swapped", "linked", "open", "replaced"];
+        let inos = names.map(|text| file(&mut fs, dir, text, 3).unwrap());
+        let [kept, moved, swapped, ..] = inos;
+        let full = fs.make("full", NewNode::Regular);
+        let attrs = |attr: Attr| (attr.ino, attr.perm, attr.uid, attr.gid, attr.size, attr.nlink, attr.mtime);
+        let told = names.map(|text| attrs(fs.attr(&format!("dir/{text}"))));
+        let none = RenameFlags::empty();
+        rename(&mut fs, (dir, "kept"), (dir, "renamed"), none).unwrap();
+        assert_eq!(stored(&mut fs, dir, "renamed").map(|bare| bare.ino), Some(kept));
+        rename(&mut fs, (dir, "renamed"), (dir, "linked"), none).unwrap();
+        assert_eq!(stored(&mut fs, dir, "linked").map(|bare| bare.ino), Some(kept));
+        rename(&mut fs, (dir, "linked"), (dir, "replaced"), RenameFlags::EXCHANGE).unwrap();
+        assert_eq!(stored(&mut fs, dir, "replaced").map(|bare| bare.ino), Some(kept));
+        assert_eq!(attrs(fs.attr("dir/replaced")), told[0]);
+        rename(&mut fs, (dir, "moved"), (other, "moved"), none).unwrap();
+        assert_eq!(stored(&mut fs, other, "moved"), None, "bare or not");
+        rename(&mut fs, (dir, "swapped"), (Ino::ROOT, "full"), RenameFlags::EXCHANGE).unwrap();
+        assert_eq!(fs.attr("dir/swapped").ino, full, "what has an inode keeps it");
+        let held = fs.open("dir/open");
+        unlink(&mut fs, dir, "open").unwrap();
+        // From here on the directory says nothing about them.
+        fs.chmod("dir", 0o700);
+        fs.chown("dir", 99, 99);
+        for (path, was) in [("other/moved", told[1]), ("full", told[2])] {
+            assert_eq!(attrs(fs.attr(path)), was, "{path}");
+        }
+        let open = fs.attr_of(held);
+        assert_eq!((open.perm, open.uid, open.gid, open.nlink), (0o664, 5, 6, 0));
+        let chmod = SetAttr { perm: Some(0o4711), ..SetAttr::default() };
+        assert_eq!(set_attr(&mut fs, moved, chmod).unwrap().perm, 0o4711);
+        fs.ask(Request::Link { ino: swapped, dir, name: name("second") }).unwrap();
+        fs.forget(held);
+        close(&mut fs, held);
+        let mut fs = restart(fs);
+        assert_eq!((fs.attr("other/moved").perm, fs.attr("dir/replaced").uid), (0o4711, 99));
+        assert_eq!(fs.attr("full").nlink, 2);
+        assert_eq!(fsck(&mut fs), []);
+    });
+}
+
+/// Makes, writes, renames and removes files.
+fn work(fs: &mut Harness, dir: Ino) -> Result<(), Errno> {
+    file(fs, dir, "written", 25)?;
+    file(fs, dir, "empty", 0)?;
+    file(fs, dir, "removed", 5)?;
+    let none = RenameFlags::empty();
+    fs.chmod_if_alive(dir, 0o750)?;
+    rename(fs, (dir, "written"), (dir, "renamed"), none)?;
+    rename(fs, (dir, "renamed"), (Ino::ROOT, "out"), none)?;
+    rename(fs, (Ino::ROOT, "out"), (dir, "empty"), none)?;
+    unlink(fs, dir, "removed")?;
+    fs.checkpoint();
+    file(fs, dir, "late", 15)?;
+    rename(fs, (dir, "late"), (Ino::ROOT, "out"), RenameFlags::NOREPLACE).map(drop)
+}
+
+impl Harness {
+    fn chmod_if_alive(&mut self, ino: Ino, perm: u32) -> Result<(), Errno> {
+        self.ask(Request::SetAttr { ino, set: SetAttr { perm: Some(perm), ..SetAttr::default() } }).map(drop)
+    }
+}
+
+#[test]
+fn a_crash_at_any_io_leaves_files_whole_and_nothing_behind() {
+    for acknowledge in [Acknowledge::Volatile, Acknowledge::Durable] {
+        for cache_bytes in [usize::MAX, 0] {
+            let mut crashes = 0;
+            for at in 0.. {
+                let (mut fs, dir) = with_dir(Config { cache_bytes, ..striped(acknowledge) });
+                fs.checkpoint();
+                fs.fault = Some((fs.count + at, Fault::Crash));
+                let _ = work(&mut fs, dir);
+                let crashed = fs.is_dead();
+                fs = fs.crash();
+                reach(&mut fs);
+                let paths =
+                    ["written", "empty", "removed", "renamed", "late"].map(|text| format!("dir/{text}"));
+                let mut bytes = 0;
+                for path in paths.iter().map(String::as_str).chain(["out"]) {
+                    let Ok(ino) = fs.walk(path) else { continue };
+                    let attr = fs.attr_of(ino);
+                    bytes += attr.size;
+                    let text = path.trim_start_matches("dir/");
+                    let is_bare = stored(&mut fs, dir, text).is_some();
+                    // It has been out, and is back under that name.
+                    let was_out = path == "out" || (path == "dir/empty" && !is_bare);
+                    assert_eq!(is_bare, !was_out, "{path}, crash at {at}");
+                    assert!([0o664, 0o640].contains(&attr.perm) && attr.uid == 5, "{path}: {attr:?}");
+                }
+                assert_eq!(fs.figure(Ino::ROOT, "rbytes"), Ok(bytes), "crash at {at}");
+                assert_eq!(fsck(&mut fs), [], "crash at {at}");
+                if !crashed {
+                    break;
+                }
+                crashes += 1;
+            }
+            assert!(crashes > 10, "{crashes}");
+        }
+    }
+}
+
+#[test]
+fn quotas_bound_them_as_any_other_files() {
+    let (mut fs, dir) = with_dir(striped(Acknowledge::Volatile));
+    fs.set_limit(dir, "max_files", 2).unwrap();
+    fs.set_limit(dir, "max_bytes", 10).unwrap();
+    file(&mut fs, dir, "a", 4).unwrap();
+    let ino = create(&mut fs, dir, "b").unwrap();
+    assert_eq!(create(&mut fs, dir, "c"), Err(Errno::EDQUOT));
+    assert_eq!(write(&mut fs, ino, 7), Err(Errno::EDQUOT));
+    write(&mut fs, ino, 6).unwrap();
+    close(&mut fs, ino);
+    assert_eq!([fs.figure(dir, "rfiles"), fs.figure(dir, "rbytes")], [Ok(2), Ok(10)]);
+    rename(&mut fs, (dir, "b"), (Ino::ROOT, "b"), RenameFlags::empty()).unwrap();
+    assert_eq!([fs.figure(dir, "rfiles"), fs.figure(dir, "rbytes")], [Ok(1), Ok(4)]);
+    fs.ask(Request::RemoveTree { dir }).ok();
+    assert_eq!(fsck(&mut fs), []);
+}
+
+#[test]
+fn nobody_may_cache_what_the_directory_says() {
+    let mut fs = cluster(Config { lease_ms: Some(10_000), ..striped(Acknowledge::Volatile) });
+    let dir = fs.mkdir("dir");
+    set(&mut fs, dir, "no_metafile", "true").unwrap();
+    let (bare, whole) = (file(&mut fs, dir, "bare", 1).unwrap(), fs.mkdir("dir/whole"));
+    let mut leased = |request: Request| {
+        let id = fs.send_from(ClientId(9), &ROOT_CALLER, request);
+        (fs.answers.remove(&id).unwrap().unwrap(), fs.leases[&id].0)
+    };
+    for (text, is_leased) in [("bare", false), ("whole", true)] {
+        let (reply, _) = leased(Request::Lookup { dir, name: name(text) });
+        let Reply::Entry(entry) = reply else { panic!("{reply:?}") };
+        assert_eq!((entry.attr_leased, entry.name_leased), (is_leased, true));
+    }
+    assert_eq!(leased(Request::GetAttr { ino: bare }).1, 0);
+    assert_ne!(leased(Request::GetAttr { ino: whole }).1, 0);
+}
+
+/// Repairs the records of a store. Whether there was nothing to be done.
+fn repaired(fs: &Harness) -> bool {
+    let mut repair = Repair::new(fs.config.hash_key, Time::new(5000, 0));
+    for record in fs.disk.store().records() {
+        let (object, key, value) = record.unwrap();
+        repair.record(object, &key, &value);
+    }
+    let plan = repair.finish();
+    let is_clean = plan.done.is_empty() && plan.empty.is_empty();
+    fs.disk.store().stage(plan.writes).unwrap();
+    fs.disk.store().publish().unwrap();
+    is_clean
+}
+
+#[test]
+fn a_record_that_is_damaged_is_found_and_taken_out_and_the_others_stay() {
+    for (text, damage) in [
+        ("other kind", (|value| value[0] = 3) as fn(&mut Vec<u8>)),
+        ("cut off", |value| value.truncate(2)),
+        ("too long", |value| value.push(0)),
+    ] {
+        let (mut fs, dir) = with_dir(striped(Acknowledge::Volatile));
+        for at in 0..5 {
+            file(&mut fs, dir, &format!("file {at}"), 0).unwrap();
+        }
+        fs.drain();
+        assert!(repaired(&fs), "nothing is wrong yet");
+        let records: Vec<_> = fs.disk.store().records().map(Result::unwrap).collect();
+        let is_third = |(object, key, _): &&(ObjectId, Vec<u8>, Vec<u8>)| {
+            *object == ObjectId::fragment(dir, 0) && key.ends_with(b"file 3")
+        };
+        let (object, key, mut value) = records.iter().find(is_third).unwrap().clone();
+        damage(&mut value);
+        assert!(decode::<Dentry>(&value).is_err(), "{text}");
+        fs.disk.store().stage([TableWrite { object, key, value: Some(value) }].into()).unwrap();
+        fs.disk.store().publish().unwrap();
+        assert!(!fs.disk.checked(&fs.config).finish().is_empty(), "{text}");
+        assert!(!repaired(&fs), "{text}");
+        assert_eq!(fs.disk.checked(&fs.config).finish(), [], "{text}");
+        let mut fs = fs.crash();
+        assert_eq!(fs.list(dir, false).len(), 4, "{text}");
+        assert!(stored(&mut fs, dir, "file 2").is_some());
+        assert_eq!(fs.attr("dir/file 2").uid, 5);
+    }
+}
+
+#[test]
+fn a_datafile_can_be_moved_to_another_server() {
+    let (mut fs, dir) = with_dir(striped(Acknowledge::Volatile));
+    let ino = file(&mut fs, dir, "file", 25).unwrap();
+    let from = stored(&mut fs, dir, "file").unwrap().server;
+    let to = ServerId((from.0 + 1) % SERVERS);
+    fs.drain();
+    fs.data.copy(ino, from, to);
+    let mut writes = Vec::new();
+    for record in fs.disk.store().records() {
+        let (object, key, value) = record.unwrap();
+        writes.extend(relayout(object, &key, &value, |of, layout| {
+            assert_eq!((of, layout.servers()), (ino, &[from][..]));
+            Layout::new(layout.distribution().clone(), vec![to]).ok()
+        }));
+    }
+    assert_eq!(writes.len(), 1);
+    fs.disk.store().stage(writes).unwrap();
+    fs.disk.store().publish().unwrap();
+    fs.data.ask(from, &DataRequest::Remove { ino }).unwrap();
+    let mut fs = fs.crash();
+    assert_eq!(stored(&mut fs, dir, "file").map(|bare| bare.server), Some(to));
+    assert_eq!(fs.attr("dir/file").size, 25);
+    assert_eq!(fsck(&mut fs), []);
+}
+
+/// Two ranks whose messages come at once.
+struct Ranks([Harness; 2]);
+
+impl Ranks {
+    fn ask(&mut self, request: Request) -> Result<Reply, Errno> {
+        let at = request.rank().0 as usize;
+        let id = self.0[at].send(&ROOT_CALLER, request);
+        while self.0.iter().any(|host| !host.peers.is_empty()) {
+            for from in 0..2 {
+                for (to, message) in std::mem::take(&mut self.0[from].peers) {
+                    self.0[to.0 as usize].input(Input::Peer { from: Rank(from as u16), message });
+                }
+            }
+        }
+        self.0[at].answers.remove(&id).expect("an answer")
+    }
+
+    fn rename(&mut self, from: (Ino, &str), to: (Ino, &str)) -> Result<Reply, Errno> {
+        let ((from_dir, from), (to_dir, to)) = ((from.0, name(from.1)), (to.0, name(to.1)));
+        self.ask(Request::Rename { from_dir, from, to_dir, to, flags: RenameFlags::empty() })
+    }
+}
+
+#[test]
+fn a_file_that_moves_to_another_rank_gets_an_inode_and_one_that_replaces_what_is_there_does_not() {
+    let host = |rank| cluster(Config { rank: Rank(rank), ranks: 2, ..striped(Acknowledge::Volatile) });
+    let fs = &mut Ranks([host(0), host(1)]);
+    let (perm, umask, open, exclusive) = (0o755, 0, None, true);
+    let mut far = None;
+    for at in 0..4 {
+        let (name, node) = (name(&at.to_string()), NewNode::Directory);
+        let reply = fs.ask(Request::Create { dir: Ino::ROOT, name, node, perm, umask, open, exclusive });
+        far = far.or(match reply {
+            Ok(Reply::Elsewhere { ino, .. }) => Some(ino),
+            _ => None,
+        });
+    }
+    let (far, dir) = (far.unwrap(), Ino::ROOT);
+    set(&mut fs.0[0], dir, "no_metafile", "1").unwrap();
+    let ino = file(&mut fs.0[0], dir, "file", 3).unwrap();
+    assert_eq!(fs.ask(Request::Link { ino, dir: far, name: name("link") }), Err(Errno::EPERM));
+    // A name of a file at another rank is replaced, within the directory.
+    let other = fs.0[1].create(far, "other", NewNode::Regular).unwrap();
+    assert_eq!(fs.rename((far, "other"), (dir, "other")), Ok(Reply::Done));
+    assert_eq!(fs.rename((dir, "file"), (dir, "other")), Ok(Reply::Done));
+    assert_eq!(stored(&mut fs.0[0], dir, "other").map(|bare| bare.ino), Some(ino));
+    fs.0[1].forget(other);
+    assert_eq!(fs.rename((dir, "other"), (far, "moved")), Ok(Reply::Done));
+    let chmod = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+    assert_eq!(set_attr(&mut fs.0[0], ino, chmod).unwrap().perm, 0o600);
+    for _ in 0..10 {
+        for at in 0..2 {
+            fs.0[at].input(Input::Tick);
+            fs.ask(Request::GetAttr { ino: [dir, far][at] }).unwrap();
+        }
+    }
+    fs.0.iter_mut().for_each(Harness::drain);
+    let checks = fs.0.iter().map(|host| host.disk.checked(&host.config)).collect();
+    assert_eq!(Check::finish_all(checks), []);
+}

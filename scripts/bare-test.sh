@@ -1,0 +1,171 @@
+#!/bin/bash
+# bare-test.sh: files without a metafile (docs/small-files.md) in a mount: whose they are, what is refused, that the usual tools work with them,
+# that they become files as any other when they leave their directory, and that servers which are killed leave nothing behind.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${TARGET:-target}/release/espalier")
+work=$(mktemp -d)
+chmod 755 "$work" # others look into the mounts, too
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+. scripts/cluster-functions.sh
+
+# is_bare FILE: it has no metafile.
+is_bare() {
+    "$bin" layout "$1" | grep -qx 'no_metafile = true'
+}
+# as USER COMMAND...
+as() {
+    local user=$1
+    shift
+    setpriv --reuid "$user" --regid "$user" --clear-groups "$@"
+}
+mount_both() {
+    for mount in "$a" "$b"; do
+        "$bin" mount "$url" "$mount" -o "allow_other,credentials=$credentials" --log-file "$mount.log"
+    done
+}
+
+echo '== a cluster of three'
+"$bin" cluster init "$cluster" --servers 3 --ranks 2 --listen 127.0.0.1:17590 --label tested > /dev/null
+up
+url=$("$bin" cluster status "$cluster" --json | jq -r .url)
+credentials=$cluster/clients/admin
+mount_both
+
+echo '== whose they are'
+mkdir "$a/bare" "$a/other"
+setfattr -n user.espalier.no_metafile -v 1 "$a/bare"
+is "$(getfattr --only-values -n user.espalier.no_metafile "$b/bare")" true
+refused 'true or false' "$bin" policy "$a/bare" --set no_metafile=2
+mkdir "$a/bare/below"
+chown 1000:1001 "$a/bare"
+chmod 2775 "$a/bare"
+(umask 077 && echo hello > "$a/bare/file")
+is_bare "$a/bare/file"
+is "$(stat -c '%u %g %a %s %h' "$b/bare/file")" '1000 1001 664 6 1'
+is "$(find "$cluster"/server-*/data/streams -type f | wc -l)" 1
+echo below > "$a/bare/below/file"
+is_bare "$b/bare/below/file"
+as 1002 cat "$b/bare/file" > /dev/null
+refused denied as 1002 bash -c "echo more >> '$b/bare/file'"
+# In the other mount it is so at once.
+chmod 700 "$a/bare"
+is "$(stat -c %a "$b/bare/file")" 600
+chmod 751 "$a/bare"
+refused denied as 1002 cat "$b/bare/file"
+setfacl -m u:1002:rwx "$a/bare"
+is "$(stat -c %a "$b/bare/file")" 640
+setfacl -b "$a/bare"
+chmod 755 "$a/bare"
+
+echo '== what they cannot be'
+for change in 'chmod 600' 'chown 0' 'chgrp 0' 'setfattr -n user.x -v y' 'setfacl -m u:1002:r'; do
+    refused 'not permitted' $change "$b/bare/file"
+done
+refused 'not permitted' ln "$b/bare/file" "$b/bare/linked"
+refused 'not permitted' ln "$b/bare/file" "$b/other/linked"
+chmod 644 "$b/bare/file"
+chown 1000:1001 "$b/bare/file"
+is_bare "$b/bare/file"
+
+echo '== the usual tools'
+touch -d @1000000000 "$a/bare/file"
+: > "$a/bare/empty"
+touch -d @1100000000 "$a/bare/empty"
+is "$(stat -c '%Y %X' "$b/bare/file" "$b/bare/empty" | tr '\n' ' ')" '1000000000 1000000000 1100000000 1100000000 '
+as 1000 cp -p "$b/bare/file" "$b/bare/copied"
+cmp "$a/bare/file" "$a/bare/copied"
+is "$(stat -c %Y "$a/bare/copied")" 1000000000
+tar -C "$a/bare" -cf "$work/tar" file empty
+tar -C "$b/bare/below" --no-same-owner --no-same-permissions -xf "$work/tar"
+is "$(stat -c '%Y %s' "$a/bare/below/empty")" '1100000000 0'
+is_bare "$a/bare/below/empty"
+head -c 3000000 /dev/urandom > "$work/bytes"
+cp "$work/bytes" "$a/bare/big"
+cmp "$work/bytes" "$b/bare/big"
+printf more >> "$b/bare/big"
+is "$(tail -c 4 "$a/bare/big")" more
+truncate -s 100 "$a/bare/big"
+is "$(stat -c %s "$b/bare/big")" 100
+fallocate -l 70000 "$b/bare/big"
+is "$(stat -c %s "$a/bare/big")" 70000
+is "$(find "$b/bare" -maxdepth 1 -type f -size +0 | wc -l)" 3
+# `below` may be at the other rank, which tells a little later what is in it.
+counted() { [ "$(getfattr --only-values -n user.espalier.rfiles "$a/bare")" = 6 ]; }
+until_true counted
+
+echo '== renamed, removed while open'
+mv "$a/bare/copied" "$a/bare/renamed"
+mv "$a/bare/renamed" "$a/bare/empty"
+is_bare "$b/bare/empty"
+is "$(cat "$b/bare/empty")" hello
+mv "$b/bare/empty" "$b/other/whole"
+if is_bare "$a/other/whole"; then fail 'it has left its directory'; fi
+is "$(stat -c '%u %g %a %s %Y' "$a/other/whole")" '1000 1001 644 6 1000000000'
+chmod 600 "$a/other/whole"
+ln "$a/other/whole" "$a/bare/linked"
+is "$(stat -c '%a %h' "$b/bare/linked")" '600 2'
+exec 9<> "$a/bare/big"
+rm "$b/bare/big"
+echo still >&9
+is "$(stat -c '%u %a %h' -L /proc/self/fd/9)" '1000 644 0'
+exec 9>&-
+
+echo '== servers that are killed'
+writer() {
+    local n
+    for n in $(seq 200); do
+        echo "$n" > "$1/w$n"
+        [ "$(cat "$2/w$n")" = "$n" ] || return 1
+        mv "$2/w$n" "$2/m$n"
+        [ $((n % 10)) = 0 ] || rm "$1/m$n"
+    done
+}
+writer "$a/bare" "$b/bare" & writers=$!
+writer "$b/bare/below" "$a/bare/below" & writers+=" $!"
+for victim in 0 1 2; do
+    sleep 1
+    kill_server "$victim"
+    sleep 0.3
+    up
+done
+for writer in $writers; do wait "$writer" || fail 'what was written was not there'; done
+is "$(find "$a" -name 'm*' | wc -l)" 40
+is_bare "$a/bare/m100"
+
+echo '== a data server is taken out'
+umount "$a" "$b"
+"$bin" cluster down "$cluster" > /dev/null
+"$bin" cluster fsck "$cluster"
+for rank in 0 1; do
+    sed -i '/^\[\[data\]\]/{n;s/^number = 2$/&\ndrain = true/}' "$cluster/server-$rank/server.toml"
+done
+"$bin" cluster drain "$cluster" --server 2 | grep -q '^moved [1-9]'
+is "$(find "$cluster/server-2/data/streams" -type f | wc -l)" 0
+"$bin" cluster fsck "$cluster"
+up
+mount_both
+is "$(cat "$a/bare/m100") $(cat "$b/bare/below/m200")" '100 200'
+is_bare "$a/bare/m100"
+
+echo '== the setting is taken back'
+"$bin" policy "$a/bare" --unset no_metafile
+: > "$a/bare/new"
+if is_bare "$a/bare/new"; then fail 'the setting is gone'; fi
+is_bare "$b/bare/m100"
+
+echo '== nothing is left behind'
+rm -rf "$a"/*
+is "$(find "$b" -mindepth 1 | wc -l)" 0
+umount "$a" "$b"
+"$bin" cluster down "$cluster" > /dev/null
+"$bin" cluster fsck "$cluster"
+echo 'bare-test: passed'
