@@ -9,6 +9,7 @@ use crate::journal::Held;
 use crate::machine::Meta;
 use crate::outbox::{Io, IoDone, IoId, Now, Outbox};
 use crate::step::{Load, StreamCall};
+use crate::striping::Layouts;
 
 /// What an I/O was asked for.
 #[derive(Debug)]
@@ -27,9 +28,9 @@ pub(crate) enum Purpose {
     RemoveStream(Ino),
     SettleStream(Ino),
     /// One that nobody knows of.
-    RemoveDatafile,
+    RemoveDatafile(Ino, Layouts),
     /// One that was filled, and that the file did not come to have.
-    RemoveUnused(Ino),
+    RemoveUnused(Ino, Layouts),
     /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
     SyncStream(Ino, u64),
     /// Between releasing what expired sessions held.
@@ -111,9 +112,11 @@ impl Meta {
             (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
             (Some(Purpose::SettleStream(ino)), Ok(_)) => self.state.note_settled(ino),
             // It stays new, which does no harm, and the next mount tries again.
-            (Some(Purpose::SettleStream(_) | Purpose::RemoveDatafile), Err(_))
-            | (Some(Purpose::RemoveDatafile), Ok(_)) => {}
-            (Some(Purpose::RemoveUnused(ino)), _) => self.unused_removed(ino),
+            (Some(Purpose::SettleStream(_)), Err(_)) | (Some(Purpose::RemoveDatafile(..)), Ok(_)) => {}
+            (Some(Purpose::RemoveDatafile(ino, layouts)), Err(_)) => self.left_behind(ino, layouts),
+            (Some(Purpose::RemoveUnused(ino, layouts)), result) => {
+                self.unused_removed(ino, layouts, result.is_ok());
+            }
             (Some(Purpose::Abandoned), _) => self.release_abandoned(now, out),
             (Some(Purpose::Pool(end)), result) => self.pool_done(end, result.map(drop)),
             (Some(Purpose::Admit), result) => self.cut_off(now, result.is_ok(), out),

@@ -486,6 +486,7 @@ impl Meta {
                 self.ask(Purpose::SyncStream(ino, self.ticks), self.stream_io(StreamCall::Sync { ino }), out);
             }
             self.measure_unmeasured(now, out);
+            self.retry_removals(out);
         }
         let is_waited_for = !self.roomless.is_empty();
         if self.draining || is_due || is_short || is_waited_for || self.journal.is_half_full() {

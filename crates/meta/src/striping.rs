@@ -276,9 +276,9 @@ impl Meta {
             if ino.rank() != self.config.rank || self.is_unsettled(*ino) {
                 continue;
             }
-            let layouts = [(*ino, Arc::clone(&layout))].into();
-            let io = Io::Stream(StreamCall::Remove { ino: *ino }, layouts);
-            self.ask(Purpose::RemoveDatafile, io, out);
+            let layouts: Layouts = [(*ino, Arc::clone(&layout))].into();
+            let io = Io::Stream(StreamCall::Remove { ino: *ino }, layouts.clone());
+            self.ask(Purpose::RemoveDatafile(*ino, layouts), io, out);
         }
     }
 

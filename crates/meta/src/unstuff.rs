@@ -12,6 +12,7 @@ use crate::machine::{Cx, Meta};
 use crate::outbox::{Io, Now, Outbox};
 use crate::record::Body;
 use crate::step::{Step, Stop, StreamCall, Wait};
+use crate::striping::Layouts;
 use crate::task::Task;
 
 /// Files whose streams are being filled.
@@ -21,6 +22,8 @@ pub(crate) struct Filling {
     files: BTreeMap<Ino, Vec<u64>>,
     /// Operations that wait no longer.
     ready: Vec<u64>,
+    /// What came of them that could not be removed.
+    left: Vec<(Ino, Layouts)>,
 }
 
 impl Filling {
@@ -32,6 +35,12 @@ impl Filling {
     pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
         let mut all = self.files.values_mut();
         all.find_map(|waiting| waiting.iter().position(&is_it).map(|at| waiting.swap_remove(at)))
+    }
+
+    /// What was left of it before is overwritten, or removed.
+    fn begin(&mut self, ino: Ino) {
+        self.files.insert(ino, Vec::new());
+        self.left.retain(|(left, _)| *left != ino);
     }
 
     /// The file has its stream, or none any more.
@@ -55,7 +64,7 @@ impl Meta {
             if self.filling.files.contains_key(&ino) {
                 return Err(Stop::Wait(Wait::Filling(ino)));
             }
-            self.filling.files.insert(ino, Vec::new());
+            self.filling.begin(ino);
         }
         cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync })?;
         self.commit(cx, &self.unstuffing(ino)?)?;
@@ -69,14 +78,38 @@ impl Meta {
         let filled = task.streams.iter().find_map(|(call, _)| call.fills());
         if let Some(ino) = filled.filter(|ino| self.filling.files.contains_key(ino)) {
             let layout = self.new_layout(ino).ok().flatten();
-            let layouts = layout.map(|layout| (ino, layout)).into_iter().collect();
-            self.ask(Purpose::RemoveUnused(ino), Io::Stream(StreamCall::Remove { ino }, layouts), out);
+            self.remove_filled(ino, layout.map(|layout| (ino, layout)).into_iter().collect(), out);
         }
     }
 
-    /// It has been; or not, and the next mount does it.
-    pub(crate) fn unused_removed(&mut self, ino: Ino) {
+    fn remove_filled(&mut self, ino: Ino, layouts: Layouts, out: &mut Outbox) {
+        let io = Io::Stream(StreamCall::Remove { ino }, layouts.clone());
+        self.ask(Purpose::RemoveUnused(ino, layouts), io, out);
+    }
+
+    pub(crate) fn unused_removed(&mut self, ino: Ino, layouts: Layouts, is_removed: bool) {
         self.filling.end(ino);
+        if !is_removed {
+            self.left_behind(ino, layouts);
+        }
+    }
+
+    /// A new stream could not be removed, which does no harm: that is tried again.
+    pub(crate) fn left_behind(&mut self, ino: Ino, layouts: Layouts) {
+        if !self.filling.files.contains_key(&ino) {
+            self.filling.left.push((ino, layouts));
+        }
+    }
+
+    pub(crate) fn retry_removals(&mut self, out: &mut Outbox) {
+        for (ino, layouts) in core::mem::take(&mut self.filling.left) {
+            if self.filling.files.contains_key(&ino) {
+                self.filling.left.push((ino, layouts));
+            } else {
+                self.filling.begin(ino);
+                self.remove_filled(ino, layouts, out);
+            }
+        }
     }
 
     /// Operations go on that have waited for another to fill a stream.

@@ -175,6 +175,27 @@ fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
     }
 }
 
+#[test]
+fn what_could_not_be_removed_is_removed_later() {
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, [ServerId(0)].into(), 1).unwrap();
+    let mut fs = Harness::with(Config { striping: Some(striping), ..harness::config() });
+    fs.data = DataServers::new(1);
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 60]).unwrap();
+    fs.shuffle = Some(fastrand::Rng::with_seed(0));
+    let large = fs.send(&ROOT_CALLER, Request::SetAttr { ino, set: LARGE });
+    fs.fault = Some((fs.count, Fault::SeemsToFail(Errno::EIO)));
+    fs.settle_one();
+    assert_eq!(fs.answers.remove(&large), Some(Err(Errno::EIO)));
+    fs.data.down = true;
+    while fs.settle_one() {}
+    fs.data.down = false;
+    assert_eq!(fs.data.files().len(), 1);
+    fs.input(Input::Tick);
+    while fs.settle_one() {}
+    assert_eq!(fs.data.files(), [].into());
+}
+
 /// A second one would fill the stream when clients already write to it.
 #[test]
 fn one_at_a_time_moves_bytes_out() {

@@ -84,6 +84,9 @@ pub enum Came<P> {
 const NEW: RequestId = RequestId(0);
 const ADMIT: RequestId = RequestId(1);
 
+/// A server that does not say what it has is asked again after that.
+const AGAIN: Nanos = Nanos(1_000_000_000);
+
 impl<P> Asking<P> {
     pub fn new((own, place): (Node, Place), first: Node) -> Self {
         let (lines, rounds) = (BTreeMap::new(), BTreeMap::new());
@@ -160,12 +163,13 @@ impl<P> Asking<P> {
             return None;
         }
         if message.id == NEW {
+            let Ok(DataReply::Inos(inos)) = message.result else {
+                fabric.cut(wire, AGAIN);
+                return None;
+            };
             line.known = true;
             line.ask_again(fabric, self.own, wire);
-            return match message.result {
-                Ok(DataReply::Inos(inos)) => Some(Came::New(server, inos)),
-                _ => None,
-            };
+            return Some(Came::New(server, inos));
         }
         let Pending { round, place, .. } = line.unanswered.remove(&message.id.0)?;
         let to = Place::Data(server.0);
