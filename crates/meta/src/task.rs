@@ -62,6 +62,14 @@ impl Cx<'_> {
         }
     }
 
+    /// The file whose stream this operation has emptied.
+    pub(crate) fn emptied(&self) -> Option<Ino> {
+        self.streams.iter().find_map(|(call, result)| match call {
+            StreamCall::Truncate { ino, size: 0 } if result.is_ok() => Some(*ino),
+            _ => None,
+        })
+    }
+
     /// Files whose streams this operation has had measured last, with what was counted for them then, and their sizes.
     pub(crate) fn measured(&self) -> Option<Vec<(Ino, u64, u64)>> {
         self.streams.iter().rev().find_map(|made| match made {

@@ -29,7 +29,9 @@ impl Meta {
         let cacheable = parent.searchable_by_all();
         let slot = self.state.slot(name);
         let target = self.state.target(dir, &slot)?;
-        if let Some(ino) = target.ino() {
+        let named = target.ino();
+        // What has been emptied is opened, also if the name does not stand for it any more.
+        if let Some(ino) = cx.emptied().filter(|ino| self.state.inode(*ino).is_ok()).or(named) {
             let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
             if let Target::Remote(_, kind) = target
                 && ino.rank() != dir.rank()
@@ -44,7 +46,9 @@ impl Meta {
             } else if how.truncate {
                 (attr.size, attr.blocks, attr.mtime, attr.ctime) = (0, 0, cx.now, cx.now);
             }
-            return Ok(Reply::Created(self.entry(cx, Some((dir, slot.hash)), cacheable, attr), opened));
+            let is_named = named == Some(ino);
+            let place = is_named.then_some((dir, slot.hash));
+            return Ok(Reply::Created(self.entry(cx, place, cacheable && is_named, attr), opened));
         }
         let mut inode = self.new_inode(cx, dir, node, modes)?;
         let parent = self.state.dir(dir)?;

@@ -94,6 +94,27 @@ fn what_is_there_and_big_is_told_to_be_empty_when_it_is_emptied() {
 }
 
 #[test]
+fn what_has_been_emptied_is_opened_whatever_becomes_of_its_name() {
+    for steps in 0..10 {
+        let mut fs = Harness::new();
+        let file = fs.file("file", &[7; 100]);
+        fs.ask(Request::Open { ino: file, how: open_how(Access::WRITE, false) }).unwrap();
+        fs.shuffle = Some(fastrand::Rng::with_seed(0));
+        let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, true)));
+        let (perm, umask, exclusive) = (0o644, 0, false);
+        let request =
+            Request::Create { dir: Ino::ROOT, name: name("file"), node, perm, umask, open, exclusive };
+        let create = fs.send(&ROOT_CALLER, request);
+        (0..steps).for_each(|_| _ = fs.settle_one());
+        fs.send(&ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file") });
+        while fs.settle_one() {}
+        let Ok(Reply::Created(entry, _)) = &fs.answers[&create] else { panic!("it can be made") };
+        let is_opened = entry.attr.ino == file;
+        assert_eq!(fs.attr_of(file).size, if is_opened { 0 } else { 100 }, "after {steps} steps");
+    }
+}
+
+#[test]
 fn errors_come_in_order() {
     everywhere(|fs| {
         fs.mkdir("dir");
