@@ -251,6 +251,7 @@ impl Config {
         let servers = self.data.iter().map(|entry| ServerId(entry.number)).collect();
         let striping = Striping::new(Distribution::SimpleStripe { strip }, servers, self.stripe_width);
         let striping = striping.context("stripe_strip, or [[data]], makes no sense")?;
+        let striping = if self.data_key.is_some() { striping.delegated() } else { striping };
         let drained: Vec<_> = self.drained().collect();
         Ok(Some(striping.drain(&drained).context("one of [[data]] at least must be without drain = true")?))
     }

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 
 use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
 
-use crate::{Call, Client, Next, extend, to_stream, write};
+use crate::{Call, Client, Next, Work, extend, to_stream, write};
 
 /// Whom a file's bytes are to be asked of.
 #[derive(Clone, Debug, Default)]
@@ -26,7 +26,7 @@ impl Client {
             _ if !self.can_ask_data_servers => Next::Stream(io),
             Way::MetadataServer => Next::Stream(io),
             Way::DataServers(delegation) if delegation.capability.access.contains(access) => {
-                Next::Data(Arc::clone(delegation), io)
+                Next::Data(Arc::clone(delegation), Work::Stream(io))
             }
             Way::DataServers(delegation) => {
                 Next::Ask(Request::Delegate { ino, access: access | delegation.capability.access })

@@ -63,7 +63,7 @@ impl Kind {
             DataRequest::Allocate { ino, .. } => (Self::Allocate, ino),
             DataRequest::Seek { ino, .. } => (Self::Seek, ino),
             DataRequest::Stat { .. } => (Self::GetAttr, Ino::ROOT),
-            DataRequest::Fill { ino, .. } => (Self::Create, ino),
+            DataRequest::Fill { ino, .. } | DataRequest::Create { ino } => (Self::Create, ino),
             DataRequest::Precreate { .. } => (Self::Create, Ino::ROOT),
             DataRequest::Discard { .. } => (Self::Unlink, Ino::ROOT),
             DataRequest::Settle { ino }
@@ -100,6 +100,8 @@ impl Kind {
             Request::Rename { from_dir, .. } => (Self::Rename, *from_dir),
             Request::Open { ino, .. } | Request::Delegate { ino, .. } => (Self::Open, *ino),
             Request::Release { ino } => (Self::Release, *ino),
+            Request::SetLayout { ino, .. } => (Self::SetAttr, *ino),
+            Request::Purge { ino, .. } => (Self::Unlink, *ino),
             Request::Read { ino, .. } => (Self::Read, *ino),
             Request::Write { ino, .. } | Request::Extend { ino, .. } => (Self::Write, *ino),
             Request::Allocate { ino, .. } => (Self::Allocate, *ino),

@@ -35,7 +35,7 @@ pub use data_link::{Came, DataLink};
 pub use kind::Kind;
 pub use link::{Begun, Link};
 pub use sessions::{Asked, DataAsk, ForDoor, Interrupt, Outcome, Sessions, Told};
-pub use striped::{Striped, Turn};
+pub use striped::{Striped, Turn, Work};
 
 /// What a program wants, as a door understands it.
 #[derive(Clone, Debug)]
@@ -121,7 +121,7 @@ pub enum Next {
     /// Do this with streams; its result is the answer.
     Stream(StreamIo),
     /// As [`Self::Stream`], by asking data servers; or [`Client::stale`] follows.
-    Data(Arc<Delegation>, StreamIo),
+    Data(Arc<Delegation>, Work),
     Answer(Result<Answer, Errno>),
 }
 
@@ -277,6 +277,10 @@ impl Client {
             Reply::Waits => return Next::Answer(Err(Errno::EIO)),
             Reply::Granted => return self.granted(call),
             Reply::Delegated(delegation) => return self.delegated(call, delegation),
+            // Sessions lead these on.
+            Reply::Made(_) | Reply::Unmeasured(..) | Reply::Orphaned(..) => {
+                return Next::Answer(Err(Errno::EIO));
+            }
         }))
     }
 

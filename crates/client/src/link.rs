@@ -223,6 +223,7 @@ impl Link {
     fn give_back(&mut self, message: &Message, reply: &Reply, out: &mut Vec<FromClient>) {
         let opened = match (message, reply) {
             (_, Reply::Created(entry, _)) => Some(entry.attr.ino),
+            (_, Reply::Made(made)) => Some(made.ino),
             (Message::Request(_, Request::Open { ino, .. }), Reply::Opened(_)) => Some(*ino),
             _ => None,
         };
@@ -231,6 +232,10 @@ impl Link {
         }
         match reply {
             Reply::Entry(entry) | Reply::Created(entry, _) => self.forget(entry.attr.ino, 1, out),
+            Reply::Unmeasured(told, _) => self.give_back(message, told, out),
+            Reply::Orphaned(ino, _) => {
+                self.ask(Caller::SERVER, Request::Purge { ino: *ino, removed: false }, out);
+            }
             Reply::Listing { entries, .. } => {
                 for entry in entries.iter().filter_map(|dirent| dirent.entry.as_ref()) {
                     self.forget(entry.attr.ino, 1, out);
@@ -258,6 +263,13 @@ impl Link {
         }
         match (message, result) {
             (_, Ok(Reply::Entry(entry))) => self.note(entry),
+            (_, Ok(Reply::Unmeasured(told, _))) if let Reply::Entry(entry) = &**told => self.note(entry),
+            (_, Ok(Reply::Made(made))) => {
+                let home = Home::Orphan;
+                let new =
+                    Hold { home, lookups: 0, opens: 1, told: 0, opened: made.opened.proof, writes: true };
+                self.held.insert(made.ino, new);
+            }
             (Message::Request(_, request), Ok(Reply::Created(entry, opened))) => {
                 self.note(entry);
                 self.note_opened(entry.attr.ino, request, opened);

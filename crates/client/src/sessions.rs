@@ -3,6 +3,7 @@
 
 mod asking;
 mod end;
+mod own;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -13,9 +14,10 @@ use espalier_proto::{
     Recall, Reply, Request, RequestId, StreamIo, Touched, Welcome,
 };
 
-use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting};
+use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting, Work};
 use asking::Asking;
 use end::{Course, End, Parked, Seen};
+use own::{Left, Own, Step};
 
 pub use asking::Outcome;
 
@@ -86,7 +88,7 @@ pub enum ForDoor<T> {
 pub struct DataAsk {
     pub number: u64,
     pub delegation: Arc<Delegation>,
-    pub io: StreamIo,
+    pub work: Work,
     /// What is to be written.
     pub data: Vec<u8>,
     /// To be dropped when nothing of it will be done any more, also when nobody waits for it.
@@ -240,14 +242,15 @@ impl<T> Sessions<T> {
             }
             if let (true, gone) = end.interrupt(call_id) {
                 if let Some(parked) = gone {
-                    told.answer(parked.ticket, Err(Errno::EINTR));
+                    self.give_up(parked, Errno::EINTR, told);
                 }
                 self.say(told);
                 return Interrupt::Heard;
             }
         }
         let interrupt = self.asking.interrupt(call_id, dies);
-        self.asking.give_up_stuck(is_stuck, told);
+        self.give_up_stuck(is_stuck, told);
+        self.say(told);
         interrupt
     }
 
@@ -302,10 +305,10 @@ impl<T> Sessions<T> {
         if let Some(inos) = distrust {
             told.door.push(ForDoor::Distrust(self.shown_all(inos)));
         }
-        failed.into_iter().for_each(|parked| told.answer(parked.ticket, Err(Errno::EIO)));
         if is_lost {
-            self.asking.lose(rank, told);
+            failed.append(&mut self.asking.lose(rank, told));
         }
+        failed.into_iter().for_each(|parked| self.give_up(parked, Errno::EIO, told));
         self.say(told);
     }
 
@@ -327,7 +330,7 @@ impl<T> Sessions<T> {
                 end.ask(Caller::SERVER, Request::Release { ino });
             }
         }
-        self.asking.give_up_stuck(is_stuck, told);
+        self.give_up_stuck(is_stuck, told);
         self.say(told);
     }
 
@@ -379,8 +382,13 @@ impl<T> Sessions<T> {
         match outcome {
             Outcome::Done(result) => self.lead_on(now, parked, result, 0, told),
             Outcome::Stale => {
-                let next = self.client.stale(&parked.call, &delegation);
-                self.advance(now, parked.into_asked(), next, 0, told);
+                let (asked, mut course) = parked.into_asked();
+                if let Some(own) = course.own.take() {
+                    self.take_step(now, (asked, course), own.stale(), 0, told);
+                } else {
+                    let next = self.client.stale(&asked.call, &delegation);
+                    self.advance(now, (asked, course), next, 0, told);
+                }
             }
         }
         self.say(told);
@@ -433,11 +441,12 @@ impl<T> Sessions<T> {
     ) {
         let seen = parked.course.seen;
         let Some(sighting) = seen.sighting else {
-            let next = self.client.reply(&parked.call, result);
-            if let Next::Answer(result) = &next {
-                self.cache.answered(&parked.call, result.as_ref().ok(), lease, now);
-            }
-            return self.advance(now, parked.into_asked(), next, lease, told);
+            let (asked, mut course) = parked.into_asked();
+            let step = match course.own.take() {
+                Some(own) => own.go_on(&asked.call, result),
+                None => Own::begin(&asked.call, result),
+            };
+            return self.take_step(now, (asked, course), step, lease, told);
         };
         // The lease on the name may have ended since.
         let left = seen.until.saturating_sub(now);
@@ -449,6 +458,40 @@ impl<T> Sessions<T> {
         let lease = if left > 0 { lease.min(left) } else { lease };
         let (asked, mut course) = parked.into_asked();
         course.seen = Seen { gone: Some(sighting.ino), ..Seen::default() };
+        self.advance(now, (asked, course), next, lease, told);
+    }
+
+    /// A call goes on that the client may have to do step by step.
+    fn take_step(
+        &mut self,
+        now: u64,
+        (asked, mut course): (Asked<'static, T>, Course),
+        step: Step,
+        lease: u64,
+        told: &mut Told<T>,
+    ) {
+        let next = match step {
+            Step::Ask(own, request) => {
+                course.own = Some(own);
+                Next::Ask(request)
+            }
+            Step::Data(own, delegation, work) => {
+                course.own = Some(own);
+                Next::Data(delegation, work)
+            }
+            Step::Anew(left) => {
+                self.give_back(left);
+                self.client.start(&asked.call)
+            }
+            Step::Over(result, left) => {
+                self.give_back(left);
+                let next = self.client.reply(&asked.call, result);
+                if let Next::Answer(result) = &next {
+                    self.cache.answered(&asked.call, result.as_ref().ok(), lease, now);
+                }
+                next
+            }
+        };
         self.advance(now, (asked, course), next, lease, told);
     }
 
@@ -488,10 +531,10 @@ impl<T> Sessions<T> {
                 let result = result.map(|answer| self.shown(answer));
                 return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
             }
-            Next::Data(delegation, io) => {
+            Next::Data(delegation, work) => {
                 let call = call.into_owned();
                 let parked = Parked { call_id, caller, call, ticket, sent: now, course };
-                return self.asking.ask(parked, delegation, io, told);
+                return self.asking.ask(parked, delegation, work, told);
             }
             Next::Tell(request, answer) => {
                 end.ask(caller, request);
@@ -514,7 +557,38 @@ impl<T> Sessions<T> {
         let interrupted = course.interrupted;
         end.parked.insert(id, Parked { call_id, caller, call, ticket, sent: now, course });
         if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
-            told.answer(gone.ticket, Err(Errno::EINTR));
+            self.give_up(gone, Errno::EINTR, told);
+        }
+    }
+
+    /// Nobody waits any more for what comes of a call.
+    fn give_up(&mut self, parked: Parked<T>, errno: Errno, told: &mut Told<T>) {
+        if let Some(own) = &parked.course.own {
+            self.give_back(own.left());
+        }
+        told.answer(parked.ticket, Err(errno));
+    }
+
+    /// As [`Self::give_up`], of calls whose callers do not want to wait for data servers that cannot be reached.
+    fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
+        for parked in self.asking.give_up_stuck(is_stuck, told) {
+            self.give_up(parked, Errno::EINTR, told);
+        }
+    }
+
+    fn give_back(&mut self, left: Left) {
+        let (Left::Open(ino) | Left::OpenNamed(ino) | Left::Lookup(ino) | Left::Orphan(ino)) = left else {
+            return;
+        };
+        // What is under way may still make datafiles.
+        let is_put_off = matches!(left, Left::Open(_) | Left::OpenNamed(_)) && self.asking.puts_off(ino);
+        let Some(end) = self.end(ino.rank()).filter(|_| !is_put_off) else { return };
+        match left {
+            Left::Open(_) => drop(end.ask(Caller::SERVER, Request::Release { ino })),
+            Left::OpenNamed(_) => end.link.release(ino, &mut end.out),
+            Left::Lookup(_) => end.link.forget(ino, 1, &mut end.out),
+            Left::Orphan(_) => drop(end.ask(Caller::SERVER, Request::Purge { ino, removed: false })),
+            Left::Nothing => {}
         }
     }
 

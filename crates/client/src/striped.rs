@@ -6,8 +6,27 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    DataReply, DataRequest, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
+    Attr, DataReply, DataRequest, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
+    StreamStat,
 };
+
+/// What is to be done with a striped file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    Stream(StreamIo),
+    /// Its datafiles are to be made.
+    Create(Ino),
+    /// The attributes are to be completed.
+    Measure(Attr),
+    /// Its datafiles are to be removed.
+    Remove(Ino),
+}
+
+impl From<StreamIo> for Work {
+    fn from(io: StreamIo) -> Self {
+        Self::Stream(io)
+    }
+}
 
 /// Something that is being done with a striped file. See the module's description.
 #[derive(Debug)]
@@ -27,7 +46,10 @@ enum Round {
     Write {
         length: usize,
     },
-    Allocate,
+    /// Something that each does, or has done, and says no more of.
+    Each,
+    /// What there is of each.
+    Attr(Attr),
     /// How long the datafiles are, and where in each.
     Seek {
         offset: u64,
@@ -56,8 +78,13 @@ pub enum Turn {
 
 impl Striped {
     /// Begins. `data`: what is written.
-    pub fn start(layout: Arc<Layout>, io: StreamIo, data: Vec<u8>) -> (Self, Turn) {
-        let (round, turn) = begin(&layout, io, data);
+    pub fn start(layout: Arc<Layout>, work: impl Into<Work>, data: Vec<u8>) -> (Self, Turn) {
+        let (round, turn) = match work.into() {
+            Work::Stream(io) => begin(&layout, io, data),
+            Work::Create(ino) => each(&layout, &DataRequest::Create { ino }),
+            Work::Remove(ino) => each(&layout, &DataRequest::Remove { ino }),
+            Work::Measure(attr) => (Round::Attr(attr), Turn::Ask(measure(&layout, attr.ino))),
+        };
         (Self { layout, round }, turn)
     }
 
@@ -72,12 +99,13 @@ impl Striped {
     fn proceed(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Result<Turn, Errno> {
         let replies = replies.into_iter().collect::<Result<Vec<_>, _>>()?;
         let layout = Arc::clone(&self.layout);
-        let (round, turn) = match core::mem::replace(&mut self.round, Round::Allocate) {
+        let (round, turn) = match core::mem::replace(&mut self.round, Round::Each) {
             Round::Read(read) => read.received(replies)?.judge(&layout),
             Round::ReadAgain(read) => done(Ok(Reply::Bytes(read.received(replies)?.gather(&layout)))),
             Round::Measure(read) => read.measured(&layout, layout.size(sizes(&replies)?)),
             Round::Write { length } => done(Ok(Reply::Written(length as u32))),
-            Round::Allocate => done(Ok(Reply::Done)),
+            Round::Each => done(Ok(Reply::Done)),
+            Round::Attr(attr) => done(measured(&layout, attr, &replies)),
             Round::Seek { offset, what } => done(found(&layout, offset, what, &replies)),
         };
         self.round = round;
@@ -86,7 +114,7 @@ impl Striped {
 }
 
 fn done(result: Result<Reply, Errno>) -> (Round, Turn) {
-    (Round::Allocate, Turn::Done(result))
+    (Round::Each, Turn::Done(result))
 }
 
 fn begin(layout: &Layout, io: StreamIo, data: Vec<u8>) -> (Round, Turn) {
@@ -98,7 +126,7 @@ fn begin(layout: &Layout, io: StreamIo, data: Vec<u8>) -> (Round, Turn) {
             let ask = |Segment { place, local: offset, length }| {
                 (layout.servers()[place], DataRequest::Allocate { ino, offset, length, mode })
             };
-            (Round::Allocate, Turn::Ask(layout.parts(offset, length).into_iter().map(ask).collect()))
+            (Round::Each, Turn::Ask(layout.parts(offset, length).into_iter().map(ask).collect()))
         }
         StreamIo::Seek { ino, offset, what } => {
             let mut asks = measure(layout, ino);
@@ -123,12 +151,25 @@ fn measure(layout: &Layout, ino: Ino) -> Vec<(ServerId, DataRequest)> {
     layout.servers().iter().map(|server| (*server, DataRequest::Stat { inos: vec![ino] })).collect()
 }
 
-fn sizes(replies: &[DataReply]) -> Result<Vec<u64>, Errno> {
-    let size = |reply: &DataReply| match reply {
-        DataReply::Stats(stats) => stats.first().map(|stat| stat.size).ok_or(Errno::EIO),
+fn each(layout: &Layout, request: &DataRequest) -> (Round, Turn) {
+    (Round::Each, Turn::Ask(layout.servers().iter().map(|server| (*server, request.clone())).collect()))
+}
+
+fn stats(replies: &[DataReply]) -> Result<Vec<StreamStat>, Errno> {
+    let stat = |reply: &DataReply| match reply {
+        DataReply::Stats(stats) => stats.first().copied().ok_or(Errno::EIO),
         _ => Err(Errno::EIO),
     };
-    replies.iter().map(size).collect()
+    replies.iter().map(stat).collect()
+}
+
+fn sizes(replies: &[DataReply]) -> Result<Vec<u64>, Errno> {
+    Ok(stats(replies)?.iter().map(|stat| stat.size).collect())
+}
+
+fn measured(layout: &Layout, mut attr: Attr, replies: &[DataReply]) -> Result<Reply, Errno> {
+    attr.measure(&layout.whole(&stats(replies)?));
+    Ok(Reply::Attr(attr))
 }
 
 fn write(layout: &Layout, ino: Ino, offset: u64, data: &[u8]) -> (Round, Turn) {

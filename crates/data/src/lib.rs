@@ -357,6 +357,7 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
         | DataRequest::Settle { ino }
         | DataRequest::Truncate { ino, .. }
         | DataRequest::SetMtime { ino, .. }
+        | DataRequest::Create { ino }
         | DataRequest::Remove { ino } => Some((*ino, Use::Alone)),
         DataRequest::Stat { .. }
         | DataRequest::Precreate { .. }

@@ -192,6 +192,7 @@ fn clients_do_what_their_capabilities_say() {
     server.ask_with(capability(1), 6, DataRequest::Stat { inos: vec![FILE, Ino(8)] });
     for (id, request) in [
         DataRequest::Truncate { ino: FILE, size: 0 },
+        DataRequest::Create { ino: FILE },
         DataRequest::Remove { ino: FILE },
         DataRequest::Sync { ino: FILE },
         DataRequest::Precreate { inos: vec![FILE] },
@@ -207,7 +208,13 @@ fn clients_do_what_their_capabilities_say() {
     let message = ToData { id: RequestId(20), request: write(1), capability: None };
     server.data.on(Input::Request { from: CLIENT, connection: 9, message }, &mut server.out);
     assert_eq!(server.out.io.len(), 3);
-    assert_eq!(server.told(), vec![Err(Errno::EACCES); 11]);
+    assert_eq!(server.told(), vec![Err(Errno::EACCES); 12]);
+    let of_datafiles = Capability { access: Access::EXEC, ..capability(1) };
+    server.ask_with(of_datafiles, 21, write(1));
+    assert_eq!(server.told(), [Err(Errno::EACCES)]);
+    server.ask_with(of_datafiles, 22, DataRequest::Create { ino: FILE });
+    assert_eq!(server.out.io.len(), 3, "it waits until nothing else is done with the file");
+    assert_eq!(server.told(), []);
 }
 
 #[test]

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::io::ErrorKind;
+
 use espalier_library::{Credentials, FileSystem, OpenOptions};
 
 async fn connect(url: &str) -> FileSystem {
@@ -61,4 +63,42 @@ async fn big_files_are_on_data_servers() {
     let mut read = [0; 10];
     assert_eq!(ours.read_at(&mut read, 500_000).await.unwrap(), 10);
     assert_eq!(read, bytes[500_000..500_010]);
+}
+
+/// As PVFS's clients do; to everybody they are files as any others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_make_measure_and_remove_files_themselves() {
+    let url = common::with_data_servers(3);
+    let (one, other) = (connect(&url).await, connect(&url).await);
+    one.create_dir("/dir").await.unwrap();
+    for (setting, value) in [("stuffing", "false"), ("create", "client")] {
+        one.set_xattr("/dir", format!("user.espalier.{setting}"), value.as_bytes()).await.unwrap();
+    }
+    one.create_file("/dir/empty", 0o640).await.unwrap();
+    assert_eq!(one.messages().data, 1, "it has made the datafiles");
+    let met = other.metadata("/dir/empty").await.unwrap();
+    assert_eq!((met.len(), met.nlink(), met.permissions() & 0o777), (0, 1, 0o640));
+    assert_eq!(other.messages().data, 1, "it has asked how long they are");
+    let mut new = OpenOptions::new();
+    new.write(true).create_new(true);
+    assert_eq!(new.open(&other, "/dir/empty").await.unwrap_err().kind(), ErrorKind::AlreadyExists);
+
+    let bytes = vec![7; 200_000];
+    one.write("/dir/file", &bytes).await.unwrap();
+    let (met, before) = (other.metadata("/dir/file").await.unwrap(), other.messages().data);
+    assert_eq!((met.len(), other.read("/dir/file").await.unwrap()), (200_000, bytes));
+    assert!(other.messages().data > before);
+    // Who has it open has its bytes when it has no name any more.
+    let open = OpenOptions::new().read(true).open(&other, "/dir/file").await.unwrap();
+    one.remove_file("/dir/file").await.unwrap();
+    assert_eq!(one.metadata("/dir/file").await.unwrap_err().kind(), ErrorKind::NotFound);
+    let mut read = [0; 10];
+    assert_eq!((open.read_at(&mut read, 150_000).await.unwrap(), read), (10, [7; 10]));
+    drop(open);
+
+    one.write("/dir/file", b"again").await.unwrap();
+    one.remove_file("/dir/file").await.unwrap();
+    assert_eq!(one.metadata("/dir/file").await.unwrap_err().kind(), ErrorKind::NotFound);
+    one.remove_file("/dir/empty").await.unwrap();
+    one.remove_dir("/dir").await.unwrap();
 }

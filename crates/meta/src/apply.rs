@@ -110,6 +110,14 @@ impl State {
                     inode.body = Body::Striped { counted, layout };
                 });
             }
+            Event::SetLayout { ino, layout } => {
+                self.inode(*ino)?;
+                self.change(*ino, |inode| {
+                    if let Body::Striped { layout: set, .. } = &mut inode.body {
+                        set.clone_from(layout);
+                    }
+                });
+            }
             Event::Watch { ino } => {
                 self.inode(*ino)?;
                 self.watched.insert(*ino, Watched::new(self.sequence));

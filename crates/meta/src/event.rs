@@ -219,6 +219,11 @@ pub enum Event {
         server: ServerId,
         time: Time,
     },
+    /// A file's datafiles have been made by its client, where this says.
+    SetLayout {
+        ino: Ino,
+        layout: Arc<Layout>,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -264,6 +269,7 @@ impl Event {
             | Self::Zero { ino, .. }
             | Self::Unstuff { ino }
             | Self::Stripe { ino, .. }
+            | Self::SetLayout { ino, .. }
             | Self::SetAcl { ino, .. }
             | Self::SetDefaultAcl { ino, .. }
             | Self::SetXattr { ino, .. }

@@ -99,7 +99,7 @@ impl StreamCall {
             None => local(ino),
             Some(layout) => {
                 let of = |server: &ServerId| told.get(&(ino, *server)).copied().ok_or(Errno::EIO);
-                Ok(whole(layout, &layout.servers().iter().map(of).collect::<Result<Vec<_>, _>>()?))
+                Ok(layout.whole(&layout.servers().iter().map(of).collect::<Result<Vec<_>, _>>()?))
             }
         };
         Ok(StreamDone::Stats(inos.into_iter().map(stat).collect::<Result<_, _>>()?))
@@ -119,14 +119,4 @@ fn by_server(layouts: &Layouts, request: impl Fn(Vec<Ino>) -> DataRequest) -> Ve
         chunks.map(|inos| (*server, request(inos.to_vec()))).collect::<Vec<_>>()
     };
     asked.into_iter().collect::<Vec<_>>().iter().flat_map(chunk).collect()
-}
-
-/// What the datafiles tell of a file.
-fn whole(layout: &Layout, datafiles: &[StreamStat]) -> StreamStat {
-    StreamStat {
-        size: layout.size(datafiles.iter().map(|stat| stat.size)),
-        blocks: datafiles.iter().map(|stat| stat.blocks).sum(),
-        mtime: datafiles.iter().map(|stat| stat.mtime).max().unwrap_or_default(),
-        ctime: datafiles.iter().map(|stat| stat.ctime).max().unwrap_or_default(),
-    }
 }

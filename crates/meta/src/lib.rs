@@ -13,6 +13,7 @@ extern crate alloc;
 mod acl;
 mod apply;
 mod bare;
+mod by_client;
 mod cause;
 mod check;
 mod checkpoint;

@@ -361,6 +361,8 @@ impl Meta {
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { ino } => self.state.inode(*ino).map(|_| Reply::Done),
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
+            Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout),
+            Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
         }
     }
 
@@ -456,13 +458,22 @@ impl Meta {
         self.recall_unnamed(cx, ino);
         let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
         let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
-        if is_needed || self.config.read_only || self.journal.broken.is_some() {
+        if is_needed
+            || self.sessions.removing.contains_key(&ino)
+            || self.config.read_only
+            || self.journal.broken.is_some()
+        {
             return Ok(());
         }
         if self.sessions.keep_for_others(ino) {
             return Ok(());
         }
         if cached.inode.is_streamed() {
+            self.sessions.making.remove(&ino);
+            // It gets no name any more.
+            if let Some(cached) = self.state.inodes.get_mut(&ino) {
+                cached.nameless = false;
+            }
             self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
             Ok(())
         } else {

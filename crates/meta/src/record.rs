@@ -163,28 +163,13 @@ impl Inode {
 
     /// `stream`: what the engine tells of its stream, if it has one.
     pub fn attr(&self, stream: Option<&StreamStat>) -> Attr {
-        let stream = stream.copied().unwrap_or_default();
         let (size, blocks) = match &self.body {
-            Body::Node => (0, 0),
+            Body::Node | Body::Streamed { .. } | Body::Striped { .. } => (0, 0),
             Body::Stuffed { size, stored } => (*size, u64::from(*stored).div_ceil(512)),
-            Body::Streamed { .. } | Body::Striped { .. } => (stream.size, stream.blocks),
             Body::Directory(directory) => (directory.entries, 0),
             Body::Symlink(target) => (target.len() as u64, 0),
         };
-        let (mtime, ctime) = match self.body {
-            // Nobody has written to its datafiles yet.
-            Body::Striped { .. } if stream.mtime == Time::default() => {
-                (self.mtime, self.ctime.max(stream.ctime))
-            }
-            Body::Streamed { .. } | Body::Striped { .. } => (stream.mtime, self.ctime.max(stream.ctime)),
-            _ => (self.mtime, self.ctime),
-        };
-        let (atime, ctime, btime) = match self.is_bare() {
-            false => (self.atime, ctime, self.btime),
-            true if stream.mtime == Time::default() => (mtime, mtime, mtime),
-            true => (mtime, stream.ctime, self.mtime),
-        };
-        Attr {
+        let mut attr = Attr {
             ino: self.ino,
             kind: self.kind,
             perm: self.perm,
@@ -194,13 +179,27 @@ impl Inode {
             rdev: self.rdev,
             size,
             blocks,
-            atime,
-            mtime,
-            ctime,
-            btime,
+            atime: self.atime,
+            mtime: self.mtime,
+            ctime: self.ctime,
+            btime: self.btime,
             streamed: self.is_streamed(),
             bare: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
+        };
+        if self.is_streamed() {
+            let stream = stream.copied().unwrap_or_default();
+            attr.measure(&stream);
+            if let Body::Streamed { .. } = self.body {
+                attr.mtime = stream.mtime;
+            }
+            if self.is_bare() {
+                (attr.atime, attr.ctime, attr.btime) = match stream.mtime == Time::default() {
+                    true => (attr.mtime, attr.mtime, attr.mtime),
+                    false => (attr.mtime, stream.ctime, self.mtime),
+                };
+            }
         }
+        attr
     }
 
     /// Whoever can reach this directory may search it: its entries may be cached for every caller.

@@ -36,6 +36,8 @@ pub struct Striping {
     open: Arc<[ServerId]>,
     /// A file gets so many of them.
     width: usize,
+    /// Clients can ask them themselves.
+    delegated: bool,
 }
 
 impl Striping {
@@ -49,7 +51,17 @@ impl Striping {
         Layout::new(distribution.clone(), servers.clone())?;
         let width = width.clamp(1, servers.len());
         let servers: Arc<[ServerId]> = servers.into();
-        Ok(Self { distribution, open: Arc::clone(&servers), servers, width })
+        Ok(Self { distribution, open: Arc::clone(&servers), servers, width, delegated: false })
+    }
+
+    /// Clients can ask data servers themselves, for they are given capabilities.
+    #[must_use]
+    pub fn delegated(self) -> Self {
+        Self { delegated: true, ..self }
+    }
+
+    pub(crate) fn is_delegated(&self) -> bool {
+        self.delegated
     }
 
     /// No new files come to lie on these servers.

@@ -18,6 +18,7 @@ mod ops {
     mod lookup;
     mod open;
     mod policy;
+    mod purge;
     mod read;
     mod readdir;
     mod readlink;
@@ -25,6 +26,7 @@ mod ops {
     mod rename;
     mod rmdir;
     mod seek;
+    mod set_layout;
     mod setattr;
     mod statfs;
     mod sweep;

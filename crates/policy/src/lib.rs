@@ -12,4 +12,4 @@ mod distribution;
 mod policy;
 
 pub use distribution::{DistName, DistParams, Params, Strip};
-pub use policy::{Key, MAX_DFILES, PREFIX, Policy, PolicyError, Setting};
+pub use policy::{Creator, Key, MAX_DFILES, PREFIX, Policy, PolicyError, Setting};

@@ -20,17 +20,19 @@ pub enum Key {
     Stuffing,
     Precreation,
     NoMetafile,
+    Create,
 }
 
 impl Key {
     /// In the order in which they can be set one after the other.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::NumDfiles,
         Self::DistName,
         Self::DistParams,
         Self::Stuffing,
         Self::Precreation,
         Self::NoMetafile,
+        Self::Create,
     ];
 
     pub fn name(self) -> &'static str {
@@ -41,6 +43,7 @@ impl Key {
             Self::Stuffing => "stuffing",
             Self::Precreation => "precreation",
             Self::NoMetafile => "no_metafile",
+            Self::Create => "create",
         }
     }
 
@@ -65,6 +68,29 @@ pub enum Setting {
     Stuffing(bool),
     Precreation(bool),
     NoMetafile(bool),
+    Create(Creator),
+}
+
+/// Who makes a file, message for message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Creator {
+    /// A metadata server, in one.
+    Server,
+    /// The client, as PVFS's does (carns III.A): inode, datafiles, layout and name.
+    Client,
+}
+
+impl Creator {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Server => "server",
+            Self::Client => "client",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        [Self::Server, Self::Client].into_iter().find(|creator| creator.name() == text)
+    }
 }
 
 /// What is wanted of the files of a directory. It is encoded as the list of its settings, so that policies of before there was
@@ -78,13 +104,14 @@ pub struct Policy {
     stuffing: Option<bool>,
     precreation: Option<bool>,
     no_metafile: Option<bool>,
+    create: Option<Creator>,
 }
 
 /// What a policy cannot say.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error(
-        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing, precreation and no_metafile"
+        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile and create"
     )]
     Unknown(String),
     #[error("num_dfiles is a number of data servers, 1 to {MAX_DFILES}, and not `{0}`")]
@@ -100,6 +127,8 @@ pub enum PolicyError {
     Switch(String),
     #[error("no_metafile is true or false, or 1 or 0, and not `{0}`")]
     NoMetafile(String),
+    #[error("create is server or client, and not `{0}`")]
+    Create(String),
     #[error("dist_params `{params}` do not go with dist_name {name}: remove one of them first")]
     Mismatch { name: DistName, params: String },
 }
@@ -118,6 +147,7 @@ impl Policy {
         stuffing: None,
         precreation: None,
         no_metafile: None,
+        create: None,
     };
 
     pub fn is_empty(&self) -> bool {
@@ -133,6 +163,7 @@ impl Policy {
             Key::Stuffing => self.stuffing.map(|on| on.to_string()),
             Key::Precreation => self.precreation.map(|on| on.to_string()),
             Key::NoMetafile => self.no_metafile.map(|on| on.to_string()),
+            Key::Create => self.create.map(|creator| creator.name().into()),
         }
     }
 
@@ -157,6 +188,9 @@ impl Policy {
                 "0" => false,
                 text => text.parse().map_err(|_| PolicyError::NoMetafile(quoted(text)))?,
             }),
+            Key::Create => {
+                Setting::Create(Creator::parse(text).ok_or_else(|| PolicyError::Create(quoted(text)))?)
+            }
         };
         self.put(setting)
     }
@@ -170,6 +204,7 @@ impl Policy {
             Setting::Stuffing(on) => new.stuffing = Some(on),
             Setting::Precreation(on) => new.precreation = Some(on),
             Setting::NoMetafile(on) => new.no_metafile = Some(on),
+            Setting::Create(creator) => new.create = Some(creator),
         }
         if let (Some(name), Some(params)) = (new.dist_name, &new.dist_params)
             && params.of() != name
@@ -188,6 +223,7 @@ impl Policy {
             Key::Stuffing => self.stuffing = None,
             Key::Precreation => self.precreation = None,
             Key::NoMetafile => self.no_metafile = None,
+            Key::Create => self.create = None,
         }
     }
 
@@ -199,6 +235,7 @@ impl Policy {
         policy.stuffing = self.stuffing.or(other.stuffing);
         policy.precreation = self.precreation.or(other.precreation);
         policy.no_metafile = self.no_metafile.or(other.no_metafile);
+        policy.create = self.create.or(other.create);
         match (self.distribution(), other.distribution()) {
             (None, _) => {
                 (policy.dist_name, policy.dist_params) = (other.dist_name, other.dist_params.clone())
@@ -250,12 +287,17 @@ impl Policy {
         self.no_metafile
     }
 
+    /// Files are made by a metadata server, where nobody says anything else.
+    pub fn create(&self) -> Option<Creator> {
+        self.create
+    }
+
     /// As TOML.
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
             let text = self.get(key)?;
             // No text needs escapes.
-            let quote = if matches!(key, Key::DistName | Key::DistParams) { "\"" } else { "" };
+            let quote = if matches!(key, Key::DistName | Key::DistParams | Key::Create) { "\"" } else { "" };
             Some([key.name(), " = ", quote, &text, quote, "\n"].concat())
         };
         Key::ALL.into_iter().filter_map(line).collect()
@@ -268,7 +310,8 @@ fn parse_switch(text: &str) -> Result<bool, PolicyError> {
 
 impl From<Policy> for Vec<Setting> {
     fn from(policy: Policy) -> Self {
-        let Policy { num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile } = policy;
+        let Policy { num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile, create } =
+            policy;
         let settings = [
             num_dfiles.map(Setting::NumDfiles),
             dist_name.map(Setting::DistName),
@@ -276,6 +319,7 @@ impl From<Policy> for Vec<Setting> {
             stuffing.map(Setting::Stuffing),
             precreation.map(Setting::Precreation),
             no_metafile.map(Setting::NoMetafile),
+            create.map(Setting::Create),
         ];
         settings.into_iter().flatten().collect()
     }

@@ -11,7 +11,7 @@ fn policy(settings: &[(Key, &str)]) -> Policy {
 
 /// Some text that means something, or nearly so.
 fn text(rng: &mut fastrand::Rng) -> String {
-    const PIECES: [&str; 20] = [
+    const PIECES: [&str; 22] = [
         "strips:",
         "strip_size:",
         "0",
@@ -31,6 +31,8 @@ fn text(rng: &mut fastrand::Rng) -> String {
         "_dist",
         "true",
         "false",
+        "server",
+        "client",
         " ",
     ];
     (0..rng.usize(1..7)).map(|_| PIECES[rng.usize(..PIECES.len())]).collect()

@@ -1,6 +1,6 @@
 use serde::{Deserialize, Serialize};
 
-use crate::{Ino, Time};
+use crate::{Ino, StreamStat, Time};
 
 /// The bits of `st_mode` that Espalier itself decides by.
 pub mod mode {
@@ -77,6 +77,18 @@ pub struct Attr {
     pub streamed: bool,
     /// It has neither extended attributes nor access control lists.
     pub bare: bool,
+}
+
+impl Attr {
+    /// What its stream tells is so: of a file whose bytes lie in one.
+    pub fn measure(&mut self, stream: &StreamStat) {
+        (self.size, self.blocks) = (stream.size, stream.blocks);
+        self.ctime = self.ctime.max(stream.ctime);
+        // Otherwise nobody has written to its datafiles yet.
+        if stream.mtime != Time::default() {
+            self.mtime = stream.mtime;
+        }
+    }
 }
 
 /// A new value for one of the two times that `utimensat` sets.

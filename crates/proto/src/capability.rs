@@ -9,7 +9,8 @@ use crate::{Access, DataRequest, Ino, Layout, ServerId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capability {
     pub ino: Ino,
-    /// [`Access::READ`], [`Access::WRITE`] or both.
+    /// [`Access::READ`], [`Access::WRITE`] or both. [`Access::EXEC`] is for the datafiles themselves, to be made and removed; without any
+    /// the file can be measured, no more.
     pub access: Access,
     /// Who has given it.
     pub server: ServerId,
@@ -26,8 +27,8 @@ impl Capability {
         let (needed, ino) = match request {
             DataRequest::Read { ino, .. } | DataRequest::Seek { ino, .. } => (Access::READ, *ino),
             DataRequest::Write { ino, .. } => (Access::WRITE, *ino),
-            // How long the file is, for a read that finds less than it asks for.
-            DataRequest::Stat { inos } if inos.len() == 1 => (Access::READ, inos[0]),
+            DataRequest::Create { ino } | DataRequest::Remove { ino } => (Access::EXEC, *ino),
+            DataRequest::Stat { inos } if inos.len() == 1 => (Access::empty(), inos[0]),
             _ => return false,
         };
         ino == self.ino && self.access.contains(needed)

@@ -54,7 +54,8 @@ impl Request {
             Self::Allocate { mode, .. } => known(*mode),
             Self::Delegate { access, .. } => {
                 let of_bytes = Access::READ | Access::WRITE;
-                require(!access.is_empty() && of_bytes.contains(*access), Errno::EINVAL)
+                let is_known = of_bytes.contains(*access) || *access == Access::EXEC;
+                require(!access.is_empty() && is_known, Errno::EINVAL)
             }
             Self::ReadDir { limit, .. } => require(*limit <= Request::MAX_ENTRIES, Errno::EINVAL),
             Self::SetXattr { name, value, .. } => {
@@ -113,6 +114,8 @@ impl Request {
             | Self::Extend { ino, .. }
             | Self::Delegate { ino, .. }
             | Self::Find { ino, .. }
+            | Self::SetLayout { ino, .. }
+            | Self::Purge { ino, .. }
             | Self::Lock { ino, .. }
             | Self::Unlock { ino, .. }
             | Self::TestLock { ino, .. }
@@ -140,7 +143,7 @@ impl Request {
             Self::Open { how, .. } | Self::Find { open: Some(how), .. } => {
                 how.truncate || how.access.contains(Access::WRITE)
             }
-            Self::Delegate { access, .. } => access.contains(Access::WRITE),
+            Self::Delegate { access, .. } => *access != Access::READ,
             Self::SetAttr { .. }
             | Self::Create { .. }
             | Self::TmpFile { .. }
@@ -154,6 +157,8 @@ impl Request {
             | Self::RemoveXattr { .. }
             | Self::Extend { .. }
             | Self::RemoveTree { .. }
+            | Self::SetLayout { .. }
+            | Self::Purge { .. }
             | Self::CopyTree(_) => true,
             _ => false,
         }
@@ -176,8 +181,11 @@ impl Request {
     /// The file whose bytes it changes, for whoever has that open for writing.
     pub fn writes(&self) -> Option<Ino> {
         match self {
-            Self::Write { ino, .. } | Self::Allocate { ino, .. } | Self::Extend { ino, .. } => Some(*ino),
-            Self::Delegate { ino, access } if access.contains(Access::WRITE) => Some(*ino),
+            Self::Write { ino, .. }
+            | Self::Allocate { ino, .. }
+            | Self::Extend { ino, .. }
+            | Self::SetLayout { ino, .. } => Some(*ino),
+            Self::Delegate { ino, access } if *access != Access::READ => Some(*ino),
             Self::SetAttr { ino, set } if set.through_handle && set.size.is_some() => Some(*ino),
             _ => None,
         }

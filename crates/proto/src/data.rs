@@ -84,6 +84,10 @@ pub enum DataRequest {
     Discard {
         inos: Vec<Ino>,
     },
+    /// As `Precreate` of one, unless it is there. What is written is durable if that is so of other writes.
+    Create {
+        ino: Ino,
+    },
 }
 
 /// The answer to a [`DataRequest`].
@@ -167,6 +171,7 @@ impl DataRequest {
             Self::Admit { .. } => "admit sessions",
             Self::Precreate { .. } => "precreate",
             Self::Discard { .. } => "discard",
+            Self::Create { .. } => "create",
         }
     }
 

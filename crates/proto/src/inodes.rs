@@ -17,6 +17,7 @@ impl Request {
             | Self::RmDir { dir: ino, .. }
             | Self::Open { ino, .. }
             | Self::Delegate { ino, .. }
+            | Self::SetLayout { ino, .. }
             | Self::Read { ino, .. }
             | Self::Write { ino, .. }
             | Self::Allocate { ino, .. }
@@ -54,6 +55,7 @@ impl Request {
             | Self::Reclaim { .. }
             | Self::ReclaimLocks { .. }
             | Self::Enter { .. }
+            | Self::Purge { .. }
             | Self::Recount { .. }
             | Self::Place { .. }
             | Self::Sweep => {}

@@ -6,6 +6,8 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::StreamStat;
+
 /// A data server of the cluster, by its number, which it keeps for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ServerId(pub u16);
@@ -229,6 +231,16 @@ impl Layout {
             size.checked_sub(1).map_or(0, |last| self.logical(place, last).saturating_add(1))
         };
         sizes.into_iter().enumerate().map(end).max().unwrap_or(0)
+    }
+
+    /// What the datafiles tell of a file.
+    pub fn whole(&self, datafiles: &[StreamStat]) -> StreamStat {
+        StreamStat {
+            size: self.size(datafiles.iter().map(|stat| stat.size)),
+            blocks: datafiles.iter().map(|stat| stat.blocks).sum(),
+            mtime: datafiles.iter().map(|stat| stat.mtime).max().unwrap_or_default(),
+            ctime: datafiles.iter().map(|stat| stat.ctime).max().unwrap_or_default(),
+        }
     }
 
     /// What of some bytes of a file goes to each place.

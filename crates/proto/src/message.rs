@@ -1,12 +1,15 @@
 //! What a client asks of a metadata server, and what it is told.
 
 use alloc::boxed::Box;
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
-use crate::{Attr, ClientId, Delegation, FileType, Ino, Lock, LockOwner, Name, SetAttr, Time};
+use crate::{
+    Attr, Capability, ClientId, Delegation, FileType, Ino, Layout, Lock, LockOwner, Name, SetAttr, Time,
+};
 
 bitflags! {
     /// `renameat2`'s flags, with Linux's numbers.
@@ -217,7 +220,7 @@ pub enum Request {
         from: Option<(Ino, u64)>,
     },
     /// The client is about to read or write the bytes of a file itself; as with `Extend` nobody else is to have cached what it
-    /// writes. `access`: what it lets the client do, until its session ends.
+    /// writes. `access`: what it lets the client do, until its session ends; with [`Access::EXEC`], what [`Reply::Made`] lets it do.
     Delegate {
         ino: Ino,
         access: Access,
@@ -285,6 +288,17 @@ pub enum Request {
         ino: Ino,
         kind: FileType,
         open: Option<OpenHow>,
+    },
+    /// Of a file that the client makes itself ([`Reply::Made`]): its datafiles are there, as the server has said that they are to be.
+    SetLayout {
+        ino: Ino,
+        layout: Arc<Layout>,
+    },
+    /// A file of which the client has taken the last name ([`Reply::Orphaned`]) is to cease to be. `removed`: its datafiles are gone; if
+    /// not, the server sees to it.
+    Purge {
+        ino: Ino,
+        removed: bool,
     },
 }
 
@@ -377,6 +391,45 @@ pub enum Reply {
     /// Of what is to be done with a stream: the file is stuffed, for a loss of power has taken that it was moved out; ask for it
     /// with a request.
     Stuffed,
+    /// `Create`: the client is to make the file itself. This is its inode, which has no name yet.
+    Made(Box<Made>),
+    /// As that reply, of a file whose size and times the client is to ask data servers for.
+    Unmeasured(Box<Reply>, Box<Delegation>),
+    /// `Unlink`: it was the last name, and nobody else uses the file. The client is to remove its datafiles, if it has any, and then the
+    /// inode ([`Request::Purge`]).
+    Orphaned(Ino, Option<Box<Delegation>>),
+}
+
+impl Reply {
+    /// As it is, or with what its client needs to complete it.
+    #[must_use]
+    pub fn unless_unmeasured(self, unmeasured: Option<Box<Delegation>>) -> Self {
+        match unmeasured {
+            Some(delegation) => Self::Unmeasured(Box::new(self), delegation),
+            None => self,
+        }
+    }
+
+    /// What is to be sealed of it.
+    pub fn capability(&mut self) -> Option<&mut Capability> {
+        let given = match self {
+            Self::Delegated(given) | Self::Orphaned(_, given) => given.as_deref_mut(),
+            Self::Made(made) => made.delegation.as_mut(),
+            Self::Unmeasured(_, given) => Some(&mut **given),
+            _ => None,
+        };
+        given.map(|given| &mut given.capability)
+    }
+}
+
+/// A file that its client goes on to make.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    pub ino: Ino,
+    /// It is open, for reading and writing.
+    pub opened: Opened,
+    /// Its datafiles are to be made, and the layout to be set; `None`: it needs nothing but its name.
+    pub delegation: Option<Delegation>,
 }
 
 /// A step of copying a tree.

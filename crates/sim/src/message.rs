@@ -144,7 +144,10 @@ pub fn work_of_client(message: &FromClient) -> Option<Work> {
 pub fn work_of(request: &Request) -> Work {
     match request {
         Request::Create { .. } | Request::TmpFile { .. } | Request::Link { .. } => Work::Create,
-        Request::Unlink { .. } | Request::RmDir { .. } | Request::RemoveTree { .. } => Work::Remove,
+        Request::Unlink { .. }
+        | Request::RmDir { .. }
+        | Request::RemoveTree { .. }
+        | Request::Purge { .. } => Work::Remove,
         Request::Rename { .. } => Work::Rename,
         Request::Lookup { .. }
         | Request::GetAttr { .. }
@@ -153,7 +156,10 @@ pub fn work_of(request: &Request) -> Work {
         | Request::GetXattr { .. }
         | Request::ListXattr { .. }
         | Request::Find { .. } => Work::Lookup,
-        Request::SetAttr { .. } | Request::SetXattr { .. } | Request::RemoveXattr { .. } => Work::SetAttr,
+        Request::SetAttr { .. }
+        | Request::SetXattr { .. }
+        | Request::RemoveXattr { .. }
+        | Request::SetLayout { .. } => Work::SetAttr,
         Request::ReadDir { .. } => Work::ReadDir,
         Request::Open { .. } | Request::Release { .. } => Work::Open,
         Request::Read { .. } | Request::Write { .. } | Request::Allocate { .. } | Request::Seek { .. } => {

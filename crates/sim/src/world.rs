@@ -479,5 +479,6 @@ fn striping(cluster: &Cluster) -> Result<Option<Striping>, LayoutError> {
         return Ok(None);
     }
     let (strip, width) = (cluster.strip.0.max(64), servers.len());
-    Striping::new(Distribution::SimpleStripe { strip }, servers, width).map(Some)
+    Striping::new(Distribution::SimpleStripe { strip }, servers, width)
+        .map(|striping| Some(striping.delegated()))
 }

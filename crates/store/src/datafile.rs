@@ -45,6 +45,13 @@ pub fn carry_out(store: &dyn Store, request: DataRequest, sync: bool) -> Result<
                 store.stream_set_mtime(ino, Time::default())?;
             }
         }
+        // What is there may have been written to: then this comes late.
+        DataRequest::Create { ino } if store.stream_stat(ino)?.ctime != Time::default() => {}
+        DataRequest::Create { ino } => {
+            store.stream_truncate(ino, 0)?;
+            store.stream_set_mtime(ino, Time::default())?;
+            changed(ino)?;
+        }
         DataRequest::Discard { inos } => {
             inos.into_iter().try_for_each(|ino| store.stream_remove(ino))?;
             store.sync_removed_streams()?;

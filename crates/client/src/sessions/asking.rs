@@ -3,13 +3,13 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Delegation, Errno, Ino, Layout, Rank, Reply, StreamIo};
+use espalier_proto::{Delegation, Errno, Ino, Layout, Rank, Reply};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::end::Parked;
 use super::{DataAsk, Interrupt, Told};
-use crate::Call;
+use crate::{Call, Work};
 
 /// What has come of asking data servers.
 #[derive(Debug)]
@@ -43,11 +43,17 @@ impl<T> Default for Asking<T> {
 }
 
 impl<T> Asking<T> {
-    pub fn ask(&mut self, parked: Parked<T>, delegation: Arc<Delegation>, io: StreamIo, told: &mut Told<T>) {
+    pub fn ask(&mut self, parked: Parked<T>, delegation: Arc<Delegation>, work: Work, told: &mut Told<T>) {
         self.next += 1;
         let data = if let Call::Write { data, .. } = &parked.call { data.to_vec() } else { Vec::new() };
-        let held = Arc::clone(self.held.entry(delegation.capability.ino).or_default());
-        told.data.push(DataAsk { number: self.next, delegation: Arc::clone(&delegation), io, data, held });
+        let held = match work {
+            Work::Stream(_) | Work::Create(_) => {
+                Arc::clone(self.held.entry(delegation.capability.ino).or_default())
+            }
+            // No release has to wait for it.
+            Work::Measure(_) | Work::Remove(_) => Arc::default(),
+        };
+        told.data.push(DataAsk { number: self.next, delegation: Arc::clone(&delegation), work, data, held });
         self.calls.insert(self.next, Waiting { parked, delegation });
     }
 
@@ -73,23 +79,29 @@ impl<T> Asking<T> {
         }
     }
 
-    /// The session with a rank has ended, and with it what it had allowed: of these calls nobody knows whether they were done.
-    pub fn lose(&mut self, rank: Rank, told: &mut Told<T>) {
-        self.give_up(|waiting| waiting.delegation.capability.ino.rank() == rank, Errno::EIO, told);
+    /// The session with a rank has ended, and with it what it had allowed. Returns the calls of which nobody knows whether they were done.
+    pub fn lose(&mut self, rank: Rank, told: &mut Told<T>) -> Vec<Parked<T>> {
+        self.give_up(|waiting| waiting.delegation.capability.ino.rank() == rank, told)
     }
 
     /// Gives up calls whose callers do not want to wait for servers that cannot be reached: nobody knows how long that takes.
-    pub fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
+    pub fn give_up_stuck(
+        &mut self,
+        is_stuck: impl Fn(&Layout) -> bool,
+        told: &mut Told<T>,
+    ) -> Vec<Parked<T>> {
         let is_stuck =
             |waiting: &Waiting<T>| waiting.parked.course.interrupted && is_stuck(&waiting.delegation.layout);
-        self.give_up(is_stuck, Errno::EINTR, told);
+        self.give_up(is_stuck, told)
     }
 
-    fn give_up(&mut self, which: impl Fn(&Waiting<T>) -> bool, errno: Errno, told: &mut Told<T>) {
-        for (number, Waiting { parked, .. }) in self.calls.extract_if(|_, waiting| which(waiting)) {
+    fn give_up(&mut self, which: impl Fn(&Waiting<T>) -> bool, told: &mut Told<T>) -> Vec<Parked<T>> {
+        let given_up = self.calls.extract_if(|_, waiting| which(waiting));
+        let parked = given_up.map(|(number, Waiting { parked, .. })| {
             told.abandoned.push(number);
-            told.answer(parked.ticket, Err(errno));
-        }
+            parked
+        });
+        parked.collect()
     }
 
     /// A file is to be released. Whether that has to wait: what nobody waits for any more may still be done with it.

@@ -7,6 +7,7 @@ use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use super::Asked;
+use super::own::Own;
 use crate::{Call, Changes, Link, Sighting};
 
 /// A client's end of its session with one server.
@@ -38,6 +39,8 @@ pub(super) struct Parked<T> {
 #[derive(Debug, Default)]
 pub(super) struct Course {
     pub seen: Seen,
+    /// What the client does itself, if it does.
+    pub own: Option<Own>,
     /// The caller does not want to wait any longer.
     pub interrupted: bool,
     #[expect(dead_code, reason = "it is enough that it is there")]

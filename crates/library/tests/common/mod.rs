@@ -53,7 +53,7 @@ pub fn cluster(count: u16) -> (String, Vec<PathBuf>) {
     let store = dir.path().join("store");
     mkfs_ranks(std::slice::from_ref(&store), &made()).unwrap();
     let distribution = Distribution::SimpleStripe { strip: 64 << 10 };
-    let striping = Striping::new(distribution, numbers.clone(), numbers.len()).unwrap();
+    let striping = Striping::new(distribution, numbers.clone(), numbers.len()).unwrap().delegated();
     let open = OpenOptions { striping: Some(striping), ..served() };
     let known = addresses[1..].iter().map(ToString::to_string);
     let data_servers = numbers.into_iter().zip(known).collect();

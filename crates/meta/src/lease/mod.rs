@@ -33,6 +33,13 @@ pub(crate) struct Told {
     pub touched: Vec<Ino>,
 }
 
+impl Told {
+    /// Nothing of it must be cached.
+    pub fn refuse(&mut self) {
+        self.refused = true;
+    }
+}
+
 /// A reply that is held until the journal is durable, and what it tells.
 #[derive(Debug, Default)]
 pub(crate) struct Promise(Option<Box<Promised>>);
@@ -99,6 +106,9 @@ impl Meta {
     /// The reply tells of an inode, or of a name with this hash: whether it may be cached.
     pub(crate) fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
         let Some(leases) = &self.leases else { return true };
+        if cx.told.refused {
+            return false;
+        }
         let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
         // What was asked of a stream some time ago may not be so any more.
         let is_fixed = hash.is_some()
@@ -324,6 +334,7 @@ impl State {
             // Nobody knows the first, and nobody can see what the others change.
             Event::TmpFile { .. }
             | Event::Watch { .. }
+            | Event::SetLayout { .. }
             | Event::Count { .. }
             | Event::Purge { .. }
             | Event::Locate { .. }

@@ -60,6 +60,9 @@ impl Meta {
         }
         self.state.admit(&[(dir, inode.weight())], &[])?;
         let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
+        if let Some(made) = self.make(cx, &inode, limited)? {
+            return Ok(made);
+        }
         let attr = inode.attr(None);
         self.draw(&inode);
         let name = name.clone();

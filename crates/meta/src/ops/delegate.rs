@@ -1,7 +1,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use espalier_proto::{Access, Capability, Delegation, Ino, Reply, ServerId};
+use espalier_proto::{Access, Errno, Ino, Reply};
 
 use crate::machine::{Cx, Meta};
 use crate::step::Step;
@@ -13,15 +13,14 @@ impl Meta {
         let Some(layout) = self.state.inode(ino)?.layout().map(Arc::clone) else {
             return Ok(Reply::Delegated(None));
         };
+        if access.contains(Access::EXEC) && !self.state.cached(ino)?.nameless {
+            return Err(Errno::EACCES.into());
+        }
         let limited = self.state.is_limited(ino)?;
         if access.contains(Access::WRITE) {
             self.watch(cx, ino)?;
             self.drop_capability(cx, ino)?;
         }
-        let session = self.data_session(cx.client)?;
-        // Who seals it says who has given it, and when.
-        let (server, incarnation, seal) = (ServerId(0), 0, [0; 32]);
-        let capability = Capability { ino, access, server, incarnation, session, seal };
-        Ok(Reply::Delegated(Some(Box::new(Delegation { layout, capability, limited }))))
+        Ok(Reply::Delegated(Some(Box::new(self.grant(cx, ino, layout, access, limited)?))))
     }
 }

@@ -49,6 +49,7 @@ impl Meta {
     /// Before a stream may change its size without the machine's doing: a crash must not make that forgotten.
     pub(crate) fn watch(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
         self.writable()?;
+        self.sessions.making.remove(&ino);
         self.claim_inode(cx, ino)?;
         let cached = self.state.cached(ino)?;
         if cached.inode.nlink == 0 && !cached.in_use() {

@@ -5,8 +5,8 @@ use crate::step::Step;
 
 impl Meta {
     pub(crate) fn getattr(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
-        let attr = self.attr(cx, self.state.inode(ino)?)?;
+        let (attr, unmeasured) = self.attr_or_grant(cx, ino)?;
         self.tell_inode(cx, ino);
-        Ok(Reply::Attr(attr))
+        Ok(Reply::Attr(attr).unless_unmeasured(unmeasured))
     }
 }

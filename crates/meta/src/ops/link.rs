@@ -1,4 +1,4 @@
-use espalier_proto::{Errno, Ino, Name, Reply};
+use espalier_proto::{Access, Errno, Ino, Name, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
@@ -12,6 +12,11 @@ impl Meta {
         }
         self.growable()?;
         let parent = self.state.dir(dir)?;
+        cx.check(parent, Access::EXEC)?;
+        let slot = self.state.slot(name);
+        if self.state.target(dir, &slot)?.ino().is_some() {
+            return Err(Errno::EEXIST.into());
+        }
         cx.check_change(parent)?;
         let cacheable = parent.searchable_by_all();
         let cached = self.state.cached(ino)?;
@@ -27,17 +32,19 @@ impl Meta {
         if inode.nlink == u32::MAX {
             return Err(Errno::EMLINK.into());
         }
-        let slot = self.state.slot(name);
-        if self.state.target(dir, &slot)?.ino().is_some() {
-            return Err(Errno::EEXIST.into());
-        }
         if inode.is_streamed() && self.is_bounded(dir)? {
             self.count_open(cx)?;
         }
-        self.attr(cx, self.state.inode(ino)?)?;
+        // Of what is being made no data server need be asked.
+        let is_new = self.sessions.making.contains(&ino);
+        if !is_new {
+            self.attr(cx, self.state.inode(ino)?)?;
+        }
         self.state.admit(&[(dir, self.state.inode(ino)?.weight())], &[])?;
         self.commit(cx, &Event::Link { ino, dir, name: name.clone(), time: cx.now })?;
-        let attr = self.attr(cx, self.state.inode(ino)?)?;
+        self.sessions.making.remove(&ino);
+        let inode = self.state.inode(ino)?;
+        let attr = if is_new { inode.attr(None) } else { self.attr(cx, inode)? };
         Ok(Reply::Entry(self.entry(cx, Some((dir, slot.hash)), cacheable, attr)))
     }
 }

@@ -27,7 +27,8 @@ impl Meta {
             }
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
-        let attr = self.attr(cx, self.state.inode(ino)?)?;
-        Ok(Reply::Entry(self.entry(cx, Some((dir, slot.hash)), cacheable, attr)))
+        let (attr, unmeasured) = self.attr_or_grant(cx, ino)?;
+        let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
+        Ok(Reply::Entry(entry).unless_unmeasured(unmeasured))
     }
 }

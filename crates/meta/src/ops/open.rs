@@ -9,6 +9,9 @@ impl Meta {
     /// Opens a file or directory. Until its release it exists, even without a name.
     pub(crate) fn open(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
+        if self.sessions.removing.contains_key(&ino) {
+            return Err(Errno::ESTALE.into());
+        }
         cx.check(inode, how.access)?;
         let (is_file, streamed) = (inode.kind == FileType::Regular, inode.is_streamed());
         if how.access.contains(Access::WRITE) && is_file && self.config.read_only {

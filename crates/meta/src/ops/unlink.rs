@@ -37,6 +37,9 @@ impl Meta {
 
     pub(crate) fn remove(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name, ino: Ino) -> Step<Reply> {
         self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
+        if let Some(left) = self.leave_to_client(cx, ino) {
+            return Ok(left);
+        }
         self.purge_if_unused(cx, ino)?;
         Ok(Reply::Done)
     }

@@ -3,7 +3,7 @@
 
 use alloc::boxed::Box;
 
-use espalier_proto::{Access, Copied, Entry, Errno, FileType, Home, Ino, Name, Opened, Reply, Request};
+use espalier_proto::{Access, Copied, Entry, Errno, FileType, Home, Ino, Made, Name, Opened, Reply, Request};
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{Cx, Meta};
@@ -43,6 +43,10 @@ pub enum Outcome {
         ino: Ino,
         offset: u64,
     },
+    /// The client goes on to make this file.
+    Made {
+        ino: Ino,
+    },
 }
 
 impl Outcome {
@@ -63,6 +67,8 @@ impl Outcome {
                 | Request::SetXattr { .. }
                 | Request::RemoveXattr { .. }
                 | Request::RemoveTree { .. }
+                | Request::SetLayout { .. }
+                | Request::Purge { .. }
                 | Request::CopyTree(_)
                 | Request::Find { open: Some(_), .. }
         );
@@ -73,7 +79,9 @@ impl Outcome {
         Some(match (request, result) {
             _ if !is_change => return None,
             (_, Err(errno)) => Self::Failed(*errno),
-            (_, Ok(Reply::Done)) => Self::Done,
+            // The machine removes itself what it finds when it is started anew.
+            (_, Ok(Reply::Done | Reply::Orphaned(..))) => Self::Done,
+            (_, Ok(Reply::Made(made))) => Self::Made { ino: made.ino },
             (_, Ok(Reply::Attr(attr))) => Self::Attr(attr.ino),
             (_, Ok(Reply::Entry(entry))) => given(entry, None),
             (_, Ok(Reply::Created(entry, _))) => given(entry, request.opens_for()),
@@ -94,7 +102,7 @@ impl Outcome {
 
 impl Meta {
     /// The answer to a request that was done before the machine began. What it gives to the client is counted already.
-    pub(crate) fn tell_again(&self, cx: &Cx<'_>, outcome: &Outcome) -> Step<Reply> {
+    pub(crate) fn tell_again(&mut self, cx: &Cx<'_>, outcome: &Outcome) -> Step<Reply> {
         Ok(match outcome {
             Outcome::Done => Reply::Done,
             Outcome::Failed(errno) => return Err((*errno).into()),
@@ -111,6 +119,18 @@ impl Meta {
                 let proof = self.proof(cx.client, *ino, Proven::Told);
                 let entry = Entry { attr, cacheable, name_leased, attr_leased, home, proof };
                 if opened.is_some() { Reply::Created(entry, how) } else { Reply::Entry(entry) }
+            }
+            Outcome::Made { ino } => {
+                let inode = self.state.inode(*ino)?.clone();
+                let (streamed, limited) = (inode.is_streamed(), self.state.is_limited(*ino)?);
+                let proof = self.proof(cx.client, *ino, Proven::OpenedToWrite);
+                let opened = Opened { streamed, keep_cache: false, limited, proof };
+                let delegation = self.grant_making(cx, &inode)?;
+                // The client has not heard of it, and so has not named it.
+                if let Some(cached) = self.state.inodes.get_mut(ino) {
+                    cached.nameless |= cached.home == Home::Orphan;
+                }
+                Reply::Made(Box::new(Made { ino: *ino, opened, delegation }))
             }
             Outcome::Streamed => Reply::Streamed,
             Outcome::Written(written) => Reply::Written(*written),

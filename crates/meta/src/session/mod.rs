@@ -61,6 +61,10 @@ pub(crate) struct Sessions {
     pub recalls: Vec<Recall>,
     /// The last clients that have left, where there are other ranks.
     pub left: VecDeque<ClientId>,
+    /// Files that clients are making, and that nobody can have written to.
+    pub making: BTreeSet<Ino>,
+    /// Files of which these clients have taken the last name, and which they remove themselves.
+    pub removing: BTreeMap<Ino, ClientId>,
     /// What is still to be released of what expired sessions held.
     abandoned: VecDeque<(Ino, Hold)>,
     /// That is under way.
@@ -122,6 +126,7 @@ struct Hold {
 impl Hold {
     const LOOKUP: Self = Self { lookups: 1, opens: 0, writes: false };
     const OPENING: Self = Self { lookups: 0, opens: 1, writes: false };
+    const MADE: Self = Self { lookups: 0, opens: 1, writes: true };
 }
 
 impl Session {
@@ -486,6 +491,9 @@ impl Meta {
         }
         let Some(session) = self.sessions.clients.remove(&client) else { return false };
         self.sessions.abandoned.extend(session.held);
+        let removing = self.sessions.removing.extract_if(.., |_, by| *by == client);
+        // Whoever forgets it then sees to what is left of it.
+        self.sessions.abandoned.extend(removing.map(|(ino, _)| (ino, Hold::LOOKUP)));
         self.journal_session(client, false);
         self.drop_leases(now, client, out);
         self.locks.end(client);
@@ -631,6 +639,10 @@ impl Meta {
 fn each_given(request: &Request, result: &Result<Reply, Errno>, mut give: impl FnMut(Ino, Hold)) {
     match (request, result) {
         (_, Ok(Reply::Entry(entry))) => give(entry.attr.ino, Hold::LOOKUP),
+        (_, Ok(Reply::Unmeasured(told, _))) if let Reply::Entry(entry) = &**told => {
+            give(entry.attr.ino, Hold::LOOKUP);
+        }
+        (_, Ok(Reply::Made(made))) => give(made.ino, Hold::MADE),
         (_, Ok(Reply::Created(entry, _))) => {
             give(entry.attr.ino, Hold { lookups: 1, opens: 1, writes: opens_to_write(request) });
         }

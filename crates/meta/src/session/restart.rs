@@ -37,6 +37,11 @@ impl Meta {
             for (id, outcome) in kept {
                 if let Outcome::Appending { ino, .. } = outcome {
                     self.sessions.ends.lock(ino, (client, id));
+                } else if let Outcome::Made { ino } = outcome {
+                    session.hold(ino, Hold::MADE);
+                    session.reserved.insert(id, (ino, Hold::MADE));
+                    // It may have got a name since, and lost it.
+                    self.state.reclaim(Hold::MADE.of(ino, Home::Table));
                 } else if let Outcome::Given { ino, home, named, opened } = outcome {
                     let hold = Hold {
                         lookups: named.is_some().into(),
@@ -130,6 +135,12 @@ impl Meta {
 }
 
 impl Sessions {
+    /// How often a client has been told of an inode that it has not forgotten; `None`: there is no such client.
+    pub(crate) fn lookups_of(&self, client: ClientId, ino: Ino) -> Option<u64> {
+        let session = self.clients.get(&client)?;
+        Some(session.held.get(&ino).map_or(0, |hold| hold.lookups))
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.clients.len()
     }

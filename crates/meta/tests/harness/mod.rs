@@ -75,7 +75,8 @@ pub struct Harness {
     /// Which of them goes wrong, and how.
     pub fault: Option<(u64, Fault)>,
     dead: bool,
-    next: u64,
+    /// The number of the last request.
+    pub next: u64,
 }
 
 pub const ROOT_CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };

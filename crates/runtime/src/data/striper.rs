@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use espalier_client::{Striped, Turn};
+use espalier_client::{Striped, Turn, Work};
 use espalier_meta::{Layouts, StreamCall, StreamDone};
-use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId, StreamIo, StreamStat};
+use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId, StreamStat};
 
 use super::servers::{Answer, DataServers, Pass};
 use crate::tracer::Id;
@@ -31,12 +31,12 @@ impl Striper {
     pub async fn stream(
         &self,
         layout: Arc<Layout>,
-        io: StreamIo,
+        work: impl Into<Work>,
         data: Vec<u8>,
         pass: Option<&Pass>,
         causes: &[Id],
     ) -> Result<Result<Reply, Errno>, Stale> {
-        let (mut striped, mut turn) = Striped::start(layout, io, data);
+        let (mut striped, mut turn) = Striped::start(layout, work, data);
         loop {
             match turn {
                 Turn::Done(result) => return Ok(result),

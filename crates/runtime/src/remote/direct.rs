@@ -69,7 +69,7 @@ impl Drop for Direct {
 
 impl<D: Door> Remote<D> {
     pub(super) fn ask_data_servers(&self, inner: &mut Inner<Called<D::Ticket>>, asks: Vec<DataAsk>) {
-        for DataAsk { number, delegation, io, data, held } in asks {
+        for DataAsk { number, delegation, work, data, held } in asks {
             let capability = delegation.capability;
             if let Some(line) = inner.lines.get_mut(usize::from(capability.ino.rank().0)) {
                 line.messages.data += 1;
@@ -82,7 +82,7 @@ impl<D: Door> Remote<D> {
             // It cannot end before it is noted: its end needs the lock.
             let task = self.direct.runtime.spawn(async move {
                 let pass = Pass { capability, _held: held };
-                let result = striper.stream(layout, io, data, Some(&pass), cause.as_slice()).await;
+                let result = striper.stream(layout, work, data, Some(&pass), cause.as_slice()).await;
                 drop(pass);
                 let outcome = match result {
                     Ok(result) => Outcome::Done(result),

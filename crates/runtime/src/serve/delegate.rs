@@ -2,7 +2,7 @@
 
 use espalier_meta::{Input, IoDone, IoId};
 use espalier_net::SealKey;
-use espalier_proto::{ClientId, Delegation, ServerId};
+use espalier_proto::{ClientId, Reply, ServerId};
 
 use super::machine::{Inner, Server};
 use super::striped::Striped;
@@ -17,17 +17,15 @@ pub struct Sealer {
 }
 
 impl Server {
-    /// What the machine gives to a client, sealed for it; `None`: it has to ask here.
-    pub(super) fn sealed(
-        &self,
-        inner: &Inner,
-        to: ClientId,
-        given: Option<Box<Delegation>>,
-    ) -> Option<Box<Delegation>> {
-        let (mut given, sealer, peer) = (given?, self.sealer.as_ref()?, inner.peers.get(&to)?);
-        (given.capability.server, given.capability.incarnation) = (sealer.number, sealer.incarnation);
-        peer.guest.holder.seal(&mut given.capability, &sealer.key);
-        Some(given)
+    /// Seals what the machine gives to a client. One that is given none has to ask here.
+    pub(super) fn seal(&self, inner: &Inner, to: ClientId, reply: &mut Reply) {
+        let Some(capability) = reply.capability() else { return };
+        if let (Some(sealer), Some(peer)) = (&self.sealer, inner.peers.get(&to)) {
+            (capability.server, capability.incarnation) = (sealer.number, sealer.incarnation);
+            peer.guest.holder.seal(capability, &sealer.key);
+        } else if let Reply::Delegated(given) = reply {
+            *given = None;
+        }
     }
 
     /// Has data servers told which clients' sessions go on. The machine hears of it when all know.

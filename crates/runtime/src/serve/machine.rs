@@ -385,9 +385,9 @@ impl Server {
         if matches!(result, Ok(Reply::StatFs(_))) && self.measure_then(to, id, lease_ms, &result) {
             return None;
         }
-        let result = result.and_then(|reply| match reply {
-            Reply::Delegated(given) => Ok(Reply::Delegated(self.sealed(inner, to, given))),
-            reply => self.complete(reply),
+        let result = result.and_then(|mut reply| {
+            self.seal(inner, to, &mut reply);
+            self.complete(reply)
         });
         Some(FromServer::Reply { id, lease_ms, touched, result })
     }

@@ -122,10 +122,18 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     }
     // By numbers of its own, so that a seed's scenario is else what it was.
     let mut random = Seed(seed).random("fuzz policy", 0);
-    if random.random_range(0..3) == 0 {
-        let _ = write!(text, "\n[policy]\nstuffing = false\nprecreation = {}\n", random.random_bool(0.6));
+    let is_striped = random.random_range(0..3) == 0;
+    let settings = if is_striped {
+        format!("stuffing = false\nprecreation = {}\n", random.random_bool(0.6))
     } else if random.random_range(0..3) == 0 {
-        let _ = write!(text, "\n[policy]\nno_metafile = true\nprecreation = {}\n", random.random_bool(0.3));
+        format!("no_metafile = true\nprecreation = {}\n", random.random_bool(0.3))
+    } else {
+        String::new()
+    };
+    let is_by_client = Seed(seed).random("fuzz create", 0).random_range(0..3) == 0;
+    let creator = if is_by_client { "create = \"client\"\n" } else { "" };
+    if !settings.is_empty() || is_by_client {
+        let _ = write!(text, "\n[policy]\n{settings}{creator}");
     }
     text
 }

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use espalier_client::{Striped, Turn};
+use espalier_client::{Striped, Turn, Work};
 use espalier_proto::{
     Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, Layout, Reply,
-    RequestId, ServerId, Service, StreamIo, ToData,
+    RequestId, ServerId, Service, ToData,
 };
 
 use crate::message::Message;
@@ -209,11 +209,11 @@ impl<P> Asking<P> {
         fabric: &mut Fabric<'_>,
         purpose: P,
         layout: Arc<Layout>,
-        (io, data): (StreamIo, Vec<u8>),
+        (work, data): (impl Into<Work>, Vec<u8>),
         capability: Option<Capability>,
         causes: Vec<Id>,
     ) -> Option<Came<P>> {
-        let (striped, turn) = Striped::start(layout, io, data);
+        let (striped, turn) = Striped::start(layout, work, data);
         self.go_on(fabric, purpose, (striped, capability), turn, causes)
     }
 

@@ -329,7 +329,7 @@ impl Client {
     }
 
     fn ask_data_servers(&mut self, fabric: &mut Fabric<'_>, ask: DataAsk) {
-        let DataAsk { number, delegation, io, data, held } = ask;
+        let DataAsk { number, delegation, work, data, held } = ask;
         for server in delegation.layout.servers() {
             self.asking.reach(fabric, Asker::Client(self.id), *server);
         }
@@ -337,7 +337,7 @@ impl Client {
         let cause = self.sessions.call_of_data(number).filter(|_| fabric.traces());
         let causes = cause.map(|call| self.called(call)).into_iter().collect();
         let purpose = (number, held);
-        if let Some(came) = self.asking.stream(fabric, purpose, layout, (io, data), capability, causes) {
+        if let Some(came) = self.asking.stream(fabric, purpose, layout, (work, data), capability, causes) {
             self.data_came(fabric, came);
         }
     }

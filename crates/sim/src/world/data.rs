@@ -291,6 +291,7 @@ fn changes(request: &DataRequest) -> bool {
             | DataRequest::Allocate { .. }
             | DataRequest::Truncate { .. }
             | DataRequest::SetMtime { .. }
+            | DataRequest::Create { .. }
             | DataRequest::Fill { size: 1.., .. }
     )
 }

@@ -510,8 +510,10 @@ impl Server {
             FromServer::Reply { result: Ok(Reply::StatFs(capacity)), .. } => {
                 capacity.space = self.storage.space();
             }
-            FromServer::Reply { result: Ok(Reply::Delegated(Some(given))), .. } => {
-                (given.capability.server, given.capability.incarnation) = (ServerId(self.rank.0), self.start);
+            FromServer::Reply { result: Ok(reply), .. } => {
+                if let Some(capability) = reply.capability() {
+                    (capability.server, capability.incarnation) = (ServerId(self.rank.0), self.start);
+                }
             }
             _ => {}
         }

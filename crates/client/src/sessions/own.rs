@@ -1,0 +1,182 @@
+//! What a client does step by step where a server's answer leaves it to that: it makes a file, measures one, or removes one (carns III).
+//! In the end there is an answer as if the server had done all of it.
+
+use alloc::sync::Arc;
+
+use espalier_proto::{
+    Access, Delegation, Entry, Errno, Ino, Layout, Made, Name, OpenHow, Opened, Reply, Request,
+};
+
+use crate::{Call, Work};
+
+/// Something that is being done. See the module's description.
+#[derive(Debug)]
+pub(super) enum Own {
+    Make(Make),
+    /// The reply lacks what data servers are asked for.
+    Measure(Reply),
+    Remove(Ino),
+    /// The datafiles are gone, and the inode is to go.
+    Purge,
+}
+
+/// A file that is being made.
+#[derive(Debug)]
+pub(super) struct Make {
+    ino: Ino,
+    opened: Opened,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Another capability is asked for.
+    Renewing,
+    Datafiles(Arc<Layout>),
+    Layout,
+    Name,
+}
+
+/// How a call goes on.
+#[derive(Debug)]
+pub(super) enum Step {
+    Ask(Own, Request),
+    Data(Own, Arc<Delegation>, Work),
+    Over(Result<Reply, Errno>, Left),
+    /// From its beginning.
+    Anew(Left),
+}
+
+/// What is to be given back in the end.
+#[derive(Debug)]
+pub(super) enum Left {
+    Nothing,
+    /// It has been opened to be made.
+    Open(Ino),
+    /// As that, and it has its name: nobody waits for its end.
+    OpenNamed(Ino),
+    Lookup(Ino),
+    /// What the server is to remove.
+    Orphan(Ino),
+}
+
+impl Own {
+    /// What a server has replied to a call.
+    pub fn begin(call: &Call<'_>, reply: Result<Reply, Errno>) -> Step {
+        match reply {
+            Ok(Reply::Made(made)) => {
+                let Made { ino, opened, delegation } = *made;
+                match delegation {
+                    Some(delegation) => Make::make_datafiles(ino, opened, delegation),
+                    None => Make { ino, opened, stage: Stage::Name }.give_name(call),
+                }
+            }
+            Ok(Reply::Unmeasured(told, delegation)) => match &*told {
+                Reply::Attr(attr) | Reply::Entry(Entry { attr, .. }) => {
+                    let work = Work::Measure(*attr);
+                    Step::Data(Self::Measure(*told), Arc::from(delegation), work)
+                }
+                _ => Step::Over(Err(Errno::EIO), Left::Nothing),
+            },
+            Ok(Reply::Orphaned(ino, Some(delegation))) => {
+                Step::Data(Self::Remove(ino), Arc::from(delegation), Work::Remove(ino))
+            }
+            Ok(Reply::Orphaned(ino, None)) => purge(ino),
+            reply => Step::Over(reply, Left::Nothing),
+        }
+    }
+
+    /// What was asked for has come.
+    pub fn go_on(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
+        match (self, result) {
+            (Self::Make(make), result) => make.go_on(call, result),
+            (Self::Measure(Reply::Attr(_)), Ok(Reply::Attr(attr))) => {
+                Step::Over(Ok(Reply::Attr(attr)), Left::Nothing)
+            }
+            (Self::Measure(Reply::Entry(entry)), Ok(Reply::Attr(attr))) => {
+                Step::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing)
+            }
+            (Self::Remove(ino), Ok(Reply::Done)) => purge(ino),
+            // The name is gone, whatever becomes of the rest.
+            (own @ Self::Remove(_), _) => Step::Over(Ok(Reply::Done), own.left()),
+            (Self::Purge, _) => Step::Over(Ok(Reply::Done), Left::Nothing),
+            (own, result) => Step::Over(Err(result.err().unwrap_or(Errno::EIO)), own.left()),
+        }
+    }
+
+    /// Data servers want another capability.
+    pub fn stale(self) -> Step {
+        match self {
+            Self::Make(make) => {
+                let request = Request::Delegate { ino: make.ino, access: Access::EXEC };
+                Step::Ask(Self::Make(Make { stage: Stage::Renewing, ..make }), request)
+            }
+            Self::Measure(_) => Step::Anew(self.left()),
+            Self::Remove(_) | Self::Purge => Step::Over(Ok(Reply::Done), self.left()),
+        }
+    }
+
+    /// What is to be given back of what is not gone on with.
+    pub fn left(&self) -> Left {
+        match self {
+            Self::Make(Make { ino, .. }) => Left::Open(*ino),
+            Self::Measure(Reply::Entry(entry)) => Left::Lookup(entry.attr.ino),
+            Self::Remove(ino) => Left::Orphan(*ino),
+            Self::Measure(_) | Self::Purge => Left::Nothing,
+        }
+    }
+}
+
+fn purge(ino: Ino) -> Step {
+    Step::Ask(Own::Purge, Request::Purge { ino, removed: true })
+}
+
+impl Make {
+    fn make_datafiles(ino: Ino, opened: Opened, delegation: Delegation) -> Step {
+        let stage = Stage::Datafiles(Arc::clone(&delegation.layout));
+        Step::Data(Own::Make(Self { ino, opened, stage }), Arc::new(delegation), Work::Create(ino))
+    }
+
+    fn give_name(self, call: &Call<'_>) -> Step {
+        let Some((dir, name, _)) = created(call) else { return self.fail(Errno::EIO) };
+        let request = Request::Link { ino: self.ino, dir, name: name.clone() };
+        Step::Ask(Own::Make(Self { stage: Stage::Name, ..self }), request)
+    }
+
+    fn fail(self, errno: Errno) -> Step {
+        Step::Over(Err(errno), Own::Make(self).left())
+    }
+
+    fn go_on(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
+        let Self { ino, opened, .. } = self;
+        match (self.stage, result) {
+            (Stage::Renewing, Ok(Reply::Delegated(Some(given)))) => Self::make_datafiles(ino, opened, *given),
+            (Stage::Datafiles(layout), Ok(Reply::Done)) => {
+                let make = Self { ino, opened, stage: Stage::Layout };
+                Step::Ask(Own::Make(make), Request::SetLayout { ino, layout })
+            }
+            (Stage::Layout, Ok(Reply::Done)) => Self { ino, opened, stage: Stage::Name }.give_name(call),
+            (Stage::Name, Ok(Reply::Entry(entry))) => match created(call) {
+                Some((_, _, Some(_))) => Step::Over(Ok(Reply::Created(entry, opened)), Left::Nothing),
+                _ => Step::Over(Ok(Reply::Entry(entry)), Left::OpenNamed(ino)),
+            },
+            // Somebody was faster: the file that is there is opened, if that is wanted.
+            (stage, Err(Errno::EEXIST)) if may_be_there(call) => {
+                Step::Anew(Own::Make(Self { ino, opened, stage }).left())
+            }
+            (stage, result) => Self { ino, opened, stage }.fail(result.err().unwrap_or(Errno::EIO)),
+        }
+    }
+}
+
+/// The name that a call makes, and how it opens what it makes.
+fn created<'a>(call: &'a Call<'_>) -> Option<(Ino, &'a Name, Option<OpenHow>)> {
+    match call {
+        Call::Request(Request::Create { dir, name, open, .. }) => Some((*dir, name, *open)),
+        _ => None,
+    }
+}
+
+fn may_be_there(call: &Call<'_>) -> bool {
+    matches!(call, Call::Request(Request::Create { open: Some(_), exclusive: false, .. }))
+}

@@ -1,0 +1,109 @@
+//! Files that their clients make, measure and remove themselves, message for message, as PVFS's do: the baseline that carns III.A
+//! improves on. What a client does not finish the machine does: what it is making is an inode without a name, which goes with the
+//! client's session, and what it is removing an orphan.
+
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+
+use espalier_policy::Creator;
+use espalier_proto::{
+    Access, Attr, Capability, Delegation, FileType, Ino, Layout, Made, Opened, Reply, ServerId,
+};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::record::Inode;
+use crate::session::Proven;
+use crate::step::Step;
+use crate::trash::ITSELF;
+
+impl Meta {
+    /// Whether clients do all of this with a file themselves. It is theirs only where they can ask data servers.
+    fn is_by_client(&self, inode: &Inode) -> bool {
+        let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
+        let creator = inode.policy().create().or(self.config.policy.create());
+        can_ask && inode.kind == FileType::Regular && !inode.is_bare() && creator == Some(Creator::Client)
+    }
+
+    /// Lets a client have a file's datafiles.
+    pub(crate) fn grant(
+        &mut self,
+        cx: &Cx<'_>,
+        ino: Ino,
+        layout: Arc<Layout>,
+        access: Access,
+        limited: bool,
+    ) -> Step<Delegation> {
+        let session = self.data_session(cx.client)?;
+        // Who seals it says who has given it, and when.
+        let (server, incarnation, seal) = (ServerId(0), 0, [0; 32]);
+        let capability = Capability { ino, access, server, incarnation, session, seal };
+        Ok(Delegation { layout, capability, limited })
+    }
+
+    /// Makes a file as far as its client does not: `None` if that is all of it. `limited`: a quota bounds its size.
+    pub(crate) fn make(&mut self, cx: &mut Cx<'_>, inode: &Inode, limited: bool) -> Step<Option<Reply>> {
+        if cx.client == ITSELF || !self.is_by_client(inode) {
+            return Ok(None);
+        }
+        let inode = Inode { nlink: 0, ..inode.clone() };
+        let ino = inode.ino;
+        let delegation = self.grant_making(cx, &inode)?;
+        // No datafile is to outlive it.
+        cx.durable |= delegation.is_some();
+        let streamed = inode.is_streamed();
+        self.draw(&inode);
+        self.commit(cx, &Event::TmpFile { inode })?;
+        if let Some(cached) = self.state.inodes.get_mut(&ino) {
+            cached.nameless = true;
+        }
+        if streamed {
+            self.sessions.making.insert(ino);
+        }
+        self.opened(ino);
+        let proof = self.proof(cx.client, ino, Proven::OpenedToWrite);
+        let opened = Opened { streamed, keep_cache: true, limited, proof };
+        Ok(Some(Reply::Made(Box::new(Made { ino, opened, delegation }))))
+    }
+
+    /// For the client that makes a file's datafiles; `None`: it has, or needs, none.
+    pub(crate) fn grant_making(&mut self, cx: &Cx<'_>, inode: &Inode) -> Step<Option<Delegation>> {
+        match inode.layout() {
+            Some(layout) if self.effective_policy(inode).precreation() != Some(true) => {
+                self.grant(cx, inode.ino, Arc::clone(layout), Access::EXEC, false).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// An inode as `stat` shows it, or else what its client needs to find out the rest itself.
+    pub(crate) fn attr_or_grant(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+    ) -> Step<(Attr, Option<Box<Delegation>>)> {
+        let inode = self.state.inode(ino)?;
+        let Some(layout) = inode.layout().filter(|_| cx.client != ITSELF && self.is_by_client(inode)) else {
+            return Ok((self.attr(cx, inode)?, None));
+        };
+        let (attr, layout) = (inode.attr(None), Arc::clone(layout));
+        // What it finds out later may not be what is so now.
+        cx.told.refuse();
+        Ok((attr, Some(Box::new(self.grant(cx, ino, layout, Access::empty(), false)?))))
+    }
+
+    /// A client has taken a file's last name: leaves the rest to it, if nobody else uses the file.
+    pub(crate) fn leave_to_client(&mut self, cx: &Cx<'_>, ino: Ino) -> Option<Reply> {
+        let cached = self.state.cached(ino).ok()?;
+        let own = self.sessions.lookups_of(cx.client, ino)?;
+        let is_used = cached.inode.nlink > 0 || cached.opens > 0 || cached.lookups > own;
+        if is_used || self.sessions.in_grace() || !self.is_by_client(&cached.inode) {
+            return None;
+        }
+        let layout = cached.inode.layout().map(Arc::clone);
+        let grant = layout.map(|layout| self.grant(cx, ino, layout, Access::EXEC, false));
+        let delegation = grant.transpose().ok()?;
+        self.sessions.removing.insert(ino, cx.client);
+        Some(Reply::Orphaned(ino, delegation.map(Box::new)))
+    }
+}

@@ -1,0 +1,19 @@
+use alloc::sync::Arc;
+
+use espalier_proto::{Errno, Ino, Layout, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::step::Step;
+
+impl Meta {
+    /// A client has made a file's datafiles (carns III.A): where it was told to, and nowhere else.
+    pub(crate) fn set_layout(&mut self, cx: &mut Cx<'_>, ino: Ino, layout: &Arc<Layout>) -> Step<Reply> {
+        self.writable()?;
+        if self.state.inode(ino)?.layout() != Some(layout) {
+            return Err(Errno::EINVAL.into());
+        }
+        self.commit(cx, &Event::SetLayout { ino, layout: Arc::clone(layout) })?;
+        Ok(Reply::Done)
+    }
+}

@@ -1,0 +1,91 @@
+//! Files that clients remove themselves.
+
+use espalier_meta::Input;
+use espalier_policy::Key;
+use espalier_proto::*;
+
+use super::set_layout::{ONE, OTHER, STRIPED, ask, cluster, file};
+use crate::harness::{Harness, name, open_how};
+
+fn unlink(fs: &mut Harness, client: ClientId) -> Result<Reply, Errno> {
+    ask(fs, client, Request::Unlink { dir: Ino::ROOT, name: name("file") })
+}
+
+fn open(fs: &mut Harness, client: ClientId, ino: Ino) -> Result<Reply, Errno> {
+    ask(fs, client, Request::Open { ino, how: open_how(Access::READ, false) })
+}
+
+#[test]
+fn a_client_removes_name_datafiles_and_inode() {
+    let fs = &mut cluster(&STRIPED);
+    let ino = file(fs, ONE).ino;
+    let Ok(Reply::Orphaned(of, Some(given))) = unlink(fs, ONE) else { panic!("it is the client's") };
+    assert_eq!(of, ino);
+    assert_eq!(open(fs, ONE, ino), Err(Errno::ESTALE), "its bytes go");
+    for server in given.layout.servers() {
+        let remove = DataRequest::Remove { ino };
+        assert!(given.capability.permits(&remove));
+        fs.data.ask(*server, &remove).unwrap();
+    }
+    assert_eq!(ask(fs, ONE, Request::Purge { ino, removed: true }), Ok(Reply::Done));
+    assert_eq!(ask(fs, ONE, Request::GetAttr { ino }), Err(Errno::ESTALE));
+    assert_eq!(ask(fs, ONE, Request::Purge { ino, removed: true }), Ok(Reply::Done), "once more");
+    assert_eq!(fs.fsck(), []);
+    assert_eq!(fs.data.all(), []);
+}
+
+#[test]
+fn what_is_stuffed_has_no_datafiles() {
+    let fs = &mut cluster(&[(Key::Stuffing, "true")]);
+    let ino = file(fs, ONE).ino;
+    assert_eq!(unlink(fs, ONE), Ok(Reply::Orphaned(ino, None)));
+    assert_eq!(ask(fs, ONE, Request::Purge { ino, removed: true }), Ok(Reply::Done));
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn what_others_use_stays_and_is_the_machines() {
+    let uses: [fn(&mut Harness, Ino); 3] = [
+        |fs, _| drop(ask(fs, OTHER, Request::Lookup { dir: Ino::ROOT, name: name("file") })),
+        |fs, ino| drop(open(fs, ONE, ino)),
+        |fs, ino| drop(ask(fs, ONE, Request::Link { ino, dir: Ino::ROOT, name: name("second") })),
+    ];
+    for (number, makes_use) in uses.into_iter().enumerate() {
+        let fs = &mut cluster(&STRIPED);
+        let ino = file(fs, ONE).ino;
+        makes_use(fs, ino);
+        assert_eq!(unlink(fs, ONE), Ok(Reply::Done), "{number}");
+        assert_eq!(fs.data.all().len(), 2, "{number}");
+        assert_eq!(ask(fs, ONE, Request::Purge { ino, removed: true }), Ok(Reply::Done));
+        assert!(
+            ask(fs, ONE, Request::GetAttr { ino }).is_ok(),
+            "{number}: it is not for the client to purge"
+        );
+        fs.input(Input::Leave { client: ONE });
+        fs.input(Input::Leave { client: OTHER });
+        assert_eq!(fs.fsck(), [], "{number}");
+        assert_eq!(fs.data.all().len(), if number == 2 { 2 } else { 0 }, "{number}");
+    }
+}
+
+#[test]
+fn what_a_client_does_not_remove_the_machine_does() {
+    let gives_up: [fn(&mut Harness, Ino); 2] = [
+        |fs, ino| drop(ask(fs, ONE, Request::Purge { ino, removed: false })),
+        |fs, _| fs.input(Input::Leave { client: ONE }),
+    ];
+    for (give_up, crashes) in gives_up.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+        let mut fs = cluster(&STRIPED);
+        let ino = file(&mut fs, ONE).ino;
+        assert!(matches!(unlink(&mut fs, ONE), Ok(Reply::Orphaned(..))));
+        if crashes {
+            fs = fs.crash();
+        } else {
+            give_up(&mut fs, ino);
+        }
+        fs.input(Input::Leave { client: ONE });
+        fs.input(Input::Leave { client: OTHER });
+        assert_eq!(fs.fsck(), []);
+        assert_eq!(fs.data.all(), []);
+    }
+}
