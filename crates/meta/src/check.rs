@@ -373,8 +373,8 @@ impl Check {
             if seen.flags & IN_TABLE == 0 && seen.remotes > 0 {
                 wrong.push("has names besides the one it lies in".into());
             }
-            // The stream of an orphan may have been removed already.
-            if seen.flags & (STREAMED | STREAM_FOUND | ORPHAN) == STREAMED {
+            // The stream of an orphan may have been removed already, and one that is empty need not be there.
+            if seen.flags & (STREAMED | STREAM_FOUND | ORPHAN) == STREAMED && seen.a > 0 {
                 wrong.push("has no stream with its bytes".into());
             }
             if seen.a != seen.b && seen.flags & (ORPHAN | STREAMED) != ORPHAN | STREAMED {

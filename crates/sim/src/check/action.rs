@@ -288,8 +288,15 @@ impl Action {
             || b.dir.is_some_and(|dir| !a_reads && a.names.iter().flatten().any(|(at, _)| *at == dir))
             || Inodes::meet(a.looks, b.changes)
             || Inodes::meet(a.changes, b.looks)
+            || self.empties() && b.bytes.is_some()
+            || other.empties() && a.bytes.is_some()
             || self.rules(other)
             || other.rules(self)
+    }
+
+    /// It empties a file of which only a name is known.
+    pub fn empties(&self) -> bool {
+        matches!(self, Self::Create { open: Some(true), exclusive: false, .. })
     }
 
     /// It looks at all that is below a directory.

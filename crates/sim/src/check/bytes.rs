@@ -48,7 +48,7 @@ impl Bytes {
 
     /// Whether a change, if it is one, leaves something in the journal.
     pub fn is_journaled(&self, action: &Action) -> bool {
-        !action.written().is_some_and(|ino| self.is_big(ino)) && !empties_unknown(action)
+        !action.written().is_some_and(|ino| self.is_big(ino)) && !action.empties()
     }
 
     /// A call is made. `others`: what else is under way.
@@ -89,7 +89,7 @@ impl Bytes {
         if let Some(ino) = action.written().filter(|ino| self.is_big(*ino)) {
             self.changed.insert(ino, now);
         }
-        if !(self.scattered && empties_unknown(action)) {
+        if !(self.scattered && action.empties()) {
             return;
         }
         self.emptied = now;
@@ -105,7 +105,7 @@ impl Bytes {
     /// An `fsync` that began then has been answered. `others`: what is under way.
     pub fn synced<'a>(&mut self, ino: Ino, since: Nanos, mut others: impl Iterator<Item = &'a Action>) {
         let is_changed = self.changed.get(&ino).is_some_and(|at| *at >= since)
-            || others.any(|other| other.written() == Some(ino) || empties_unknown(other));
+            || others.any(|other| other.written() == Some(ino) || other.empties());
         if !is_changed {
             self.durable.insert(ino);
         }
@@ -170,13 +170,8 @@ impl Bytes {
         let is_emptied = self.scattered && self.is_big(*ino) && self.emptied >= since;
         let mut hides = |other: &Action| {
             (is_append(other) && loose.contains(ino))
-                || (self.scattered && self.is_big(*ino) && empties_unknown(other))
+                || (self.scattered && self.is_big(*ino) && other.empties())
         };
         is_emptied || under_way.any(&mut hides)
     }
-}
-
-/// Whether it may empty a file that is there already, strip by strip.
-fn empties_unknown(action: &Action) -> bool {
-    matches!(action, Action::Create { open: Some(true), exclusive: false, .. })
 }

@@ -147,7 +147,10 @@ impl Told<'_> {
         };
         // What one rank tells of a name and another of its inode is not of one instant.
         let is_of_two = dir.is_some_and(|dir| dir.rank() != attr.ino.rank());
-        let is_told = if is_of_two { attr.kind.bits() == stat.kind } else { self.tells(stat, attr) };
+        // Nor what is told of a file that was emptied first, strip by strip.
+        let empties = matches!(self.action, Action::Create { open: Some(true), exclusive: false, .. });
+        let is_told =
+            if is_of_two || empties { attr.kind.bits() == stat.kind } else { self.tells(stat, attr) };
         is_told && tree.bind(attr.ino, stat.node)
     }
 
