@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bin=$(realpath "${TARGET:-target}/release/espalier")
+conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 cluster=$work/cluster
@@ -119,6 +120,17 @@ echo still >&9
 is "$(stat -c '%u %a %h' -L /proc/self/fd/9)" '1000 644 0'
 exec 9>&-
 
+echo '== POSIX, but for what is their directory'"'"'s to say'
+mkdir "$a/posix"
+"$bin" policy "$a/posix" --set no_metafile=true
+chmod 777 "$a/posix"
+"$conformance" "$a/posix" > "$work/conformance" || true
+differs='^(links|xattr|acl|setid|permission|times)::|^(create::modes_and_umask|symlinks::attributes|rename::(exchange|same_file|sticky)'
+differs+='|mapping::executable|listing::types_and_inodes|special::devices|concurrent::links_and_unlinks|lookup::negative_then_created) '
+if grep FAILED "$work/conformance" | grep -Ev "$differs" | grep .; then fail 'not POSIX'; fi
+tail -n 1 "$work/conformance"
+rm -rf "$a/posix"
+
 echo '== servers that are killed'
 writer() {
     local n
@@ -148,7 +160,8 @@ umount "$a" "$b"
 for rank in 0 1; do
     sed -i '/^\[\[data\]\]/{n;s/^number = 2$/&\ndrain = true/}' "$cluster/server-$rank/server.toml"
 done
-"$bin" cluster drain "$cluster" --server 2 | grep -q '^moved [1-9]'
+said=$("$bin" cluster drain "$cluster" --server 2)
+[[ $said = 'moved '[1-9]* ]] || fail "nothing is moved: $said"
 is "$(find "$cluster/server-2/data/streams" -type f | wc -l)" 0
 "$bin" cluster fsck "$cluster"
 up

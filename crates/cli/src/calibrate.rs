@@ -91,7 +91,8 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
 impl Server {
     fn start() -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program")?;
-        let wanted = Wanted { servers: 1, ranks: 1, insecure: false, settings: toml::Table::new() };
+        let wanted =
+            Wanted { servers: 1, ranks: 1, insecure: false, settings: toml::Table::new(), in_memory: false };
         let cluster = LocalCluster::start(&program, &wanted)?;
         let process = crate::cluster::process(&cluster.dir())?;
         Ok(Self { cluster, process })

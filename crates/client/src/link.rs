@@ -263,7 +263,14 @@ impl Link {
         }
         match (message, result) {
             (_, Ok(Reply::Entry(entry))) => self.note(entry),
-            (_, Ok(Reply::Unmeasured(told, _))) if let Reply::Entry(entry) = &**told => self.note(entry),
+            (Message::Request(_, request), Ok(Reply::Unmeasured(told, _))) => match &**told {
+                Reply::Entry(entry) => self.note(entry),
+                Reply::Created(entry, opened) => {
+                    self.note(entry);
+                    self.note_opened(entry.attr.ino, request, opened);
+                }
+                _ => {}
+            },
             (_, Ok(Reply::Made(made))) => {
                 let home = Home::Orphan;
                 let new =

@@ -384,7 +384,8 @@ impl<T> Sessions<T> {
             Outcome::Stale => {
                 let (asked, mut course) = parked.into_asked();
                 if let Some(own) = course.own.take() {
-                    self.take_step(now, (asked, course), own.stale(), 0, told);
+                    let step = own.stale(&asked.call);
+                    self.take_step(now, (asked, course), step, 0, told);
                 } else {
                     let next = self.client.stale(&asked.call, &delegation);
                     self.advance(now, (asked, course), next, 0, told);
@@ -577,15 +578,30 @@ impl<T> Sessions<T> {
     }
 
     fn give_back(&mut self, left: Left) {
-        let (Left::Open(ino) | Left::OpenNamed(ino) | Left::Lookup(ino) | Left::Orphan(ino)) = left else {
+        let (Left::Open(ino)
+        | Left::OpenNamed(ino)
+        | Left::Lookup(ino)
+        | Left::Created(ino)
+        | Left::Orphan(ino)) = left
+        else {
             return;
         };
+        if let (Left::Created(_), Some(end)) = (&left, self.end(ino.rank())) {
+            end.link.forget(ino, 1, &mut end.out);
+        }
         // What is under way may still make datafiles.
-        let is_put_off = matches!(left, Left::Open(_) | Left::OpenNamed(_)) && self.asking.puts_off(ino);
+        let is_put_off = match left {
+            Left::Open(_) | Left::Created(_) => self.asking.puts_off(ino),
+            Left::OpenNamed(_) => {
+                self.asking.is_over(ino);
+                false
+            }
+            Left::Nothing | Left::Lookup(_) | Left::Orphan(_) => false,
+        };
         let Some(end) = self.end(ino.rank()).filter(|_| !is_put_off) else { return };
         match left {
             Left::Open(_) => drop(end.ask(Caller::SERVER, Request::Release { ino })),
-            Left::OpenNamed(_) => end.link.release(ino, &mut end.out),
+            Left::OpenNamed(_) | Left::Created(_) => end.link.release(ino, &mut end.out),
             Left::Lookup(_) => end.link.forget(ino, 1, &mut end.out),
             Left::Orphan(_) => drop(end.ask(Caller::SERVER, Request::Purge { ino, removed: false })),
             Left::Nothing => {}

@@ -22,7 +22,7 @@ impl Meta {
     fn is_by_client(&self, inode: &Inode) -> bool {
         let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
         let creator = inode.policy().create().or(self.config.policy.create());
-        can_ask && inode.kind == FileType::Regular && !inode.is_bare() && creator == Some(Creator::Client)
+        can_ask && inode.kind == FileType::Regular && creator == Some(Creator::Client)
     }
 
     /// Lets a client have a file's datafiles.
@@ -64,6 +64,21 @@ impl Meta {
         let proof = self.proof(cx.client, ino, Proven::OpenedToWrite);
         let opened = Opened { streamed, keep_cache: true, limited, proof };
         Ok(Some(Reply::Made(Box::new(Made { ino, opened, delegation }))))
+    }
+
+    /// For the client that makes the datafile of a file without a metafile, which has its name by then, and is open until that is done.
+    /// What is lost in between was never written to, and needs no datafile.
+    pub(crate) fn grant_datafile(&mut self, cx: &mut Cx<'_>, inode: &Inode) -> Step<Option<Box<Delegation>>> {
+        if cx.client == ITSELF || !self.is_by_client(inode) {
+            return Ok(None);
+        }
+        let delegation = self.grant_making(cx, inode)?;
+        if delegation.is_some() {
+            cx.durable = true;
+            // The client takes the answer in later.
+            cx.told.refuse();
+        }
+        Ok(delegation.map(Box::new))
     }
 
     /// For the client that makes a file's datafiles; `None`: it has, or needs, none.

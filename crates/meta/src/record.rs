@@ -186,17 +186,15 @@ impl Inode {
             streamed: self.is_streamed(),
             bare: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
         };
+        if self.is_bare() {
+            // No other time is kept of it.
+            (attr.atime, attr.ctime, attr.btime) = (self.mtime, self.mtime, self.mtime);
+        }
         if self.is_streamed() {
             let stream = stream.copied().unwrap_or_default();
             attr.measure(&stream);
             if let Body::Streamed { .. } = self.body {
                 attr.mtime = stream.mtime;
-            }
-            if self.is_bare() {
-                (attr.atime, attr.ctime, attr.btime) = match stream.mtime == Time::default() {
-                    true => (attr.mtime, attr.mtime, attr.mtime),
-                    false => (attr.mtime, stream.ctime, self.mtime),
-                };
             }
         }
         attr

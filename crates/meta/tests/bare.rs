@@ -329,7 +329,7 @@ fn times_are_the_datafiles_once_there_is_one() {
         write(&mut fs, ino, 1).unwrap();
         let Attr { mtime, atime, ctime, btime, .. } = fs.attr_of(ino);
         let written = Time::new(65, 0);
-        assert_eq!((mtime, atime, ctime, btime), (written, written, written, Time::new(60, 5)));
+        assert_eq!((mtime, atime, ctime, btime), (written, Time::new(60, 5), written, Time::new(60, 5)));
         let attr = set_attr(&mut fs, ino, times(70)).unwrap();
         assert_eq!(attr.mtime, Time::new(70, 5));
         let atime = SetAttr { atime: Some(SetTime::Now), ..SetAttr::default() };

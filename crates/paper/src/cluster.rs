@@ -19,6 +19,8 @@ pub struct Wanted {
     pub insecure: bool,
     /// What is to be said in the configuration of each server.
     pub settings: toml::Table,
+    /// Its stores lie in memory, where syncs cost nothing.
+    pub in_memory: bool,
 }
 
 /// A cluster in a directory of its own. It ends, and what it holds goes, when this is dropped.
@@ -30,6 +32,8 @@ pub struct LocalCluster {
     insecure: bool,
 }
 
+/// A file system in memory that Linux has.
+const MEMORY: &str = "/dev/shm";
 /// So often a range of ports is looked for.
 const TRIES: u32 = 100;
 
@@ -39,7 +43,9 @@ impl LocalCluster {
     /// # Errors
     /// [`PaperError::Cluster`]: what that says.
     pub fn start(program: &Path, wanted: &Wanted) -> Result<Self, PaperError> {
-        let dir = tempfile::Builder::new().prefix("espalier-cluster-").tempdir()?;
+        let mut dir = tempfile::Builder::new();
+        let dir = dir.prefix("espalier-cluster-");
+        let dir = if wanted.in_memory { dir.tempdir_in(MEMORY)? } else { dir.tempdir()? };
         let listen = format!("127.0.0.1:{}", free_ports(wanted.servers)?);
         let url = format!("espalier://{listen}/");
         let cluster = Self { program: program.into(), dir, url, insecure: wanted.insecure };

@@ -5,6 +5,7 @@
 mod carns;
 mod cluster;
 mod error;
+mod kuhn;
 mod outcome;
 mod page;
 mod play;
@@ -54,7 +55,18 @@ pub struct Experiment {
 }
 
 impl Experiment {
-    pub const ALL: &[Self] = &[carns::FIG3, carns::FIG4, carns::TABLE1, carns::UNSTUFF];
+    pub const ALL: &[Self] = &[
+        carns::FIG3,
+        carns::FIG4,
+        carns::TABLE1,
+        carns::UNSTUFF,
+        kuhn::FIG5_1,
+        kuhn::FIG5_3,
+        kuhn::FIG5_4,
+        kuhn::FIG5_6,
+        kuhn::FIG5_7,
+        kuhn::FIG5_8,
+    ];
 
     pub fn named(id: &str) -> Option<&'static Self> {
         Self::ALL.iter().find(|experiment| experiment.id == id)

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use espalier_sim::process::Program;
 use espalier_sim::source::Started;
-use espalier_sim::{Caching, Durability, Scenario, World};
+use espalier_sim::{Caching, Distribution, Durability, Scenario, World};
 
 use crate::cluster::{LocalCluster, Wanted};
 use crate::error::PaperError;
@@ -66,11 +66,14 @@ impl Trial {
             (key.to_string(), toml::Value::Integer(i64::try_from(value).unwrap_or(i64::MAX)))
         };
         let sync = toml::Value::Boolean(cluster.durability == Durability::Durable);
+        let policy: toml::Table = self.scenario.policy.0.to_toml().parse().unwrap_or_default();
+        let others = [("sync".to_string(), sync), ("policy".to_string(), policy.into())];
         let wanted = Wanted {
             servers: cluster.ranks.max(cluster.data),
             ranks: cluster.ranks,
             insecure: true,
-            settings: numbers.map(number).chain([("sync".to_string(), sync)]).collect(),
+            settings: numbers.map(number).chain(others).collect(),
+            in_memory: self.scenario.disk.sync == Distribution::ZERO,
         };
         let running = LocalCluster::start(setting.program, &wanted)?;
         let (mut crews, mut first) = ((self.crews)(), 0);

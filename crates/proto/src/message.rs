@@ -393,7 +393,7 @@ pub enum Reply {
     Stuffed,
     /// `Create`: the client is to make the file itself. This is its inode, which has no name yet.
     Made(Box<Made>),
-    /// As that reply, of a file whose size and times the client is to ask data servers for.
+    /// As that reply, of a file whose size and times the client is to ask data servers for; or, as `Created`, whose datafile it is to make.
     Unmeasured(Box<Reply>, Box<Delegation>),
     /// `Unlink`: it was the last name, and nobody else uses the file. The client is to remove its datafiles, if it has any, and then the
     /// inode ([`Request::Purge`]).

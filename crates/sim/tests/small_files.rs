@@ -89,6 +89,10 @@ fn the_papers_baseline_costs_what_it_says() {
     let precreated = messages(&format!("{by_client}stuffing = false\nprecreation = true"));
     assert_eq!(precreated, [2, DATA_SERVERS + 1, DATA_SERVERS + 2], "carns III.A");
     assert_eq!(messages(by_client), [2, 1, 2], "carns III.B");
+    // No object and no attributes are made (kuhn 4.4); the server removes the datafile when it has answered.
+    let bare = "no_metafile = true\n";
+    assert_eq!(messages(&format!("{by_client}{bare}")), [2, 2, 2]);
+    assert_eq!(messages(bare), [1, 2, 2]);
 }
 
 #[test]

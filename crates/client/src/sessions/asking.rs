@@ -115,6 +115,11 @@ impl<T> Asking<T> {
         is_busy
     }
 
+    /// All that data servers were asked of a file has been answered.
+    pub fn is_over(&mut self, ino: Ino) {
+        self.held.remove(&ino);
+    }
+
     /// Files to be released with which nothing is done any more.
     pub fn released(&mut self) -> Vec<Ino> {
         let mut released = core::mem::take(&mut self.put_off);

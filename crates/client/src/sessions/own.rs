@@ -16,6 +16,8 @@ pub(super) enum Own {
     /// The reply lacks what data servers are asked for.
     Measure(Reply),
     Remove(Ino),
+    /// The reply is of a file that has its name, and no datafile.
+    Datafile(Entry, Opened),
     /// The datafiles are gone, and the inode is to go.
     Purge,
 }
@@ -56,6 +58,8 @@ pub(super) enum Left {
     /// As that, and it has its name: nobody waits for its end.
     OpenNamed(Ino),
     Lookup(Ino),
+    /// Both.
+    Created(Ino),
     /// What the server is to remove.
     Orphan(Ino),
 }
@@ -75,6 +79,11 @@ impl Own {
                 Reply::Attr(attr) | Reply::Entry(Entry { attr, .. }) => {
                     let work = Work::Measure(*attr);
                     Step::Data(Self::Measure(*told), Arc::from(delegation), work)
+                }
+                Reply::Created(entry, opened) => {
+                    let work = Work::Create(entry.attr.ino);
+                    let own = Self::Datafile(*entry, *opened);
+                    Step::Data(own, Arc::from(delegation), work)
                 }
                 _ => Step::Over(Err(Errno::EIO), Left::Nothing),
             },
@@ -100,18 +109,26 @@ impl Own {
             // The name is gone, whatever becomes of the rest.
             (own @ Self::Remove(_), _) => Step::Over(Ok(Reply::Done), own.left()),
             (Self::Purge, _) => Step::Over(Ok(Reply::Done), Left::Nothing),
+            // One that was never written to needs no datafile.
+            (Self::Datafile(entry, opened), Ok(_)) => made(call, entry, opened),
+            (own @ Self::Datafile(..), Err(_)) => own.stale(call),
             (own, result) => Step::Over(Err(result.err().unwrap_or(Errno::EIO)), own.left()),
         }
     }
 
     /// Data servers want another capability.
-    pub fn stale(self) -> Step {
+    pub fn stale(self, call: &Call<'_>) -> Step {
         match self {
             Self::Make(make) => {
                 let request = Request::Delegate { ino: make.ino, access: Access::EXEC };
                 Step::Ask(Self::Make(Make { stage: Stage::Renewing, ..make }), request)
             }
             Self::Measure(_) => Step::Anew(self.left()),
+            // It may still be made.
+            Self::Datafile(entry, opened) => match made(call, entry, opened) {
+                Step::Over(reply, Left::OpenNamed(ino)) => Step::Over(reply, Left::Open(ino)),
+                step => step,
+            },
             Self::Remove(_) | Self::Purge => Step::Over(Ok(Reply::Done), self.left()),
         }
     }
@@ -121,8 +138,20 @@ impl Own {
         match self {
             Self::Make(Make { ino, .. }) => Left::Open(*ino),
             Self::Measure(Reply::Entry(entry)) => Left::Lookup(entry.attr.ino),
+            Self::Datafile(entry, _) => Left::Created(entry.attr.ino),
             Self::Remove(ino) => Left::Orphan(*ino),
             Self::Measure(_) | Self::Purge => Left::Nothing,
+        }
+    }
+}
+
+/// A file has been made, and was opened for that.
+fn made(call: &Call<'_>, entry: Entry, opened: Opened) -> Step {
+    match created(call) {
+        Some((_, _, Some(_))) => Step::Over(Ok(Reply::Created(entry, opened)), Left::Nothing),
+        _ => {
+            let ino = entry.attr.ino;
+            Step::Over(Ok(Reply::Entry(entry)), Left::OpenNamed(ino))
         }
     }
 }
@@ -156,10 +185,7 @@ impl Make {
                 Step::Ask(Own::Make(make), Request::SetLayout { ino, layout })
             }
             (Stage::Layout, Ok(Reply::Done)) => Self { ino, opened, stage: Stage::Name }.give_name(call),
-            (Stage::Name, Ok(Reply::Entry(entry))) => match created(call) {
-                Some((_, _, Some(_))) => Step::Over(Ok(Reply::Created(entry, opened)), Left::Nothing),
-                _ => Step::Over(Ok(Reply::Entry(entry)), Left::OpenNamed(ino)),
-            },
+            (Stage::Name, Ok(Reply::Entry(entry))) => made(call, entry, opened),
             // Somebody was faster: the file that is there is opened, if that is wanted.
             (stage, Err(Errno::EEXIST)) if may_be_there(call) => {
                 Step::Anew(Own::Make(Self { ino, opened, stage }).left())

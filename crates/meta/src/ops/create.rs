@@ -60,8 +60,13 @@ impl Meta {
         }
         self.state.admit(&[(dir, inode.weight())], &[])?;
         let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
-        if let Some(made) = self.make(cx, &inode, limited)? {
-            return Ok(made);
+        let mut delegation = None;
+        if !inode.is_bare() {
+            if let Some(made) = self.make(cx, &inode, limited)? {
+                return Ok(made);
+            }
+        } else {
+            delegation = self.grant_datafile(cx, &inode)?;
         }
         let attr = inode.attr(None);
         self.draw(&inode);
@@ -72,10 +77,15 @@ impl Meta {
         };
         self.commit(cx, &event)?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
-        let Some(how) = open else { return Ok(Reply::Entry(entry)) };
+        let proven = match open {
+            _ if delegation.is_some() => Proven::OpenedToWrite,
+            Some(how) => Proven::opened(how.access),
+            None => return Ok(Reply::Entry(entry)),
+        };
         self.opened(attr.ino);
-        let proof = self.proof(cx.client, attr.ino, Proven::opened(how.access));
-        Ok(Reply::Created(entry, Opened { streamed: attr.streamed, keep_cache: true, limited, proof }))
+        let proof = self.proof(cx.client, attr.ino, proven);
+        let opened = Opened { streamed: attr.streamed, keep_cache: true, limited, proof };
+        Ok(Reply::Created(entry, opened).unless_unmeasured(delegation))
     }
 
     /// An inode that the caller may make in a directory, with what it inherits from there.

@@ -36,8 +36,10 @@ impl Meta {
     }
 
     pub(crate) fn remove(&mut self, cx: &mut Cx<'_>, dir: Ino, name: &Name, ino: Ino) -> Step<Reply> {
+        let is_bare = self.state.is_bare(ino);
         self.commit(cx, &Event::Unlink { dir, name: name.clone(), time: cx.now })?;
-        if let Some(left) = self.leave_to_client(cx, ino) {
+        // Of a bare file the machine removes the datafile, and no client waits for it.
+        if !is_bare && let Some(left) = self.leave_to_client(cx, ino) {
             return Ok(left);
         }
         self.purge_if_unused(cx, ino)?;

@@ -85,6 +85,9 @@ impl Outcome {
             (_, Ok(Reply::Attr(attr))) => Self::Attr(attr.ino),
             (_, Ok(Reply::Entry(entry))) => given(entry, None),
             (_, Ok(Reply::Created(entry, _))) => given(entry, request.opens_for()),
+            (_, Ok(Reply::Unmeasured(told, _))) if let Reply::Created(entry, _) = &**told => {
+                given(entry, request.opens_for())
+            }
             (Request::Open { ino, how }, Ok(Reply::Opened(_))) => {
                 Self::Given { ino: *ino, home: home?, named: None, opened: Some(how.access) }
             }

@@ -639,9 +639,11 @@ impl Meta {
 fn each_given(request: &Request, result: &Result<Reply, Errno>, mut give: impl FnMut(Ino, Hold)) {
     match (request, result) {
         (_, Ok(Reply::Entry(entry))) => give(entry.attr.ino, Hold::LOOKUP),
-        (_, Ok(Reply::Unmeasured(told, _))) if let Reply::Entry(entry) = &**told => {
-            give(entry.attr.ino, Hold::LOOKUP);
-        }
+        (_, Ok(Reply::Unmeasured(told, _))) => match &**told {
+            Reply::Entry(entry) => give(entry.attr.ino, Hold::LOOKUP),
+            Reply::Created(entry, _) => give(entry.attr.ino, Hold { lookups: 1, ..Hold::MADE }),
+            _ => {}
+        },
         (_, Ok(Reply::Made(made))) => give(made.ino, Hold::MADE),
         (_, Ok(Reply::Created(entry, _))) => {
             give(entry.attr.ino, Hold { lookups: 1, opens: 1, writes: opens_to_write(request) });

@@ -1,0 +1,152 @@
+//! Kuhn, "Directory-Based Metadata Optimizations for Small Files in PVFS" (2007), chapter 5: empty files are made and removed by one client
+//! or by five, with and without the hint `no_metafile`. Without it files are made as PVFS's clients make them, each with one datafile.
+
+use espalier_sim::source::OpKind;
+
+use crate::error::PaperError;
+use crate::outcome::{Claim, Outcome, Table};
+use crate::trial::Trial;
+use crate::{Experiment, Place, Setting};
+
+pub(crate) const FIG5_1: Experiment = Experiment {
+    id: "kuhn-fig5.1",
+    title: "One machine: file creation",
+    run: |on| figure(on, ONE, &[CREATE]),
+};
+pub(crate) const FIG5_3: Experiment = Experiment {
+    id: "kuhn-fig5.3",
+    title: "One machine: file removal",
+    run: |on| figure(on, ONE, &[REMOVE]),
+};
+pub(crate) const FIG5_4: Experiment = Experiment {
+    id: "kuhn-fig5.4",
+    title: "Five machines: file creation",
+    run: |on| figure(on, FIVE, &[CREATE]),
+};
+pub(crate) const FIG5_6: Experiment = Experiment {
+    id: "kuhn-fig5.6",
+    title: "Five machines: file removal",
+    run: |on| figure(on, FIVE, &[REMOVE]),
+};
+pub(crate) const FIG5_7: Experiment = Experiment {
+    id: "kuhn-fig5.7",
+    title: "One machine: efficiency of the optimized operations",
+    run: |on| figure(on, ONE, &[CREATE, REMOVE]),
+};
+pub(crate) const FIG5_8: Experiment = Experiment {
+    id: "kuhn-fig5.8",
+    title: "Five machines: efficiency of the optimized operations",
+    run: |on| figure(on, FIVE, &[CREATE, REMOVE]),
+};
+
+/// The machines of a figure.
+#[derive(Clone, Copy, Debug)]
+struct Machines {
+    /// For metadata; as many are for data.
+    servers: u16,
+    network: &'static str,
+    /// What is told of an operation: with one client and with five, on a disk, as parts of the time without the hint.
+    told: fn(Timed) -> [&'static str; 2],
+}
+
+const ONE: Machines = Machines {
+    servers: 1,
+    network: "loopback",
+    told: |timed| if timed == CREATE { ["60 %", "35 %"] } else { ["65 %", "50 %"] },
+};
+const FIVE: Machines = Machines {
+    servers: 2,
+    network: "gigabit",
+    told: |timed| if timed == CREATE { ["50 %", "40 %"] } else { ["60 %", "40 %"] },
+};
+
+/// An operation: its name, the barriers before it, and what is counted.
+type Timed = (&'static str, u32, OpKind);
+
+const CREATE: Timed = ("creation", 2, OpKind::Create);
+const REMOVE: Timed = ("removal", 3, OpKind::Unlink);
+
+const CLIENTS: [u32; 2] = [1, 5];
+/// The thesis does not say how long a sync takes: as long as on carns's cluster, of about the same age.
+const STORAGES: [(&str, &str); 2] =
+    [("disk", "sync = \"4.9 ms\""), ("memory", "latency = \"0 s\"\nsync = \"0 s\"")];
+/// That of a lone client, and of several that make files on a disk.
+const MOST: f64 = 0.60;
+const MOST_TOGETHER: f64 = 0.40;
+
+fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<Outcome, PaperError> {
+    let files = files(setting);
+    let (mut rows, mut claims) = (Vec::new(), Vec::new());
+    for (storage, disk) in STORAGES {
+        for (at, clients) in CLIENTS.into_iter().enumerate() {
+            let seconds = |hint| seconds(setting, machines, disk, clients, files, hint, timed);
+            let (without, with) = (seconds(false)?, seconds(true)?);
+            for (number, timed) in timed.iter().enumerate() {
+                let part = with[number] / without[number].max(f64::MIN_POSITIVE);
+                let paper = if storage == "disk" { (machines.told)(*timed)[at] } else { "" };
+                rows.push(vec![
+                    timed.0.into(),
+                    storage.into(),
+                    clients.to_string(),
+                    format!("{:.3}", without[number]),
+                    format!("{:.3}", with[number]),
+                    format!("{:.0} %", part * 100.0),
+                    paper.into(),
+                ]);
+                let most = if *timed == CREATE && clients > 1 { MOST_TOGETHER } else { MOST };
+                if storage == "disk" {
+                    claims.push(Claim {
+                        text: format!(
+                            "{} by {clients} on a disk takes at most {:.0} % of the time",
+                            timed.0,
+                            most * 100.0
+                        ),
+                        paper: paper.into(),
+                        ours: format!("{:.0} %", part * 100.0),
+                        holds: part <= most,
+                    });
+                }
+            }
+        }
+    }
+    let columns = vec!["operation", "storage", "clients", "without, s", "with, s", "part", "paper"];
+    let servers = machines.servers;
+    let setup = format!(
+        "{servers} metadata and {servers} data servers; each client makes and removes {files} empty files in a directory of its own. Each change is \
+         committed by itself, and durable before it is acknowledged. Without the hint a client makes inode, datafile, layout and name, and removes \
+         name, datafile and inode; with it, it makes name and datafile, and removes the name: the server sees to the datafile."
+    );
+    let table = Table { name: "seconds", columns, rows };
+    Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
+}
+
+/// The thesis has 50,000.
+fn files(setting: &Setting<'_>) -> u32 {
+    match (setting.place, setting.quick) {
+        (_, true) => 200,
+        (Place::Simulator, false) => 5000,
+        (Place::Machine, false) => 1000,
+    }
+}
+
+/// How long each operation takes all clients.
+fn seconds(
+    setting: &Setting<'_>,
+    Machines { servers, network, .. }: Machines,
+    disk: &str,
+    clients: u32,
+    files: u32,
+    hint: bool,
+    timed: &[Timed],
+) -> Result<Vec<f64>, PaperError> {
+    // A server that is alone has no data servers.
+    let data = if setting.place == Place::Machine { servers.max(2) } else { servers };
+    let tally = Trial::new(&format!(
+        "[cluster]\nranks = {servers}\ndata = {data}\nclients = {clients}\ncache = \"none\"\ndurability = \"durable\"\n\
+         high_watermark = 1\n[policy]\ncreate = \"client\"\nstuffing = false\nnum_dfiles = 1\nno_metafile = {hint}\n\
+         [model]\npreset = \"wu\"\n[network]\npreset = \"{network}\"\n[disk]\n{disk}\n\
+         [[workload]]\nkind = \"create\"\nshared = false\nopen = false\nremove = true\ndoor = \"library\"\nfiles = {files}\n"
+    ))?
+    .run(setting)?;
+    timed.iter().map(|(_, phase, kind)| Ok(tally.phase(*phase, *kind)?.seconds())).collect()
+}
