@@ -86,6 +86,30 @@ exec 7<&- 8<&-
 rm "$a"/big-* "$a/log" "$a/shared"
 until_true no_datafiles 0
 
+echo '== what is done for a write is shown: by client, metadata server and data servers'
+"$bin" trace "$a" "$cluster" --op write --seconds 2 --out "$work/trace.json" --out "$work/trace.svg" > "$work/traced" &
+while kill -0 $! 2> /dev/null; do cp "$work/bytes" "$a/traced" && rm "$a/traced"; done
+wait $!
+for step in 'ask data server [0-3]: write' 'data server [0-3], store'; do
+    grep -q "$step" "$work/traced" || fail "no step '$step': $(cat "$work/traced")"
+done
+"$bin" trace "$work/trace.json" --op create | grep -q 'rank 0 .* create' || fail 'what was written is not read again'
+grep -q 'data server' "$work/trace.svg"
+
+echo '== a listing without the kernel is as ls has it'
+mkdir "$a/listed"
+cp "$work/bytes" "$a/listed/big"
+ln -s big "$a/listed/link"
+mkfifo -m 640 "$a/listed/fifo"
+mkdir -m 1777 "$a/listed/dir"
+touch -d '2001-02-03 04:05:06' "$a/listed/old"
+is "$("$bin" ls -l "${url}listed" -o "credentials=$credentials")" "$(LC_ALL=C ls -l "$a/listed")"
+is "$("$bin" ls -l "$b/listed")" "$(LC_ALL=C ls -l "$a/listed")"
+is "$("$bin" ls "${url}listed" -o "credentials=$credentials" --json | jq -r '.[0].name')" big
+refused 'No such file' "$bin" ls "${url}none" -o "credentials=$credentials"
+rm -r "$a/listed"
+until_true no_datafiles 0
+
 echo '== policies: files lie as their directories want'
 # attributes DIR: what is set there, as its list of attributes has it.
 attributes() {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Parser, Subcommand, ValueHint};
 
 use crate::bench::{BenchArgs, FloorArgs};
+use crate::list::LsArgs;
 use crate::paper::PaperArgs;
 use crate::sim::SimArgs;
 use crate::trace::TraceArgs;
@@ -50,6 +51,8 @@ pub enum Command {
     Top(TopArgs),
     /// Show what is done for the operations of mounts and servers, step by step.
     Trace(TraceArgs),
+    /// List a directory, of a server without the kernel in between: names and attributes come together.
+    Ls(LsArgs),
     /// Tell how many files, directories and bytes are below a directory of a mounted file system, at once.
     Du(DuArgs),
     /// Limit how many files and bytes may be below a directory of a mounted file system.

@@ -10,6 +10,7 @@ mod copy;
 mod cp;
 mod fsck;
 mod fuzz;
+mod list;
 mod mount;
 mod options;
 mod paper;
@@ -73,6 +74,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Fsck(args) => Ok(fsck::fsck(&args)),
         Command::Status(args) => report::status(&args),
         Command::Top(args) => top::top(&args),
+        Command::Ls(args) => list::ls(&args),
         Command::Trace(args) => trace::trace(&args),
         Command::Du(args) => usage::du(&args),
         Command::Quota(args) => usage::quota(&args),

@@ -8,7 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use espalier_runtime::{Traced, trace_of, trace_of_mount};
-use espalier_timeline::{Operation, Span, align, draw, operations, read_chrome, write_chrome};
+use espalier_timeline::{
+    Operation, Panel, Span, align, draw, length, operations, picture, read_chrome, write_chrome,
+};
 use rustix::termios::tcgetwinsize;
 
 use crate::{cluster, report};
@@ -29,9 +31,12 @@ pub struct TraceArgs {
     /// How long to look on, 0.1 to 300.
     #[arg(long, default_value = "5", value_parser = parse_seconds, value_name = "SECONDS")]
     pub seconds: f64,
-    /// Write all that was seen to this file, which Perfetto (ui.perfetto.dev) and Chrome show.
-    #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]
-    pub out: Option<PathBuf>,
+    /// Write all that was seen to FILE.json, which Perfetto (ui.perfetto.dev) and Chrome show, or what is drawn to FILE.svg; may be repeated.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, value_parser = parse_out)]
+    pub out: Vec<PathBuf>,
+    /// Draw an operation of the same kind that was seen there below it, at the same scale: for instance in a file of an earlier `--out`.
+    #[arg(long, value_name = "MOUNTPOINT|DIR|FILE", value_hint = ValueHint::AnyPath)]
+    pub compare: Option<PathBuf>,
 }
 
 fn parse_seconds(text: &str) -> Result<f64, String> {
@@ -41,20 +46,53 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
         .ok_or_else(|| "expected 0.1 to 300 seconds".into())
 }
 
-pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
-    let spans = collect(&args.places, Duration::from_secs_f64(args.seconds))?;
-    if let Some(file) = &args.out {
-        std::fs::write(file, write_chrome(&spans))
-            .with_context(|| format!("cannot write {}", file.display()))?;
+fn parse_out(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    match path.extension().is_some_and(|ending| ending == "json" || ending == "svg") {
+        true => Ok(path),
+        false => Err("expected a name that ends with .json or .svg".into()),
     }
-    let operations = operations(&spans);
-    if operations.is_empty() {
+}
+
+pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
+    let time = Duration::from_secs_f64(args.seconds);
+    let spans = collect(&args.places, time)?;
+    let is_picture = |file: &&PathBuf| file.extension().is_some_and(|ending| ending == "svg");
+    for file in args.out.iter().filter(|file| !is_picture(file)) {
+        write(file, &write_chrome(&spans))?;
+    }
+    let others = args.compare.iter().map(|place| collect(std::slice::from_ref(place), time));
+    let others = others.collect::<Result<Vec<_>>>()?;
+    let all = operations(&spans);
+    if all.is_empty() {
         bail!("no operation has ended meanwhile: use the file system, or look on for longer (--seconds)");
     }
-    print!("{}", summary(&operations));
-    let operation = chosen(&operations, args.op.as_deref())?;
-    print!("\n{}", draw(operation, width()));
+    print!("{}", summary(&all));
+    let operation = chosen(&all, args.op.as_deref())?;
+    let mut panels = vec![panel(&args.places, operation)];
+    for (place, spans) in args.compare.iter().zip(&others) {
+        let found = operations(spans);
+        let other = chosen(&found, Some(&operation.root().kind))
+            .with_context(|| format!("cannot compare with {}", place.display()))?;
+        panels.push(panel(std::slice::from_ref(place), other));
+    }
+    let scale = panels.iter().map(|panel| length(&panel.operation)).max().unwrap_or(0);
+    for Panel { title, operation } in &panels {
+        print!("\n{title}\n{}", draw(operation, scale, width()));
+    }
+    for file in args.out.iter().filter(is_picture) {
+        write(file, &picture(&panels)?)?;
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+fn write(file: &Path, text: &str) -> Result<()> {
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
+}
+
+fn panel<'a>(places: &[PathBuf], operation: &Operation<'a>) -> Panel<'a> {
+    let places: Vec<_> = places.iter().map(|place| place.display().to_string()).collect();
+    Panel { title: format!("{}, {}", operation.root().kind, places.join(" ")), operation: operation.clone() }
 }
 
 fn width() -> usize {
@@ -168,7 +206,7 @@ fn chosen<'a, 'b>(operations: &'a [Operation<'b>], kind: Option<&str>) -> Result
     };
     let of_kind: Vec<_> = operations.iter().filter(|operation| operation.root().kind == kind).collect();
     if of_kind.is_empty() {
-        bail!("no {kind} has ended meanwhile: choose an operation of those above");
+        bail!("no {kind} has ended meanwhile: choose another operation");
     }
     Ok(median(of_kind))
 }

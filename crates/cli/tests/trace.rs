@@ -46,8 +46,14 @@ fn a_run_of_the_simulator_is_drawn() {
     for step in ["ask rank 0: create", "rank 0, disk", "journal sync"] {
         assert!(text.contains(step), "{text}");
     }
-    let again = espalier(&["trace", "again.json", "--op", "create"], dir);
-    assert_eq!(String::from_utf8(again.stdout).unwrap(), text);
+    // What was written is read again, and compared with what it is of.
+    let both = ["trace", "again.json", "--op", "create", "--compare", "spans.json", "--out", "both.svg"];
+    let compared = espalier(&both, dir);
+    let text = String::from_utf8(compared.stdout).unwrap();
+    let (first, second) = text.split_once("create, spans.json\n").unwrap();
+    assert!(first.ends_with(&format!("create, again.json\n{second}\n")), "{text}");
+    let svg = std::fs::read_to_string(dir.join("both.svg")).unwrap();
+    assert!(svg.contains("create, again.json") && svg.contains("create, spans.json"), "{svg}");
     let other = espalier(&["trace", "spans.json", "--op", "chmod"], dir);
     assert!(String::from_utf8(other.stderr).unwrap().contains("no chmod has ended"));
 }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{Capacity, ConnectError, Credentials, DirEntry, Messages, Metadata, OpenOptions, User};
+use crate::{Capacity, ConnectError, Credentials, DirEntry, Listed, Messages, Metadata, OpenOptions, User};
 
 /// As [`crate::FileSystem`].
 #[derive(Clone, Debug)]
@@ -106,6 +106,7 @@ macro_rules! blocking {
 }
 
 blocking! {
+    read_dir_plus(path: impl AsRef<Path>) -> Vec<Listed>;
     metadata(path: impl AsRef<Path>) -> Metadata;
     symlink_metadata(path: impl AsRef<Path>) -> Metadata;
     create_file(path: impl AsRef<Path>, mode: u32) -> ();

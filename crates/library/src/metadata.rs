@@ -1,6 +1,7 @@
 //! What is told of files.
 
 use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use espalier_proto::{Attr, FileType, Ino, SetTime, Time};
@@ -82,6 +83,15 @@ pub struct DirEntry {
     pub(crate) name: OsString,
     pub(crate) ino: Ino,
     pub(crate) kind: FileType,
+}
+
+/// An entry of a directory, with what is told of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    pub entry: DirEntry,
+    pub metadata: Metadata,
+    /// What a symbolic link names.
+    pub target: Option<PathBuf>,
 }
 
 impl DirEntry {

@@ -169,7 +169,7 @@ impl Session {
     }
 
     /// Sends what begins a call. It goes on even if nobody waits for it.
-    fn begin(self: &Arc<Self>, call: Call<'_>) -> oneshot::Receiver<Result<Told, Errno>> {
+    pub(crate) fn begin(self: &Arc<Self>, call: Call<'_>) -> oneshot::Receiver<Result<Told, Errno>> {
         self.begin_for(self.caller.clone(), call)
     }
 

@@ -65,6 +65,17 @@ impl LocalCluster {
         self.dir.path().join("cluster")
     }
 
+    /// Where its servers keep what they have.
+    ///
+    /// # Errors
+    /// Its directory cannot be read.
+    pub fn stores(&self) -> Result<Vec<PathBuf>, PaperError> {
+        let servers = std::fs::read_dir(self.dir())?;
+        let servers = servers.map(|server| Ok(server?.path())).collect::<std::io::Result<Vec<_>>>()?;
+        let stores = servers.iter().flat_map(|server| ["store", "data"].map(|role| server.join(role)));
+        Ok(stores.filter(|store| store.join("control").exists()).collect())
+    }
+
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -17,7 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 pub use cluster::{LocalCluster, Wanted};
 pub use error::PaperError;
-pub use outcome::{Chart, Claim, Outcome, Table};
+pub use outcome::{Chart, Claim, Outcome, Picture, Table};
 pub use page::write_page;
 pub use play::play;
 pub use tally::{Phase, Tally};
@@ -66,6 +66,7 @@ impl Experiment {
         kuhn::FIG5_6,
         kuhn::FIG5_7,
         kuhn::FIG5_8,
+        kuhn::FIG6,
     ];
 
     pub fn named(id: &str) -> Option<&'static Self> {

@@ -36,6 +36,13 @@ pub struct Chart {
     pub lines: Vec<Line>,
 }
 
+/// What is drawn already, as SVG.
+#[derive(Clone, Debug)]
+pub struct Picture {
+    pub name: &'static str,
+    pub svg: String,
+}
+
 /// See the module's description.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
@@ -49,6 +56,8 @@ pub struct Outcome {
     pub tables: Vec<Table>,
     #[serde(skip)]
     pub charts: Vec<Chart>,
+    #[serde(skip)]
+    pub pictures: Vec<Picture>,
 }
 
 impl Table {
@@ -84,6 +93,9 @@ impl Outcome {
         }
         for Chart { name, over, what, lines } in &self.charts {
             plot(&dir.join(format!("{}-{name}.svg", self.stem())), over, what, lines)?;
+        }
+        for Picture { name, svg } in &self.pictures {
+            write(format!("{}-{name}.svg", self.stem()), svg.clone())?;
         }
         let json = serde_json::to_string_pretty(self).map_err(std::io::Error::from)?;
         write(format!("{}.json", self.stem()), json + "\n")

@@ -53,6 +53,7 @@ fn section(dir: &Path, outcome: &Outcome, page: &mut String) -> Result<(), Paper
         let picture = std::fs::read_to_string(&path).map_err(|cause| PaperError::File { path, cause })?;
         say(picture);
     }
+    outcome.pictures.iter().for_each(|picture| say(picture.svg.clone()));
     for table in &outcome.tables {
         say(row("th", table.columns.iter().copied(), "<table>"));
         table.rows.iter().for_each(|cells| say(row("td", cells.iter().map(String::as_str), "")));

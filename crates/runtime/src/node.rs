@@ -228,7 +228,7 @@ impl<D: Door> Node<D> {
             let io = std::mem::take(&mut work.out.io);
             let recalls = std::mem::take(&mut work.out.recalls);
             let changed = std::mem::take(&mut work.out.changed);
-            let io: Vec<_> = io.into_iter().map(|(id, io)| (id, io, self.causes_of(&inner, id))).collect();
+            let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
             drop(inner);
             if !recalls.is_empty() {
                 self.door.recall(&recalls);
@@ -239,9 +239,9 @@ impl<D: Door> Node<D> {
             for finished in work.finished.drain(..) {
                 self.finish(finished);
             }
-            let io = io.into_iter();
-            let done: Vec<_> =
-                io.filter_map(|(id, io, causes)| self.errands.execute(id, io, causes)).collect();
+            let mut causes = causes.into_iter();
+            let execute = |(id, io)| self.errands.execute(id, io, causes.next().unwrap_or_default());
+            let done: Vec<_> = io.into_iter().filter_map(execute).collect();
             if done.is_empty() {
                 return;
             }
@@ -318,9 +318,6 @@ impl<D: Door> Node<D> {
     }
 
     fn causes_of(&self, inner: &Inner<D::Ticket>, id: IoId) -> Vec<Id> {
-        if !self.errands.tracer.is_on() {
-            return Vec::new();
-        }
         let id_of = |cause| match cause {
             Cause::Request(_, RequestId(number)) => Some(self.id_of(number)),
             // There is no other rank.

@@ -77,6 +77,11 @@ impl Tracer {
         Id { from, to: self.place, number }
     }
 
+    /// The operations that wait for each of several things, if somebody traces; otherwise nothing.
+    pub fn causes<T>(&self, things: &[T], of: impl Fn(&T) -> Vec<Id>) -> Vec<Vec<Id>> {
+        if self.is_on() { things.iter().map(of).collect() } else { Vec::new() }
+    }
+
     pub fn steps<'a>(&'a self, causes: &'a [Id]) -> Steps<'a> {
         Steps { tracer: Some(self), causes }
     }

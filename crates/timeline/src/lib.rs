@@ -8,6 +8,7 @@
 mod align;
 mod chrome;
 mod log;
+mod picture;
 mod text;
 mod tree;
 
@@ -19,7 +20,8 @@ use serde::{Deserialize, Serialize};
 pub use align::align;
 pub use chrome::{TraceError, read_chrome, write_chrome};
 pub use log::{Log, Told};
-pub use text::draw;
+pub use picture::{Panel, PictureError, picture};
+pub use text::{draw, length};
 pub use tree::{Operation, Step, operations};
 
 /// Where something happens.

@@ -7,11 +7,16 @@ use crate::{Layer, Operation, Span};
 /// Of the part that shows the time.
 const LEAST: usize = 16;
 
-/// Draws an operation into lines of at most so many characters, if that is enough for the names.
-pub fn draw(operation: &Operation<'_>, width: usize) -> String {
-    let root = operation.root();
-    let (begin, end) =
-        (root.begin, operation.steps.iter().map(|step| step.span.end).max().unwrap_or(root.end));
+/// How long an operation takes with all that was done for it, in nanoseconds.
+pub fn length(operation: &Operation<'_>) -> u64 {
+    let last = operation.steps.iter().map(|step| step.span.end).max().unwrap_or(0);
+    last.saturating_sub(operation.root().begin)
+}
+
+/// Draws an operation into lines of at most so many characters, if that is enough for the names. `scale`: the nanoseconds that fill a
+/// line: those of the longest operation that it is to be compared with.
+pub fn draw(operation: &Operation<'_>, scale: u64, width: usize) -> String {
+    let begin = operation.root().begin;
     let places: Vec<_> = operation.steps.iter().map(|step| lane(step.span)).collect();
     let names: Vec<_> = operation
         .steps
@@ -26,7 +31,7 @@ pub fn draw(operation: &Operation<'_>, width: usize) -> String {
         let Span { begin: from, end: to, .. } = *step.span;
         let column = |time: u64| {
             let passed = u128::from(time.saturating_sub(begin)) * left as u128;
-            usize::try_from(passed / u128::from((end - begin).max(1))).unwrap_or(left).min(left - 1)
+            usize::try_from(passed / u128::from(scale.max(1))).unwrap_or(left).min(left - 1)
         };
         let (first, last) = (column(from), column(to));
         let bar = format!("{}{}", " ".repeat(first), "#".repeat(last - first + 1));
@@ -79,7 +84,7 @@ mod tests {
     fn each_step_has_a_line() {
         let spans = two_creates();
         let operations = crate::operations(&spans);
-        let text = draw(&operations[0], 80);
+        let text = draw(&operations[0], length(&operations[0]), 80);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines.len(), 5);
         assert!(lines[1].contains("client 9") && lines[1].contains("ask rank 0: create"), "{text}");

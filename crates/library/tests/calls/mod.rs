@@ -344,3 +344,39 @@ async fn what_keeps_it_from_connecting_is_told() {
     assert!(matches!(error, ConnectError::Credentials(_)), "{error}");
     assert!(error.to_string().contains("/none/ca.pem"), "{error}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_listing_with_attributes_takes_two_rounds() {
+    let url = server();
+    let (fs, other) = (connect(&url).await, connect(&url).await);
+    fs.create_dir("/dir").await.unwrap();
+    for number in 0..40 {
+        fs.write(format!("/dir/file-{number}"), &vec![0; number]).await.unwrap();
+    }
+    for number in 0..4 {
+        fs.create_dir(format!("/dir/dir-{number}")).await.unwrap();
+        fs.symlink(format!("file-{number}"), format!("/dir/link-{number}")).await.unwrap();
+    }
+    let before = other.messages();
+    let listed = other.read_dir_plus("/dir").await.unwrap();
+    let sent = other.messages().requests - before.requests;
+    // The name, the listing, and the links; and directories that another server has, if there is one.
+    let elsewhere = if RANKS > 1 { 4 } else { 0 };
+    assert!((6..=7 + elsewhere).contains(&sent), "{sent}");
+    assert_eq!(listed.len(), 48);
+    for entry in listed {
+        let name = entry.entry.file_name().to_str().unwrap();
+        let (kind, number) = name.split_once('-').unwrap();
+        let number: usize = number.parse().unwrap();
+        let told = fs.symlink_metadata(format!("/dir/{name}")).await.unwrap();
+        assert_eq!((entry.metadata.ino(), entry.metadata.len()), (told.ino(), told.len()), "{name}");
+        assert_eq!(entry.metadata.permissions(), told.permissions());
+        match kind {
+            "file" => assert_eq!(entry.metadata.len(), number as u64),
+            "dir" => assert!(entry.metadata.is_dir()),
+            _ => assert_eq!(entry.target.unwrap().to_str().unwrap(), format!("file-{number}")),
+        }
+    }
+    assert_eq!(errno(other.read_dir_plus("/dir/file-1").await), ENOTDIR);
+    assert_eq!(errno(other.read_dir_plus("/none").await), ENOENT);
+}

@@ -266,8 +266,7 @@ impl DataServer {
                 senders.push((connection, peer.sender.clone()));
             }
         }
-        let causes = |id| if self.tracer.is_on() { self.causes_of(&inner, id) } else { Vec::new() };
-        let io: Vec<_> = out.io.into_iter().map(|(id, io)| (id, io, causes(id))).collect();
+        let mut causes = self.tracer.causes(&out.io, |(id, _)| self.causes_of(&inner, *id)).into_iter();
         drop(inner);
         senders.sort_unstable_by_key(|(connection, _)| *connection);
         senders.dedup_by_key(|(connection, _)| *connection);
@@ -275,8 +274,8 @@ impl DataServer {
             // It fails with the connection, of which its own task hears.
             let _ = sender.flush();
         }
-        for (id, io, causes) in io {
-            let server = Arc::clone(self);
+        for (id, io) in out.io {
+            let (server, causes) = (Arc::clone(self), causes.next().unwrap_or_default());
             tokio::task::spawn_blocking(move || server.work(id, io, &causes));
         }
     }

@@ -344,7 +344,7 @@ impl Server {
             let senders: Vec<_> = clients.iter().filter_map(|client| inner.sender_to(*client)).collect();
             self.trace_questions(&inner, &peers);
             let ranks = inner.tell_ranks(peers.into_iter());
-            let io: Vec<_> = io.into_iter().map(|(id, io)| (id, io, self.causes_of(&inner, id))).collect();
+            let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
             drop(inner);
             // It fails with the connection, of which its own task hears.
             for sender in senders {
@@ -356,8 +356,9 @@ impl Server {
             if !streams.is_empty() {
                 block_in_place(|| streams.into_iter().for_each(|stream| self.stream(stream, turn)));
             }
-            let io = io.into_iter();
-            let done: Vec<_> = io.filter_map(|(id, io, causes)| self.execute(id, io, causes)).collect();
+            let mut causes = causes.into_iter();
+            let execute = |(id, io)| self.execute(id, io, causes.next().unwrap_or_default());
+            let done: Vec<_> = io.into_iter().filter_map(execute).collect();
             if done.is_empty() {
                 return;
             }
@@ -455,6 +456,14 @@ impl Server {
         self.streamed(of, span, result);
     }
 
+    pub(super) fn streamed(&self, of: (ClientId, RequestId), mut span: Span, result: Result<Reply, Errno>) {
+        span.turn_to(Stage::Work, Instant::now());
+        self.errands.watch.record(&span, result.is_err());
+        let Ok((mut inner, turn)) = self.turn() else { return };
+        inner.front.end_stream(of, result);
+        self.settle(inner, turn);
+    }
+
     // ---- What is traced
 
     /// How a client's request is called there; `None`: nobody traces, or the client is not connected any more.
@@ -478,19 +487,8 @@ impl Server {
     }
 
     fn causes_of(&self, inner: &Inner, id: IoId) -> Vec<Id> {
-        if !self.errands.tracer.is_on() {
-            return Vec::new();
-        }
         let causes = inner.front.meta().causes_of(id).into_iter();
         causes.filter_map(|cause| self.id_of_cause(inner, cause)).collect()
-    }
-
-    pub(super) fn streamed(&self, of: (ClientId, RequestId), mut span: Span, result: Result<Reply, Errno>) {
-        span.turn_to(Stage::Work, Instant::now());
-        self.errands.watch.record(&span, result.is_err());
-        let Ok((mut inner, turn)) = self.turn() else { return };
-        inner.front.end_stream(of, result);
-        self.settle(inner, turn);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Kuhn, "Directory-Based Metadata Optimizations for Small Files in PVFS" (2007), chapter 5: empty files are made and removed by one client
+//! Figs. 5.1 to 5.8: empty files are made and removed by one client
 //! or by five, with and without the hint `no_metafile`. Without it files are made as PVFS's clients make them, each with one datafile.
 
 use espalier_sim::source::OpKind;

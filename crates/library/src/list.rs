@@ -1,0 +1,108 @@
+//! Listings with attributes (carns III.E's readdirplus).
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Attr, Dirent, Errno, FileType, Ino, Request};
+use tokio::sync::oneshot;
+
+use crate::door::Told;
+use crate::file_system::FileSystem;
+use crate::metadata::{DirEntry, Listed, Metadata};
+use crate::session::Session;
+
+/// What comes in the second round.
+type Waits = oneshot::Receiver<Result<Told, Errno>>;
+
+impl FileSystem {
+    /// All entries of a directory with what is told of them, but for `.` and `..`, in no order. It takes a message for each 2048 entries, and
+    /// then, all at once, one for each directory that another metadata server has, and for each symbolic link.
+    ///
+    /// # Errors
+    /// As opendir(3) and readdir(3) have them.
+    pub async fn read_dir_plus(&self, path: impl AsRef<Path>) -> io::Result<Vec<Listed>> {
+        let path = path.as_ref();
+        self.retry(async || {
+            let found = self.0.find(path, true).await?;
+            if found.kind != FileType::Directory {
+                return Err(Errno::ENOTDIR);
+            }
+            list(&self.0, found.ino).await
+        })
+        .await
+    }
+}
+
+async fn list(session: &Arc<Session>, dir: Ino) -> Result<Vec<Listed>, Errno> {
+    let mut asked = Vec::new();
+    let mut after = 0;
+    loop {
+        let request = Request::ReadDir { dir, after, limit: Request::MAX_ENTRIES, plus: true };
+        let Answer::Listing { entries, end, .. } = session.ask(request).await? else {
+            return Err(Errno::EIO);
+        };
+        let is_end = end || entries.is_empty();
+        after = entries.last().map_or(after, |last| last.cursor);
+        for entry in entries {
+            let attr = if entry.entry.is_none() { Some(ask_for(session, dir, &entry)) } else { None };
+            let target = (entry.kind == FileType::Symlink)
+                .then(|| session.begin(Call::Request(Request::ReadLink { ino: entry.ino })));
+            asked.push((entry, attr, target));
+        }
+        if is_end {
+            break;
+        }
+    }
+    let mut listed = Vec::with_capacity(asked.len());
+    for (entry, attr, target) in asked {
+        match complete(entry, attr, target).await {
+            // It was removed meanwhile.
+            Err(Errno::ENOENT | Errno::ESTALE) => {}
+            entry => listed.push(entry?),
+        }
+    }
+    Ok(listed)
+}
+
+/// What a listing does not tell: of what another rank has, or of a file that is on data servers of which one is away.
+fn ask_for(session: &Arc<Session>, dir: Ino, entry: &Dirent) -> Waits {
+    let Dirent { name, ino, kind, .. } = entry;
+    let request = match ino.rank() == dir.rank() {
+        true => Request::Lookup { dir, name: name.clone() },
+        false => Request::Find { ino: *ino, kind: *kind, open: None },
+    };
+    session.begin(Call::Request(request))
+}
+
+async fn complete(entry: Dirent, attr: Option<Waits>, target: Option<Waits>) -> Result<Listed, Errno> {
+    let attr: Attr = match (entry.entry, attr) {
+        (Some(told), _) => told.attr,
+        (None, Some(attr)) => match answer(attr).await? {
+            Answer::Entry(told) => told.attr,
+            Answer::Absent { .. } => return Err(Errno::ENOENT),
+            _ => return Err(Errno::EIO),
+        },
+        (None, None) => return Err(Errno::EIO),
+    };
+    let target = match target {
+        Some(target) => match answer(target).await? {
+            Answer::Bytes(target) => Some(OsString::from_vec(target).into()),
+            _ => return Err(Errno::EIO),
+        },
+        None => None,
+    };
+    let name = OsString::from_vec(entry.name.to_vec());
+    Ok(Listed {
+        entry: DirEntry { name, ino: entry.ino, kind: entry.kind },
+        metadata: Metadata(attr),
+        target,
+    })
+}
+
+async fn answer(waits: Waits) -> Result<Answer, Errno> {
+    Ok(waits.await.unwrap_or(Err(Errno::EIO))?.answer)
+}
