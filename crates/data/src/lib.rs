@@ -118,6 +118,8 @@ pub struct Data {
     next_io: u64,
     /// Removed, but not durably.
     removed: Vec<Asked>,
+    /// Each removal is made durable by itself, as in the paper's baseline (carns III.C).
+    alone: bool,
 }
 
 #[derive(Debug)]
@@ -150,6 +152,11 @@ impl File {
 }
 
 impl Data {
+    /// `alone`: each removal is made durable by itself; otherwise one sync is for many.
+    pub fn new(alone: bool) -> Self {
+        Self { alone, ..Self::default() }
+    }
+
     /// Takes one input. Whatever follows from it at once is in `out` on return.
     pub fn on(&mut self, input: Input, out: &mut Outbox) {
         match input {
@@ -313,7 +320,8 @@ impl Data {
     fn sync_removed(&mut self, out: &mut Outbox) {
         let is_syncing = self.running.values().any(|running| matches!(running, Running::SyncRemoved(_)));
         if !is_syncing && !self.removed.is_empty() {
-            let removals = core::mem::take(&mut self.removed);
+            let count = if self.alone { 1 } else { self.removed.len() };
+            let removals = self.removed.drain(..count).collect();
             self.run(Running::SyncRemoved(removals), Io::SyncRemoved, out);
         }
     }

@@ -66,7 +66,8 @@ impl Trial {
             (key.to_string(), toml::Value::Integer(i64::try_from(value).unwrap_or(i64::MAX)))
         };
         let sync = toml::Value::Boolean(cluster.durability == Durability::Durable);
-        let policy: toml::Table = self.scenario.policy.0.to_toml().parse().unwrap_or_default();
+        let policy: Result<toml::Table, _> = self.scenario.policy.0.to_toml().parse();
+        let policy = policy.map_err(|error| PaperError::Cluster(error.to_string()))?;
         let others = [("sync".to_string(), sync), ("policy".to_string(), policy.into())];
         let wanted = Wanted {
             servers: cluster.ranks.max(cluster.data),

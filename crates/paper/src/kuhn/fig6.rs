@@ -154,6 +154,7 @@ fn play(setting: &Setting<'_>, policy: &str) -> Result<Vec<Span>, PaperError> {
         ranks: 1,
         insecure: true,
         settings: settings.map(|(key, value)| (key.to_string(), value)).into_iter().collect(),
+        in_memory: false,
     };
     let cluster = LocalCluster::start(setting.program, &wanted)?;
     let stores = cluster.stores()?;

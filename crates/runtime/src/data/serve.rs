@@ -74,11 +74,12 @@ impl DataServer {
     /// `threads`: that serve requests.
     pub fn new(store: DataStore, key: Option<SealKey>, threads: usize) -> Self {
         let tracer = Tracer::new(Place::Data(store.number().0));
+        let inner = Inner { machine: Data::new(store.commits_alone()), ..Inner::default() };
         Self {
             tracer,
             store,
             key,
-            inner: Mutex::default(),
+            inner: Mutex::new(inner),
             next_connection: AtomicU64::new(1),
             watch: Watch::new(threads, None),
             read_bytes: AtomicU64::default(),

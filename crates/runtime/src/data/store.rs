@@ -17,6 +17,8 @@ pub struct DataStore {
     path: PathBuf,
     /// What is written is durable when it is answered.
     sync: bool,
+    /// And each removal by itself.
+    alone: bool,
 }
 
 /// Its journal is never used: the smallest will do.
@@ -47,7 +49,17 @@ impl DataStore {
             return Err(Error::NoDataStore { path: dir.into(), number });
         }
         let (store, _) = LocalStore::open_with(dir, LocalOptions::default())?;
-        Ok(Self { number, store, path: dir.into(), sync })
+        Ok(Self { number, store, path: dir.into(), sync, alone: false })
+    }
+
+    /// Each removal is made durable by itself, and not many by one sync.
+    #[must_use]
+    pub fn alone(self) -> Self {
+        Self { alone: true, ..self }
+    }
+
+    pub(crate) fn commits_alone(&self) -> bool {
+        self.alone
     }
 
     pub fn number(&self) -> ServerId {

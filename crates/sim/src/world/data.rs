@@ -48,6 +48,8 @@ pub struct DataServer {
     store: MemoryStore,
     /// Every change is durable before it is answered.
     sync: bool,
+    /// And each removal by itself.
+    alone: bool,
     machine: Option<Data>,
     pub cpu: Station<DataJob>,
     pub device: Station<DataDiskJob>,
@@ -70,6 +72,7 @@ impl DataServer {
             disk: Disk::new(&scenario.disk, seed.random("disk", number)),
             store: MemoryStore::new(),
             sync: scenario.cluster.durability == Durability::Durable,
+            alone: scenario.cluster.high_watermark <= 1,
             machine: None,
             cpu: Station::new(scenario.cluster.cores),
             device: Station::new(1),
@@ -107,7 +110,7 @@ impl DataServer {
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
-        self.machine = Some(Data::default());
+        self.machine = Some(Data::new(self.alone));
         self.start += 1;
         fabric.revive(self.node);
         fabric.observer.began(fabric.now, self.node);
