@@ -3,14 +3,14 @@
 # the end.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump usage policy replay cluster data bare ranks bulk repair full failing memory kill powerloss" picks parts.
+# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump usage policy replay cluster data small bare ranks bulk repair full failing memory kill powerloss" picks parts.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 target=${TARGET:-target}
 bin=$target/release/espalier
 conformance=$target/release/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump usage policy replay cluster data bare ranks bulk repair full failing memory kill powerloss}
+only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump usage policy replay cluster data small bare ranks bulk repair full failing memory kill powerloss}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -122,6 +122,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
     if part replay; then TARGET=$target scripts/replay-test.sh; fi
     if part cluster; then TARGET=$target scripts/cluster-test.sh; fi
     if part data; then TARGET=$target scripts/cluster-data-test.sh; fi
+    if part small; then TARGET=$target scripts/small-files-test.sh; fi
     if part bare; then TARGET=$target scripts/bare-test.sh; fi
     if part ranks; then TARGET=$target scripts/cluster-ranks-test.sh; fi
     if part bulk; then TARGET=$target scripts/bulk-test.sh; fi

@@ -47,7 +47,7 @@ impl Meta {
             cx.stream(StreamCall::SetMtime { ino, mtime: earlier.unwrap_or(mtime) })?;
         }
         // Of its stream is asked beforehand: what waits after a change makes it again.
-        self.attr(cx, self.state.inode(ino)?)?;
+        self.attr_or_grant(cx, ino)?;
         if change != Change::default() {
             self.commit(cx, &Event::SetAttr { ino, change })?;
         }
