@@ -309,7 +309,7 @@ mod tests {
         assert_eq!(shown(1_799_999_999), "Jan 15 07:59");
         assert_eq!(shown(1_700_000_000), "Nov 14  2023");
         assert_eq!(shown(1_800_000_100), "Jan 15  2027");
-        assert_eq!(shown(i64::MAX).len(), shown(i64::MIN).len());
+        assert!(shown(i64::MAX).ends_with(" 9999") && shown(i64::MIN).ends_with("-9999"));
     }
 
     #[test]
