@@ -137,7 +137,7 @@ is "$("$bin" policy "$a/hints" --json | jq -c '[.policy.dist_name, .effective.nu
 cp "$work/bytes" "$b/hints/varstrip"
 is "$(layout_of "$a/hints/varstrip" servers)" '[0,1,3]'
 file=$(printf %x "$(stat -c %i "$a/hints/varstrip")")
-is "$(for n in 0 1 2 3; do find "$cluster/server-$n/data/streams" -name "$file" -printf '%s '; done)" '3336000 1638400 25600 '
+is "$(for n in 0 1 2 3; do find "$cluster/server-$n/data/streams" -type f -name "$file" -printf '%s '; done)" '3336000 1638400 25600 '
 # A file keeps what held when it was made.
 echo small > "$a/hints/moved"
 mv "$b/hints/moved" "$b/moved"
