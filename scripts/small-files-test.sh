@@ -66,9 +66,11 @@ ln "$a/stuffed/moved" "$a/precreated/linked"
 is "$(cat "$b/precreated/linked")" 'striped 1'
 
 echo '== POSIX'
+# But for cases that make many thousand files or links, which here are several messages each.
+mapfile -t cases < <("$conformance" --list | sed 's/ .*//' | grep -Ev 'max_links|^many::|creates_in_one_directory')
 for dir in striped precreated client baseline; do
     mkdir "$a/$dir/conformance"
-    "$conformance" "$a/$dir/conformance" > "$work/conformance" || true
+    "$conformance" "$a/$dir/conformance" "${cases[@]/#/--filter=}" > "$work/conformance" || true
     # Access times of what lies on data servers are set when it is opened (docs/semantics.md).
     if grep FAILED "$work/conformance" | grep -v relatime | grep .; then fail "not POSIX: $dir"; fi
     tail -n 1 "$work/conformance"
