@@ -1,13 +1,12 @@
-//! What a node asks data servers. What goes together is a round, which ends when all have answered; what has not been answered is asked
-//! again over the next connection.
+//! What a node asks data servers. What goes together is a round, which ends when all have answered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use espalier_client::{Striped, Turn, Work};
+use espalier_client::{Came as DataCame, DataLink, Striped, Turn, Work};
 use espalier_proto::{
     Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, Layout, Reply,
-    RequestId, ServerId, Service, ToData,
+    ServerId, Service, ToData,
 };
 
 use crate::message::Message;
@@ -34,28 +33,18 @@ pub struct Asking<P> {
     /// The first data server.
     first: Node,
     lines: BTreeMap<ServerId, DataLine>,
+    asks_for_new: bool,
     rounds: BTreeMap<u64, Round<P>>,
     next_round: u64,
     /// Which clients' sessions go on, as in [`DataRequest::Admit`].
     sessions: (u64, Vec<u64>),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct DataLine {
     line: Line,
-    /// It has told which datafiles it has that were never settled.
-    known: bool,
-    next: u64,
-    unanswered: BTreeMap<u64, Pending>,
-}
-
-/// A request that has not been answered.
-#[derive(Debug)]
-struct Pending {
-    request: DataRequest,
-    capability: Option<Capability>,
-    round: u64,
-    place: usize,
+    /// For which round something is asked, and which of its requests it is.
+    link: DataLink<(u64, usize)>,
 }
 
 #[derive(Debug)]
@@ -80,17 +69,19 @@ pub enum Came<P> {
     New(ServerId, Vec<Ino>),
 }
 
-/// Of requests with which a metadata server begins; nothing else has these numbers.
-const NEW: RequestId = RequestId(0);
-const ADMIT: RequestId = RequestId(1);
-
 /// A server that does not say what it has is asked again after that.
 const AGAIN: Nanos = Nanos(1_000_000_000);
 
 impl<P> Asking<P> {
-    pub fn new((own, place): (Node, Place), first: Node) -> Self {
+    /// `asks_for_new`: as in [`DataLink::new`].
+    pub fn new((own, place): (Node, Place), first: Node, asks_for_new: bool) -> Self {
         let (lines, rounds) = (BTreeMap::new(), BTreeMap::new());
-        Self { own, place, first, lines, rounds, next_round: 0, sessions: (0, Vec::new()) }
+        Self { own, place, first, lines, asks_for_new, rounds, next_round: 0, sessions: (0, Vec::new()) }
+    }
+
+    fn line(&mut self, server: ServerId) -> &mut DataLine {
+        let new = || DataLine { line: Line::default(), link: DataLink::new(self.asks_for_new) };
+        self.lines.entry(server).or_insert_with(new)
     }
 
     fn node(&self, server: ServerId) -> Node {
@@ -100,7 +91,8 @@ impl<P> Asking<P> {
     /// Tries to reach a data server, unless it is reached already.
     pub fn reach(&mut self, fabric: &mut Fabric<'_>, asker: Asker, server: ServerId) {
         let node = self.node(server);
-        let line = &mut self.lines.entry(server).or_default().line;
+        let own = self.own;
+        let line = &mut self.line(server).line;
         if line.wire.is_none() {
             let (service, client, incarnation) = match asker {
                 Asker::Server(number, start) => {
@@ -109,18 +101,19 @@ impl<P> Asking<P> {
                 Asker::Client(client) => (Service::Delegated(server), client, None),
             };
             let hello = Hello { cluster: ClusterId::ANY, service, client, incarnation };
-            line.begin(fabric.connect(self.own, node, hello));
+            line.begin(fabric.connect(own, node, hello));
         }
     }
 
     pub fn is_reached(&self, server: ServerId) -> bool {
-        self.lines.get(&server).is_some_and(|line| line.line.up && line.known)
+        self.lines.get(&server).is_some_and(|line| line.link.is_connected())
     }
 
     /// If it was a connection to a data server: that one, and after how long it is to be tried again.
     pub fn lost(&mut self, wire: WireId) -> Option<(Node, Nanos)> {
         let (server, line) = self.lines.iter_mut().find(|(_, line)| line.line.wire == Some(wire))?;
         line.line.lose(wire);
+        line.link.disconnected();
         let pause = line.line.pause();
         let server = *server;
         Some((self.node(server), pause))
@@ -133,21 +126,10 @@ impl<P> Asking<P> {
             return;
         };
         line.line.opened(wire);
-        if let Asker::Server(..) = asker {
-            let (below, live) = self.sessions.clone();
-            let mut begin = vec![(ADMIT, DataRequest::Admit { below, live })];
-            if !line.known {
-                begin.push((NEW, DataRequest::New));
-            }
-            for (id, request) in begin {
-                fabric.send(wire, self.own, Message::ToData(ToData { id, request, capability: None }));
-            }
-        } else {
-            line.known = true;
-        }
-        if line.known {
-            line.ask_again(fabric, self.own, wire);
-        }
+        let (admit, mut out) =
+            (matches!(asker, Asker::Server(..)).then(|| self.sessions.clone()), Vec::new());
+        line.link.connected(admit, |_| true, &mut out);
+        send(fabric, self.own, wire, out);
     }
 
     pub fn received(
@@ -159,23 +141,22 @@ impl<P> Asking<P> {
     ) -> Option<Came<P>> {
         let server = ServerId(u16::try_from(from.0 - self.first.0).unwrap_or(u16::MAX));
         let line = self.lines.get_mut(&server).filter(|line| line.line.wire == Some(wire))?;
-        if message.id == ADMIT {
-            return None;
-        }
-        if message.id == NEW {
-            let Ok(DataReply::Inos(inos)) = message.result else {
+        let (number, mut out) = (message.id.0, Vec::new());
+        let came = line.link.received(message, &mut out);
+        send(fabric, self.own, wire, out);
+        match came {
+            DataCame::Answer((round, place), result) => {
+                fabric.end_span(self.place, Id { from: self.place, to: Place::Data(server.0), number });
+                self.rounds.get_mut(&round)?.replies[place] = Some(result);
+                self.end_round(fabric, round)
+            }
+            DataCame::New(inos) => Some(Came::New(server, inos)),
+            DataCame::NoNew(_) => {
                 fabric.cut(wire, AGAIN);
-                return None;
-            };
-            line.known = true;
-            line.ask_again(fabric, self.own, wire);
-            return Some(Came::New(server, inos));
+                None
+            }
+            DataCame::Nothing => None,
         }
-        let Pending { round, place, .. } = line.unanswered.remove(&message.id.0)?;
-        let to = Place::Data(server.0);
-        fabric.end_span(self.place, Id { from: self.place, to, number: message.id.0 });
-        self.rounds.get_mut(&round)?.replies[place] = Some(message.result);
-        self.end_round(fabric, round)
     }
 
     /// Asks servers. What comes of it follows; at once if nobody is asked.
@@ -243,14 +224,13 @@ impl<P> Asking<P> {
         let round = self.next_round;
         let capability = striped.as_ref().and_then(|(_, capability)| *capability);
         for (place, (server, request)) in asked.iter().enumerate() {
-            let line = self.lines.entry(*server).or_default();
-            line.next = (line.next + 1).max(ADMIT.0 + 1);
-            let asked = Id { from: self.place, to: Place::Data(server.0), number: line.next };
-            fabric.begin_span(self.place, asked, request.name(), || causes.clone());
-            line.unanswered.insert(line.next, Pending { request: request.clone(), capability, round, place });
-            if let Some(wire) = line.line.wire.filter(|_| line.line.up && line.known) {
-                let (id, request) = (RequestId(line.next), request.clone());
-                fabric.send(wire, self.own, Message::ToData(ToData { id, request, capability }));
+            let (from, own) = (self.place, self.own);
+            let (line, mut out) = (self.line(*server), Vec::new());
+            let id = line.link.ask(request.clone(), capability, (round, place), &mut out);
+            let asked = Id { from, to: Place::Data(server.0), number: id.0 };
+            fabric.begin_span(from, asked, request.name(), || causes.clone());
+            if let Some(wire) = line.line.wire {
+                send(fabric, own, wire, out);
             }
         }
         let replies = asked.iter().map(|_| None).collect();
@@ -280,16 +260,16 @@ impl<P> Asking<P> {
 
     /// Servers that have not answered.
     pub fn awaited(&self) -> Vec<ServerId> {
-        let awaited = self.lines.iter().filter(|(_, line)| !line.unanswered.is_empty());
-        awaited.map(|(server, _)| *server).collect()
+        let awaited = self.rounds.values().flat_map(|round| {
+            let asked = round.asked.iter().zip(&round.replies);
+            asked.filter(|(_, reply)| reply.is_none()).map(|((server, _), _)| *server)
+        });
+        awaited.collect::<BTreeSet<_>>().into_iter().collect()
     }
 }
 
-impl DataLine {
-    fn ask_again(&self, fabric: &mut Fabric<'_>, own: Node, wire: WireId) {
-        for (id, Pending { request, capability, .. }) in &self.unanswered {
-            let (id, request, capability) = (RequestId(*id), request.clone(), *capability);
-            fabric.send(wire, own, Message::ToData(ToData { id, request, capability }));
-        }
+fn send(fabric: &mut Fabric<'_>, own: Node, wire: WireId, messages: Vec<ToData>) {
+    for message in messages {
+        fabric.send(wire, own, Message::ToData(message));
     }
 }

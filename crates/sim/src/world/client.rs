@@ -111,7 +111,7 @@ impl Client {
             sessions: Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true),
             told: Told::default(),
             lines: BTreeMap::new(),
-            asking: Asking::new((node, place_of(id)), Node(scenario.cluster.ranks.into())),
+            asking: Asking::new((node, place_of(id)), Node(scenario.cluster.ranks.into()), false),
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),

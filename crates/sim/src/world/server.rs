@@ -140,7 +140,7 @@ impl Server {
                 ranks: Vec::new(),
                 data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
             },
-            asking: Asking::new((node, Place::Rank(rank.0)), Node(ranks.into())),
+            asking: Asking::new((node, Place::Rank(rank.0)), Node(ranks.into()), true),
         })
     }
 
@@ -198,7 +198,7 @@ impl Server {
         self.wires.clear();
         self.greeted.clear();
         self.peers.fill(Line::default());
-        self.asking = Asking::new((self.node, self.place()), Node(self.config.ranks.into()));
+        self.asking = Asking::new((self.node, self.place()), Node(self.config.ranks.into()), true);
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
         fabric.drop_node(self.node, loss != Loss::Process);
