@@ -31,6 +31,8 @@ pub struct CalibrateArgs {
 const ONE: (u32, u32) = (1, 1);
 const MANY: (u32, u32) = (1, 32);
 const PREDICTED: (u32, u32) = (4, 4);
+/// A machine changes its speed from one to the next.
+const RUNS: u32 = 3;
 
 /// A server of one's own, which ends with this.
 struct Server {
@@ -67,7 +69,9 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
     let predicted = server.measure(trial(PREDICTED))?;
     drop(server);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let fitted = Fitted::new(&operations(&one), &operations(&many), processors);
+    eprintln!("fitting a model to it");
+    let (one_of, many_of) = (operations(&one), operations(&many));
+    let fitted = Fitted::new((trial(ONE), &one_of), (trial(MANY), &many_of), processors)?;
     let text = fitted.to_toml();
     std::fs::write(&args.file, &text).with_context(|| format!("cannot write {}", args.file.display()))?;
     let machine = Machine::parse(&text, &args.file)?;
@@ -107,7 +111,7 @@ impl Server {
             outstanding: trial.outstanding,
             files: trial.files,
             bytes: 0,
-            runs: 1,
+            runs: RUNS,
             stop: Arc::new(AtomicBool::new(false)),
         };
         Ok(espalier_bench::sample(&options, &|| Processors::used(self.process))?)
