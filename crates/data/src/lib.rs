@@ -117,7 +117,9 @@ pub struct Data {
     files: Map<Ino, File>,
     next_io: u64,
     /// Removed, but not durably.
-    removed: Vec<Asked>,
+    removed: VecDeque<Asked>,
+    /// A sync of them is under way.
+    syncs_removed: bool,
     /// Each removal is made durable by itself, as in the paper's baseline (carns III.C).
     alone: bool,
 }
@@ -194,13 +196,14 @@ impl Data {
                 }
                 Some(Running::Removal(asked, ino)) => {
                     match result {
-                        Ok(_) => self.removed.push(asked),
+                        Ok(_) => self.removed.push_back(asked),
                         Err(_) => self.answer(asked, result, out),
                     }
                     self.leave(ino, Use::Alone, out);
                     self.sync_removed(out);
                 }
                 Some(Running::SyncRemoved(removals)) => {
+                    self.syncs_removed = false;
                     for asked in removals {
                         self.answer(asked, result.clone(), out);
                     }
@@ -318,8 +321,8 @@ impl Data {
     }
 
     fn sync_removed(&mut self, out: &mut Outbox) {
-        let is_syncing = self.running.values().any(|running| matches!(running, Running::SyncRemoved(_)));
-        if !is_syncing && !self.removed.is_empty() {
+        if !self.syncs_removed && !self.removed.is_empty() {
+            self.syncs_removed = true;
             let count = if self.alone { 1 } else { self.removed.len() };
             let removals = self.removed.drain(..count).collect();
             self.run(Running::SyncRemoved(removals), Io::SyncRemoved, out);
