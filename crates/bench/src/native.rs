@@ -220,7 +220,7 @@ impl Drop for Ship {
     }
 }
 
-fn runtime() -> Result<Runtime, Error> {
+pub(crate) fn runtime() -> Result<Runtime, Error> {
     Builder::new_current_thread().enable_all().build().map_err(Error::doing("start a runtime"))
 }
 

@@ -67,11 +67,15 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
     let one = server.measure(trial(ONE))?;
     let many = server.measure(trial(MANY))?;
     let predicted = server.measure(trial(PREDICTED))?;
+    let listed =
+        espalier_bench::sample_listing(&server.options(trial(ONE)), &|| Processors::used(server.process))?;
     drop(server);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     eprintln!("fitting a model to it");
     let (one_of, many_of) = (operations(&one), operations(&many));
-    let fitted = Fitted::new((trial(ONE), &one_of), (trial(MANY), &many_of), processors)?;
+    let mut fitted = Fitted::new((trial(ONE), &one_of), (trial(MANY), &many_of), processors)?;
+    let attributes = listed.with_attributes.saturating_sub(listed.entry);
+    fitted.works.extend([(Work::Entry, listed.entry.into()), (Work::Attributes, attributes.into())]);
     let text = fitted.to_toml();
     std::fs::write(&args.file, &text).with_context(|| format!("cannot write {}", args.file.display()))?;
     let machine = Machine::parse(&text, &args.file)?;
@@ -102,8 +106,8 @@ impl Server {
         Ok(Self { cluster, process })
     }
 
-    fn measure(&self, trial: Trial) -> Result<Vec<Sample>> {
-        let options = NativeOptions {
+    fn options(&self, trial: Trial) -> NativeOptions {
+        NativeOptions {
             url: self.cluster.url().into(),
             credentials: self.cluster.credentials(),
             clients: trial.clients,
@@ -113,8 +117,11 @@ impl Server {
             bytes: 0,
             runs: RUNS,
             stop: Arc::new(AtomicBool::new(false)),
-        };
-        Ok(espalier_bench::sample(&options, &|| Processors::used(self.process))?)
+        }
+    }
+
+    fn measure(&self, trial: Trial) -> Result<Vec<Sample>> {
+        Ok(espalier_bench::sample(&self.options(trial), &|| Processors::used(self.process))?)
     }
 }
 

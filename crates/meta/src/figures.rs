@@ -1,6 +1,7 @@
 //! What the machine tells of itself to those who watch it.
 
 use alloc::vec::Vec;
+use core::ops::Bound;
 
 use espalier_proto::{Ino, Name};
 
@@ -99,6 +100,15 @@ impl Meta {
     /// Inodes in use.
     pub fn files(&self) -> u64 {
         self.state.files
+    }
+
+    /// How many entries a page of a listing is going to have, as far as they are in memory. For those who model what that costs.
+    pub fn entries_in_memory(&self, dir: Ino, after: u64, limit: u32) -> usize {
+        let from = Bound::Excluded(Slot { hash: after.saturating_add(1), name: Name::lowest() });
+        let cells =
+            self.state.fragments.get(&dir).map(|fragment| fragment.cells.range((from, Bound::Unbounded)));
+        let present = cells.into_iter().flatten().filter(|(_, cell)| cell.target != Target::Absent);
+        present.take(limit as usize).count()
     }
 
     /// The directory that an inode lies in; a directory itself. `None`: it is not in memory, or has several names.

@@ -15,6 +15,9 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(110, 110, 110),
 ];
 
+/// Lines of so few points show where these are.
+const MARKED: usize = 16;
+
 /// A line: places and values.
 #[derive(Clone, Debug)]
 pub struct Line {
@@ -56,12 +59,18 @@ fn draw(
     area.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&area)
         .margin(12)
+        .margin_right(24)
         .x_label_area_size(45)
         .y_label_area_size(90)
         .build_cartesian_2d(0.0..end, 0.0..top)?;
-    chart.configure_mesh().x_desc(over).y_desc(what).label_style(("sans-serif", 16)).draw()?;
+    let mesh = &mut chart.configure_mesh();
+    let mesh = mesh.x_label_formatter(&number).y_label_formatter(&number).max_light_lines(1);
+    mesh.x_desc(over).y_desc(what).label_style(("sans-serif", 16)).draw()?;
     for (line, colour) in lines.iter().zip(COLOURS.iter().cycle()) {
         let dots = |size| line.points.iter().map(move |point| Circle::new(*point, size, colour.filled()));
+        if !line.dots && line.points.len() <= MARKED {
+            chart.draw_series(dots(3))?;
+        }
         let drawn = match line.dots {
             true => chart.draw_series(dots(5))?,
             false => {
@@ -74,11 +83,17 @@ fn draw(
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
+        .position(SeriesLabelPosition::UpperLeft)
         .label_font(("sans-serif", 14))
         .background_style(WHITE.mix(0.8))
         .border_style(BLACK)
         .draw()?;
     area.present()?;
     Ok(())
+}
+
+/// Of an axis: with as many decimals as it has, at most three.
+fn number(value: &f64) -> String {
+    let text = format!("{value:.3}");
+    text.trim_end_matches('0').trim_end_matches('.').to_string()
 }

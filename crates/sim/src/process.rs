@@ -15,7 +15,7 @@ use crate::source::{Done, Next, Source};
 use crate::{Nanos, Random};
 use task::{Task, Turn};
 
-pub use files::FileTable;
+pub use files::{FileTable, WORKING_DIR};
 
 /// What a process waits for.
 #[derive(Debug)]

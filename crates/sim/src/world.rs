@@ -289,6 +289,11 @@ impl<'o> World<'o> {
     fn happen(&mut self, event: Event) -> Result<(), RunError> {
         match event {
             Event::Arrives { wire, to, message } => self.arrives(wire, to, message),
+            Event::Handshake { node } => {
+                if let Some(client) = self.client_at(node) {
+                    self.clients[client].shakes_hands(&mut self.fabric);
+                }
+            }
             Event::Lost { node, wire } => match self.client_at(node) {
                 Some(client) => self.clients[client].lost(&mut self.fabric, wire),
                 None => {
@@ -334,8 +339,8 @@ impl<'o> World<'o> {
                 self.fabric.worked(since);
                 self.happen(*event)?;
             }
-            Event::Prepared { client, process, since } => {
-                self.clients[client as usize].prepared(&mut self.fabric, process, since);
+            Event::Prepared { client, job, since } => {
+                self.clients[client as usize].prepared(&mut self.fabric, job, since);
                 self.after_client(client as usize);
             }
             Event::Resume { client, process } => {

@@ -9,6 +9,9 @@ use espalier_proto::{Errno, Ino};
 use super::inodes::Inodes;
 use crate::source::OpenFlags;
 
+/// The number of a process's working directory, once it has opened that: paths without a leading slash begin there, and not at the root.
+pub const WORKING_DIR: u32 = u32::MAX;
+
 /// An open file or directory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OpenFile {
@@ -72,6 +75,12 @@ impl FileTable {
 
     pub(super) fn get(&self, number: u32) -> Result<OpenFile, Errno> {
         self.0.borrow().files.get(&number).copied().ok_or(Errno::EBADF)
+    }
+
+    /// Where a path begins.
+    pub(super) fn origin(&self, path: &[u8]) -> Ino {
+        let working_dir = self.0.borrow().files.get(&WORKING_DIR).map(|file| file.ino);
+        working_dir.filter(|_| !path.starts_with(b"/")).unwrap_or(Ino::ROOT)
     }
 
     pub(super) fn update(&self, number: u32, change: impl FnOnce(&mut OpenFile)) {

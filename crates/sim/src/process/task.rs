@@ -99,7 +99,8 @@ impl Task {
                     return Ok(Turn::Ask(Call::Release { ino: old.ino }));
                 }
                 let renews = kernel.root_asked.is_none_or(|asked| now >= asked + ROOT_RENEWAL);
-                if renews && !self.paths(kernel).is_empty() {
+                let begins_there = |(path, _): &(Vec<u8>, Last)| kernel.files.origin(path) == Ino::ROOT;
+                if renews && self.paths(kernel).iter().any(begins_there) {
                     kernel.root_asked = Some(now);
                     self.stage = Stage::Root;
                     return Ok(Turn::Ask(Call::Request(Request::GetAttr { ino: Ino::ROOT })));
@@ -183,7 +184,10 @@ impl Task {
 
     /// Walks the next path; after the last, does what the operation itself is.
     fn walk(&mut self, kernel: &mut Kernel) -> Result<Turn, Errno> {
-        let next = self.paths(kernel).get(self.ends.len()).map(|(path, last)| Walk::new(path, *last));
+        let next = self
+            .paths(kernel)
+            .get(self.ends.len())
+            .map(|(path, last)| Walk::new(kernel.files.origin(path), path, *last));
         match next {
             Some(walk) => {
                 self.stage = Stage::Walk(walk?);

@@ -65,7 +65,7 @@ pub(super) struct Walk {
     last: Last,
     is_dir: bool,
     links: u32,
-    /// From the root to where it has come.
+    /// From where it begins to where it has come.
     dirs: Vec<Ino>,
     /// What is left of the path, its end first.
     left: Vec<Vec<u8>>,
@@ -74,12 +74,12 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    pub(super) fn new(path: &[u8], last: Last) -> Result<Self, Errno> {
+    pub(super) fn new(origin: Ino, path: &[u8], last: Last) -> Result<Self, Errno> {
         if path.is_empty() {
             return Err(Errno::ENOENT);
         }
         let is_dir = path.ends_with(b"/") || path.ends_with(b"/.");
-        let (dirs, left) = (vec![Ino::ROOT], components(path).collect());
+        let (dirs, left) = (vec![origin], components(path).collect());
         Ok(Self { last, is_dir, links: 0, dirs, left, asked: None })
     }
 
@@ -131,7 +131,7 @@ impl Walk {
             Answer::Absent { .. } => Err(Errno::ENOENT),
             Answer::Bytes(target) => {
                 if target.starts_with(b"/") {
-                    self.dirs.truncate(1);
+                    self.dirs = vec![Ino::ROOT];
                 }
                 self.left.extend(components(&target));
                 Ok(None)
@@ -145,6 +145,9 @@ impl Walk {
             if component == b".." {
                 if self.dirs.len() > 1 {
                     self.dirs.pop();
+                } else if self.dir() != Ino::ROOT {
+                    // Nobody keeps what lies above a working directory.
+                    return Err(Errno::EOPNOTSUPP);
                 }
                 continue;
             }

@@ -33,7 +33,8 @@ pub enum Target {
     File(u32),
 }
 
-/// An operation, as system calls have it. Paths begin at the root. Open files have numbers that their programs choose: a number
+/// An operation, as system calls have it. Paths begin at the root, or at a
+/// working directory ([`WORKING_DIR`](crate::process::WORKING_DIR)). Open files have numbers that their programs choose: a number
 /// that is in use is closed first.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {

@@ -44,6 +44,16 @@ pub struct Ticket {
 /// Something that data servers were asked: the sessions' number of it, and what tells them that it may still be done.
 type DataAsked = (u64, Arc<()>);
 
+/// What a client's processor is given to do.
+#[derive(Debug)]
+pub enum ClientJob {
+    /// A process is told something.
+    Process(u32),
+    Message(WireId, Node, Box<Message>),
+    /// A payload was announced, or may be sent.
+    Handshake,
+}
+
 /// A process of a client.
 pub struct Slot {
     process: Box<dyn Program>,
@@ -76,8 +86,7 @@ pub struct Client {
     asking: Asking<DataAsked>,
     pub slots: Vec<Slot>,
     calls: u64,
-    /// Prepares processes for what they are told.
-    cpu: Station<u32>,
+    cpu: Station<ClientJob>,
     random: Random,
     leases: bool,
     /// Without leases it may believe for a while what it was told.
@@ -266,29 +275,48 @@ impl Client {
             return self.ready.push_back((ticket.process, Some(result)));
         }
         self.slots[ticket.process as usize].answer = Some(result);
+        self.give(fabric, ClientJob::Process(ticket.process));
+    }
+
+    /// Gives its processor something to do.
+    fn give(&mut self, fabric: &mut Fabric<'_>, job: ClientJob) {
         let idle = self.cpu.idle(fabric.now);
-        if let Some(arrived) = self.cpu.arrive(fabric.now, ticket.process) {
+        if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
             self.prepare(fabric, arrived, idle);
         }
     }
 
-    /// A process is to go on, when the processor is done with it. `idle`: for how long that had nothing to do.
+    /// `idle`: for how long the processor had nothing to do.
     fn prepare(
         &mut self,
         fabric: &mut Fabric<'_>,
-        Arrived { at: since, job: process }: Arrived<u32>,
+        Arrived { at: since, job }: Arrived<ClientJob>,
         idle: Nanos,
     ) {
-        let time = fabric.model.cost(Work::Client).sample(&mut self.random)
+        let work = match job {
+            ClientJob::Process(_) => Work::Client,
+            ClientJob::Message(..) | ClientJob::Handshake => Work::ClientMessage,
+        };
+        let time = fabric.model.cost(work).sample(&mut self.random)
             + fabric.model.wake(Work::ClientWake, idle, &mut self.random);
-        fabric.work(time, Event::Prepared { client: self.index, process, since });
+        fabric.work(time, Event::Prepared { client: self.index, job, since });
     }
 
-    pub fn prepared(&mut self, fabric: &mut Fabric<'_>, process: u32, since: Nanos) {
+    pub fn prepared(&mut self, fabric: &mut Fabric<'_>, job: ClientJob, since: Nanos) {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
             self.prepare(fabric, next, Nanos::ZERO);
         }
-        self.resume(fabric, process);
+        match job {
+            ClientJob::Process(process) => self.resume(fabric, process),
+            ClientJob::Message(wire, from, message) if self.is_up => {
+                self.take(fabric, wire, from, *message);
+            }
+            ClientJob::Message(..) | ClientJob::Handshake => {}
+        }
+    }
+
+    pub fn shakes_hands(&mut self, fabric: &mut Fabric<'_>) {
+        self.give(fabric, ClientJob::Handshake);
     }
 
     // ---- Sessions
@@ -396,6 +424,14 @@ impl Client {
     }
 
     pub fn arrives(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
+        if fabric.model.is_free(Work::ClientMessage) {
+            self.take(fabric, wire, from, message);
+        } else {
+            self.give(fabric, ClientJob::Message(wire, from, Box::new(message)));
+        }
+    }
+
+    fn take(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
         match message {
             Message::FromData(message) => {
                 if let Some(came) = self.asking.received(fabric, from, wire, message) {

@@ -6,6 +6,7 @@ use crate::faults::FaultKind;
 use crate::message::Message;
 use crate::observe::Node;
 use crate::time::Nanos;
+use crate::world::client::ClientJob;
 use crate::world::data::{DataDiskJob, DataJob};
 use crate::world::fabric::WireId;
 use crate::world::server::{DiskJob, Job};
@@ -17,6 +18,10 @@ pub enum Event {
         wire: WireId,
         to: Node,
         message: Message,
+    },
+    /// What comes to a node before a payload that is announced.
+    Handshake {
+        node: Node,
     },
     /// A connection of the node's is broken.
     Lost {
@@ -70,10 +75,10 @@ pub enum Event {
         node: Node,
         start: u64,
     },
-    /// A client's processor is done with what a process was told at `since`.
+    /// A client's processor is done with what has come at `since`.
     Prepared {
         client: u32,
-        process: u32,
+        job: ClientJob,
         since: Nanos,
     },
     /// A process goes on.

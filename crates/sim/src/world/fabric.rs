@@ -5,7 +5,7 @@
 use espalier_proto::Hello;
 
 use crate::message::{Message, MessageKind};
-use crate::model::Model;
+use crate::model::{Model, Work};
 use crate::network::Network;
 use crate::observe::{Node, Observer, Saboteur};
 use crate::queue::Queue;
@@ -146,7 +146,12 @@ impl<'o> Fabric<'o> {
         let mut arrives = self.network.send(self.now, from.0 as usize, to.0 as usize, bytes);
         if message.payload() > self.network.eager {
             self.sent[MessageKind::Handshake as usize] += 2;
-            arrives += self.network.handshake();
+            let handshake = self.network.handshake();
+            arrives += handshake;
+            if !self.model.is_free(Work::ClientMessage) {
+                // The announcement comes to one of them, the grant to the other.
+                [from, to].into_iter().for_each(|node| self.after(handshake, Event::Handshake { node }));
+            }
         }
         let last = &mut self.wires[id.index as usize].last[end];
         *last = arrives.max(*last);

@@ -10,8 +10,8 @@ use espalier_meta::{
     StreamRequest,
 };
 use espalier_proto::{
-    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId,
-    ServerMap, Service, Welcome,
+    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Rank, Reply, Request, RequestId,
+    ServerId, ServerMap, Service, Welcome,
 };
 use espalier_timeline::{Id, Layer, Place};
 use rand::Rng;
@@ -19,6 +19,7 @@ use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
 use crate::disk::{Access, Disk};
+use crate::dist::Distribution;
 use crate::message::{Message, work_of_client};
 use crate::model::Work;
 use crate::observe::Node;
@@ -301,7 +302,22 @@ impl Server {
         if let Some(work) = job.work() {
             time += fabric.model.cost(work).sample(&mut self.random);
         }
+        if let Job::Client(_, FromClient::Request { request, .. }) = &job {
+            time += self.listing(fabric, request);
+        }
         fabric.work(time, Event::Served { node: self.node, start: self.start, since, job });
+    }
+
+    /// What the entries of a listing cost, as many as there are when its service begins.
+    fn listing(&mut self, fabric: &Fabric<'_>, request: &Request) -> Nanos {
+        let Request::ReadDir { dir, after, limit, plus } = *request else { return Nanos::ZERO };
+        let entries = self.meta().map_or(0, |meta| meta.entries_in_memory(dir, after, limit));
+        let works: &[Work] = if plus { &[Work::Entry, Work::Attributes] } else { &[Work::Entry] };
+        let costs =
+            works.iter().map(|work| fabric.model.cost(*work)).filter(|cost| **cost != Distribution::ZERO);
+        costs.fold(Nanos::ZERO, |time, cost| {
+            (0..entries).fold(time, |time, _| time + cost.sample(&mut self.random))
+        })
     }
 
     /// The service of a job ends.

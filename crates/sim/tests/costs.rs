@@ -1,0 +1,73 @@
+//! What models say that things cost is what they take.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use espalier_proto::{Caller, Errno};
+use espalier_sim::process::{Door, Identity, Process, WORKING_DIR};
+use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
+use espalier_sim::{Nanos, Observer, Scenario, World};
+
+#[derive(Default)]
+struct Times(Vec<Done>);
+
+impl Observer for Times {
+    fn finished(&mut self, _: u32, _: u32, done: &Done) {
+        self.0.push(*done);
+    }
+}
+
+const FREE: &str = "[cluster]\ncache = \"none\"\n[network]\npreset = \"free\"\neager = \"0 B\"\n[disk]\nlatency = \"0 s\"\nsync = \"0 s\"\n";
+const MICRO: u64 = 1000;
+
+/// What becomes of the last operations of a kind, of a process whose working directory is `/dir`, with a hundred files.
+fn run(model: &str, kind: OpKind, ops: Vec<Op>) -> Vec<Done> {
+    let scenario = Scenario::parse(&format!("{FREE}[model]\n{model}"), Path::new("it.toml")).unwrap();
+    let (mut times, mut saboteur) = (Times::default(), ());
+    let mut world = World::empty(&scenario, &mut times, &mut saboteur).unwrap();
+    let begin = [Op::mkdir("/dir"), Op::open(WORKING_DIR, "/dir", OpenFlags::READ | OpenFlags::DIRECTORY)];
+    let make = (0..100).map(|file| Op::mknod(format!("file{file}")));
+    let steps = begin.into_iter().chain(make).chain(ops).map(Step::Do);
+    let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
+    let identity = Identity { number: 0, caller, umask: 0, door: Door::Mount };
+    world.add_processes(vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]);
+    world.run().unwrap();
+    drop(world);
+    times.0.into_iter().filter(|done| done.kind == kind).collect()
+}
+
+fn took(done: &Done) -> Nanos {
+    done.ended - done.begun
+}
+
+#[test]
+fn a_listing_costs_what_its_entries_cost() {
+    let list = |plus, limit| {
+        let from = Op::Seek { file: WORKING_DIR, offset: 0 };
+        vec![from, Op::List { file: WORKING_DIR, limit, plus }]
+    };
+    let ops = [list(false, 1000), list(true, 1000), list(true, 10)].concat();
+    let done = run("readdir = \"5 us\"\nentry = \"10 us\"\nattributes = \"20 us\"", OpKind::List, ops);
+    let taken: Vec<_> = done.iter().map(|done| (done.result, took(done))).collect();
+    let expected = [(100, 1005), (100, 3005), (10, 305)];
+    assert_eq!(taken, expected.map(|(entries, micros)| (Ok(entries), Nanos(micros * MICRO))));
+}
+
+#[test]
+fn messages_that_come_cost_clients() {
+    let done =
+        run("client_message = \"7 us\"", OpKind::Stat, vec![Op::stat("file1"), Op::stat("/dir/file1")]);
+    // From the working directory there is one name to look up; from the root there are the root itself, and two.
+    assert_eq!(done.iter().map(took).collect::<Vec<_>>(), [Nanos(7 * MICRO), Nanos(14 * MICRO)]);
+    let write =
+        vec![Op::open(3, "file1", OpenFlags::WRITE), Op::Write { file: 3, offset: Some(0), size: 100 }];
+    // The payload is announced.
+    let done = run("client_message = \"7 us\"", OpKind::Write, write);
+    assert_eq!(took(&done[0]), Nanos(14 * MICRO));
+}
+
+#[test]
+fn nothing_is_kept_of_what_lies_above_a_working_directory() {
+    let done = run("", OpKind::Stat, vec![Op::stat("../dir"), Op::stat("./file1")]);
+    assert_eq!(done.iter().map(|done| done.result).collect::<Vec<_>>(), [Err(Errno::EOPNOTSUPP), Ok(0)]);
+}
