@@ -58,7 +58,12 @@ impl Experiment {
     pub const ALL: &[Self] = &[
         carns::FIG3,
         carns::FIG4,
+        carns::FIG5,
+        carns::FIG7,
+        carns::FIG8,
+        carns::FIG9,
         carns::TABLE1,
+        carns::TABLE2,
         carns::UNSTUFF,
         kuhn::FIG5_1,
         kuhn::FIG5_3,

@@ -92,7 +92,8 @@ impl Outcome {
             write(format!("{}-{}.csv", self.stem(), table.name), table.csv())?;
         }
         for Chart { name, over, what, lines } in &self.charts {
-            plot(&dir.join(format!("{}-{name}.svg", self.stem())), over, what, lines)?;
+            let file = dir.join(format!("{}-{name}.svg", self.stem()));
+            plot(&file, over, &format!("{name}: {what}"), lines)?;
         }
         for Picture { name, svg } in &self.pictures {
             write(format!("{}-{name}.svg", self.stem()), svg.clone())?;

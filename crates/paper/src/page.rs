@@ -20,6 +20,7 @@ pub fn write_page(dir: &Path, outcomes: &[Outcome]) -> Result<(), PaperError> {
         "<!doctype html><meta charset=\"utf-8\"><title>The papers' experiments</title><style>{STYLE}</style>"
     );
     page.push_str("<h1>The papers' experiments</h1>");
+    contents(outcomes, &mut page);
     for outcome in outcomes {
         outcome.write(dir)?;
         section(dir, outcome, &mut page)?;
@@ -28,16 +29,38 @@ pub fn write_page(dir: &Path, outcomes: &[Outcome]) -> Result<(), PaperError> {
     std::fs::write(&path, page).map_err(|cause| PaperError::File { path, cause })
 }
 
-fn section(dir: &Path, outcome: &Outcome, page: &mut String) -> Result<(), PaperError> {
-    let place = match outcome.place {
+/// Which experiments there are, and how many of their claims hold.
+fn contents(outcomes: &[Outcome], page: &mut String) {
+    page.push_str("<table><tr><th>experiment</th><th></th><th>claims that hold</th></tr>");
+    for outcome in outcomes {
+        let (holding, all) =
+            (outcome.claims.iter().filter(|claim| claim.holds).count(), outcome.claims.len());
+        let (class, stem) = (if holding == all { "yes" } else { "no" }, outcome.stem());
+        page.push_str(&format!(
+            "<tr><td><a href=\"#{stem}\">{}: {}</a></td><td>{}</td><td class=\"{class}\">{holding} of {all}</td></tr>",
+            outcome.id,
+            escape(outcome.title),
+            place(outcome)
+        ));
+    }
+    page.push_str("</table>");
+}
+
+fn place(outcome: &Outcome) -> &'static str {
+    match outcome.place {
         Some(Place::Simulator) => "in the simulator",
         _ => "on this machine",
-    };
+    }
+}
+
+fn section(dir: &Path, outcome: &Outcome, page: &mut String) -> Result<(), PaperError> {
     let mut say = |text: String| page.push_str(&text);
     say(format!(
-        "<h2>{}: {}, {place}</h2><p>{}</p>",
+        "<h2 id=\"{}\">{}: {}, {}</h2><p>{}</p>",
+        outcome.stem(),
         outcome.id,
         escape(outcome.title),
+        place(outcome),
         escape(&outcome.setup)
     ));
     say("<table><tr><th>claim</th><th>paper</th><th>here</th><th></th></tr>".into());

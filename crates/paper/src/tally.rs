@@ -26,7 +26,14 @@ impl Phase {
     }
 
     pub fn seconds(&self) -> f64 {
-        self.ended.as_secs_f64() - self.begun.as_secs_f64()
+        Self::seconds_of(&[self])
+    }
+
+    /// From the begin of the first operation of all to the end of the last.
+    pub fn seconds_of(phases: &[&Self]) -> f64 {
+        let begun = phases.iter().map(|phase| phase.begun).min().unwrap_or_default();
+        let ended = phases.iter().map(|phase| phase.ended).max().unwrap_or_default();
+        ended.as_secs_f64() - begun.as_secs_f64()
     }
 }
 

@@ -20,7 +20,7 @@ fn claims_hold_in_the_simulator() {
     let dir = tempfile::tempdir().unwrap();
     write_page(dir.path(), &outcomes).unwrap();
     let page = std::fs::read_to_string(dir.path().join("index.html")).unwrap();
-    assert_eq!(page.matches("<h2>").count(), outcomes.len());
+    assert_eq!(page.matches("<h2 ").count(), outcomes.len());
     for name in ["carns-fig3-sim-create.svg", "carns-fig3-sim-rates.csv", "carns-fig3-sim.json"] {
         assert!(std::fs::metadata(dir.path().join(name)).unwrap().len() > 100, "{name}");
     }

@@ -1,4 +1,4 @@
-//! Rates over the number of clients, a line for each way of doing it.
+//! Rates over the number of clients or servers, a line for each way of doing it.
 
 use espalier_sim::Line;
 use espalier_sim::source::OpKind;
@@ -14,8 +14,9 @@ pub(super) type Counted = (&'static str, u32, OpKind);
 /// See the module's description.
 #[derive(Debug)]
 pub(super) struct Curves {
-    clients: &'static [u32],
-    phases: &'static [Counted],
+    over: &'static str,
+    counts: &'static [u32],
+    phases: Vec<&'static str>,
     series: Vec<(&'static str, Vec<Vec<f64>>)>,
 }
 
@@ -31,32 +32,58 @@ impl Curves {
         names: &[&'static str],
         scenario: impl Fn(usize, u32) -> String,
     ) -> Result<Self, PaperError> {
-        let rates = |series: usize, clients: u32| -> Result<Vec<f64>, PaperError> {
+        let rates = |series: usize, clients: u32| {
             let tally = Trial::new(&scenario(series, clients))?.run(setting)?;
             phases.iter().map(|(_, number, kind)| Ok(tally.phase(*number, *kind)?.rate())).collect()
         };
+        Self::of("clients", clients, phases.iter().map(|(name, ..)| *name).collect(), names, rates)
+    }
+
+    /// `rates`: of each phase, in a series, by its number, with so many of what it is `over`.
+    ///
+    /// # Errors
+    /// [`PaperError`]
+    pub fn of(
+        over: &'static str,
+        counts: &'static [u32],
+        phases: Vec<&'static str>,
+        names: &[&'static str],
+        rates: impl Fn(usize, u32) -> Result<Vec<f64>, PaperError>,
+    ) -> Result<Self, PaperError> {
         let curve = |(number, name): (usize, &&'static str)| {
-            let curve: Result<_, PaperError> =
-                clients.iter().map(|clients| rates(number, *clients)).collect();
+            let curve: Result<_, PaperError> = counts.iter().map(|count| rates(number, *count)).collect();
             Ok((*name, curve?))
         };
         let series: Result<_, PaperError> = names.iter().enumerate().map(curve).collect();
-        Ok(Self { clients, phases, series: series? })
+        Ok(Self { over, counts, phases, series: series? })
     }
 
-    /// The rate of the last series, by that of the first: of a phase, with the fewest clients or with the most.
+    /// The rate of the last series, by that of the first: of a phase, with the fewest or with the most.
     pub fn gain(&self, phase: usize, most: bool) -> f64 {
-        let at = if most { self.clients.len() - 1 } else { 0 };
-        let rate = |series: Option<&(&str, Vec<Vec<f64>>)>| series.map_or(0.0, |(_, rates)| rates[at][phase]);
-        rate(self.series.last()) / rate(self.series.first()).max(f64::MIN_POSITIVE)
+        let rate = |series: usize| {
+            let [first, last] = self.ends(series, phase);
+            if most { last } else { first }
+        };
+        rate(self.series.len() - 1) / rate(0).max(f64::MIN_POSITIVE)
+    }
+
+    /// How many times as fast a series is with the most as with the fewest.
+    pub fn growth(&self, series: usize, phase: usize) -> f64 {
+        let [first, last] = self.ends(series, phase);
+        last / first.max(f64::MIN_POSITIVE)
+    }
+
+    fn ends(&self, series: usize, phase: usize) -> [f64; 2] {
+        let curve = self.series.get(series).map_or(&[][..], |(_, curve)| curve);
+        [curve.first(), curve.last()].map(|rates| rates.map_or(0.0, |rates| rates[phase]))
     }
 
     pub fn charts(&self) -> Vec<Chart> {
-        let chart = |(at, (name, ..)): (usize, &Counted)| {
+        let chart = |(at, name): (usize, &&'static str)| {
             let line = |(name, rates): &(&'static str, Vec<Vec<f64>>)| Line {
                 name: name.to_string(),
                 points: self
-                    .clients
+                    .counts
                     .iter()
                     .zip(rates)
                     .map(|(count, rate)| (f64::from(*count), rate[at]))
@@ -64,20 +91,19 @@ impl Curves {
                 dots: false,
             };
             let lines = self.series.iter().map(line).collect();
-            Chart { name, over: "clients", what: "operations per second", lines }
+            Chart { name, over: self.over, what: "operations per second", lines }
         };
         self.phases.iter().enumerate().map(chart).collect()
     }
 
     pub fn table(&self) -> Table {
-        let columns =
-            ["clients", "series"].into_iter().chain(self.phases.iter().map(|(name, ..)| *name)).collect();
-        let row = |name: &str, clients: u32, rates: &[f64]| {
+        let columns = [self.over, "series"].into_iter().chain(self.phases.iter().copied()).collect();
+        let row = |name: &str, count: u32, rates: &[f64]| {
             let rates = rates.iter().map(|rate| format!("{rate:.0}"));
-            [clients.to_string(), name.to_string()].into_iter().chain(rates).collect()
+            [count.to_string(), name.to_string()].into_iter().chain(rates).collect()
         };
         let rows = self.series.iter().flat_map(|(name, curve)| {
-            self.clients.iter().zip(curve).map(move |(clients, rates)| row(name, *clients, rates))
+            self.counts.iter().zip(curve).map(move |(count, rates)| row(name, *count, rates))
         });
         Table { name: "rates", columns, rows: rows.collect() }
     }

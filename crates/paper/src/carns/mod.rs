@@ -1,14 +1,27 @@
-//! Carns et al., "Small-File Access in Parallel File Systems": eight servers, each for metadata and data, and up to 14 clients.
+//! Carns et al., "Small-File Access in Parallel File Systems": eight servers, each for metadata and data, and up to 14 clients; and Blue
+//! Gene/P.
 
+mod bench;
+mod blue_gene;
 mod curves;
 mod fig3;
 mod fig4;
+mod fig5;
+mod fig7;
+mod fig8;
+mod fig9;
 mod table1;
+mod table2;
 mod unstuff;
 
 pub(crate) use fig3::FIG3;
 pub(crate) use fig4::FIG4;
+pub(crate) use fig5::FIG5;
+pub(crate) use fig7::FIG7;
+pub(crate) use fig8::FIG8;
+pub(crate) use fig9::FIG9;
 pub(crate) use table1::TABLE1;
+pub(crate) use table2::TABLE2;
 pub(crate) use unstuff::UNSTUFF;
 
 use crate::{Place, Setting};

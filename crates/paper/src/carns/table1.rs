@@ -16,38 +16,54 @@ pub(crate) const TABLE1: Experiment =
 
 const DIR: &str = "/dir";
 
-/// A way to list: the paper's times in seconds with stuffed files, by which door, and whether with attributes.
-const WAYS: [(&str, f64, Door, bool); 3] = [
-    ("/bin/ls -al", 8.53, Door::Mount, false),
-    ("pvfs2-ls -al", 4.85, Door::Library, false),
-    ("pvfs2-lsplus -al", 2.65, Door::Library, true),
+/// A way to list: the paper's times in seconds, of the baseline and with stuffed files, by which door, and whether with attributes.
+const WAYS: [(&str, [f64; 2], Door, bool); 3] = [
+    ("/bin/ls -al", [9.65, 8.53], Door::Mount, false),
+    ("pvfs2-ls -al", [6.19, 4.85], Door::Library, false),
+    ("pvfs2-lsplus -al", [2.72, 2.65], Door::Library, true),
 ];
+/// The two kinds of files.
+const POLICIES: [&str; 2] = ["[policy]\ncreate = \"client\"\nstuffing = false\n", ""];
 
 fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let (files, servers) = (files(setting.quick), servers(setting));
-    let seconds = |(_, _, door, plus): (&str, f64, Door, bool)| -> Result<f64, PaperError> {
+    let seconds = |policy: &str, door, plus| -> Result<f64, PaperError> {
         let crews = Box::new(move || way(files, door, plus));
-        let cluster = format!("[cluster]\nranks = {servers}\ndata = {servers}\n{CLUSTER}");
+        let cluster = format!("{policy}[cluster]\nranks = {servers}\ndata = {servers}\n{CLUSTER}");
         let tally = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
         let stats = tally.phase(1, OpKind::Stat).map_or(0.0, |phase| phase.seconds());
         Ok(tally.phase(1, OpKind::List)?.seconds() + stats)
     };
-    let ours = [seconds(WAYS[0])?, seconds(WAYS[1])?, seconds(WAYS[2])?];
-    let gain = ours[1] / ours[2].max(f64::MIN_POSITIVE);
-    let claims = vec![Claim {
+    let (mut rows, mut ours) = (Vec::new(), Vec::new());
+    for (name, paper, door, plus) in WAYS {
+        let [baseline, stuffed] = POLICIES.map(|policy| seconds(policy, door, plus));
+        let (baseline, stuffed) = (baseline?, stuffed?);
+        let paper = paper.map(|seconds| format!("{seconds:.2}")).into_iter();
+        let here = [baseline, stuffed].map(|seconds| format!("{seconds:.3}"));
+        rows.push([name.to_string()].into_iter().chain(paper).chain(here).collect());
+        ours.push([baseline, stuffed]);
+    }
+    let gain = ours[1][1] / ours[2][1].max(f64::MIN_POSITIVE);
+    let mut claims = vec![Claim {
         text: "readdirplus lists at least 2.5 times as fast as readdir and stat by the same library".into(),
-        paper: format!("{:.1} times", WAYS[1].1 / WAYS[2].1),
+        paper: format!("{:.1} times", WAYS[1].1[1] / WAYS[2].1[1]),
         ours: format!("{gain:.1} times"),
         holds: gain >= 2.5,
     }];
-    let row = |((name, paper, ..), ours): (&(&str, f64, Door, bool), &f64)| {
-        vec![name.to_string(), format!("{paper:.2}"), format!("{ours:.3}")]
-    };
-    let columns = vec!["utility", "paper, s", "here, s"];
-    let table = Table { name: "seconds", columns, rows: WAYS.iter().zip(&ours).map(row).collect() };
+    for ((name, [paper, paper_stuffed], ..), [baseline, stuffed]) in WAYS.into_iter().zip(ours).take(2) {
+        let gain = baseline / stuffed.max(f64::MIN_POSITIVE);
+        claims.push(Claim {
+            text: format!("{name} is faster with stuffing"),
+            paper: format!("{:.2} times", paper / paper_stuffed),
+            ours: format!("{gain:.2} times"),
+            holds: gain > 1.05,
+        });
+    }
+    let columns = vec!["utility", "paper: baseline, s", "stuffing, s", "here: baseline, s", "stuffing, s"];
+    let table = Table { name: "seconds", columns, rows };
     let setup = format!(
-        "{servers} servers; a client that has cached nothing lists a directory of {files} stuffed files of 8 KiB: as a kernel does, and by the \
-         library, with a stat of each name or with attributes in the listing."
+        "{servers} servers; a client that has cached nothing lists a directory of {files} files of 8 KiB: as a kernel does, and by the \
+         library, with a stat of each name or with attributes in the listing. What ls itself does is not counted."
     );
     Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
 }

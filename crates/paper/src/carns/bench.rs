@@ -1,0 +1,126 @@
+//! What the processes of Fig. 5 and of Blue Gene/P do: phases of carns's microbenchmark, and of mdtest with unique directories (`-u`).
+//! Each has a directory of its own, which it changes to as mdtest does, so that only the names in it are looked up.
+
+use espalier_proto::Caller;
+use espalier_sim::Nanos;
+use espalier_sim::process::{Door, Identity, Process, Program, WORKING_DIR};
+use espalier_sim::source::{Op, OpKind, OpenFlags, Script, Step};
+
+use crate::error::PaperError;
+use crate::play::Crew;
+use crate::tally::{Phase, Tally};
+
+/// What all processes do between two barriers, with each of their files or directories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Does {
+    /// Makes files, which are not opened.
+    Make,
+    /// Makes files, and has them open.
+    Create,
+    /// Reads the directory, and looks at each file.
+    List,
+    Stat,
+    Write,
+    Read,
+    Remove,
+    MkDir,
+    StatDir,
+    RmDir,
+}
+
+/// Of a file, in bytes.
+const BYTES: u64 = 8 << 10;
+/// The first number of an open file.
+const FIRST: u32 = 3;
+/// Entries that are listed at once.
+const PAGE: u32 = 512;
+/// Before each phase: longer than attributes are believed, as with the paper's many files.
+const PAUSE: Nanos = Nanos(150_000_000);
+/// Barriers before the first phase.
+const BEFORE: u32 = 2;
+
+impl Does {
+    fn steps(self, files: u32) -> Box<dyn Iterator<Item = Step>> {
+        let each = move |op: fn(u32) -> Op| (0..files).map(op).map(Step::Do);
+        match self {
+            Self::Make => Box::new(each(|file| Op::mknod(name(file)))),
+            Self::Create => Box::new(each(|file| {
+                let how = OpenFlags::READ | OpenFlags::WRITE | OpenFlags::CREATE | OpenFlags::EXCLUSIVE;
+                Op::open(FIRST + file, name(file), how)
+            })),
+            Self::List => {
+                let from_its_begin = Step::Do(Op::Seek { file: WORKING_DIR, offset: 0 });
+                let page = Step::UntilNothing(Op::List { file: WORKING_DIR, limit: PAGE, plus: false });
+                Box::new([from_its_begin, page].into_iter().chain(each(|file| Op::stat(name(file)))))
+            }
+            Self::Stat => Box::new(each(|file| Op::stat(name(file)))),
+            Self::Write => {
+                Box::new(each(|file| Op::Write { file: FIRST + file, offset: Some(0), size: BYTES }))
+            }
+            Self::Read => {
+                Box::new(each(|file| Op::Read { file: FIRST + file, offset: Some(0), size: BYTES }))
+            }
+            Self::Remove => Box::new(each(|file| Op::unlink(name(file)))),
+            Self::MkDir => Box::new(each(|dir| Op::mkdir(dir_name(dir)))),
+            Self::StatDir => Box::new(each(|dir| Op::stat(dir_name(dir)))),
+            Self::RmDir => Box::new(each(|dir| Op::rmdir(dir_name(dir)))),
+        }
+    }
+
+    fn kinds(self) -> &'static [OpKind] {
+        match self {
+            Self::Make | Self::Create => &[OpKind::Create],
+            Self::List => &[OpKind::Stat, OpKind::List],
+            Self::Stat | Self::StatDir => &[OpKind::Stat],
+            Self::Write => &[OpKind::Write],
+            Self::Read => &[OpKind::Read],
+            Self::Remove => &[OpKind::Unlink],
+            Self::MkDir => &[OpKind::MkDir],
+            Self::RmDir => &[OpKind::RmDir],
+        }
+    }
+}
+
+fn name(file: u32) -> String {
+    format!("file{file}")
+}
+
+fn dir_name(dir: u32) -> String {
+    format!("dir{dir}")
+}
+
+/// Files a second of each phase.
+///
+/// # Errors
+/// As [`Tally::phase`].
+pub(super) fn rates(tally: &Tally, phases: &[Does]) -> Result<Vec<f64>, PaperError> {
+    let rate = |(number, does): (u32, &Does)| {
+        let phases: Result<Vec<&Phase>, _> =
+            does.kinds().iter().map(|kind| tally.phase(BEFORE + number, *kind)).collect();
+        let phases = phases?;
+        let count = phases.first().map_or(0, |phase| phase.count);
+        Ok(count as f64 / Phase::seconds_of(&phases).max(f64::MIN_POSITIVE))
+    };
+    (0..).zip(phases).map(rate).collect()
+}
+
+/// So many processes, dealt out to clients in turn, each with so many files.
+pub(super) fn crew(processes: u32, clients: u32, files: u32, phases: &'static [Does]) -> Crew {
+    let process = |number| {
+        let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };
+        let identity = Identity { number, caller, umask: 0o022, door: Door::Mount };
+        let own = format!("/work/{number}");
+        let begin = (number == 0).then(|| Op::mkdir("/work").into()).into_iter().chain([
+            Step::Barrier,
+            Op::mkdir(own.clone()).into(),
+            Op::open(WORKING_DIR, own, OpenFlags::READ | OpenFlags::DIRECTORY).into(),
+        ]);
+        let steps = phases
+            .iter()
+            .flat_map(move |does| [Step::Barrier, Step::Pause(PAUSE)].into_iter().chain(does.steps(files)));
+        let program: Box<dyn Program> =
+            Box::new(Process::new(identity, Box::new(Script::new(begin.chain(steps)))));
+        (number % clients, program)
+    };
+    (0..processes).map(process).collect()
+}

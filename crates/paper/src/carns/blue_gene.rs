@@ -1,0 +1,68 @@
+//! IBM Blue Gene/P (IV.B): what processes of compute nodes call for is forwarded to I/O nodes, which are the file system's clients.
+
+use super::bench::{Does, crew, rates};
+use super::{WAYS, cluster};
+use crate::error::PaperError;
+use crate::trial::Trial;
+use crate::{Place, Setting};
+
+/// Fewer on this machine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Size {
+    pub io_nodes: u32,
+    pub processes: u32,
+    /// Of each process. The paper tells it of mdtest alone.
+    pub files: u32,
+    /// The numbers of servers that are tried.
+    pub servers: &'static [u32],
+}
+
+pub(super) fn size(setting: &Setting<'_>) -> Size {
+    let (io_nodes, processes, files, servers): (_, _, _, &[u32]) = match (setting.place, setting.quick) {
+        (Place::Simulator, false) => (64, 16_384, 10, &[1, 2, 4, 8, 16, 32]),
+        (Place::Simulator, true) => (64, 512, 3, &[1, 8, 32]),
+        (Place::Machine, false) => (4, 64, 10, &[2, 4, 8]),
+        (Place::Machine, true) => (4, 32, 5, &[2, 8]),
+    };
+    Size { io_nodes, processes, files, servers }
+}
+
+/// The paper's two configurations.
+pub(super) const SERIES: [&str; 2] = ["baseline", "optimized"];
+
+/// Servers as those of the Linux cluster, on a SAN. An I/O node has had 1,130 small reads or writes a second done (IV.B.3), each of
+/// which is two messages and their answers (Fig. 2): 442 us for each. A sync takes 0.5 ms: in Table II's baseline 1,823 files a second are made, for
+/// each of which each server makes a datafile, and one in 32 of them inode, layout and name.
+const MODEL: &str = "[model]\npreset = \"wu\"\nclient_message = \"442 us\"\n[disk]\nsync = \"0.5 ms\"\n";
+/// The longest payload that is not announced.
+const EAGER: [&str; 2] = ["0 B", "16 KiB"];
+
+/// Files a second, or directories, of each phase in one of the two configurations.
+///
+/// # Errors
+/// [`PaperError`]
+pub(super) fn measure(
+    setting: &Setting<'_>,
+    Size { io_nodes, processes, files, .. }: Size,
+    (series, servers): (usize, u32),
+    phases: &'static [Does],
+) -> Result<Vec<f64>, PaperError> {
+    let way = if series == 0 { WAYS[0] } else { WAYS[WAYS.len() - 1] };
+    let servers = u16::try_from(servers).unwrap_or(u16::MAX);
+    let text = format!(
+        "{}{MODEL}[network]\npreset = \"myri10g\"\neager = \"{}\"\n",
+        cluster(way, servers, io_nodes),
+        EAGER[series]
+    );
+    let crews = Box::new(move || vec![crew(processes, io_nodes, files, phases)]);
+    rates(&Trial { crews, ..Trial::new(&text)? }.run(setting)?, phases)
+}
+
+/// What one must know to read the numbers.
+pub(super) fn setup(Size { io_nodes, processes, files, .. }: Size) -> String {
+    format!(
+        "{processes} processes, whose calls go through {io_nodes} clients; each has a directory of its own, to which it has changed, with {files} \
+         files. Every change is durable before it is acknowledged. Baseline: files are striped over all servers, clients make them, each change is \
+         committed by itself, and payloads are announced; optimized: precreation, stuffing, coalescing and eager I/O."
+    )
+}
