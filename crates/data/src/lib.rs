@@ -4,8 +4,8 @@
 //! It keeps four promises. What was asked earlier does not land on what is asked later: a request that comes again, over a new
 //! connection, while it is being done is not done twice at the same time; and a metadata server that was started anew is served
 //! when all is done that it asked before. What replaces a datafile as a whole runs alone on it, in the order in which it
-//! came. A removal is answered when it is durable, many of them by one sync. And of a client's session that has ended nothing is done
-//! any more (`sessions.rs`).
+//! came. A removal is answered when it is durable, many of them by one sync, and datafiles are made many at a time. And of a client's session
+//! that has ended nothing is done any more (`sessions.rs`).
 //!
 //! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
 #![no_std]
@@ -18,6 +18,7 @@ mod sessions;
 mod tests;
 
 use alloc::collections::VecDeque;
+use alloc::vec;
 use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ServerId, ToData};
@@ -71,6 +72,8 @@ pub enum Input {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Io {
     Request(DataRequest),
+    /// Make empty datafiles, together.
+    Create(Vec<Ino>),
     /// Make it durable that what has been removed until now is gone.
     SyncRemoved,
 }
@@ -116,17 +119,21 @@ pub struct Data {
     running: Map<IoId, Running>,
     files: Map<Ino, File>,
     next_io: u64,
+    /// To be made when those are that are under way.
+    to_create: VecDeque<(Asked, Ino)>,
+    creates: bool,
     /// Removed, but not durably.
     removed: VecDeque<Asked>,
     /// A sync of them is under way.
     syncs_removed: bool,
-    /// Each removal is made durable by itself, as in the paper's baseline (carns III.C).
+    /// Datafiles are made, and their removals made durable, each by itself, as in the paper's baseline (carns III.C).
     alone: bool,
 }
 
 #[derive(Debug)]
 enum Running {
     Request(Asked, Option<(Ino, Use)>),
+    Create(Vec<(Asked, Ino)>),
     /// A removal runs alone, as long as that takes; its answer waits for the sync.
     Removal(Asked, Ino),
     SyncRemoved(Vec<Asked>),
@@ -154,7 +161,7 @@ impl File {
 }
 
 impl Data {
-    /// `alone`: each removal is made durable by itself; otherwise one sync is for many.
+    /// `alone`: each datafile is made, and each removal made durable, by itself; otherwise one sync is for many.
     pub fn new(alone: bool) -> Self {
         Self { alone, ..Self::default() }
     }
@@ -193,6 +200,14 @@ impl Data {
                     if let Some((ino, how)) = used {
                         self.leave(ino, how, out);
                     }
+                }
+                Some(Running::Create(created)) => {
+                    self.creates = false;
+                    for (asked, ino) in created {
+                        self.answer(asked, result.clone(), out);
+                        self.leave(ino, Use::Alone, out);
+                    }
+                    self.create(out);
                 }
                 Some(Running::Removal(asked, ino)) => {
                     match result {
@@ -263,12 +278,15 @@ impl Data {
         }
     }
 
-    /// The request that an I/O is done for, and the connection that waits for its answer.
-    pub fn request_of(&self, io: IoId) -> Option<(u64, RequestId)> {
-        let (Running::Request(asked, _) | Running::Removal(asked, _)) = self.running.get(&io)? else {
-            return None;
+    /// The requests that an I/O is done for, and the connections that wait for their answers.
+    pub fn requests_of(&self, io: IoId) -> Vec<(u64, RequestId)> {
+        let asked = match self.running.get(&io) {
+            Some(Running::Request(asked, _) | Running::Removal(asked, _)) => vec![*asked],
+            Some(Running::Create(created)) => created.iter().map(|(asked, _)| *asked).collect(),
+            Some(Running::SyncRemoved(_)) | None => Vec::new(),
         };
-        Some((self.under_way.get(asked)?.connection, asked.2))
+        let told = |asked: &Asked| Some((self.under_way.get(asked)?.connection, asked.2));
+        asked.iter().filter_map(told).collect()
     }
 
     /// Requests that have not been answered.
@@ -296,6 +314,10 @@ impl Data {
         file.running += 1;
         file.alone = how == Use::Alone;
         let running = match request {
+            DataRequest::Create { .. } => {
+                self.to_create.push_back((asked, ino));
+                return self.create(out);
+            }
             DataRequest::Remove { .. } => Running::Removal(asked, ino),
             _ => Running::Request(asked, Some((ino, how))),
         };
@@ -317,6 +339,17 @@ impl Data {
         }
         if self.files.get(&ino).is_some_and(|file| file.running == 0) {
             self.files.remove(&ino);
+        }
+    }
+
+    fn create(&mut self, out: &mut Outbox) {
+        if !self.creates && !self.to_create.is_empty() {
+            self.creates = true;
+            let most = if self.alone { 1 } else { DataRequest::MAX_INODES };
+            let count = self.to_create.len().min(most);
+            let created: Vec<_> = self.to_create.drain(..count).collect();
+            let inos = created.iter().map(|(_, ino)| *ino).collect();
+            self.run(Running::Create(created), Io::Create(inos), out);
         }
     }
 

@@ -1,5 +1,3 @@
-use alloc::vec;
-
 use espalier_proto::{Access, Capability, StreamStat};
 
 use super::*;
@@ -115,6 +113,43 @@ fn removals_are_answered_when_they_are_durable() {
     assert_eq!(server.work(), Io::SyncRemoved);
     assert_eq!(server.answered(), [(1, 2), (1, 3)]);
     assert!(server.out.io.is_empty());
+}
+
+#[test]
+fn datafiles_that_are_made_share_a_write() {
+    let mut server = Server::new();
+    for id in 1..=3 {
+        server.ask(1, id, DataRequest::Create { ino: Ino(id) });
+    }
+    server.ask(1, 4, DataRequest::Write { ino: Ino(3), offset: 0, data: vec![] });
+    assert_eq!(server.work(), Io::Create(vec![Ino(1)]));
+    assert_eq!(server.answered(), [(1, 1)]);
+    assert_eq!(server.data.requests_of(server.out.io[0].0).len(), 2);
+    assert_eq!(server.work(), Io::Create(vec![Ino(2), Ino(3)]));
+    assert_eq!(server.answered(), [(1, 2), (1, 3)]);
+    server.work();
+    assert_eq!(server.answered(), [(1, 4)], "what came for one of them later has waited");
+    assert!(server.out.io.is_empty() && server.data.under_way() == 0);
+
+    server.data.alone = true;
+    (5..=7).for_each(|id| server.ask(1, id, DataRequest::Create { ino: Ino(id) }));
+    (5..=7).for_each(|id| assert_eq!(server.work(), Io::Create(vec![Ino(id)])));
+    assert!(server.out.io.is_empty());
+}
+
+#[test]
+fn datafiles_that_cannot_be_made_are_told_and_keep_nobody() {
+    let mut server = Server::new();
+    server.ask(1, 1, DataRequest::Create { ino: FILE });
+    server.ask(1, 2, DataRequest::Create { ino: Ino(8) });
+    server.ask(1, 3, write(3));
+    let (id, _) = server.out.io.remove(0);
+    server.data.on(Input::Done { id, result: Err(Errno::ENOSPC) }, &mut server.out);
+    assert_eq!(server.out.replies.pop().map(|(_, reply)| reply.result), Some(Err(Errno::ENOSPC)));
+    while !server.out.io.is_empty() {
+        server.work();
+    }
+    assert_eq!(server.answered(), [(1, 3), (1, 2)]);
 }
 
 #[test]

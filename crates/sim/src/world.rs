@@ -17,6 +17,7 @@ use std::path::PathBuf;
 
 use espalier_meta::{Acknowledge, Atime, Config, Striping};
 use espalier_proto::{Distribution, LayoutError, Rank, ServerId};
+use espalier_store::StoreError;
 
 use crate::faults::Faults;
 use crate::message::Message;
@@ -78,7 +79,7 @@ pub enum RunError {
     Trace(#[from] TraceError),
     #[error("[cluster] data: {0}")]
     Layout(#[from] LayoutError),
-    #[error("at {at}, metadata server {} cannot begin: {cause}", node.0)]
+    #[error("at {at}, server {} cannot begin: {cause}", node.0)]
     Start { at: Nanos, node: Node, cause: StorageError },
     #[error("{} after all processes had ended there is no end: {}", .after, .waits.join("; "))]
     NotQuiet { after: Nanos, waits: Vec<String> },
@@ -139,14 +140,17 @@ impl<'o> World<'o> {
         };
         let servers = (0..cluster.ranks).map(server).collect::<Result<_, _>>()?;
         let first = u32::from(cluster.ranks) + u32::from(cluster.data);
-        let data =
-            |number: u16| DataServer::new(Node(u32::from(cluster.ranks) + u32::from(number)), scenario, seed);
+        let data = |number: u16| {
+            let node = Node(u32::from(cluster.ranks) + u32::from(number));
+            let failed = |cause: StoreError| RunError::Start { at: Nanos::ZERO, node, cause: cause.into() };
+            DataServer::new(node, scenario, seed).map_err(failed)
+        };
         let client = |index| Client::new(index, Node(first + index), scenario, seed);
         Ok(Self {
             seed,
             fabric,
             servers,
-            data: (0..cluster.data).map(data).collect(),
+            data: (0..cluster.data).map(data).collect::<Result<_, _>>()?,
             clients: (0..cluster.clients).map(client).collect(),
             faults: Faults::new(&scenario.faults, seed),
             crews: Vec::new(),

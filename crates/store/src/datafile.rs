@@ -1,83 +1,197 @@
-//! What a data server does with its store, which has a stream for each datafile.
+//! What a data server does with its store, which has a stream for each datafile that was written to.
 
-use espalier_proto::{DataReply, DataRequest, Time};
+use espalier_proto::{DataReply, DataRequest, Ino, StreamStat, Time};
 
+use crate::empty::Made;
 use crate::error::StoreError;
 use crate::store::Store;
+use crate::{BlockFile, Journal, MemoryStore, SimFile};
 
-/// Does what is asked of a data server. `sync`: what is written is durable then.
-///
-/// # Errors
-/// Those of the store.
-pub fn carry_out(store: &dyn Store, request: DataRequest, sync: bool) -> Result<DataReply, StoreError> {
-    let changed = |ino| if sync { store.stream_sync(ino) } else { Ok(()) };
-    match request {
-        DataRequest::Read { ino, offset, size } => {
-            let mut bytes = vec![0; size as usize];
-            let read = store.stream_read(ino, offset, &mut bytes)?;
-            bytes.truncate(read);
-            return Ok(DataReply::Bytes(bytes));
-        }
-        DataRequest::Seek { ino, offset, what } => {
-            return Ok(DataReply::Found(store.stream_seek(ino, offset, what)?));
-        }
-        DataRequest::Stat { inos } => {
-            let stats = inos.into_iter().map(|ino| store.stream_stat(ino)).collect::<Result<_, _>>()?;
-            return Ok(DataReply::Stats(stats));
-        }
-        DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
-        DataRequest::Space => return Ok(DataReply::Space(store.space()?)),
-        DataRequest::Write { ino, offset, data } => {
-            store.stream_write(ino, offset, &data)?;
-            changed(ino)?;
-        }
-        DataRequest::Allocate { ino, offset, length, mode } => {
-            store.stream_allocate(ino, offset, length, mode)?;
-            changed(ino)?;
-        }
-        DataRequest::Truncate { ino, size } => {
-            store.stream_truncate(ino, size)?;
-            changed(ino)?;
-        }
-        DataRequest::Precreate { inos } => {
-            for ino in inos {
-                store.stream_truncate(ino, 0)?;
-                store.stream_set_mtime(ino, Time::default())?;
-            }
-        }
-        // What is there may have been written to: then this comes late.
-        DataRequest::Create { ino } if store.stream_stat(ino)?.ctime != Time::default() => {}
-        DataRequest::Create { ino } => {
-            store.stream_truncate(ino, 0)?;
-            store.stream_set_mtime(ino, Time::default())?;
-            changed(ino)?;
-        }
-        DataRequest::Discard { inos } => {
-            inos.into_iter().try_for_each(|ino| store.stream_remove(ino))?;
-            store.sync_removed_streams()?;
-        }
-        // One that is not there has no time, nor bytes.
-        DataRequest::SetMtime { ino, .. } if store.stream_stat(ino)?.ctime == Time::default() => {}
-        DataRequest::SetMtime { ino, mtime } => {
-            store.stream_set_mtime(ino, mtime)?;
-            changed(ino)?;
-        }
-        // What an earlier attempt has left would count.
-        DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
-        DataRequest::Fill { ino, data, size, mtime, sync: sync_it } => {
-            store.stream_create(ino)?;
-            store.stream_write(ino, 0, &data)?;
-            store.stream_truncate(ino, size)?;
-            store.stream_set_mtime(ino, mtime)?;
-            if sync_it || sync {
-                store.stream_sync(ino)?;
-            }
-        }
-        DataRequest::Settle { ino } => store.stream_settle(ino)?,
-        DataRequest::Sync { ino } => store.stream_sync(ino)?,
-        DataRequest::Remove { ino } => store.stream_remove(ino)?,
-        // The machine's own.
-        DataRequest::Admit { .. } => {}
+/// The datafiles of a data server: the bytes of each are a stream, and those that are empty are noted in the journal (`empty.rs`).
+pub struct Datafiles<S, F: BlockFile> {
+    store: S,
+    made: Made<F>,
+    /// What is written is durable when it is answered.
+    sync: bool,
+}
+
+/// The time of change of a datafile that was made and never written to: not that of an absent one.
+const MADE: Time = Time::new(0, 1);
+
+/// Of a journal in memory: the requests that make the most datafiles at once fit several times.
+const JOURNAL_BYTES: u64 = 256 << 10;
+const TAG: u64 = 1;
+
+impl Datafiles<MemoryStore, SimFile> {
+    /// No datafiles, in memory. `sync`: as of [`Self::open`].
+    ///
+    /// # Errors
+    /// None that can be expected of memory.
+    pub fn in_memory(sync: bool) -> Result<Self, StoreError> {
+        let bytes = usize::try_from(Journal::<SimFile>::file_bytes(JOURNAL_BYTES)).unwrap_or(usize::MAX);
+        Self::open(MemoryStore::new(), Journal::create(SimFile::new(bytes), JOURNAL_BYTES, TAG)?, sync)
     }
-    Ok(DataReply::Done)
+
+    /// Something with the journal's file.
+    pub fn with_journal<T>(&self, of: impl FnOnce(&SimFile) -> T) -> T {
+        self.made.with_file(of)
+    }
+
+    /// As they are found after the end of the process that used them, or with `power`, which says what of the journal was written,
+    /// after a loss of power.
+    ///
+    /// # Errors
+    /// As [`Self::in_memory`].
+    pub fn crash(&self, power: Option<u64>) -> Result<Self, StoreError> {
+        let (store, file) = match power {
+            None => (self.store.reopen(), self.made.with_file(SimFile::reopen)),
+            Some(seed) => (self.store.crash(), self.made.with_file(|file| file.crash(seed))),
+        };
+        Self::open(store, Journal::open(file)?, self.sync)
+    }
+}
+
+impl<S: Store, F: BlockFile> Datafiles<S, F> {
+    /// `journal`: the store's, not replayed yet. `sync`: what is written is to be durable when it is answered.
+    ///
+    /// # Errors
+    /// Those of the store, and of the journal.
+    pub fn open(store: S, journal: Journal<F>, sync: bool) -> Result<Self, StoreError> {
+        Ok(Self { made: Made::open(&store, journal)?, store, sync })
+    }
+
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// All datafiles, with their sizes.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn all(&self) -> Result<Vec<(Ino, u64)>, StoreError> {
+        let mut inos = self.store.streams()?;
+        inos.append(&mut self.made.all(&self.store)?);
+        inos.sort_unstable();
+        inos.dedup();
+        let size = |ino| Ok((ino, self.store.stream_stat(ino)?.size));
+        inos.into_iter().map(size).collect()
+    }
+
+    /// Makes empty datafiles, unless they are there; all of them by one write and, where what is written is durable, one sync.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn create(&self, inos: &[Ino]) -> Result<DataReply, StoreError> {
+        let mut absent = Vec::with_capacity(inos.len());
+        for ino in inos {
+            if self.stat(*ino)?.ctime == Time::default() {
+                absent.push(*ino);
+            }
+        }
+        self.made.note(&self.store, &absent, true)?;
+        if self.sync {
+            // Also what was there already may not be durable yet.
+            self.made.sync()?;
+        }
+        Ok(DataReply::Done)
+    }
+
+    /// Makes it durable that what has been removed is gone.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn sync_removed(&self) -> Result<DataReply, StoreError> {
+        self.store.sync_removed_streams()?;
+        self.made.sync()?;
+        Ok(DataReply::Done)
+    }
+
+    /// Does what is asked of a data server.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn carry_out(&self, request: DataRequest) -> Result<DataReply, StoreError> {
+        let (store, sync) = (&self.store, self.sync);
+        let changed = |ino| if sync { store.stream_sync(ino) } else { Ok(()) };
+        match request {
+            DataRequest::Read { ino, offset, size } => {
+                let mut bytes = vec![0; size as usize];
+                let read = store.stream_read(ino, offset, &mut bytes)?;
+                bytes.truncate(read);
+                return Ok(DataReply::Bytes(bytes));
+            }
+            DataRequest::Seek { ino, offset, what } => {
+                return Ok(DataReply::Found(store.stream_seek(ino, offset, what)?));
+            }
+            DataRequest::Stat { inos } => {
+                let stats = inos.into_iter().map(|ino| self.stat(ino)).collect::<Result<_, _>>()?;
+                return Ok(DataReply::Stats(stats));
+            }
+            DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
+            DataRequest::Space => return Ok(DataReply::Space(store.space()?)),
+            DataRequest::Write { ino, offset, data } => {
+                store.stream_write(ino, offset, &data)?;
+                changed(ino)?;
+            }
+            DataRequest::Allocate { ino, offset, length, mode } => {
+                store.stream_allocate(ino, offset, length, mode)?;
+                changed(ino)?;
+            }
+            DataRequest::Truncate { ino, size } => {
+                store.stream_truncate(ino, size)?;
+                changed(ino)?;
+            }
+            DataRequest::Precreate { inos } => return self.create(&inos),
+            DataRequest::Create { ino } => return self.create(&[ino]),
+            DataRequest::Discard { inos } => {
+                self.remove(&inos)?;
+                return self.sync_removed();
+            }
+            // One that is not there has no time, nor bytes.
+            DataRequest::SetMtime { ino, .. } if self.stat(ino)?.ctime == Time::default() => {}
+            DataRequest::SetMtime { ino, mtime } => {
+                store.stream_set_mtime(ino, mtime)?;
+                changed(ino)?;
+            }
+            // What an earlier attempt has left would count.
+            DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
+            DataRequest::Fill { ino, data, size, mtime, sync: sync_it } => {
+                store.stream_create(ino)?;
+                store.stream_write(ino, 0, &data)?;
+                store.stream_truncate(ino, size)?;
+                store.stream_set_mtime(ino, mtime)?;
+                if sync_it || sync {
+                    store.stream_sync(ino)?;
+                }
+            }
+            DataRequest::Settle { ino } => store.stream_settle(ino)?,
+            DataRequest::Sync { ino } => {
+                store.stream_sync(ino)?;
+                self.made.sync()?;
+            }
+            DataRequest::Remove { ino } => self.remove(&[ino])?,
+            // The machine's own.
+            DataRequest::Admit { .. } => {}
+        }
+        Ok(DataReply::Done)
+    }
+
+    fn remove(&self, inos: &[Ino]) -> Result<(), StoreError> {
+        inos.iter().try_for_each(|ino| self.store.stream_remove(*ino))?;
+        let mut noted = Vec::new();
+        for ino in inos {
+            if self.made.has(&self.store, *ino)? {
+                noted.push(*ino);
+            }
+        }
+        self.made.note(&self.store, &noted, false)
+    }
+
+    fn stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {
+        let stat = self.store.stream_stat(ino)?;
+        if stat.ctime == Time::default() && self.made.has(&self.store, ino)? {
+            return Ok(StreamStat { ctime: MADE, ..stat });
+        }
+        Ok(stat)
+    }
 }

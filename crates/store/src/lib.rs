@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod datafile;
+mod empty;
 mod error;
 mod journal;
 mod local;
@@ -18,7 +19,7 @@ mod memory;
 mod store;
 pub mod superblock;
 
-pub use datafile::carry_out;
+pub use datafile::Datafiles;
 pub use error::StoreError;
 pub use journal::{BlockFile, Journal, JournalError, RealFile, SimFile, SyncHandle};
 pub use local::{

@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 
 use espalier_meta::{IoDone, Layouts, StreamCall};
 use espalier_proto::*;
-use espalier_store::{MemoryStore, Store, carry_out};
+use espalier_store::{Datafiles, MemoryStore, SimFile, Store};
 
 #[derive(Default)]
 pub struct DataServers {
-    servers: BTreeMap<ServerId, MemoryStore>,
+    servers: BTreeMap<ServerId, Datafiles<MemoryStore, SimFile>>,
     /// They do nothing that they are asked.
     pub down: bool,
 }
 
 impl DataServers {
     pub fn new(count: u16) -> Self {
-        let servers = (0..count).map(|number| (ServerId(number), MemoryStore::new())).collect();
+        let server = |number| (ServerId(number), Datafiles::in_memory(false).unwrap());
+        let servers = (0..count).map(server).collect();
         Self { servers, down: false }
     }
 
@@ -32,34 +33,34 @@ impl DataServers {
         if self.down {
             return Err(Errno::EIO);
         }
-        carry_out(&self.servers[&server], request.clone(), false).map_err(|error| error.errno())
+        self.servers[&server].carry_out(request.clone()).map_err(|error| error.errno())
     }
 
     /// It is that time at all servers.
     pub fn set_now(&self, now: Time) {
-        self.servers.values().for_each(|store| store.set_now(now));
+        self.servers.values().for_each(|files| files.store().set_now(now));
     }
 
     /// All datafiles, with their sizes.
     pub fn all(&self) -> Vec<(ServerId, Ino, u64)> {
-        let of = |(server, store): (&ServerId, &MemoryStore)| {
-            let size = |ino| (*server, ino, store.stream_stat(ino).unwrap().size);
-            store.streams().unwrap().into_iter().map(size).collect::<Vec<_>>()
-        };
-        self.servers.iter().flat_map(of).collect()
+        let mut all = Vec::new();
+        for (server, files) in &self.servers {
+            all.extend(files.all().unwrap().into_iter().map(|(ino, size)| (*server, ino, size)));
+        }
+        all
     }
 
     /// Copies a datafile to another server.
     pub fn copy(&self, ino: Ino, from: ServerId, to: ServerId) {
-        let StreamStat { size, .. } = self.servers[&from].stream_stat(ino).unwrap();
+        let StreamStat { size, .. } = self.servers[&from].store().stream_stat(ino).unwrap();
         let mut bytes = vec![0; size as usize];
-        self.servers[&from].stream_read(ino, 0, &mut bytes).unwrap();
-        self.servers[&to].stream_write(ino, 0, &bytes).unwrap();
+        self.servers[&from].store().stream_read(ino, 0, &mut bytes).unwrap();
+        self.servers[&to].store().stream_write(ino, 0, &bytes).unwrap();
     }
 
     /// All bytes of a file.
     pub fn read(&self, layout: &Layout, ino: Ino) -> Vec<u8> {
-        let stores: Vec<_> = layout.servers().iter().map(|server| &self.servers[server]).collect();
+        let stores: Vec<_> = layout.servers().iter().map(|server| self.servers[server].store()).collect();
         let sizes = stores.iter().map(|store| store.stream_stat(ino).unwrap().size);
         let byte = |Segment { place, local, .. }| {
             let mut byte = [0];
@@ -72,8 +73,8 @@ impl DataServers {
     /// How many datafiles there are of each file.
     pub fn files(&self) -> BTreeMap<Ino, usize> {
         let mut files = BTreeMap::new();
-        for store in self.servers.values() {
-            for ino in store.streams().unwrap() {
+        for server in self.servers.values() {
+            for (ino, _) in server.all().unwrap() {
                 *files.entry(ino).or_default() += 1;
             }
         }

@@ -281,11 +281,12 @@ impl DataServer {
         }
     }
 
-    /// The request that waits for an I/O.
+    /// The requests that wait for an I/O.
     fn causes_of(&self, inner: &Inner, id: IoId) -> Vec<Id> {
-        let request = inner.machine.request_of(id);
-        let asked = request.and_then(|(connection, request)| Some((inner.peers.get(&connection)?, request)));
-        asked.map(|(peer, request)| self.tracer.served(peer.place, request.0)).into_iter().collect()
+        let asked = |(connection, request): (u64, RequestId)| {
+            Some(self.tracer.served(inner.peers.get(&connection)?.place, request.0))
+        };
+        inner.machine.requests_of(id).into_iter().filter_map(asked).collect()
     }
 
     fn work(self: &Arc<Self>, id: IoId, io: Io, causes: &[Id]) {
@@ -295,15 +296,17 @@ impl DataServer {
                 let kind = request.name();
                 steps.step(Layer::Store, kind, || self.store.execute(request))
             }
+            Io::Create(inos) => steps.step(Layer::Store, "create", || self.store.create(&inos)),
             Io::SyncRemoved => steps.step(Layer::Disk, "sync removed", || self.store.sync_removed()),
         };
         self.watch.record_io(IoKind::Stream, began.elapsed());
         let Ok(mut inner) = self.inner.lock() else { return };
-        if let Some((connection, request)) = inner.machine.request_of(id)
-            && let Some(peer) = inner.peers.get_mut(&connection)
-            && let Some(asked) = peer.under_way.get_mut(&request)
-        {
-            asked.span.turn_to(Stage::Disk, began);
+        for (connection, request) in inner.machine.requests_of(id) {
+            if let Some(peer) = inner.peers.get_mut(&connection)
+                && let Some(asked) = peer.under_way.get_mut(&request)
+            {
+                asked.span.turn_to(Stage::Disk, began);
+            }
         }
         self.input_to(inner, [Input::Done { id, result }]);
     }

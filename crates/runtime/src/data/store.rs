@@ -1,10 +1,10 @@
-//! What a data server keeps: a store of its own, of which it uses the streams.
+//! What a data server keeps: a store of its own, of which it uses the streams, and for what is empty the journal and the tables.
 
 use std::path::{Path, PathBuf};
 
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, ServerId};
 use espalier_store::{
-    FormatOptions, LocalOptions, LocalStore, Store, StoreError, Superblock, carry_out, superblock,
+    Datafiles, FormatOptions, LocalOptions, LocalStore, RealFile, StoreError, Superblock, superblock,
 };
 
 use crate::disk::logged;
@@ -13,15 +13,13 @@ use crate::error::Error;
 /// A data server's store.
 pub struct DataStore {
     number: ServerId,
-    store: LocalStore,
+    files: Datafiles<LocalStore, RealFile>,
     path: PathBuf,
-    /// What is written is durable when it is answered.
-    sync: bool,
-    /// And each removal by itself.
+    /// Datafiles are made, and their removals made durable, each by itself.
     alone: bool,
 }
 
-/// Its journal is never used: the smallest will do.
+/// Some 40,000 datafiles that are made one by one go by before the tables are written.
 const JOURNAL_BYTES: u64 = 4 << 20;
 
 /// Makes the empty store of the data server with that number.
@@ -48,11 +46,11 @@ impl DataStore {
         if superblock::read(dir)?.label != label(number) {
             return Err(Error::NoDataStore { path: dir.into(), number });
         }
-        let (store, _) = LocalStore::open_with(dir, LocalOptions::default())?;
-        Ok(Self { number, store, path: dir.into(), sync, alone: false })
+        let (store, journal) = LocalStore::open_with(dir, LocalOptions::default())?;
+        Ok(Self { number, files: Datafiles::open(store, journal, sync)?, path: dir.into(), alone: false })
     }
 
-    /// Each removal is made durable by itself, and not many by one sync.
+    /// Each datafile is made, and each removal made durable, by itself, and not many by one sync.
     #[must_use]
     pub fn alone(self) -> Self {
         Self { alone: true, ..self }
@@ -71,8 +69,7 @@ impl DataStore {
     /// # Errors
     /// Those of the store.
     pub fn datafiles(&self) -> Result<Vec<(Ino, u64)>, StoreError> {
-        let size = |ino| Ok((ino, self.store.stream_stat(ino)?.size));
-        self.store.streams()?.into_iter().map(size).collect()
+        self.files.all()
     }
 
     pub fn path(&self) -> &Path {
@@ -80,13 +77,21 @@ impl DataStore {
     }
 
     pub fn superblock(&self) -> &Superblock {
-        self.store.superblock()
+        self.files.store().superblock()
     }
 
     /// # Errors
     /// Those of the store. What goes wrong is logged here.
     pub fn sync_removed(&self) -> Result<DataReply, Errno> {
-        self.store.sync_removed_streams().map(|()| DataReply::Done).map_err(logged)
+        self.files.sync_removed().map_err(logged)
+    }
+
+    /// Makes empty datafiles.
+    ///
+    /// # Errors
+    /// As [`Self::sync_removed`].
+    pub fn create(&self, inos: &[Ino]) -> Result<DataReply, Errno> {
+        self.files.create(inos).map_err(logged)
     }
 
     /// Does what is asked.
@@ -94,6 +99,6 @@ impl DataStore {
     /// # Errors
     /// Those of the store. What goes wrong is logged here.
     pub fn execute(&self, request: DataRequest) -> Result<DataReply, Errno> {
-        carry_out(&self.store, request, self.sync).map_err(logged)
+        self.files.carry_out(request).map_err(logged)
     }
 }

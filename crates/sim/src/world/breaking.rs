@@ -101,8 +101,10 @@ impl World<'_> {
             else {
                 return Ok(());
             };
-            server.crash(&mut self.fabric, loss);
-            self.fabric.after(lasts, Event::Mend(Mend::Start(server.node)));
+            let node = server.node;
+            let crashed = server.crash(&mut self.fabric, loss);
+            crashed.map_err(|cause| RunError::Start { at: self.fabric.now, node, cause: cause.into() })?;
+            self.fabric.after(lasts, Event::Mend(Mend::Start(node)));
             return Ok(());
         };
         if server.is_up() {

@@ -3,10 +3,8 @@
 use std::collections::BTreeMap;
 
 use espalier_data::{Asker, Data, Input, Io, IoId, Outbox};
-use espalier_proto::{
-    DataReply, DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, ToData, Welcome,
-};
-use espalier_store::{MemoryStore, Store, StoreError, carry_out};
+use espalier_proto::{DataRequest, Errno, Hello, Ino, ServerId, ServerMap, Service, ToData, Welcome};
+use espalier_store::{Datafiles, MemoryStore, SimFile, StoreError};
 use espalier_timeline::{Id, Layer, Place};
 use rustc_hash::FxHashMap;
 
@@ -27,6 +25,8 @@ use crate::world::spans::place_of;
 
 /// Requests that each may have unanswered.
 const WINDOW: u32 = 1024;
+/// What a datafile that is made takes on a disk.
+const NOTE: usize = 48;
 
 /// What a data server is given to serve.
 #[derive(Debug)]
@@ -45,10 +45,10 @@ pub struct DataServer {
     pub start: u64,
     clock: Clock,
     pub disk: Disk,
-    store: MemoryStore,
+    files: Datafiles<MemoryStore, SimFile>,
     /// Every change is durable before it is answered.
     sync: bool,
-    /// And each removal by itself.
+    /// And each removal, and each datafile that is made, by itself.
     alone: bool,
     machine: Option<Data>,
     pub cpu: Station<DataJob>,
@@ -62,16 +62,19 @@ pub struct DataServer {
 }
 
 impl DataServer {
-    pub fn new(node: Node, scenario: &Scenario, seed: Seed) -> Self {
+    /// # Errors
+    /// None that can be expected of memory.
+    pub fn new(node: Node, scenario: &Scenario, seed: Seed) -> Result<Self, StoreError> {
         let number = u64::from(node.0);
-        Self {
+        let sync = scenario.cluster.durability == Durability::Durable;
+        Ok(Self {
             node,
             place: Place::Data(u16::try_from(node.0).unwrap_or(u16::MAX) - scenario.cluster.ranks),
             start: 0,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             disk: Disk::new(&scenario.disk, seed.random("disk", number)),
-            store: MemoryStore::new(),
-            sync: scenario.cluster.durability == Durability::Durable,
+            files: Datafiles::in_memory(sync)?,
+            sync,
             alone: scenario.cluster.high_watermark <= 1,
             machine: None,
             cpu: Station::new(scenario.cluster.cores),
@@ -81,7 +84,7 @@ impl DataServer {
             numbers: FxHashMap::default(),
             next_connection: 0,
             out: Outbox::default(),
-        }
+        })
     }
 
     pub fn is_up(&self) -> bool {
@@ -96,7 +99,7 @@ impl DataServer {
     }
 
     pub fn used(&self, now: Nanos) -> Used {
-        let entries = self.store.streams().map_or(0, |streams| streams.len() as u64);
+        let entries = self.datafiles().map_or(0, |files| files.len() as u64);
         Used { cores: self.cpu.servers(), cpu: self.cpu.load(now), disk: self.device.load(now), entries }
     }
 
@@ -105,8 +108,7 @@ impl DataServer {
     /// # Errors
     /// None that can be expected of memory.
     pub fn datafiles(&self) -> Result<Vec<(Ino, u64)>, StoreError> {
-        let size = |ino| Ok((ino, self.store.stream_stat(ino)?.size));
-        self.store.streams()?.into_iter().map(size).collect()
+        self.files.all()
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
@@ -116,12 +118,15 @@ impl DataServer {
         fabric.observer.began(fabric.now, self.node);
     }
 
-    pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) {
+    /// # Errors
+    /// Its journal is not one any more.
+    pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<(), StoreError> {
         self.machine = None;
-        self.store = match loss {
-            Loss::Process => self.store.reopen(),
-            Loss::Power(_) => self.store.crash(),
+        let power = match loss {
+            Loss::Process => None,
+            Loss::Power(seed) => Some(seed),
         };
+        self.files = self.files.crash(power)?;
         self.cpu.clear(fabric.now);
         self.device.clear(fabric.now);
         self.peers.clear();
@@ -129,6 +134,7 @@ impl DataServer {
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss, None);
         fabric.drop_node(self.node, loss != Loss::Process);
+        Ok(())
     }
 
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
@@ -249,11 +255,14 @@ impl DataServer {
     fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, id: IoId, io: &Io) {
         let kind = match io {
             Io::Request(request) => request.name(),
+            Io::Create(_) => "create",
             Io::SyncRemoved => "sync removed",
         };
-        let request = self.machine.as_ref().and_then(|machine| machine.request_of(id));
-        let cause = request.and_then(|(connection, request)| self.served_to(connection, request.0));
-        fabric.add_span(self.place, (Layer::Store, kind), cause.into_iter().collect(), since);
+        let requests = self.machine.as_ref().map(|machine| machine.requests_of(id)).unwrap_or_default();
+        let asked =
+            |(connection, request): (u64, espalier_proto::RequestId)| self.served_to(connection, request.0);
+        let causes = requests.into_iter().filter_map(asked).collect();
+        fabric.add_span(self.place, (Layer::Store, kind), causes, since);
     }
 
     fn start_storing(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<DataDiskJob>) {
@@ -263,6 +272,8 @@ impl DataServer {
                 DataRequest::Sync { .. } | DataRequest::Settle { .. } | DataRequest::Discard { .. },
             ) => Access::Sync(0),
             Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
+            Io::Create(inos) if self.sync => Access::Sync(NOTE * inos.len()),
+            Io::Create(inos) => Access::Transfer(NOTE * inos.len()),
             Io::Request(request) if self.sync && changes(request) => Access::Sync(request.bytes()),
             Io::Request(request) => Access::Transfer(request.bytes()),
         };
@@ -276,12 +287,14 @@ impl DataServer {
             self.start_storing(fabric, next);
         }
         self.trace_stored(fabric, since, id, &io);
-        self.store.set_now(self.clock.time(fabric.now));
+        self.files.store().set_now(self.clock.time(fabric.now));
         let result = match io {
-            _ if self.disk.fails => Err(Errno::EIO),
-            Io::SyncRemoved => Ok(DataReply::Done),
-            Io::Request(request) => carry_out(&self.store, request, self.sync).map_err(|error| error.errno()),
+            _ if self.disk.fails => Err(StoreError::Refused(Errno::EIO)),
+            Io::SyncRemoved => self.files.sync_removed(),
+            Io::Create(inos) => self.files.create(&inos),
+            Io::Request(request) => self.files.carry_out(request),
         };
+        let result = result.map_err(|error| error.errno());
         self.input(fabric, Input::Done { id, result });
     }
 }
@@ -294,7 +307,7 @@ fn changes(request: &DataRequest) -> bool {
             | DataRequest::Allocate { .. }
             | DataRequest::Truncate { .. }
             | DataRequest::SetMtime { .. }
-            | DataRequest::Create { .. }
+            | DataRequest::Precreate { .. }
             | DataRequest::Fill { size: 1.., .. }
     )
 }

@@ -1,0 +1,139 @@
+//! Datafiles that were made and not written to: whatever happens, those are there whose making was answered, and no others.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use espalier_proto::{DataReply, DataRequest, Ino, StreamStat, Time};
+use espalier_store::{Datafiles, FormatOptions, LocalStore, MemoryStore, SimFile, Store, superblock};
+
+type Memory = Datafiles<MemoryStore, SimFile>;
+
+fn numbers(files: &Memory) -> BTreeSet<u64> {
+    files.all().unwrap().into_iter().map(|(ino, _)| ino.0).collect()
+}
+
+fn stat(files: &Memory, ino: u64) -> StreamStat {
+    match files.carry_out(DataRequest::Stat { inos: vec![Ino(ino)] }).unwrap() {
+        DataReply::Stats(stats) => stats[0],
+        other => panic!("{other:?}"),
+    }
+}
+
+fn write(files: &Memory, ino: u64) {
+    files.store().set_now(Time::new(5, 0));
+    files.carry_out(DataRequest::Write { ino: Ino(ino), offset: 0, data: vec![1] }).unwrap();
+}
+
+#[test]
+fn an_empty_datafile_is_there_until_it_is_removed_and_nobody_has_written_to_it() {
+    let files = Memory::in_memory(false).unwrap();
+    assert_eq!(stat(&files, 7), StreamStat::default());
+    files.carry_out(DataRequest::Create { ino: Ino(7) }).unwrap();
+    let made = stat(&files, 7);
+    assert_eq!((made.size, made.mtime), (0, Time::default()));
+    assert_ne!(made.ctime, Time::default(), "it is there");
+    assert_eq!(files.store().streams().unwrap(), [], "and no stream");
+    files.carry_out(DataRequest::SetMtime { ino: Ino(7), mtime: Time::new(3, 0) }).unwrap();
+    assert_eq!(stat(&files, 7).mtime, Time::new(3, 0), "what is there has a time");
+    write(&files, 7);
+    files.carry_out(DataRequest::Create { ino: Ino(7) }).unwrap();
+    assert_eq!((stat(&files, 7).size, files.all().unwrap()), (1, vec![(Ino(7), 1)]));
+    files.carry_out(DataRequest::Remove { ino: Ino(7) }).unwrap();
+    assert_eq!((stat(&files, 7), files.all().unwrap()), (StreamStat::default(), vec![]));
+}
+
+#[test]
+fn many_are_made_by_one_sync() {
+    let files = Memory::in_memory(true).unwrap();
+    let syncs = || files.with_journal(SimFile::syncs);
+    let before = syncs();
+    files.create(&(1..1000).map(Ino).collect::<Vec<_>>()).unwrap();
+    assert_eq!(syncs(), before + 1);
+    files.create(&[Ino(5)]).unwrap();
+    assert_eq!(syncs(), before + 1, "it is there, and durable");
+}
+
+/// Random makings, writes and removals, more than the journal holds, with losses of power and ends of processes in between.
+#[test]
+fn what_was_answered_survives_everything() {
+    let mut random = fastrand::Rng::with_seed(1);
+    for seed in 0..8 {
+        let mut files = Memory::in_memory(true).unwrap();
+        // Those that must be there, and those that may.
+        let (mut there, mut maybe) = (BTreeSet::new(), BTreeSet::new());
+        let mut next = 1;
+        for step in 0..40 {
+            match random.u8(0..8) {
+                0..4 => {
+                    let inos: Vec<_> = (next..next + random.u64(1..=4096)).map(Ino).collect();
+                    next += inos.len() as u64;
+                    files.create(&inos).unwrap();
+                    there.extend(inos.iter().map(|ino| ino.0));
+                }
+                4 => there.iter().take(3).for_each(|ino| write(&files, *ino)),
+                5 => {
+                    let gone: Vec<u64> = there.iter().copied().skip(random.usize(0..9)).take(2000).collect();
+                    let durable = random.bool();
+                    for ino in gone {
+                        files.carry_out(DataRequest::Remove { ino: Ino(ino) }).unwrap();
+                        there.remove(&ino);
+                        maybe.insert(ino);
+                    }
+                    if durable {
+                        files.sync_removed().unwrap();
+                        maybe.clear();
+                    }
+                }
+                6 => files = files.crash(None).unwrap(),
+                _ => {
+                    files = files.crash(Some(seed * 1000 + step)).unwrap();
+                    let found = numbers(&files);
+                    there.extend(maybe.iter().filter(|ino| found.contains(ino)));
+                    maybe.clear();
+                }
+            }
+            let found = numbers(&files);
+            assert_eq!(found, there, "seed {seed}, step {step}");
+        }
+    }
+}
+
+#[test]
+fn a_making_that_fails_is_told() {
+    let files = Memory::in_memory(true).unwrap();
+    files.with_journal(|file| file.fail_after(0));
+    assert!(files.create(&[Ino(1)]).is_err());
+    files.with_journal(|file| file.fail_after(u64::MAX));
+    files.create(&[Ino(2)]).unwrap();
+    assert_eq!(numbers(&files), [2].into());
+}
+
+/// In a directory of this machine: the journal and the tables are the store's own.
+#[test]
+fn a_store_in_a_directory_has_them_when_it_is_opened_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("data");
+    superblock::format(&path, &FormatOptions { journal_bytes: 128 << 10, ..FormatOptions::default() })
+        .unwrap();
+    let open = || {
+        let (store, journal) = LocalStore::open(&path, false).unwrap();
+        Datafiles::open(store, journal, true).unwrap()
+    };
+    let mut expected = BTreeMap::new();
+    for round in 0..3 {
+        let files = open();
+        let first = round * 10_000;
+        for batch in 0..5 {
+            let inos: Vec<_> = (0..2000).map(|at| Ino(first + batch * 2000 + at + 1)).collect();
+            files.create(&inos).unwrap();
+            expected.extend(inos.into_iter().map(|ino| (ino, 0)));
+        }
+        let ino = Ino(first + 3);
+        files.carry_out(DataRequest::Write { ino, offset: 0, data: vec![1; 9] }).unwrap();
+        expected.insert(ino, 9);
+        files.carry_out(DataRequest::Discard { inos: vec![Ino(first + 1), Ino(first + 4)] }).unwrap();
+        expected.retain(|ino, _| *ino != Ino(first + 1) && *ino != Ino(first + 4));
+        drop(files);
+        assert_eq!(open().all().unwrap(), expected.clone().into_iter().collect::<Vec<_>>());
+    }
+}
