@@ -67,6 +67,17 @@ impl Tally {
         }
         self.phases.get(&(number, kind)).ok_or(PaperError::Nothing(kind.name()))
     }
+
+    /// From the begin of the first operation of these kinds after so many barriers to the end of the last one, in seconds.
+    ///
+    /// # Errors
+    /// As [`Self::phase`], of each kind.
+    pub fn seconds(&self, number: u32, kinds: &[OpKind]) -> Result<f64, PaperError> {
+        let phases = kinds.iter().map(|kind| self.phase(number, *kind)).collect::<Result<Vec<_>, _>>()?;
+        let begun = phases.iter().map(|phase| phase.begun).min().unwrap_or_default();
+        let ended = phases.iter().map(|phase| phase.ended).max().unwrap_or_default();
+        Ok(ended.as_secs_f64() - begun.as_secs_f64())
+    }
 }
 
 fn histogram() -> Histogram<u64> {

@@ -41,24 +41,38 @@ pub(crate) const FIG5_8: Experiment = Experiment {
 
 /// The machines of a figure.
 #[derive(Clone, Copy, Debug)]
-struct Machines {
+pub(super) struct Machines {
     /// For metadata; as many are for data.
-    servers: u16,
+    pub servers: u16,
     network: &'static str,
     /// What is told of an operation: with one client and with five, on a disk, as parts of the time without the hint.
     told: fn(Timed) -> [&'static str; 2],
 }
 
-const ONE: Machines = Machines {
+pub(super) const ONE: Machines = Machines {
     servers: 1,
     network: "loopback",
     told: |timed| if timed == CREATE { ["60 %", "35 %"] } else { ["65 %", "50 %"] },
 };
-const FIVE: Machines = Machines {
+pub(super) const FIVE: Machines = Machines {
     servers: 2,
     network: "gigabit",
     told: |timed| if timed == CREATE { ["50 %", "40 %"] } else { ["60 %", "40 %"] },
 };
+
+impl Machines {
+    /// A cluster without workloads, whose clients make files as PVFS's do, each with one datafile, and with the hint if that is wanted.
+    pub fn scenario(self, setting: &Setting<'_>, disk: &str, clients: u32, hint: bool) -> String {
+        let Self { servers, network, .. } = self;
+        // A server that is alone has no data servers.
+        let data = if setting.place == Place::Machine { servers.max(2) } else { servers };
+        format!(
+            "[cluster]\nranks = {servers}\ndata = {data}\nclients = {clients}\ncache = \"none\"\ndurability = \"durable\"\n\
+             high_watermark = 1\n[policy]\ncreate = \"client\"\nstuffing = false\nnum_dfiles = 1\nno_metafile = {hint}\n\
+             [model]\npreset = \"wu\"\n[network]\npreset = \"{network}\"\n[disk]\n{disk}\n"
+        )
+    }
+}
 
 /// An operation: its name, the barriers before it, and what is counted.
 type Timed = (&'static str, u32, OpKind);
@@ -66,9 +80,9 @@ type Timed = (&'static str, u32, OpKind);
 const CREATE: Timed = ("creation", 2, OpKind::Create);
 const REMOVE: Timed = ("removal", 3, OpKind::Unlink);
 
-const CLIENTS: [u32; 2] = [1, 5];
+pub(super) const CLIENTS: [u32; 2] = [1, 5];
 /// The thesis does not say how long a sync takes: as long as on carns's cluster, of about the same age.
-const STORAGES: [(&str, &str); 2] =
+pub(super) const STORAGES: [(&str, &str); 2] =
     [("disk", "sync = \"4.9 ms\""), ("memory", "latency = \"0 s\"\nsync = \"0 s\"")];
 /// That of a lone client, and of several that make files on a disk.
 const MOST: f64 = 0.60;
@@ -121,7 +135,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
 }
 
 /// The thesis has 50,000.
-fn files(setting: &Setting<'_>) -> u32 {
+pub(super) fn files(setting: &Setting<'_>) -> u32 {
     match (setting.place, setting.quick) {
         (_, true) => 200,
         (Place::Simulator, false) => 5000,
@@ -132,20 +146,16 @@ fn files(setting: &Setting<'_>) -> u32 {
 /// How long each operation takes all clients.
 fn seconds(
     setting: &Setting<'_>,
-    Machines { servers, network, .. }: Machines,
+    machines: Machines,
     disk: &str,
     clients: u32,
     files: u32,
     hint: bool,
     timed: &[Timed],
 ) -> Result<Vec<f64>, PaperError> {
-    // A server that is alone has no data servers.
-    let data = if setting.place == Place::Machine { servers.max(2) } else { servers };
+    let cluster = machines.scenario(setting, disk, clients, hint);
     let tally = Trial::new(&format!(
-        "[cluster]\nranks = {servers}\ndata = {data}\nclients = {clients}\ncache = \"none\"\ndurability = \"durable\"\n\
-         high_watermark = 1\n[policy]\ncreate = \"client\"\nstuffing = false\nnum_dfiles = 1\nno_metafile = {hint}\n\
-         [model]\npreset = \"wu\"\n[network]\npreset = \"{network}\"\n[disk]\n{disk}\n\
-         [[workload]]\nkind = \"create\"\nshared = false\nopen = false\nremove = true\ndoor = \"library\"\nfiles = {files}\n"
+        "{cluster}[[workload]]\nkind = \"create\"\nshared = false\nopen = false\nremove = true\ndoor = \"library\"\nfiles = {files}\n"
     ))?
     .run(setting)?;
     timed.iter().map(|(_, phase, kind)| Ok(tally.phase(*phase, *kind)?.seconds())).collect()

@@ -1,0 +1,111 @@
+//! Figs. 5.2 and 5.5: empty files are listed with their attributes (`pvfs2-ls -l`), with and without the hint `no_metafile`.
+
+use espalier_proto::Caller;
+use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::source::{Op, OpKind, Script, Step, list};
+
+use super::fig5::{CLIENTS, FIVE, Machines, ONE, STORAGES, files};
+use crate::error::PaperError;
+use crate::outcome::{Claim, Outcome, Table};
+use crate::play::Crew;
+use crate::trial::Trial;
+use crate::{Experiment, Setting};
+
+pub(crate) const FIG5_2: Experiment = Experiment {
+    id: "kuhn-fig5.2",
+    title: "One machine: file listing",
+    run: |on| figure(on, ONE, ["60 %", "55 %"]),
+};
+pub(crate) const FIG5_5: Experiment = Experiment {
+    id: "kuhn-fig5.5",
+    title: "Five machines: file listing",
+    run: |on| figure(on, FIVE, ["50 %", "55 %"]),
+};
+
+/// Of the time without the hint and with a stat of each name.
+const MOST: f64 = 0.60;
+/// Of the time without the hint, if attributes come with the listing: the hint is to cost nothing. Runs differ by as much.
+const AS_LONG: f64 = 1.25;
+
+/// The barriers before the files are listed: by their names and a stat of each, and with attributes in the listing.
+const STATS: u32 = 2;
+const PLUS: u32 = 3;
+
+fn figure(setting: &Setting<'_>, machines: Machines, told: [&str; 2]) -> Result<Outcome, PaperError> {
+    let files = files(setting);
+    let (mut rows, mut claims) = (Vec::new(), Vec::new());
+    for (storage, disk) in STORAGES {
+        for (clients, told) in CLIENTS.into_iter().zip(told) {
+            let seconds = |hint: bool| -> Result<[f64; 2], PaperError> {
+                let crews = Box::new(move || crew(clients, files));
+                let cluster = machines.scenario(setting, disk, clients, hint);
+                let tally = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
+                Ok([
+                    tally.seconds(STATS, &[OpKind::List, OpKind::Stat])?,
+                    tally.seconds(PLUS, &[OpKind::List])?,
+                ])
+            };
+            let ([stats, plus], [hint_stats, hint_plus]) = (seconds(false)?, seconds(true)?);
+            let part = |of: f64, whole: f64| of / whole.max(f64::MIN_POSITIVE);
+            let percent = |part: f64| format!("{:.0} %", part * 100.0);
+            let ways =
+                [("names, and a stat of each", stats, hint_stats), ("with attributes", plus, hint_plus)];
+            for (way, without, with) in ways {
+                let numbers = [format!("{without:.3}"), format!("{with:.3}")];
+                let parts = [percent(part(with, without)), percent(part(with, stats)), told.into()];
+                let row = [way.into(), storage.into(), clients.to_string()].into_iter().chain(numbers);
+                rows.push(row.chain(parts).collect());
+            }
+            let (all, hint) = (part(hint_plus, stats), part(hint_plus, plus));
+            claims.push(Claim {
+                text: format!(
+                    "files without metafiles are listed with attributes by {clients} ({storage}) in at most {} of the time of a listing and a stat \
+                     of each file with one",
+                    percent(MOST)
+                ),
+                paper: told.into(),
+                ours: percent(all),
+                holds: all <= MOST,
+            });
+            claims.push(Claim {
+                text: format!(
+                    "to list them so by {clients} ({storage}) takes at most {} of what files with metafiles take",
+                    percent(AS_LONG)
+                ),
+                paper: String::new(),
+                ours: percent(hint),
+                holds: hint <= AS_LONG,
+            });
+        }
+    }
+    let columns =
+        vec!["listing", "storage", "clients", "without, s", "with, s", "part", "of stats without", "paper"];
+    let servers = machines.servers;
+    let setup = format!(
+        "{servers} metadata and {servers} data servers; each client has {files} empty files in a directory of its own, and caches nothing. By names and \
+         stats each file is a message to a metadata server and one to its data server, with the hint, too: it tells owner and permissions. With \
+         attributes in the listing, which both have, a page of names is a message, and all sizes of a page are one to each data server."
+    );
+    let table = Table { name: "seconds", columns, rows };
+    Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
+}
+
+/// Each client makes files in a directory of its own, and lists them in both ways, each time knowing nothing of them.
+fn crew(clients: u32, files: u32) -> Vec<Crew> {
+    let process = |client: u32| {
+        let dir = format!("/{client}");
+        let path = move |file: u32| format!("/{client}/{file:08}");
+        let steps = std::iter::once(Step::Do(Op::mkdir(dir.clone())))
+            .chain([Step::Barrier])
+            .chain((0..files).map(move |file| Step::Do(Op::mknod(path(file)))))
+            .chain([Step::Barrier, Step::Forget])
+            .chain(list(dir.clone(), false))
+            .chain((0..files).map(move |file| Step::Do(Op::stat(path(file)))))
+            .chain([Step::Barrier, Step::Forget])
+            .chain(list(dir, true));
+        let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
+        let identity = Identity { number: client, caller, umask: 0o022, door: Door::Library };
+        (client, Box::new(Process::new(identity, Box::new(Script::new(steps)))) as Box<_>)
+    };
+    vec![(0..clients).map(process).collect()]
+}
