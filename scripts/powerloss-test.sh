@@ -50,8 +50,8 @@ unmount() { # a loop device may let go of its image a moment after its file syst
 
 disk_mount() { mount -o loop,nodiscard "$1" "$disk"; }
 
-make_disk() { # image
-    truncate -s 256M "$1"
+make_disk() { # image, size
+    truncate -s "$2" "$1"
     mkfs.ext4 -q -F -b 4096 -J size=4 -E nodiscard "$1"
 }
 
@@ -93,6 +93,40 @@ work_served() {
     "$bin" umount "$mnt"
     kill "$server"
     wait "$server"
+}
+
+# A cluster of two servers on the disk, whose files have datafiles from their birth: the policy of all directories.
+make_cluster() {
+    local server
+    "$bin" cluster init "$disk/cluster" --servers 2 --insecure --listen 127.0.0.1:17450 > /dev/null
+    for server in 0 1; do
+        printf '[policy]\n%s\n' "$1" >> "$disk/cluster/server-$server/server.toml"
+    done
+}
+
+# Mounts it, does something there, and ends it: command.
+on_cluster() {
+    "$bin" cluster up "$disk/cluster" > "$work/up"
+    "$bin" mount -o insecure espalier://127.0.0.1:17450/ "$mnt" --log-file "$work/mount.log"
+    "$@"
+    "$bin" umount "$mnt"
+    "$bin" cluster down "$disk/cluster" > /dev/null
+}
+
+work_cluster() { # workload, seed
+    on_cluster "$power" work "$1" "$mnt" "$recorder/marks" "$2"
+}
+
+check_marks() {
+    "$power" check "$mnt" "$work/lost.marks" > "$work/checked"
+}
+
+# A server may still be removing what clients have left when it ends, but nothing is lost or refers to nothing.
+check_cluster() {
+    disk_mount "$work/lost"
+    on_cluster check_marks
+    "$bin" cluster fsck "$disk/cluster" > "$work/fsck" || { cat "$work/fsck" >&2; return 1; }
+    unmount "$disk"
 }
 
 make() {
@@ -156,6 +190,7 @@ check_load() {
 
 check() {
     [ ! -e "$1/dump" ] || { check_load "$1"; return; }
+    [ ! -e "$1/cluster" ] || { check_cluster; return; }
     disk_mount "$work/lost"
     if [ "$(cat "$work/lost.marks")" = made ] || [ -s "$work/lost.marks" ]; then
         "$bin" mount "$disk/data" "$mnt"
@@ -196,9 +231,16 @@ if [ "${1:-}" = replay ]; then
     exit
 fi
 
+# By workload: what files are to be, besides those of a server that is alone.
+declare -A policies=(
+    [bare]='no_metafile = true'
+    [by_client]=$'create = "client"\nstuffing = false'
+    [bare_by_client]=$'create = "client"\nno_metafile = true'
+    [pool]=$'stuffing = false\nprecreation = true'
+)
 mapfile -t all < <("$power" list)
-[ $# -gt 0 ] || set -- mkfs load "${all[@]}" served
-make_disk "$work/empty"
+[ $# -gt 0 ] || set -- mkfs load "${all[@]}" served "${!policies[@]}"
+make_disk "$work/empty" 256M
 cp --sparse=always "$work/empty" "$work/made"
 disk_mount "$work/made"
 "$bin" mkfs --journal 4M "$disk/data" > /dev/null
@@ -215,6 +257,14 @@ for workload in "$@"; do
         making=make
         [ "$workload" = mkfs ] || { making=load; make_dump "$first"; }
         record "$work/scratch" "$first/record" "$making"
+    elif [ -n "${policies[$workload]:-}" ]; then
+        make_disk "$first/image" 768M
+        disk_mount "$first/image"
+        make_cluster "${policies[$workload]}"
+        unmount "$disk"
+        touch "$first/cluster" "$second/cluster"
+        cp --sparse=always "$first/image" "$work/scratch"
+        record "$work/scratch" "$first/record" work_cluster small "$seed"
     else
         options=rw
         [ "$workload" != sync ] || options=sync
@@ -237,6 +287,8 @@ for workload in "$@"; do
         if [ "$workload" = load ]; then
             cp "$first/dump" "$first/expected" "$second"
             record "$work/scratch" "$second/record" load_again
+        elif [ -e "$second/cluster" ]; then
+            record "$work/scratch" "$second/record" work_cluster again "$seed"
         else
             record "$work/scratch" "$second/record" work again "$seed" rw
         fi
