@@ -61,9 +61,10 @@ impl Client {
     /// The metadata server has said whom the bytes are to be asked of.
     pub(crate) fn delegated(&mut self, call: &Call<'_>, delegation: Option<Box<Delegation>>) -> Next {
         let Some(ino) = call.stream() else { return Next::Answer(Err(Errno::EIO)) };
-        if let Some(file) = self.files.get_mut(&ino) {
-            file.way = delegation.map_or(Way::MetadataServer, |given| Way::DataServers(Arc::from(given)));
-        }
+        let file = self.files.entry(ino).or_default();
+        // A write to a small file may have been answered so, which it then is no more.
+        file.streamed = true;
+        file.way = delegation.map_or(Way::MetadataServer, |given| Way::DataServers(Arc::from(given)));
         self.start(call)
     }
 

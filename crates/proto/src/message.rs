@@ -367,7 +367,7 @@ pub enum Reply {
     StatFs(Capacity),
     /// `Extend`: go on.
     Granted,
-    /// `Delegate`; `None`: the file's bytes are to be asked for here.
+    /// `Delegate`, and `Write` to what is not stuffed; `None`: the file's bytes are to be asked for here.
     Delegated(Option<Box<Delegation>>),
     /// `RemoveTree`: the directory had this name in that directory.
     Removed {

@@ -1,12 +1,13 @@
 use alloc::vec::Vec;
 use core::mem::take;
 
-use espalier_proto::{END, Errno, Ino, Reply};
+use espalier_proto::{Access, END, Errno, Ino, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::record::Body;
 use crate::step::Step;
+use crate::trash::ITSELF;
 
 impl Meta {
     /// Writes to a stuffed file. If it outgrows the strip, it is moved out, and the client writes to the stream; but to append to one
@@ -26,14 +27,14 @@ impl Meta {
         self.growable()?;
         let size = match self.state.inode(ino)?.body {
             Body::Stuffed { size, .. } => size,
-            Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
+            Body::Streamed { .. } | Body::Striped { .. } => return self.write_elsewhere(cx, ino, offset),
             _ => return Err(Errno::EINVAL.into()),
         };
         let offset = if offset == END { size } else { offset };
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
         if end > u64::from(self.config.strip_bytes) {
             self.unstuff(cx, ino)?;
-            return Ok(Reply::Streamed);
+            return self.write_elsewhere(cx, ino, offset);
         }
         self.state.strip(ino)?;
         if !data.is_empty() {
@@ -48,5 +49,15 @@ impl Meta {
             done?;
         }
         Ok(Reply::Done)
+    }
+
+    /// The client is to write to the stream, or to data servers: what it would ask for next ([`Self::delegate`]) it is given now.
+    fn write_elsewhere(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64) -> Step<Reply> {
+        let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
+        let is_striped = self.state.inode(ino)?.layout().is_some();
+        if is_striped && can_ask && cx.client != ITSELF && offset != END {
+            return self.delegate(cx, ino, Access::WRITE);
+        }
+        Ok(Reply::Streamed)
     }
 }

@@ -60,6 +60,32 @@ fn delegate(
     }
 }
 
+/// It need not ask for it: the write by which a file outgrows its strip costs a message less.
+#[test]
+fn who_outgrows_the_strip_is_given_a_capability() {
+    let servers = (0..2).map(ServerId).collect();
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 2).unwrap().delegated();
+    let session_ms = Some(SESSION_MS);
+    let mut fs = Harness::with(Config { striping: Some(striping), session_ms, ..config() });
+    fs.data = DataServers::new(2);
+    connect(&mut fs);
+    let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
+    let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
+    let create = Request::Create { dir, name: name("file"), node, perm, umask, open, exclusive };
+    let Ok(Reply::Created(entry, _)) = ask(&mut fs, ONE, create) else { panic!("not created") };
+    let ino = entry.attr.ino;
+    let mut write = |offset| {
+        let data = vec![1; STRIP as usize];
+        ask(&mut fs, ONE, Request::Write { ino, offset, data, kill_suid_gid: false })
+    };
+    assert_eq!(write(0), Ok(Reply::Done));
+    for _ in 0..2 {
+        let Ok(Reply::Delegated(Some(given))) = write(1) else { panic!("nothing was given") };
+        assert_eq!((given.capability.ino, given.capability.access), (ino, Access::WRITE));
+        assert_eq!(given.layout.servers().len(), 2);
+    }
+}
+
 /// Time goes by in which only one client is heard of.
 fn outlast(fs: &mut Harness, heard: ClientId) {
     for _ in 0..=SESSION_MS / 1000 {
