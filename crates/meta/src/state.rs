@@ -55,13 +55,15 @@ pub(crate) struct Watched {
     pub written: bool,
     /// Its size has not been asked for since the machine was recovered.
     pub unmeasured: bool,
+    /// Its stream was made durable when it was idle, and is to be looked at once more: before, a data server may have lost what was not.
+    pub synced: bool,
     /// Its stream is being synced because it was idle: that may take long where a data server is down.
     pub syncing: bool,
 }
 
 impl Watched {
     pub(crate) fn new(since: u64) -> Self {
-        Self { since, used: 0, written: true, unmeasured: false, syncing: false }
+        Self { since, used: 0, written: true, unmeasured: false, synced: false, syncing: false }
     }
 }
 

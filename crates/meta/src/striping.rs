@@ -339,8 +339,11 @@ impl Meta {
         let size = self.measure(cx, ino)?;
         let cached = self.state.cached(ino)?;
         // Who has it open again may have been granted more.
-        let least = if cached.opens > 0 { cached.inode.counted_bytes() } else { 0 };
-        self.count_size(cx, ino, size.max(least))?;
+        let (is_open, counted) = (cached.opens > 0, cached.inode.counted_bytes());
+        self.count_size(cx, ino, if is_open { size.max(counted) } else { size })?;
+        if !is_open && self.state.watched.get(&ino).is_some_and(|watched| watched.synced) {
+            self.state.watched.remove(&ino);
+        }
         Ok(Reply::Done)
     }
 

@@ -312,6 +312,31 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     assert_eq!(fs.ask(counted), Ok(Reply::Bytes(b"300".to_vec())));
 }
 
+/// Of what they have not made durable: a file is counted for what there is.
+#[test]
+fn what_data_servers_lose_with_their_power_is_not_counted_any_more() {
+    let mut fs = cluster(Acknowledge::Written);
+    let ino = make(&mut fs, "file", 100).unwrap();
+    let how = open_how(Access::READ | Access::WRITE, false);
+    fs.ask(Request::Open { ino, how }).unwrap();
+    let espalier_meta::Place::Servers(layout) = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 }) else {
+        panic!("it is not on data servers")
+    };
+    let end = layout.segments(299, 1).next().unwrap();
+    let write = DataRequest::Write { ino, offset: end.local, data: vec![1] };
+    fs.data.ask(layout.servers()[end.place], &write).unwrap();
+    fs.ask(Request::Release { ino }).unwrap();
+    let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
+    assert_eq!(fs.ask(counted.clone()), Ok(Reply::Bytes(b"300".to_vec())));
+    fs.data.lose_power();
+    (0..40).for_each(|_| fs.input(Input::Tick));
+    let left = fs.attr_of(ino).size;
+    assert!(left < 300, "{left}");
+    assert_eq!(fs.ask(counted), Ok(Reply::Bytes(left.to_string().into_bytes())));
+    fs.drain();
+    assert_eq!(fs.fsck(), []);
+}
+
 /// A file gets another server in the place of one that is drained, wherever its inode lies: in a dentry, in the inode table, or
 /// without a name.
 #[test]

@@ -58,7 +58,7 @@ impl Meta {
         }
         match self.state.watched.get_mut(&ino) {
             Some(watched) => {
-                (watched.used, watched.written) = (self.ticks, true);
+                (watched.used, watched.written, watched.synced) = (self.ticks, true, false);
                 if watched.since <= self.journal.durable { Ok(()) } else { Err(Stop::Wait(Wait::Durable)) }
             }
             None => {
@@ -129,10 +129,14 @@ impl Meta {
     /// The stream of a watched file, idle at a tick, is durable, or is not.
     pub(crate) fn watched_synced(&mut self, ino: Ino, tick: u64, durable: bool) {
         let is_closed = self.state.inodes.get(&ino).is_none_or(|cached| cached.opens == 0);
-        if let Some(watched) = self.state.watched.get_mut(&ino) {
-            watched.syncing = false;
+        let Some(watched) = self.state.watched.get_mut(&ino) else { return };
+        watched.syncing = false;
+        if !(durable && is_closed && watched.used == tick) {
+            return;
         }
-        if durable && is_closed && self.state.watched.get(&ino).is_some_and(|watched| watched.used == tick) {
+        if self.config.striping.is_some() {
+            (watched.synced, watched.unmeasured) = (true, true);
+        } else {
             self.state.watched.remove(&ino);
         }
     }

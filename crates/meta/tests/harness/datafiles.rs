@@ -36,6 +36,11 @@ impl DataServers {
         self.servers[&server].carry_out(request.clone()).map_err(|error| error.errno())
     }
 
+    /// What none of them has made durable is lost.
+    pub fn lose_power(&mut self) {
+        self.servers.values_mut().for_each(|files| *files = files.crash(Some(0)).unwrap());
+    }
+
     /// It is that time at all servers.
     pub fn set_now(&self, now: Time) {
         self.servers.values().for_each(|files| files.store().set_now(now));

@@ -1,0 +1,65 @@
+//! What has been changed and is not durable yet, where changes are acknowledged when they are
+//! ([`Acknowledge::Durable`](crate::Acknowledge)). Whoever is told of that waits for it, too: a crash would take back what he was told.
+
+use espalier_proto::{Errno, Reply};
+
+use crate::event::Event;
+use crate::journal::Acknowledge;
+use crate::lease::{Key, Told};
+use crate::machine::Meta;
+use crate::state::Map;
+use crate::step::Step;
+
+/// See the module's description. Events are known by their sequence numbers.
+#[derive(Debug, Default)]
+pub(crate) struct Uncommitted {
+    /// The last event that changed each of these.
+    changed: Map<Key, u64>,
+    /// The last event that changed any.
+    last: u64,
+}
+
+impl Uncommitted {
+    /// The last event that changed something; 0: that is durable.
+    pub(crate) fn last_change(&self, key: Key) -> u64 {
+        self.changed.get(&key).copied().unwrap_or(0)
+    }
+
+    /// Every event up to this one is durable.
+    pub(crate) fn forget(&mut self, durable: u64) {
+        self.changed.retain(|_, event| *event > durable);
+    }
+}
+
+impl Meta {
+    /// Before an event is applied.
+    pub(crate) fn note_uncommitted(&mut self, event: &Event) -> Step<()> {
+        if self.config.acknowledge != Acknowledge::Durable {
+            return Ok(());
+        }
+        let Uncommitted { changed, last } = &mut self.uncommitted;
+        let sequence = self.state.sequence + 1;
+        let mut see = |key| {
+            changed.insert(key, sequence);
+            *last = sequence;
+        };
+        match event {
+            Event::Committed { part, .. } => {
+                part.edits.iter().for_each(|edit| edit.touched(&self.state, &mut |key, _| see(key)));
+                Ok(())
+            }
+            event => self.state.touched(event, &mut |key, _| see(key)),
+        }
+    }
+
+    /// The event that must be durable before an answer leaves that has changed nothing. `told`: what it tells.
+    pub(crate) fn told_of(&self, told: &Told, result: &Result<Reply, Errno>) -> u64 {
+        match told.last_change {
+            // As it was, that cannot be made durable any more.
+            _ if self.journal.broken.is_some() => 0,
+            Some(last) if result.is_ok() => last,
+            // It may tell of anything.
+            _ => self.uncommitted.last,
+        }
+    }
+}
