@@ -125,6 +125,7 @@ impl Meta {
     }
 
     pub(crate) fn let_go(&mut self, now: Now, held: Vec<Held>, out: &mut Outbox) {
+        self.uncommitted.forget(self.journal.durable);
         for held in held {
             match held {
                 Held::Reply(to, id, result, promise) => self.answer(now, (to, id), result, &promise, out),

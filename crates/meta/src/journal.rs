@@ -147,13 +147,13 @@ impl Journal {
         self.unsynced = true;
     }
 
-    /// Keeps an answer until it may leave. Gives it back if that is now. `durable`: it says that everything so far is durable;
-    /// `changed`: it says that something has been changed.
-    pub(crate) fn hold_answer(&mut self, durable: bool, changed: bool, answer: Held) -> Option<Held> {
-        if self.last > self.durable && (durable || (changed && self.acknowledge == Acknowledge::Durable)) {
-            self.hold(self.last, answer);
+    /// Keeps an answer until it may leave. Gives it back if that is now. `until`: it says that everything up to this event is durable.
+    pub(crate) fn hold_answer(&mut self, until: u64, answer: Held) -> Option<Held> {
+        if until > self.durable {
+            self.hold(until, answer);
             let is_alone = self.high_watermark <= 1 && self.acknowledge == Acknowledge::Durable;
             if is_alone
+                && until == self.last
                 && !self.frame.is_empty()
                 && self.commits.back().is_none_or(|(_, last)| *last < self.last)
             {
@@ -429,10 +429,10 @@ mod tests {
         for sequence in [1, 3, 5] {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
             journal.append(sequence + 1, &Event::Purge { ino: Ino(sequence + 1) });
-            assert!(journal.hold_answer(false, true, reply(sequence)).is_none());
+            assert!(journal.hold_answer(sequence + 1, reply(sequence)).is_none());
         }
         // This one has changed nothing, and waits for the last.
-        assert!(journal.hold_answer(true, false, reply(7)).is_none());
+        assert!(journal.hold_answer(6, reply(7)).is_none());
         let mut whole = Vec::new();
         for (first, answers) in [(1_u64, 1), (3, 1), (5, 2)] {
             let Some((frame, sync)) = journal.next_frame(9, false) else { panic!("a frame of {first}") };

@@ -48,6 +48,7 @@ mod step;
 mod striping;
 mod task;
 mod trash;
+mod uncommitted;
 mod unstuff;
 mod usage;
 mod wait;

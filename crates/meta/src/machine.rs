@@ -13,7 +13,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::Config;
 use crate::event::Event;
 use crate::io::Purpose;
-use crate::journal::{Held, Journal};
+use crate::journal::{Acknowledge, Held, Journal};
 use crate::lease::{Leases, Promise, Told};
 use crate::lock::LockTable;
 use crate::numbers::Numbers;
@@ -28,6 +28,7 @@ use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
 use crate::task::Task;
 use crate::trash::ITSELF;
+use crate::uncommitted::Uncommitted;
 use crate::unstuff::Filling;
 
 /// The metadata server's machine. See the crate's description.
@@ -68,6 +69,7 @@ pub struct Meta {
     /// For the log.
     pub(crate) remarks: Vec<String>,
     pub(crate) leases: Option<Leases>,
+    pub(crate) uncommitted: Uncommitted,
     /// Grows whenever what has been asked of some stream may have ceased to be so.
     pub(crate) streams_changed: u64,
 }
@@ -109,6 +111,7 @@ impl Meta {
             changed: Vec::new(),
             remarks: Vec::new(),
             leases,
+            uncommitted: Uncommitted::default(),
             streams_changed: 0,
         }
     }
@@ -279,10 +282,11 @@ impl Meta {
             // The journal has no part in it, and nothing that the table tells later may come before.
             return self.answer(now, (task.from, task.id), result, &Promise::default(), out);
         }
-        let changed = task.changed && result.is_ok();
+        let is_change = task.changed && result.is_ok() && self.config.acknowledge == Acknowledge::Durable;
+        let until = if durable || is_change { self.state.sequence } else { self.told_of(&told, &result) };
         let promise = self.promise(task.from, told, &result, now.uptime_ms);
         let answer = Held::Reply(task.from, task.id, result, promise);
-        match self.journal.hold_answer(durable, changed, answer) {
+        match self.journal.hold_answer(until, answer) {
             Some(Held::Reply(to, id, result, promise)) => self.answer(now, (to, id), result, &promise, out),
             _ => out.waiting.push((task.from, task.id, Waiting::Journal)),
         }
@@ -440,7 +444,9 @@ impl Meta {
                 walk.see(&self.state, event);
             }
         }
+        let changed = self.changed_by(event)?;
         self.state.apply(event)?;
+        self.uncommitted.note(self.state.sequence, changed);
         self.journal.append(self.state.sequence, event);
         Ok(())
     }

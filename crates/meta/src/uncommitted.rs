@@ -1,6 +1,8 @@
 //! What has been changed and is not durable yet, where changes are acknowledged when they are
 //! ([`Acknowledge::Durable`](crate::Acknowledge)). Whoever is told of that waits for it, too: a crash would take back what he was told.
 
+use alloc::vec::Vec;
+
 use espalier_proto::{Errno, Reply};
 
 use crate::event::Event;
@@ -25,6 +27,13 @@ impl Uncommitted {
         self.changed.get(&key).copied().unwrap_or(0)
     }
 
+    pub(crate) fn note(&mut self, event: u64, keys: Vec<Key>) {
+        if !keys.is_empty() {
+            self.last = event;
+            self.changed.extend(keys.into_iter().map(|key| (key, event)));
+        }
+    }
+
     /// Every event up to this one is durable.
     pub(crate) fn forget(&mut self, durable: u64) {
         self.changed.retain(|_, event| *event > durable);
@@ -32,24 +41,17 @@ impl Uncommitted {
 }
 
 impl Meta {
-    /// Before an event is applied.
-    pub(crate) fn note_uncommitted(&mut self, event: &Event) -> Step<()> {
-        if self.config.acknowledge != Acknowledge::Durable {
-            return Ok(());
-        }
-        let Uncommitted { changed, last } = &mut self.uncommitted;
-        let sequence = self.state.sequence + 1;
-        let mut see = |key| {
-            changed.insert(key, sequence);
-            *last = sequence;
-        };
+    /// What an event will change, if that is to be known.
+    pub(crate) fn changed_by(&self, event: &Event) -> Step<Vec<Key>> {
+        let mut keys = Vec::new();
         match event {
+            _ if self.config.acknowledge != Acknowledge::Durable => {}
             Event::Committed { part, .. } => {
-                part.edits.iter().for_each(|edit| edit.touched(&self.state, &mut |key, _| see(key)));
-                Ok(())
+                part.edits.iter().for_each(|edit| edit.touched(&self.state, &mut |key, _| keys.push(key)));
             }
-            event => self.state.touched(event, &mut |key, _| see(key)),
+            event => self.state.touched(event, &mut |key, _| keys.push(key))?,
         }
+        Ok(keys)
     }
 
     /// The event that must be durable before an answer leaves that has changed nothing. `told`: what it tells.

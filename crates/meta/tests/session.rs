@@ -1171,6 +1171,38 @@ impl Actor {
     }
 }
 
+/// Or a crash would take back what somebody has been told of.
+#[test]
+fn with_sync_nobody_is_told_of_a_change_before_it_is_durable() {
+    let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
+    let (mut changer, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    let old = changer.create(&mut fs, Ino::ROOT, "old", NewNode::Regular);
+    let quiet = changer.create(&mut fs, Ino::ROOT, "quiet", NewNode::Regular);
+    fs.settle();
+    fs.lazy = true;
+    let lookup = |file| Request::Lookup { dir: Ino::ROOT, name: name(file) };
+    let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+    let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: false };
+    for (change, asked) in [
+        (Request::SetAttr { ino: old, set }, [Request::GetAttr { ino: old }, lookup("old")]),
+        (create(Ino::ROOT, "new", NewNode::Regular), [lookup("new"), list]),
+        (
+            Request::Unlink { dir: Ino::ROOT, name: name("old") },
+            [lookup("old"), Request::Unlink { dir: Ino::ROOT, name: name("old") }],
+        ),
+    ] {
+        let changed = changer.send(&mut fs, &change, false);
+        let told = asked.map(|request| other.send(&mut fs, &request, false));
+        let about_others = [lookup("quiet"), Request::GetAttr { ino: quiet }];
+        let about_others = about_others.map(|request| other.send(&mut fs, &request, false));
+        assert!(about_others.iter().all(|id| fs.answers.contains_key(id)), "{change:?} is not in their way");
+        assert!([changed].iter().chain(&told).all(|id| !fs.answers.contains_key(id)), "{change:?}");
+        while fs.settle_one() {}
+        assert!([changed].iter().chain(&told).all(|id| fs.answers.contains_key(id)), "{change:?}");
+        assert!(fs.answers[&changed].is_ok());
+    }
+}
+
 /// Clients ask much at a time, I/O is done in any order, and the server dies again and again: each request succeeds, which
 /// it would not if an earlier one had been done twice or not at all.
 #[test]

@@ -29,6 +29,8 @@ pub(crate) struct Told {
     keys: Vec<Key>,
     /// Some of it must not be cached.
     refused: bool,
+    /// The last event that has changed any of that; 0: it is durable. `None`: it is not known what is told.
+    pub last_change: Option<u64>,
     /// What the operation has changed.
     pub touched: Vec<Ino>,
 }
@@ -105,11 +107,12 @@ impl Meta {
 
     /// The reply tells of an inode, or of a name with this hash: whether it may be cached.
     pub(crate) fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
+        let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
+        cx.told.last_change = cx.told.last_change.max(Some(self.uncommitted.last_change(key)));
         let Some(leases) = &self.leases else { return true };
         if cx.told.refused {
             return false;
         }
-        let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
         // What was asked of a stream some time ago may not be so any more.
         let is_fixed = hash.is_some()
             || !(cx.streams_have_changed || self.state.is_bare(ino) || self.is_written(cx.client, ino));
@@ -301,7 +304,7 @@ type Sight<'a> = &'a dyn Fn(&State, See<'_>) -> Step<()>;
 
 impl State {
     /// What clients may have cached and an event makes untrue.
-    fn touched(&self, event: &Event, see: See<'_>) -> Step<()> {
+    pub(crate) fn touched(&self, event: &Event, see: See<'_>) -> Step<()> {
         match event {
             Event::Create { dir, name, .. }
             | Event::CreateBare { dir, name, .. }

@@ -73,11 +73,13 @@ pub enum Action {
         perm: Option<u32>,
         spreads: bool,
     },
+    /// `of_bare`: the file may have no metafile.
     SetXattr {
         ino: Ino,
         name: Box<[u8]>,
         value: Box<[u8]>,
         mode: XattrMode,
+        of_bare: bool,
     },
     RemoveXattr {
         ino: Ino,
@@ -160,7 +162,9 @@ impl Action {
             Request::Rename { from_dir, from, to_dir, to, flags } => {
                 Self::Rename { from: (from_dir, from), to: (to_dir, to), flags }
             }
-            Request::SetXattr { ino, name, value, mode, .. } => Self::SetXattr { ino, name, value, mode },
+            Request::SetXattr { ino, name, value, mode, .. } => {
+                Self::SetXattr { ino, name, value, mode, of_bare: false }
+            }
             Request::RemoveXattr { ino, name } => Self::RemoveXattr { ino, name },
             Request::Open { ino, how } => {
                 let mut all = if how.truncate {
@@ -292,6 +296,14 @@ impl Action {
             || other.empties() && a.bytes.is_some()
             || self.rules(other)
             || other.rules(self)
+            || self.makes_whole(other)
+            || other.makes_whole(self)
+    }
+
+    /// Whether it may give a file a metafile, without which another is refused. Of what is moved or removed nobody knows the number.
+    fn makes_whole(&self, other: &Self) -> bool {
+        matches!(self, Self::Unlink { .. } | Self::Rename { .. })
+            && matches!(other, Self::SetXattr { of_bare: true, .. })
     }
 
     /// It empties a file of which only a name is known.

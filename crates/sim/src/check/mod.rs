@@ -157,9 +157,13 @@ impl Checker {
             return;
         }
         let mut actions = Action::all(call, self.strip, &mut self.bytes.extents);
-        for action in &mut actions {
-            if let Action::SetAttr { perm: Some(_), spreads, .. } = action {
-                *spreads = self.bare;
+        for action in actions.iter_mut().filter(|_| self.bare) {
+            match action {
+                Action::SetAttr { perm: Some(_), spreads, .. } => *spreads = true,
+                Action::SetXattr { ino, of_bare, .. } => {
+                    *of_bare = self.worlds.iter().any(|world| self.tree(world).may_be_bare(*ino));
+                }
+                _ => {}
             }
         }
         self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));

@@ -77,7 +77,7 @@ impl Tree<'_> {
                 }
                 Outcome::Stat(tree.stat(node, strip))
             }),
-            Action::SetXattr { ino, name, value, mode } => self.of(*ino, |tree, node| {
+            Action::SetXattr { ino, name, value, mode, .. } => self.of(*ino, |tree, node| {
                 if tree.is_bare(node) {
                     return Outcome::fails([Errno::EPERM]);
                 }
@@ -147,6 +147,11 @@ impl Tree<'_> {
     /// It is a file without a metafile.
     fn is_bare(&self, node: Node) -> bool {
         self.inode(node).is_some_and(|inode| inode.bare && !inode.is_dir())
+    }
+
+    /// As far as anybody knows.
+    pub fn may_be_bare(&self, ino: Ino) -> bool {
+        self.numbered(ino).is_none_or(|node| self.is_bare(node))
     }
 
     /// It has permissions of its own from now on.

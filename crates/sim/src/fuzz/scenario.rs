@@ -7,6 +7,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::wander::Habits;
+use crate::faults::Fault;
 use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
 use crate::time::Nanos;
@@ -41,6 +42,9 @@ impl Case {
         let quiet = random.random_range(1..20);
         let text = text(seed, strip, quiet, &mut random);
         let scenario = Scenario::parse(&text, Path::new("the scenario of a seed"))?;
+        let ranks = u32::from(scenario.cluster.ranks);
+        let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
+        let is_dark = scenario.faults.power.as_ref().is_some_and(is_of_ranks);
         let habits = Habits {
             calls: random.random_range(20..150),
             pause: Nanos(*[1_000, 1_000_000, 30_000_000].choose(&mut random).unwrap_or(&1_000)),
@@ -55,7 +59,7 @@ impl Case {
             habits,
             quiet: Nanos::from_millis(quiet * 1000),
             durable: match scenario.cluster.durability {
-                Durability::Written if scenario.faults.power.is_some() => {
+                Durability::Written if is_dark => {
                     let slow = scenario.faults.slow_disk.as_ref().map_or(Nanos::ZERO, |_| SLOW);
                     Some(
                         SECOND
@@ -63,10 +67,8 @@ impl Case {
                             + scenario.faults.disk_failure.as_ref().map_or(Nanos::ZERO, |_| FAILING),
                     )
                 }
-                // What is not durable yet, or never will be, may be seen, and lost.
-                _ if scenario.faults.power.is_some() || scenario.faults.disk_failure.is_some() => {
-                    Some(Nanos::ZERO)
-                }
+                // What never will be durable may be seen, and lost.
+                _ if scenario.faults.disk_failure.is_some() => Some(Nanos::ZERO),
                 _ => None,
             },
             scenario,
@@ -83,7 +85,8 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     let one_of =
         |random: &mut Random, choices: &[&str]| choices.choose(random).map_or("", |it| *it).to_string();
     say("\n[cluster]".into());
-    say(format!("ranks = {}", random.random_range(1..=4)));
+    let ranks = random.random_range(1..=4);
+    say(format!("ranks = {ranks}"));
     let data = one_of(random, &["0", "0", "1", "2", "3"]);
     say(format!("data = {data}"));
     say(format!("clients = {}", random.random_range(2..=6)));
@@ -113,14 +116,23 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     say(format!("drift_ppm = {}", one_of(random, &["0.0", "200.0"])));
     say("\n[faults]".into());
     say(format!("until = \"{quiet} s\""));
+    let mut is_dark = false;
     for kind in ["crash", "power", "client_crash", "cut", "partition", "late", "disk_failure", "slow_disk"] {
         if random.random_range(0..3) == 0 {
             let every = one_of(random, &["300 ms", "2 s", "6 s"]);
             let lasts = one_of(random, &["10 ms", "300 ms", "2 s"]);
             say(format!("{kind} = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
+            is_dark |= kind == "power";
         }
     }
-    // By numbers of its own, so that a seed's scenario is else what it was.
+    // By numbers of its own, so that a seed's scenario is else what it was. Late, when there is something to lose; and the metadata servers do
+    // not lose power, so that more is known.
+    if data != "0" && !is_dark && Seed(seed).random("fuzz data power", 0).random() {
+        say(format!(
+            "power = {{ at = [\"{} ms\"], for = \"300 ms\", nodes = [{ranks}] }}",
+            quiet * 1000 - 100
+        ));
+    }
     let mut random = Seed(seed).random("fuzz policy", 0);
     let is_striped = random.random_range(0..3) == 0;
     let settings = if is_striped {

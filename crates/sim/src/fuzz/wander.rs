@@ -15,6 +15,8 @@ use crate::{Nanos, Random};
 
 /// May do everything.
 pub const CALLER: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
+/// Calls about a process's last file.
+const LAST: u32 = 3;
 const UNWELL: Nanos = Nanos(500_000_000);
 const NAMES: [&str; 4] = ["a", "b", "c", "d"];
 const XATTRS: [&str; 2] = ["user.x", "user.y"];
@@ -48,6 +50,8 @@ pub struct Wanderer {
     files: Vec<Ino>,
     links: Vec<Ino>,
     open: BTreeMap<Ino, u32>,
+    /// Of its last calls so many have been made.
+    finished: u32,
     asked: Option<Call<'static>>,
     /// Where a listing goes on.
     listing: Option<(Ino, u64)>,
@@ -69,6 +73,7 @@ impl Wanderer {
             files: Vec::new(),
             links: Vec::new(),
             open: BTreeMap::new(),
+            finished: 0,
             asked: None,
             listing: None,
             written: 0,
@@ -236,6 +241,29 @@ impl Wanderer {
         Call::Release { ino }
     }
 
+    /// Its last calls: it makes a file that nobody else changes, and makes durable what is in it. If faults go on it shows whether it is. Then
+    /// it closes what it has open.
+    fn finish(&mut self) -> Option<Call<'static>> {
+        self.finished += 1;
+        let newest = self.files.last().copied().filter(|ino| self.open.contains_key(ino));
+        match (self.finished, newest) {
+            (1, _) => {
+                let name = Name::new(format!("last {}", self.number).as_bytes()).ok()?;
+                let access = Access::READ | Access::WRITE;
+                let how = OpenHow { access, kill_suid_gid: false, truncate: false, sync: false };
+                let (node, open) = (NewNode::Regular, Some(how));
+                let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o644, 0, true);
+                Some(Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive }))
+            }
+            (2, Some(ino)) => {
+                let data = self.new_bytes(2 * self.habits.strip).into();
+                Some(Call::Write { ino, offset: 0, data, kill_suid_gid: false })
+            }
+            (LAST, Some(ino)) => Some(Call::Request(Request::Fsync { ino })),
+            _ => self.open.keys().next().copied().map(|ino| self.close(ino)),
+        }
+    }
+
     fn any_file(&self, random: &mut Random) -> Option<Ino> {
         (!self.files.is_empty()).then(|| recent(random, &self.files))
     }
@@ -259,7 +287,7 @@ impl Program for Wanderer {
                 return Act::Pause(UNWELL);
             }
         }
-        if !self.rests && self.left > 0 {
+        if !self.rests && (self.left > 0 || self.finished < LAST) {
             self.rests = true;
             let most = self.habits.pause.0;
             let pause = random.random_range(0..=most) * if random.random_range(0..50) == 0 { 100 } else { 1 };
@@ -270,8 +298,8 @@ impl Program for Wanderer {
             self.left -= 1;
             self.next(random)
         } else {
-            let Some(ino) = self.open.keys().next().copied() else { return Act::End };
-            self.close(ino)
+            let Some(call) = self.finish() else { return Act::End };
+            call
         };
         self.asked = Some(call.clone());
         Act::Call(self.caller.clone(), call)

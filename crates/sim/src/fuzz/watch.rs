@@ -33,7 +33,9 @@ pub struct Watch {
     /// Metadata and data servers; the clients' nodes come after these.
     servers: u32,
     lease: Nanos,
-    /// A server that ends may have told of what its disk has not taken.
+    /// What a loss of power takes may have been told of ...
+    tells_early: bool,
+    /// ... and so may what a disk has not taken when its server ends.
     disks_fail: bool,
     /// Metadata servers that have lost power and have not begun again.
     dark: BTreeSet<Node>,
@@ -69,6 +71,7 @@ impl Watch {
             ranks: cluster.ranks.into(),
             servers: u32::from(cluster.ranks) + u32::from(cluster.data),
             lease: cluster.lease,
+            tells_early: case.durable.is_some(),
             disks_fail: case.scenario.faults.disk_failure.is_some(),
             dark: BTreeSet::new(),
             sessions: BTreeSet::new(),
@@ -131,10 +134,11 @@ impl Observer for Eyes {
         let name = watch.name(node);
         watch.note(now, || format!("{name} ends: {loss:?}"));
         watch.repeats.ended(node);
+        let may_be_lost = watch.tells_early && (loss != Loss::Process || watch.disks_fail);
         if node.0 >= watch.servers {
             let client = ClientId(u64::from(node.0 - watch.servers));
             watch.checker.lost(client);
-        } else if let (true, Some(left)) = (loss != Loss::Process || watch.disks_fail, left) {
+        } else if let (true, Some(left)) = (may_be_lost, left) {
             watch.dark.insert(node);
             watch.checker.distrust(Nanos::NEVER);
             let result = watch.checker.lost_power(now, Rank(node.0 as u16), left);
