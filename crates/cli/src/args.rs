@@ -210,6 +210,9 @@ pub struct InitArgs {
     /// A name for people.
     #[arg(long, default_value = "")]
     pub label: String,
+    /// Of each server, as of `mkfs` [default: a 64th of the disk, from 16M to 256M].
+    #[arg(long, value_parser = parse_size, value_name = "SIZE")]
+    pub journal: Option<u64>,
     /// No certificates: whoever reaches a server is believed. For trials on one machine.
     #[arg(long)]
     pub insecure: bool,
@@ -222,7 +225,7 @@ impl InitArgs {
     pub fn of(dir: &Path, servers: u16) -> Self {
         let listen = Self::LISTEN.into();
         let (hosts, label) = (Vec::new(), String::new());
-        Self { dir: dir.into(), servers, ranks: 1, listen, hosts, label, insecure: false }
+        Self { dir: dir.into(), servers, ranks: 1, listen, hosts, label, journal: None, insecure: false }
     }
 }
 

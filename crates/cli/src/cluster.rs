@@ -132,7 +132,7 @@ fn mkfs_options(args: &InitArgs) -> MkfsOptions {
     MkfsOptions {
         label: args.label.clone(),
         strip_bytes: MkfsOptions::STRIP_BYTES,
-        journal_bytes: None,
+        journal_bytes: args.journal,
         force: false,
         uid: rustix::process::geteuid().as_raw(),
         gid: rustix::process::getegid().as_raw(),

@@ -34,6 +34,8 @@ pub struct LocalCluster {
 
 /// A file system in memory that Linux has.
 const MEMORY: &str = "/dev/shm";
+/// It is written once before a server begins: those of eight servers would be 2 GiB.
+const JOURNAL: &str = "32M";
 /// So often a range of ports is looked for.
 const TRIES: u32 = 100;
 
@@ -50,7 +52,8 @@ impl LocalCluster {
         let url = format!("espalier://{listen}/");
         let cluster = Self { program: program.into(), dir, url, insecure: wanted.insecure };
         let (servers, ranks) = (wanted.servers.to_string(), wanted.ranks.to_string());
-        let mut options = vec!["--listen", &listen, "--servers", &servers, "--ranks", &ranks];
+        let mut options =
+            vec!["--listen", &listen, "--servers", &servers, "--ranks", &ranks, "--journal", JOURNAL];
         options.extend(wanted.insecure.then_some("--insecure"));
         cluster.command("init", &options)?;
         for server in 0..wanted.servers {

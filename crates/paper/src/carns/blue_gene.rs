@@ -20,7 +20,7 @@ pub(super) struct Size {
 pub(super) fn size(setting: &Setting<'_>) -> Size {
     let (io_nodes, processes, files, servers): (_, _, _, &[u32]) = match (setting.place, setting.quick) {
         (Place::Simulator, false) => (64, 16_384, 10, &[1, 2, 4, 8, 16, 32]),
-        (Place::Simulator, true) => (64, 512, 3, &[1, 8, 32]),
+        (Place::Simulator, true) => (64, 256, 4, &[1, 32]),
         (Place::Machine, false) => (4, 64, 10, &[2, 4, 8]),
         (Place::Machine, true) => (4, 32, 5, &[2, 8]),
     };
