@@ -109,8 +109,8 @@ pub(super) fn crew(processes: u32, clients: u32, files: u32, phases: &'static [D
     let process = |number| {
         let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };
         let identity = Identity { number, caller, umask: 0o022, door: Door::Mount };
-        let own = format!("/work/{number}");
-        let begin = (number == 0).then(|| Op::mkdir("/work").into()).into_iter().chain([
+        let own = format!("/processes/{number}");
+        let begin = (number == 0).then(|| Op::mkdir("/processes").into()).into_iter().chain([
             Step::Barrier,
             Op::mkdir(own.clone()).into(),
             Op::open(WORKING_DIR, own, OpenFlags::READ | OpenFlags::DIRECTORY).into(),
