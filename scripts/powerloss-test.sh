@@ -27,6 +27,7 @@ mkdir "$disk" "$mnt" "$recorder"
 cleanup() {
     local at
     "$bin" umount --force "$mnt" 2> /dev/null || true
+    [ ! -e "$disk/cluster" ] || "$bin" cluster down "$disk/cluster" > /dev/null 2>&1 || true
     for at in "$mnt" "$disk" "$recorder"; do
         ! mountpoint -q "$at" 2> /dev/null || umount "$at" 2> /dev/null || umount -l "$at" || true
     done
@@ -98,7 +99,7 @@ work_served() {
 # A cluster of two servers on the disk, whose files have datafiles from their birth: the policy of all directories.
 make_cluster() {
     local server
-    "$bin" cluster init "$disk/cluster" --servers 2 --insecure --listen 127.0.0.1:17450 > /dev/null
+    "$bin" cluster init "$disk/cluster" --servers 2 --listen 127.0.0.1:17450 > /dev/null
     for server in 0 1; do
         printf '[policy]\n%s\n' "$1" >> "$disk/cluster/server-$server/server.toml"
     done
@@ -107,7 +108,7 @@ make_cluster() {
 # Mounts it, does something there, and ends it: command.
 on_cluster() {
     "$bin" cluster up "$disk/cluster" > "$work/up"
-    "$bin" mount -o insecure espalier://127.0.0.1:17450/ "$mnt" --log-file "$work/mount.log"
+    "$bin" mount -o credentials="$disk/cluster/clients/admin" espalier://127.0.0.1:17450/ "$mnt" --log-file "$work/mount.log"
     "$@"
     "$bin" umount "$mnt"
     "$bin" cluster down "$disk/cluster" > /dev/null
@@ -264,7 +265,7 @@ for workload in "$@"; do
         unmount "$disk"
         touch "$first/cluster" "$second/cluster"
         cp --sparse=always "$first/image" "$work/scratch"
-        record "$work/scratch" "$first/record" work_cluster small "$seed"
+        record "$work/scratch" "$first/record" work_cluster striped "$seed"
     else
         options=rw
         [ "$workload" != sync ] || options=sync

@@ -45,8 +45,12 @@ impl Place {
 /// Runs a workload.
 pub fn run(name: &str, dir: &Path, marks: &Path, seed: u64) -> Result<()> {
     let workload = ALL.iter().find(|(known, _)| *known == name).map(|(_, workload)| *workload);
-    // One that is not for itself, but for what follows a recovery.
-    let workload = workload.or((name == "again").then_some(again::run as Workload));
+    // One that is not for itself, but for what follows a recovery; and one of clusters.
+    let workload = workload.or(match name {
+        "again" => Some(again::run),
+        "striped" => Some(small::run_striped),
+        _ => None,
+    });
     workload.context("there is no such workload")?(
         &Place { dir: dir.into(), marks: marks.into() },
         Rng::with_seed(seed),

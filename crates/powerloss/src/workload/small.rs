@@ -14,12 +14,21 @@ const THREADS: usize = 4;
 const CHANGES: usize = 60;
 const MAX_BYTES: usize = 40_000;
 
-pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
+pub fn run(place: &Place, rng: Rng) -> Result<()> {
+    run_on(place, rng, false)
+}
+
+/// The same of files whose bytes lie on data servers.
+pub fn run_striped(place: &Place, rng: Rng) -> Result<()> {
+    run_on(place, rng, true)
+}
+
+fn run_on(place: &Place, mut rng: Rng, striped: bool) -> Result<()> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let rng = rng.fork();
-                scope.spawn(move || change(place, thread, rng))
+                scope.spawn(move || change(place, thread, rng, striped))
             })
             .collect();
         threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| anyhow!("a thread panicked"))?)
@@ -27,7 +36,7 @@ pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
 }
 
 /// Writes, replaces and removes a few files again and again, each change synced before the next.
-fn change(place: &Place, thread: usize, mut rng: Rng) -> Result<()> {
+fn change(place: &Place, thread: usize, mut rng: Rng, striped: bool) -> Result<()> {
     let mut marks = place.marks()?;
     for _ in 0..CHANGES {
         let name = format!("s{thread}-{}", rng.u8(..10));
@@ -60,7 +69,8 @@ fn change(place: &Place, thread: usize, mut rng: Rng) -> Result<()> {
                 let mut file = File::create(&new)?;
                 file.write_all(&bytes.make())?;
                 // The name that is synced through the file is the new one.
-                let synced_after = rng.bool();
+                // Of bytes on data servers only those are safe by a rename that replace others.
+                let synced_after = rng.bool() && (!striped || path.exists());
                 if !synced_after {
                     file.sync_all()?;
                 }
