@@ -77,6 +77,14 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         inos.into_iter().map(size).collect()
     }
 
+    /// Whether there is such a datafile: one that is there has a time of change.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn has(&self, ino: Ino) -> Result<bool, StoreError> {
+        Ok(self.stat(ino)?.ctime != Time::default())
+    }
+
     /// Makes empty datafiles, unless they are there; all of them by one write and, where what is written is durable, one sync.
     ///
     /// # Errors
@@ -84,7 +92,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
     pub fn create(&self, inos: &[Ino]) -> Result<DataReply, StoreError> {
         let mut absent = Vec::with_capacity(inos.len());
         for ino in inos {
-            if self.stat(*ino)?.ctime == Time::default() {
+            if !self.has(*ino)? {
                 absent.push(*ino);
             }
         }
@@ -148,7 +156,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                 return self.sync_removed();
             }
             // One that is not there has no time, nor bytes.
-            DataRequest::SetMtime { ino, .. } if self.stat(ino)?.ctime == Time::default() => {}
+            DataRequest::SetMtime { ino, .. } if !self.has(ino)? => {}
             DataRequest::SetMtime { ino, mtime } => {
                 store.stream_set_mtime(ino, mtime)?;
                 changed(ino)?;

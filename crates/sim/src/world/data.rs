@@ -46,6 +46,8 @@ pub struct DataServer {
     clock: Clock,
     pub disk: Disk,
     files: Datafiles<MemoryStore, SimFile>,
+    /// How many there are.
+    count: u64,
     /// Every change is durable before it is answered.
     sync: bool,
     /// And each removal, and each datafile that is made, by itself.
@@ -74,6 +76,7 @@ impl DataServer {
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
             disk: Disk::new(&scenario.disk, seed.random("disk", number)),
             files: Datafiles::in_memory(sync)?,
+            count: 0,
             sync,
             alone: scenario.cluster.high_watermark <= 1,
             machine: None,
@@ -99,8 +102,8 @@ impl DataServer {
     }
 
     pub fn used(&self, now: Nanos) -> Used {
-        let entries = self.datafiles().map_or(0, |files| files.len() as u64);
-        Used { cores: self.cpu.servers(), cpu: self.cpu.load(now), disk: self.device.load(now), entries }
+        let (cpu, disk) = (self.cpu.load(now), self.device.load(now));
+        Used { cores: self.cpu.servers(), cpu, disk, entries: self.count }
     }
 
     /// Its datafiles, with their lengths.
@@ -127,6 +130,7 @@ impl DataServer {
             Loss::Power(seed) => Some(seed),
         };
         self.files = self.files.crash(power)?;
+        self.count = self.datafiles()?.len() as u64;
         self.cpu.clear(fabric.now);
         self.device.clear(fabric.now);
         self.peers.clear();
@@ -288,14 +292,40 @@ impl DataServer {
         }
         self.trace_stored(fabric, since, id, &io);
         self.files.store().set_now(self.clock.time(fabric.now));
+        let touched = touched(&io);
+        let before = self.count_of(&touched);
         let result = match io {
             _ if self.disk.fails => Err(StoreError::Refused(Errno::EIO)),
             Io::SyncRemoved => self.files.sync_removed(),
             Io::Create(inos) => self.files.create(&inos),
             Io::Request(request) => self.files.carry_out(request),
         };
+        self.count = self.count + self.count_of(&touched) - before;
         let result = result.map_err(|error| error.errno());
         self.input(fabric, Input::Done { id, result });
+    }
+
+    /// How many of these there are.
+    fn count_of(&self, inos: &[Ino]) -> u64 {
+        let is_there = |ino: &&Ino| self.files.has(**ino).unwrap_or(false);
+        inos.iter().filter(is_there).count() as u64
+    }
+}
+
+/// Datafiles that may come to be, or cease to be.
+fn touched(io: &Io) -> Vec<Ino> {
+    match io {
+        Io::Create(inos) | Io::Request(DataRequest::Precreate { inos } | DataRequest::Discard { inos }) => {
+            inos.clone()
+        }
+        Io::Request(
+            DataRequest::Write { ino, .. }
+            | DataRequest::Allocate { ino, .. }
+            | DataRequest::Truncate { ino, .. }
+            | DataRequest::Fill { ino, .. }
+            | DataRequest::Remove { ino },
+        ) => vec![*ino],
+        Io::Request(_) | Io::SyncRemoved => Vec::new(),
     }
 }
 
