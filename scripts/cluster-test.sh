@@ -389,7 +389,7 @@ for experiment in carns-fig4 carns-table1 carns-unstuff; do
     "$bin" paper "$experiment" --quick --json --out "$work/paper" > "$work/outcome" || [ $? = 1 ]
     grep -q '"place":"machine"' "$work/outcome"
     grep -q '"holds":' "$work/outcome"
-    grep -q "<h2>$experiment" "$work/paper/index.html"
+    grep -q "<h2[^>]*>$experiment" "$work/paper/index.html"
 done
 
 echo '== the end'

@@ -43,6 +43,7 @@ if [ "${1:-run}" = test ]; then
     need jq jq
     need make make
     need mount losetup
+    need perl-base perl
     need postgresql '/usr/lib/postgresql/*/bin/initdb'
     need rsync rsync
     need sqlite3 sqlite3

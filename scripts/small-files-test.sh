@@ -18,9 +18,23 @@ cleanup() {
 trap cleanup EXIT
 . scripts/cluster-functions.sh
 
-# streams_of FILE: its datafiles.
-streams_of() {
-    find "$cluster"/server-*/data/streams -type f -name "$(printf %x "$(stat -c %i "$1")")" | wc -l
+# Whether a journal of a data server says that this datafile was made: by itself, or with the next number, as those of a pool.
+read -r -d '' made << 'END' || true
+BEGIN { $number = shift; $own = pack("Q<", $number); $next = pack("Q<", $number + 1) }
+exit(index($_, "+$own") < 0 && index($_, "$own$next") < 0)
+END
+
+# datafiles_of FILE: how many it has, also of those that nobody has written to.
+datafiles_of() {
+    local number server count=0
+    number=$(stat -c %i "$1")
+    for server in "$cluster"/server-*/data; do
+        if [ -n "$(find "$server/streams" -type f -name "$(printf %x "$number")")" ] \
+            || perl -0777 -ne "$made" "$number" "$server/journal"; then
+            count=$((count + 1))
+        fi
+    done
+    echo $count
 }
 
 echo '== a cluster of three'
@@ -41,11 +55,11 @@ mkdir "$a/stuffed" "$a/striped" "$a/precreated" "$a/client" "$a/baseline"
 "$bin" policy "$a/baseline" --set create=client --set stuffing=false
 refused 'true or false' "$bin" policy "$a/striped" --set stuffing=perhaps
 : > "$a/precreated/first"
-is "$(streams_of "$a/precreated/first")" 0
+is "$(datafiles_of "$a/precreated/first")" 0
 # The data servers have made datafiles for those that follow.
 pooled() {
     : > "$a/precreated/pooled"
-    [ "$(streams_of "$a/precreated/pooled")" = 3 ] || { rm "$a/precreated/pooled"; false; }
+    [ "$(datafiles_of "$a/precreated/pooled")" = 3 ] || { rm "$a/precreated/pooled"; false; }
 }
 until_true pooled
 touch -d @1000000000 "$a/precreated/pooled"
@@ -58,8 +72,8 @@ for dir in stuffed striped precreated client baseline; do
     echo more >> "$b/$dir/77"
     is "$(wc -l < "$a/$dir/77")" 2
 done
-is "$(streams_of "$a/stuffed/1") $(streams_of "$a/striped/1") $(streams_of "$a/precreated/1")" '0 1 3'
-is "$(streams_of "$a/client/1") $(streams_of "$a/baseline/1")" '0 3'
+is "$(datafiles_of "$a/stuffed/1") $(datafiles_of "$a/striped/1") $(datafiles_of "$a/precreated/1")" '0 1 3'
+is "$(datafiles_of "$a/client/1") $(datafiles_of "$a/baseline/1")" '0 3'
 # What is there stays as it is, wherever it goes.
 mv "$a/striped/1" "$a/stuffed/moved"
 ln "$a/stuffed/moved" "$a/precreated/linked"
