@@ -240,8 +240,7 @@ declare -A policies=(
     [pool]=$'stuffing = false\nprecreation = true'
 )
 mapfile -t all < <("$power" list)
-# The other policies only by their names: by_client has lost a file that was synced (docs/roadmap.md).
-[ $# -gt 0 ] || set -- mkfs load "${all[@]}" served bare
+[ $# -gt 0 ] || set -- mkfs load "${all[@]}" served bare by_client bare_by_client pool
 make_disk "$work/empty" 256M
 cp --sparse=always "$work/empty" "$work/made"
 disk_mount "$work/made"

@@ -317,10 +317,11 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         start_log(log, std::io::stderr)?;
     }
     let number = ServerId(config.number);
+    let session = Duration::from_secs(config.session_seconds.into());
     let options = ServeOptions {
         listen,
         security,
-        limits: Limits { eager_bytes: config.eager_bytes, ..Limits::default() },
+        limits: Limits { eager_bytes: config.eager_bytes, ..Limits::for_sessions(session) },
         max_connections: config.max_connections,
         threads: config.threads.unwrap_or_else(threads_for_servers),
         metrics: config.metrics.as_deref().map(metrics_address).transpose()?,

@@ -108,7 +108,7 @@ impl Meta {
     }
 
     /// A client has taken a file's last name: leaves the rest to it, if nobody else uses the file.
-    pub(crate) fn leave_to_client(&mut self, cx: &Cx<'_>, ino: Ino) -> Option<Reply> {
+    pub(crate) fn leave_to_client(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Option<Reply> {
         let cached = self.state.cached(ino).ok()?;
         let own = self.sessions.lookups_of(cx.client, ino)?;
         let is_used = cached.inode.nlink > 0 || cached.opens > 0 || cached.lookups > own;
@@ -118,6 +118,8 @@ impl Meta {
         let layout = cached.inode.layout().map(Arc::clone);
         let grant = layout.map(|layout| self.grant(cx, ino, layout, Access::EXEC, false));
         let delegation = grant.transpose().ok()?;
+        // The client removes datafiles at once: a loss of power is not to bring back a name without them.
+        cx.durable |= delegation.is_some();
         self.sessions.removing.insert(ino, cx.client);
         Some(Reply::Orphaned(ino, delegation.map(Box::new)))
     }

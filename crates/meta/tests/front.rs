@@ -115,6 +115,7 @@ impl Server {
     /// Takes a message; what is said then.
     fn take(&mut self, from: ClientId, rights: &Rights, message: FromClient) -> Vec<(ClientId, FromServer)> {
         self.front.take(self.now(), from, rights, message).unwrap();
+        self.front.heard(self.now(), from);
         self.settle();
         std::mem::take(&mut self.said)
     }

@@ -37,6 +37,16 @@ impl Default for Limits {
     }
 }
 
+impl Limits {
+    /// For a side that gives up a client of which it has not heard for as long as that: it is asked several times before.
+    #[must_use]
+    pub fn for_sessions(session: Duration) -> Self {
+        let limits = Self::default();
+        // It is within twice the silence that a peer is heard of.
+        Self { silence: limits.silence.min(session / 5), ..limits }
+    }
+}
+
 /// Payloads that are announced and have not come whole, of a side, at a time.
 pub(crate) const ANNOUNCED_MAX: usize = 32;
 

@@ -17,6 +17,11 @@ use espalier_runtime::{
 
 /// Serves an empty file system by so many servers that share the tree, for as long as the test's process runs; its URL.
 pub fn servers(ranks: u16) -> String {
+    with_sessions(ranks, SESSION_MS)
+}
+
+/// The same; a session ends when its client has not been heard of for so many milliseconds.
+pub fn with_sessions(ranks: u16, session_ms: u32) -> String {
     let dir = tempfile::tempdir().unwrap();
     let stores: Vec<_> = (0..ranks).map(|rank| dir.path().join(rank.to_string())).collect();
     mkfs_ranks(&stores, &made()).unwrap();
@@ -25,8 +30,8 @@ pub fn servers(ranks: u16) -> String {
     let dir = Arc::new(dir);
     for (store, listen) in stores.into_iter().zip(addresses) {
         let ranks = if ranks == 1 { Vec::new() } else { known.clone() };
-        let open = OpenOptions { with_ranks: ranks.len() > 1, ..served() };
-        run(&dir, Some(role(store, open, ranks)), None, listen);
+        let open = OpenOptions { with_ranks: ranks.len() > 1, session_ms: Some(session_ms), ..served() };
+        run(&dir, Some(MetaRole { session_ms, ..role(store, open, ranks) }), None, listen);
     }
     format!("espalier://{}/", known.join(","))
 }
@@ -106,10 +111,11 @@ fn role(store: PathBuf, open: OpenOptions, ranks: Vec<String>) -> MetaRole {
 /// Returns when it serves; `dir` is kept for as long.
 fn run(dir: &Arc<tempfile::TempDir>, meta: Option<MetaRole>, data: Option<DataRole>, listen: SocketAddr) {
     let (dir, (ready, is_ready)) = (Arc::clone(dir), channel());
+    let session_ms = meta.as_ref().map_or(SESSION_MS, |meta| meta.session_ms);
     let options = ServeOptions {
         listen,
         security: Security::Insecure,
-        limits: Limits::default(),
+        limits: Limits::for_sessions(Duration::from_millis(session_ms.into())),
         max_connections: 100,
         threads: 2,
         metrics: None,

@@ -202,11 +202,12 @@ impl Front {
                 }
             }
         }
-        if now.queued == 0 {
-            // What came last may not have been for the machine, which waits for the last input to flush.
-            self.input(now, Input::Heard { client });
-        }
         Ok(is_answered)
+    }
+
+    /// The client is there. Comes after all that it has said together, and alone when it has only shown that it is alive.
+    pub fn heard(&mut self, now: Now, client: ClientId) {
+        self.input(now, Input::Heard { client });
     }
 
     /// Takes what no client has said.

@@ -34,6 +34,21 @@ fn a_client_removes_name_datafiles_and_inode() {
     assert_eq!(fs.data.all(), []);
 }
 
+/// Its name would come back, and its bytes would be gone.
+#[test]
+fn a_client_is_not_told_to_remove_datafiles_of_a_name_that_a_loss_of_power_could_bring_back() {
+    let mut fs = cluster(&STRIPED);
+    file(&mut fs, ONE);
+    fs.drain();
+    fs.lazy = true;
+    assert!(matches!(unlink(&mut fs, ONE), Ok(Reply::Orphaned(_, Some(_)))));
+    let mut fs = fs.crash();
+    fs.input(Input::Leave { client: ONE });
+    fs.input(Input::Leave { client: OTHER });
+    fs.fsck();
+    assert_eq!(fs.data.all(), [], "the machine removes them, for the name is gone");
+}
+
 #[test]
 fn what_is_stuffed_has_no_datafiles() {
     let fs = &mut cluster(&[(Key::Stuffing, "true")]);

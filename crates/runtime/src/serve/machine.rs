@@ -184,7 +184,7 @@ impl Server {
         self.lock().map_or(0, |inner| inner.peers.len())
     }
 
-    /// Takes what has come from a client.
+    /// Takes what has come from a client: nothing, where it has only said that it is there.
     ///
     /// # Errors
     /// Why nothing is taken from it any more.
@@ -217,6 +217,7 @@ impl Server {
                 (Err(unrestricted), _) => taken = Err(unrestricted.into()),
             }
         }
+        inner.front.heard(now(0), client);
         self.settle(inner, turn);
         taken
     }

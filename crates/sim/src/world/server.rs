@@ -335,6 +335,7 @@ impl Server {
                 if front.take(now, client, &self.rights, message).is_err() {
                     fabric.close(wire, self.node);
                 }
+                front.heard(now, client);
             }
             Job::Peer(wire, message) => {
                 let from = self.peers.iter().position(|line| line.up && line.wire == Some(wire));
