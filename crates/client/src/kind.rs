@@ -63,7 +63,7 @@ impl Kind {
             DataRequest::Allocate { ino, .. } => (Self::Allocate, ino),
             DataRequest::Seek { ino, .. } => (Self::Seek, ino),
             DataRequest::Stat { .. } => (Self::GetAttr, Ino::ROOT),
-            DataRequest::Fill { ino, .. } | DataRequest::Create { ino } => (Self::Create, ino),
+            DataRequest::Fill { ino, .. } | DataRequest::Create { ino, .. } => (Self::Create, ino),
             DataRequest::Precreate { .. } => (Self::Create, Ino::ROOT),
             DataRequest::Discard { .. } => (Self::Unlink, Ino::ROOT),
             DataRequest::Settle { ino }

@@ -14,8 +14,11 @@ use espalier_proto::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     Stream(StreamIo),
-    /// Its datafiles are to be made.
-    Create(Ino),
+    /// Its datafiles are to be made, durably with `sync` where writes are.
+    Create {
+        ino: Ino,
+        sync: bool,
+    },
     /// The attributes are to be completed.
     Measure(Attr),
     /// Its datafiles are to be removed.
@@ -81,7 +84,7 @@ impl Striped {
     pub fn start(layout: Arc<Layout>, work: impl Into<Work>, data: Vec<u8>) -> (Self, Turn) {
         let (round, turn) = match work.into() {
             Work::Stream(io) => begin(&layout, io, data),
-            Work::Create(ino) => each(&layout, &DataRequest::Create { ino }),
+            Work::Create { ino, sync } => each(&layout, &DataRequest::Create { ino, sync }),
             Work::Remove(ino) => each(&layout, &DataRequest::Remove { ino }),
             Work::Measure(attr) => (Round::Attr(attr), Turn::Ask(measure(&layout, attr.ino))),
         };

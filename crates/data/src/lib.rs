@@ -72,7 +72,7 @@ pub enum Input {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Io {
     Request(DataRequest),
-    /// Make empty datafiles, together.
+    /// Make empty datafiles, durable together.
     Create(Vec<Ino>),
     /// Make it durable that what has been removed until now is gone.
     SyncRemoved,
@@ -314,7 +314,7 @@ impl Data {
         file.running += 1;
         file.alone = how == Use::Alone;
         let running = match request {
-            DataRequest::Create { .. } => {
+            DataRequest::Create { sync: true, .. } => {
                 self.to_create.push_back((asked, ino));
                 return self.create(out);
             }
@@ -401,7 +401,7 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
         | DataRequest::Settle { ino }
         | DataRequest::Truncate { ino, .. }
         | DataRequest::SetMtime { ino, .. }
-        | DataRequest::Create { ino }
+        | DataRequest::Create { ino, .. }
         | DataRequest::Remove { ino } => Some((*ino, Use::Alone)),
         DataRequest::Stat { .. }
         | DataRequest::Precreate { .. }

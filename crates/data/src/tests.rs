@@ -119,7 +119,7 @@ fn removals_are_answered_when_they_are_durable() {
 fn datafiles_that_are_made_share_a_write() {
     let mut server = Server::new();
     for id in 1..=3 {
-        server.ask(1, id, DataRequest::Create { ino: Ino(id) });
+        server.ask(1, id, DataRequest::Create { ino: Ino(id), sync: true });
     }
     server.ask(1, 4, DataRequest::Write { ino: Ino(3), offset: 0, data: vec![] });
     assert_eq!(server.work(), Io::Create(vec![Ino(1)]));
@@ -131,8 +131,18 @@ fn datafiles_that_are_made_share_a_write() {
     assert_eq!(server.answered(), [(1, 4)], "what came for one of them later has waited");
     assert!(server.out.io.is_empty() && server.data.under_way() == 0);
 
+    // What nobody would miss is not held up by what is to be durable.
+    server.ask(1, 5, DataRequest::Create { ino: Ino(4), sync: true });
+    server.ask(1, 6, DataRequest::Create { ino: Ino(5), sync: false });
+    assert_eq!(
+        server.out.io.pop().map(|(_, io)| io),
+        Some(Io::Request(DataRequest::Create { ino: Ino(5), sync: false }))
+    );
+    assert_eq!(server.work(), Io::Create(vec![Ino(4)]));
+    let mut server = Server::new();
+
     server.data.alone = true;
-    (5..=7).for_each(|id| server.ask(1, id, DataRequest::Create { ino: Ino(id) }));
+    (5..=7).for_each(|id| server.ask(1, id, DataRequest::Create { ino: Ino(id), sync: true }));
     (5..=7).for_each(|id| assert_eq!(server.work(), Io::Create(vec![Ino(id)])));
     assert!(server.out.io.is_empty());
 }
@@ -140,8 +150,8 @@ fn datafiles_that_are_made_share_a_write() {
 #[test]
 fn datafiles_that_cannot_be_made_are_told_and_keep_nobody() {
     let mut server = Server::new();
-    server.ask(1, 1, DataRequest::Create { ino: FILE });
-    server.ask(1, 2, DataRequest::Create { ino: Ino(8) });
+    server.ask(1, 1, DataRequest::Create { ino: FILE, sync: true });
+    server.ask(1, 2, DataRequest::Create { ino: Ino(8), sync: true });
     server.ask(1, 3, write(3));
     let (id, _) = server.out.io.remove(0);
     server.data.on(Input::Done { id, result: Err(Errno::ENOSPC) }, &mut server.out);
@@ -227,7 +237,7 @@ fn clients_do_what_their_capabilities_say() {
     server.ask_with(capability(1), 6, DataRequest::Stat { inos: vec![FILE, Ino(8)] });
     for (id, request) in [
         DataRequest::Truncate { ino: FILE, size: 0 },
-        DataRequest::Create { ino: FILE },
+        DataRequest::Create { ino: FILE, sync: true },
         DataRequest::Remove { ino: FILE },
         DataRequest::Sync { ino: FILE },
         DataRequest::Precreate { inos: vec![FILE] },
@@ -247,7 +257,7 @@ fn clients_do_what_their_capabilities_say() {
     let of_datafiles = Capability { access: Access::EXEC, ..capability(1) };
     server.ask_with(of_datafiles, 21, write(1));
     assert_eq!(server.told(), [Err(Errno::EACCES)]);
-    server.ask_with(of_datafiles, 22, DataRequest::Create { ino: FILE });
+    server.ask_with(of_datafiles, 22, DataRequest::Create { ino: FILE, sync: true });
     assert_eq!(server.out.io.len(), 3, "it waits until nothing else is done with the file");
     assert_eq!(server.told(), []);
 }

@@ -27,7 +27,7 @@ impl Capability {
         let (needed, ino) = match request {
             DataRequest::Read { ino, .. } | DataRequest::Seek { ino, .. } => (Access::READ, *ino),
             DataRequest::Write { ino, .. } => (Access::WRITE, *ino),
-            DataRequest::Create { ino } | DataRequest::Remove { ino } => (Access::EXEC, *ino),
+            DataRequest::Create { ino, .. } | DataRequest::Remove { ino } => (Access::EXEC, *ino),
             DataRequest::Stat { inos } if inos.len() == 1 => (Access::empty(), inos[0]),
             _ => return false,
         };

@@ -84,9 +84,11 @@ pub enum DataRequest {
     Discard {
         inos: Vec<Ino>,
     },
-    /// As `Precreate` of one, unless it is there. What is written is durable if that is so of other writes.
+    /// As `Precreate` of one, unless it is there. `sync`: it is durable if other writes are; else nobody would miss it, for a datafile that
+    /// was never written to reads like none.
     Create {
         ino: Ino,
+        sync: bool,
     },
 }
 

@@ -85,11 +85,11 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         Ok(self.stat(ino)?.ctime != Time::default())
     }
 
-    /// Makes empty datafiles, unless they are there; all of them by one write and, where what is written is durable, one sync.
+    /// Makes empty datafiles, unless they are there; all of them by one write and, with `sync` where what is written is durable, one sync.
     ///
     /// # Errors
     /// Those of the store.
-    pub fn create(&self, inos: &[Ino]) -> Result<DataReply, StoreError> {
+    pub fn create(&self, inos: &[Ino], sync: bool) -> Result<DataReply, StoreError> {
         let mut absent = Vec::with_capacity(inos.len());
         for ino in inos {
             if !self.has(*ino)? {
@@ -97,7 +97,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
             }
         }
         self.made.note(&self.store, &absent, true)?;
-        if self.sync {
+        if sync && self.sync {
             // Also what was there already may not be durable yet.
             self.made.sync()?;
         }
@@ -149,8 +149,8 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                 store.stream_truncate(ino, size)?;
                 changed(ino)?;
             }
-            DataRequest::Precreate { inos } => return self.create(&inos),
-            DataRequest::Create { ino } => return self.create(&[ino]),
+            DataRequest::Precreate { inos } => return self.create(&inos, true),
+            DataRequest::Create { ino, sync } => return self.create(&[ino], sync),
             DataRequest::Discard { inos } => {
                 self.remove(&inos)?;
                 return self.sync_removed();

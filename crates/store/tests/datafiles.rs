@@ -28,7 +28,7 @@ fn write(files: &Memory, ino: u64) {
 fn an_empty_datafile_is_there_until_it_is_removed_and_nobody_has_written_to_it() {
     let files = Memory::in_memory(false).unwrap();
     assert_eq!(stat(&files, 7), StreamStat::default());
-    files.carry_out(DataRequest::Create { ino: Ino(7) }).unwrap();
+    files.carry_out(DataRequest::Create { ino: Ino(7), sync: true }).unwrap();
     let made = stat(&files, 7);
     assert_eq!((made.size, made.mtime), (0, Time::default()));
     assert_ne!(made.ctime, Time::default(), "it is there");
@@ -36,7 +36,7 @@ fn an_empty_datafile_is_there_until_it_is_removed_and_nobody_has_written_to_it()
     files.carry_out(DataRequest::SetMtime { ino: Ino(7), mtime: Time::new(3, 0) }).unwrap();
     assert_eq!(stat(&files, 7).mtime, Time::new(3, 0), "what is there has a time");
     write(&files, 7);
-    files.carry_out(DataRequest::Create { ino: Ino(7) }).unwrap();
+    files.carry_out(DataRequest::Create { ino: Ino(7), sync: true }).unwrap();
     assert_eq!((stat(&files, 7).size, files.all().unwrap()), (1, vec![(Ino(7), 1)]));
     files.carry_out(DataRequest::Remove { ino: Ino(7) }).unwrap();
     assert_eq!((stat(&files, 7), files.all().unwrap()), (StreamStat::default(), vec![]));
@@ -47,10 +47,13 @@ fn many_are_made_by_one_sync() {
     let files = Memory::in_memory(true).unwrap();
     let syncs = || files.with_journal(SimFile::syncs);
     let before = syncs();
-    files.create(&(1..1000).map(Ino).collect::<Vec<_>>()).unwrap();
+    files.create(&(1..1000).map(Ino).collect::<Vec<_>>(), true).unwrap();
     assert_eq!(syncs(), before + 1);
-    files.create(&[Ino(5)]).unwrap();
+    files.create(&[Ino(5)], true).unwrap();
     assert_eq!(syncs(), before + 1, "it is there, and durable");
+    files.create(&[Ino(1000)], false).unwrap();
+    assert_eq!(syncs(), before + 1, "nobody would miss it");
+    assert_eq!(files.all().unwrap().len(), 1000);
 }
 
 /// Random makings, writes and removals, more than the journal holds, with losses of power and ends of processes in between.
@@ -67,7 +70,7 @@ fn what_was_answered_survives_everything() {
                 0..4 => {
                     let inos: Vec<_> = (next..next + random.u64(1..=4096)).map(Ino).collect();
                     next += inos.len() as u64;
-                    files.create(&inos).unwrap();
+                    files.create(&inos, true).unwrap();
                     there.extend(inos.iter().map(|ino| ino.0));
                 }
                 4 => there.iter().take(3).for_each(|ino| write(&files, *ino)),
@@ -102,9 +105,9 @@ fn what_was_answered_survives_everything() {
 fn a_making_that_fails_is_told() {
     let files = Memory::in_memory(true).unwrap();
     files.with_journal(|file| file.fail_after(0));
-    assert!(files.create(&[Ino(1)]).is_err());
+    assert!(files.create(&[Ino(1)], true).is_err());
     files.with_journal(|file| file.fail_after(u64::MAX));
-    files.create(&[Ino(2)]).unwrap();
+    files.create(&[Ino(2)], true).unwrap();
     assert_eq!(numbers(&files), [2].into());
 }
 
@@ -125,7 +128,7 @@ fn a_store_in_a_directory_has_them_when_it_is_opened_again() {
         let first = round * 10_000;
         for batch in 0..5 {
             let inos: Vec<_> = (0..2000).map(|at| Ino(first + batch * 2000 + at + 1)).collect();
-            files.create(&inos).unwrap();
+            files.create(&inos, true).unwrap();
             expected.extend(inos.into_iter().map(|ino| (ino, 0)));
         }
         let ino = Ino(first + 3);

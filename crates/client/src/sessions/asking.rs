@@ -47,7 +47,7 @@ impl<T> Asking<T> {
         self.next += 1;
         let data = if let Call::Write { data, .. } = &parked.call { data.to_vec() } else { Vec::new() };
         let held = match work {
-            Work::Stream(_) | Work::Create(_) => {
+            Work::Stream(_) | Work::Create { .. } => {
                 Arc::clone(self.held.entry(delegation.capability.ino).or_default())
             }
             // No release has to wait for it.

@@ -81,7 +81,8 @@ impl Own {
                     Step::Data(Self::Measure(*told), Arc::from(delegation), work)
                 }
                 Reply::Created(entry, opened) => {
-                    let work = Work::Create(entry.attr.ino);
+                    // One that is lost with the power was never written to, and is not missed.
+                    let work = Work::Create { ino: entry.attr.ino, sync: false };
                     let own = Self::Datafile(*entry, *opened);
                     Step::Data(own, Arc::from(delegation), work)
                 }
@@ -163,7 +164,8 @@ fn purge(ino: Ino) -> Step {
 impl Make {
     fn make_datafiles(ino: Ino, opened: Opened, delegation: Delegation) -> Step {
         let stage = Stage::Datafiles(Arc::clone(&delegation.layout));
-        Step::Data(Own::Make(Self { ino, opened, stage }), Arc::new(delegation), Work::Create(ino))
+        let work = Work::Create { ino, sync: true };
+        Step::Data(Own::Make(Self { ino, opened, stage }), Arc::new(delegation), work)
     }
 
     fn give_name(self, call: &Call<'_>) -> Step {

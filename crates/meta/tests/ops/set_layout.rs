@@ -54,7 +54,7 @@ fn made(fs: &mut Harness, client: ClientId) -> Made {
 
 fn make_datafiles(fs: &Harness, made: &Made) {
     for server in made.delegation.iter().flat_map(|given| given.layout.servers()) {
-        let request = DataRequest::Create { ino: made.ino };
+        let request = DataRequest::Create { ino: made.ino, sync: true };
         assert!(made.delegation.as_ref().unwrap().capability.permits(&request));
         fs.data.ask(*server, &request).unwrap();
     }

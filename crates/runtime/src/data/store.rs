@@ -86,12 +86,12 @@ impl DataStore {
         self.files.sync_removed().map_err(logged)
     }
 
-    /// Makes empty datafiles.
+    /// Makes empty datafiles, durable where writes are.
     ///
     /// # Errors
     /// As [`Self::sync_removed`].
     pub fn create(&self, inos: &[Ino]) -> Result<DataReply, Errno> {
-        self.files.create(inos).map_err(logged)
+        self.files.create(inos, true).map_err(logged)
     }
 
     /// Does what is asked.

@@ -278,6 +278,7 @@ impl DataServer {
             Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
             Io::Create(inos) if self.sync => Access::Sync(NOTE * inos.len()),
             Io::Create(inos) => Access::Transfer(NOTE * inos.len()),
+            Io::Request(DataRequest::Create { .. }) => Access::Transfer(NOTE),
             Io::Request(request) if self.sync && changes(request) => Access::Sync(request.bytes()),
             Io::Request(request) => Access::Transfer(request.bytes()),
         };
@@ -297,7 +298,7 @@ impl DataServer {
         let result = match io {
             _ if self.disk.fails => Err(StoreError::Refused(Errno::EIO)),
             Io::SyncRemoved => self.files.sync_removed(),
-            Io::Create(inos) => self.files.create(&inos),
+            Io::Create(inos) => self.files.create(&inos, true),
             Io::Request(request) => self.files.carry_out(request),
         };
         self.count = self.count + self.count_of(&touched) - before;
@@ -323,6 +324,7 @@ fn touched(io: &Io) -> Vec<Ino> {
             | DataRequest::Allocate { ino, .. }
             | DataRequest::Truncate { ino, .. }
             | DataRequest::Fill { ino, .. }
+            | DataRequest::Create { ino, .. }
             | DataRequest::Remove { ino },
         ) => vec![*ino],
         Io::Request(_) | Io::SyncRemoved => Vec::new(),
