@@ -52,11 +52,15 @@ impl StreamCall {
             | Self::Precreate
             | Self::Discard
             | Self::Write { .. } => return None,
-            Self::Fill { ino, size, mtime, sync, .. } => {
-                let data = core::mem::take(&mut contents[place]);
-                DataRequest::Fill { ino, data, size: layout.local_size(place, size), mtime, sync }
+            Self::Fill { ino, size, mtime, sync, clean, .. } => {
+                let (data, size) = (core::mem::take(&mut contents[place]), layout.local_size(place, size));
+                if clean && size == 0 {
+                    return None;
+                }
+                DataRequest::Fill { ino, data, size, mtime, sync }
             }
-            Self::Settle { ino } => DataRequest::Settle { ino },
+            Self::Settle { filled: Some(size), .. } if layout.local_size(place, size) == 0 => return None,
+            Self::Settle { ino, .. } => DataRequest::Settle { ino },
             Self::Truncate { ino, size } => {
                 DataRequest::Truncate { ino, size: layout.local_size(place, size) }
             }

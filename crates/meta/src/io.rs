@@ -27,8 +27,6 @@ pub(crate) enum Purpose {
     Publish,
     RemoveStream(Ino),
     SettleStream(Ino),
-    /// One that nobody knows of.
-    RemoveDatafile(Ino, Layouts),
     /// One that was filled, and that the file did not come to have.
     RemoveUnused(Ino, Layouts),
     /// Of a watched file, which need then not be watched any longer, unless it was used after that tick.
@@ -112,8 +110,7 @@ impl Meta {
             (Some(Purpose::SyncStream(ino, tick)), result) => self.watched_synced(ino, tick, result.is_ok()),
             (Some(Purpose::SettleStream(ino)), Ok(_)) => self.state.note_settled(ino),
             // It stays new, which does no harm, and the next mount tries again.
-            (Some(Purpose::SettleStream(_)), Err(_)) | (Some(Purpose::RemoveDatafile(..)), Ok(_)) => {}
-            (Some(Purpose::RemoveDatafile(ino, layouts)), Err(_)) => self.left_behind(ino, layouts),
+            (Some(Purpose::SettleStream(_)), Err(_)) => {}
             (Some(Purpose::RemoveUnused(ino, layouts)), result) => {
                 self.unused_removed(ino, layouts, result.is_ok());
             }
@@ -138,8 +135,9 @@ impl Meta {
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);
                 }
-                Held::SettleStream(ino) => {
-                    self.ask(Purpose::SettleStream(ino), self.stream_io(StreamCall::Settle { ino }), out);
+                Held::SettleStream(ino, filled) => {
+                    let settle = self.stream_io(StreamCall::Settle { ino, filled });
+                    self.ask(Purpose::SettleStream(ino), settle, out);
                 }
             }
         }

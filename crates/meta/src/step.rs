@@ -84,7 +84,8 @@ pub enum StreamCall {
     /// As `Stat`, of files for which so many bytes are counted: that tells calls for one file apart.
     Measure(Vec<(Ino, u64)>),
     /// Makes the stream hold just these bytes, then zeros up to `size`. `version` tells calls for one file apart;
-    /// `sync`: they must be durable when it returns, for they were durable where they come from.
+    /// `sync`: they must be durable when it returns, for they were durable where they come from. `clean`: data servers have nothing of
+    /// it, so that only those are asked that get bytes.
     ///
     /// The stream is a new one until it is settled: the store can list new streams, so that those that nothing came of
     /// are found after a crash.
@@ -95,6 +96,7 @@ pub enum StreamCall {
         size: u64,
         mtime: Time,
         sync: bool,
+        clean: bool,
     },
     /// Shared, for it may be much and the call is kept.
     Write {
@@ -102,9 +104,10 @@ pub enum StreamCall {
         offset: u64,
         bytes: Arc<Vec<u8>>,
     },
-    /// The file is known, durably, to have this stream.
+    /// The file is known, durably, to have this stream. `filled`: it was filled for that size; `None`: that is not known.
     Settle {
         ino: Ino,
+        filled: Option<u64>,
     },
     Truncate {
         ino: Ino,

@@ -224,7 +224,7 @@ impl Meta {
             StreamCall::Precreate | StreamCall::Discard => Layouts::new(),
             StreamCall::Fill { ino, .. }
             | StreamCall::Write { ino, .. }
-            | StreamCall::Settle { ino }
+            | StreamCall::Settle { ino, .. }
             | StreamCall::Truncate { ino, .. }
             | StreamCall::SetMtime { ino, .. }
             | StreamCall::Sync { ino }
@@ -246,7 +246,7 @@ impl Meta {
         }
     }
 
-    fn is_unsettled(&self, ino: Ino) -> bool {
+    pub(crate) fn is_unsettled(&self, ino: Ino) -> bool {
         self.state.striped.as_ref().is_some_and(|unsettled| unsettled.contains(&ino))
     }
 
@@ -276,29 +276,11 @@ impl Meta {
         self.run(now, task, None, out);
     }
 
-    /// A data server that has been reached for the first time tells what it has of files that were never settled. What
-    /// nobody knows of came before a crash, and goes.
-    pub(crate) fn new_datafiles(&mut self, server: ServerId, inos: &[Ino], out: &mut Outbox) {
-        let Some(Ok(layout)) = self.config.striping.as_ref().map(|striping| striping.of([server].into()))
-        else {
-            return;
-        };
-        for ino in inos {
-            // Others know of theirs.
-            if ino.rank() != self.config.rank || self.is_unsettled(*ino) {
-                continue;
-            }
-            let layouts: Layouts = [(*ino, Arc::clone(&layout))].into();
-            let io = Io::Stream(StreamCall::Remove { ino: *ino }, layouts.clone());
-            self.ask(Purpose::RemoveDatafile(*ino, layouts), io, out);
-        }
-    }
-
     /// After a recovery: what data servers may still hold for new, and files that may have other sizes than are counted.
     pub(crate) fn recover_striped(&mut self) {
         let unsettled = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
         if self.config.striping.is_some() {
-            unsettled.for_each(|ino| self.journal.hold(self.state.sequence, Held::SettleStream(ino)));
+            unsettled.for_each(|ino| self.journal.hold(self.state.sequence, Held::SettleStream(ino, None)));
         }
         for (ino, watched) in &mut self.state.watched {
             let inode = self.state.inodes.get(ino).map(|cached| &cached.inode);

@@ -1,10 +1,11 @@
 //! A stuffed file's bytes are moved out into a stream, once and for all (carns III.B): by one operation at a time, lest a second one
 //! fills the stream anew when clients already write to it. If nothing comes of it, the stream is removed before another may try.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::Ino;
+use espalier_proto::{Ino, ServerId};
 
 use crate::io::Purpose;
 use crate::journal::Held;
@@ -15,37 +16,48 @@ use crate::step::{Step, Stop, StreamCall, Wait};
 use crate::striping::Layouts;
 use crate::task::Task;
 
-/// Files whose streams are being filled.
+/// Files whose streams are being filled, or removed.
 #[derive(Debug, Default)]
 pub(crate) struct Filling {
-    /// With the operations that wait for the one that does it.
-    files: BTreeMap<Ino, Vec<u64>>,
+    files: BTreeMap<Ino, Turn>,
     /// Operations that wait no longer.
     ready: Vec<u64>,
-    /// What came of them that could not be removed.
+    /// Data servers that have told what they had of files that were never settled.
+    told: BTreeSet<ServerId>,
+    /// What is to be removed of such files, as far as it is known.
     left: Vec<(Ino, Layouts)>,
+}
+
+#[derive(Debug, Default)]
+struct Turn {
+    /// What is left of an earlier one is removed.
+    removes: bool,
+    /// Operations that wait for it.
+    waiting: Vec<u64>,
 }
 
 impl Filling {
     pub(crate) fn wait(&mut self, ino: Ino, number: u64) {
-        self.files.entry(ino).or_default().push(number);
+        self.files.entry(ino).or_default().waiting.push(number);
     }
 
     /// Of the operations that wait, the one of which this is so waits no longer.
     pub(crate) fn stop_waiting(&mut self, is_it: impl Fn(&u64) -> bool) -> Option<u64> {
-        let mut all = self.files.values_mut();
+        let mut all = self.files.values_mut().map(|turn| &mut turn.waiting);
         all.find_map(|waiting| waiting.iter().position(&is_it).map(|at| waiting.swap_remove(at)))
     }
 
-    /// What was left of it before is overwritten, or removed.
-    fn begin(&mut self, ino: Ino) {
-        self.files.insert(ino, Vec::new());
+    /// What was left of it before is overwritten, or removed. Whether nothing was, as far as is known.
+    fn begin(&mut self, ino: Ino, removes: bool) -> bool {
+        self.files.insert(ino, Turn { removes, waiting: Vec::new() });
+        let before = self.left.len();
         self.left.retain(|(left, _)| *left != ino);
+        self.left.len() == before
     }
 
     /// The file has its stream, or none any more.
     fn end(&mut self, ino: Ino) {
-        self.ready.extend(self.files.remove(&ino).into_iter().flatten());
+        self.ready.extend(self.files.remove(&ino).into_iter().flat_map(|turn| turn.waiting));
     }
 }
 
@@ -60,15 +72,20 @@ impl Meta {
             self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
         // What is durable, be it a size without bytes, must not be given up for what is not.
         let sync = size > 0 && first <= self.journal.promised();
-        if !cx.streams.iter().any(|(call, _)| call.fills() == Some(ino)) {
-            if self.filling.files.contains_key(&ino) {
-                return Err(Stop::Wait(Wait::Filling(ino)));
+        let mut filled = cx.streams.iter().rev().filter_map(|(call, _)| call.fills());
+        let clean = match filled.find(|(filled, ..)| *filled == ino) {
+            Some((_, before, clean)) => clean && before == version,
+            None if self.filling.files.contains_key(&ino) => return Err(Stop::Wait(Wait::Filling(ino))),
+            None => {
+                let layout = self.new_layout(ino)?;
+                let mut servers = layout.iter().flat_map(|layout| layout.servers());
+                let have_told = servers.all(|server| self.filling.told.contains(server));
+                self.filling.begin(ino, false) && have_told
             }
-            self.filling.begin(ino);
-        }
-        cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync })?;
+        };
+        cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync, clean })?;
         self.commit(cx, &self.unstuffing(ino)?)?;
-        self.journal.hold(self.state.sequence, Held::SettleStream(ino));
+        self.journal.hold(self.state.sequence, Held::SettleStream(ino, Some(size)));
         self.filling.end(ino);
         Ok(())
     }
@@ -76,7 +93,7 @@ impl Meta {
     /// An operation is over: what it has filled and has not become a file's is removed.
     pub(crate) fn remove_unused(&mut self, task: &Task, out: &mut Outbox) {
         let filled = task.streams.iter().find_map(|(call, _)| call.fills());
-        if let Some(ino) = filled.filter(|ino| self.filling.files.contains_key(ino)) {
+        if let Some((ino, ..)) = filled.filter(|(ino, ..)| self.filling.files.contains_key(ino)) {
             let layout = self.new_layout(ino).ok().flatten();
             self.remove_filled(ino, layout.map(|layout| (ino, layout)).into_iter().collect(), out);
         }
@@ -90,15 +107,26 @@ impl Meta {
     pub(crate) fn unused_removed(&mut self, ino: Ino, layouts: Layouts, is_removed: bool) {
         self.filling.end(ino);
         if !is_removed {
-            self.left_behind(ino, layouts);
+            // It does no harm, and is tried again.
+            self.filling.left.push((ino, layouts));
         }
     }
 
-    /// A new stream could not be removed, which does no harm: that is tried again.
-    pub(crate) fn left_behind(&mut self, ino: Ino, layouts: Layouts) {
-        if !self.filling.files.contains_key(&ino) {
-            self.filling.left.push((ino, layouts));
-        }
+    /// A data server that has been reached for the first time tells what it has of files that were never settled. What
+    /// nobody knows of came before a crash, and goes; what is filled just now is overwritten.
+    pub(crate) fn new_datafiles(&mut self, server: ServerId, inos: &[Ino], out: &mut Outbox) {
+        let Some(Ok(layout)) = self.config.striping.as_ref().map(|striping| striping.of([server].into()))
+        else {
+            return;
+        };
+        // Others know of theirs.
+        let is_own = |ino: &&Ino| ino.rank() == self.config.rank && !self.is_unsettled(**ino);
+        let is_filled = |ino: &Ino| self.filling.files.get(ino).is_some_and(|turn| !turn.removes);
+        let old = inos.iter().filter(is_own).copied().filter(|ino| !is_filled(ino));
+        let old: Vec<_> = old.map(|ino| (ino, [(ino, Arc::clone(&layout))].into())).collect();
+        self.filling.left.extend(old);
+        self.filling.told.insert(server);
+        self.retry_removals(out);
     }
 
     pub(crate) fn retry_removals(&mut self, out: &mut Outbox) {
@@ -106,7 +134,7 @@ impl Meta {
             if self.filling.files.contains_key(&ino) {
                 self.filling.left.push((ino, layouts));
             } else {
-                self.filling.begin(ino);
+                self.filling.begin(ino, true);
                 self.remove_filled(ino, layouts, out);
             }
         }
@@ -121,8 +149,8 @@ impl Meta {
 }
 
 impl StreamCall {
-    /// The file whose stream it fills.
-    fn fills(&self) -> Option<Ino> {
-        if let Self::Fill { ino, .. } = self { Some(*ino) } else { None }
+    /// The file whose stream it fills, with what version of the bytes, and whether nothing was there.
+    fn fills(&self) -> Option<(Ino, u64, bool)> {
+        if let Self::Fill { ino, version, clean, .. } = *self { Some((ino, version, clean)) } else { None }
     }
 }

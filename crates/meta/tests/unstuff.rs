@@ -196,6 +196,74 @@ fn what_could_not_be_removed_is_removed_later() {
     assert_eq!(fs.data.files(), [].into());
 }
 
+const SERVERS: [ServerId; 3] = [ServerId(0), ServerId(1), ServerId(2)];
+
+/// A file of 60 bytes, which are to be moved out to one of three data servers; these have told whether they have something of it.
+fn about_to_fill(told: &[(ServerId, bool)]) -> (Harness, Ino, u64) {
+    let striping = Striping::new(Distribution::SimpleStripe { strip: 100 }, SERVERS.into(), 3).unwrap();
+    let mut fs = Harness::with(Config { striping: Some(striping), ..harness::config() });
+    fs.data = DataServers::new(3);
+    let ino = file(&mut fs);
+    fs.write(ino, 0, &[7; 60]).unwrap();
+    fs.shuffle = Some(fastrand::Rng::with_seed(0));
+    for (server, has_it) in told {
+        let inos = has_it.then_some(ino).into_iter().collect();
+        fs.input(Input::NewDatafiles { server: *server, inos });
+    }
+    let append = append(&mut fs, ino);
+    (fs, ino, append)
+}
+
+fn asked_to_fill(fs: &Harness) -> usize {
+    let requests = |(_, io): &(_, Io)| match io {
+        Io::Stream(call @ StreamCall::Fill { .. }, layouts) => Some(call.requests(layouts).unwrap().len()),
+        _ => None,
+    };
+    fs.waiting.iter().filter_map(requests).sum()
+}
+
+#[test]
+fn only_data_servers_that_get_bytes_are_asked_unless_they_may_have_some() {
+    let all = SERVERS.map(|server| (server, false));
+    assert_eq!(asked_to_fill(&about_to_fill(&all).0), 1);
+    assert_eq!(asked_to_fill(&about_to_fill(&all[..2]).0), 3, "one has not told");
+    // Other bytes may need fewer of them.
+    let (mut fs, ino, append) = about_to_fill(&all);
+    let write = Request::Write { ino, offset: 0, data: b"other".to_vec(), kill_suid_gid: false };
+    fs.send(&ROOT_CALLER, write);
+    while asked_to_fill(&fs) < 2 {
+        assert!(fs.settle_one(), "{:?}", fs.answers.get(&append));
+    }
+    assert_eq!(asked_to_fill(&fs), 3);
+    fs.shuffle = None;
+    fs.drain();
+    assert_eq!(fs.answers.remove(&append), Some(Ok(Reply::Streamed)));
+    assert_eq!(fs.attr_of(ino).size, 60);
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn what_a_data_server_had_before_goes_and_what_it_has_now_stays() {
+    let all = SERVERS.map(|server| (server, false));
+    let (mut fs, ino, _) = about_to_fill(&all[1..]);
+    fs.input(Input::NewDatafiles { server: SERVERS[0], inos: vec![ino] });
+    fs.shuffle = None;
+    fs.settle();
+    fs.drain();
+    assert_eq!(fs.data.all().iter().map(|(_, _, size)| size).sum::<u64>(), 60, "it is filled anew");
+    // Of one that is told before an operation waits until it is removed.
+    let (mut fs, ino, append) = about_to_fill(&[all[0], all[1], (SERVERS[2], true)]);
+    assert_eq!(asked_to_fill(&fs), 0);
+    while asked_to_fill(&fs) == 0 {
+        assert!(fs.settle_one());
+    }
+    assert_eq!(asked_to_fill(&fs), 1);
+    fs.shuffle = None;
+    fs.drain();
+    assert_eq!(fs.answers.remove(&append), Some(Ok(Reply::Streamed)));
+    assert_eq!(fs.attr_of(ino).size, 60);
+}
+
 /// A second one would fill the stream when clients already write to it.
 #[test]
 fn one_at_a_time_moves_bytes_out() {

@@ -121,7 +121,7 @@ impl Disk {
             StreamCall::Write { ino, offset, bytes } => {
                 store.stream_write(ino, offset, &bytes).and_then(|()| self.changed(ino))?;
             }
-            StreamCall::Settle { ino } => store.stream_settle(ino)?,
+            StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
             StreamCall::Truncate { ino, size } => {
                 store.stream_truncate(ino, size).and_then(|()| self.changed(ino))?;
             }
