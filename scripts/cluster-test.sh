@@ -322,9 +322,11 @@ stat_1000() {
     (cd "$c/counted" && printf '%s\n' $(seq 1000) | xargs stat > /dev/null)
 }
 remove_1000() { (cd "$c/counted" && printf '%s\n' $(seq 1000) | xargs rm); }
+list_1000() { is "$(find "$c/counted" -mindepth 1 -printf '%f %s\n' | sort -n | md5sum)" "$(seq -f '%.0f 0' 1000 | md5sum)"; }
 mkdir "$c/counted"
 costs 1010 create_1000
 costs 10 stat_1000
+costs 4 list_1000
 # What another does takes the leases away, and is seen.
 ls "$b/counted" | grep -c . | grep -qx 1000
 chmod 600 "$c/counted/7"

@@ -6,6 +6,7 @@
 //! milliseconds of one that does not go back.
 
 mod changes;
+mod listings;
 mod record;
 mod subject;
 
@@ -19,10 +20,12 @@ use rustc_hash::FxBuildHasher;
 
 use crate::{Answer, Call, Sighting};
 use changes::Changing;
+use listings::Listings;
 use record::{Known, Record};
 use subject::Subject;
 
 pub use changes::Changes;
+pub use listings::Page;
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +56,7 @@ pub struct Cache {
     names: usize,
     forgotten: Vec<(Ino, u64)>,
     changing: Changing,
+    listings: Listings,
     counts: CacheCounts,
 }
 
@@ -80,6 +84,7 @@ impl Cache {
             names: 0,
             forgotten: Vec::new(),
             changing: Changing::default(),
+            listings: Listings::default(),
             counts: CacheCounts::default(),
         }
     }
@@ -442,6 +447,7 @@ impl Cache {
 
     /// An inode has other attributes.
     pub fn touched(&mut self, ino: Ino) {
+        self.listings.lose(ino);
         if let Some(record) = self.records.get_mut(&ino) {
             record.attr = None;
         }
@@ -475,6 +481,7 @@ impl Cache {
 
     /// Whether a name is there, or what it stands for, is not known any more.
     fn doubt(&mut self, dir: Ino, name: &Name) {
+        self.listings.lose(dir);
         let Some(record) = self.records.get_mut(&dir) else { return };
         if record.is_listed() {
             if record.names.insert(name.clone(), Known::LAPSED).is_none() {
@@ -488,6 +495,7 @@ impl Cache {
 
     /// A name is not there any more.
     fn unbind(&mut self, dir: Ino, name: &Name) {
+        self.listings.lose(dir);
         if let Some(record) = self.records.get_mut(&dir)
             && record.names.remove(name).is_some()
         {
@@ -496,6 +504,7 @@ impl Cache {
     }
 
     fn drop_lease(&mut self, ino: Ino) {
+        self.listings.lose(ino);
         let Some(record) = self.records.get_mut(&ino) else { return };
         self.names -= record.drop_lease();
         if self.users == Users::Tell && record.users == 0 {

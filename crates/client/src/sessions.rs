@@ -14,6 +14,7 @@ use espalier_proto::{
     Recall, Reply, Request, RequestId, StreamIo, Touched, Welcome,
 };
 
+use crate::cache::Page;
 use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting, Work};
 use asking::Asking;
 use end::{Course, End, Parked, Seen};
@@ -176,6 +177,10 @@ impl<T> Sessions<T> {
                 self.cache.look_up(self.real(*dir), name, now)?
             }
             Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
+            Call::Request(Request::ReadDir { dir, .. }) if self.shares_names => {
+                let dir = self.real(*dir);
+                self.cache.next_page(Page { dir, ..Page::of(call)? }, now)?
+            }
             Call::Request(Request::GetXattr { ino, name })
                 if ASKED_OFTEN.iter().any(|often| name.starts_with(often))
                     && self.cache.is_bare(self.real(*ino), now) =>
@@ -486,9 +491,12 @@ impl<T> Sessions<T> {
             }
             Step::Over(result, left) => {
                 self.give_back(left);
-                let next = self.client.reply(&asked.call, result);
-                if let Next::Answer(result) = &next {
+                let mut next = self.client.reply(&asked.call, result);
+                if let Next::Answer(result) = &mut next {
                     self.cache.answered(&asked.call, result.as_ref().ok(), lease, now);
+                    if let Ok(listing) = result {
+                        self.cache.hold_back(&asked.call, listing, now);
+                    }
                 }
                 next
             }
@@ -523,6 +531,8 @@ impl<T> Sessions<T> {
         {
             return told.answer(ticket, Ok(Answer::Done));
         }
+        let page = if self.shares_names { Page::of(&call) } else { None };
+        let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
         let Some(end) = self.end(rank) else {
             // No server has told of such an inode.
             return told.answer(ticket, Err(Errno::ESTALE));
@@ -545,7 +555,12 @@ impl<T> Sessions<T> {
                 end.link.release(ino, &mut end.out);
                 return told.answer(ticket, Ok(Answer::Done));
             }
-            Next::Ask(request) | Next::Find(request, _) => end.ask(caller.clone(), request),
+            Next::Ask(mut request) | Next::Find(mut request, _) => {
+                if let (Request::ReadDir { limit, .. }, Some(more)) = (&mut request, entries) {
+                    *limit = more.max(*limit);
+                }
+                end.ask(caller.clone(), request)
+            }
             Next::Stream(io) => {
                 let data = match (&call, io) {
                     (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_vec(),

@@ -309,6 +309,8 @@ fn send(sender: &Sender<FromClient>, messages: Vec<FromClient>) {
 
 impl<D: Door> Calls<D> for Remote<D> {
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
+        // Who tells a listing locks the machine himself: then no other message is taken meanwhile.
+        let turn = matches!(call, Call::Request(Request::ReadDir { .. })).then(|| self.receive());
         let mut inner = match self.lock() {
             Ok(inner) => inner,
             Err(errno) => return self.door.answer(self, ticket, Err(errno), Duration::ZERO),
@@ -318,8 +320,11 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.tracer.begin(called, Kind::of(&call).0.name(), Vec::new);
         if let Some((answer, lease_ms)) = inner.sessions.answer(now, &call) {
             self.tracer.end(called);
-            // Under the lock: nothing of it can be revoked before it is told.
+            // Under a lock: nothing of it can be revoked before it is told.
             let lease = Duration::from_millis(lease_ms);
+            if turn.is_some() {
+                drop(inner);
+            }
             return self.door.answer(self, ticket, answer.map(Outcome::Answer), lease);
         }
         let mut told = Told::default();

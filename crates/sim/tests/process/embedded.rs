@@ -236,7 +236,7 @@ fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreErr
         StreamCall::Truncate { ino, size } => store.stream_truncate(ino, size)?,
         StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
-        StreamCall::Settle { ino } => store.stream_settle(ino)?,
+        StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
         // These are of data servers alone.
         StreamCall::Precreate | StreamCall::Discard => {}

@@ -1,0 +1,365 @@
+//! Listings that go on. Who asks for the second page of a directory asks for all, more often than not: then servers are asked for more
+//! than is wanted, and what is more is told when it is wanted, if it is still so by then.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use espalier_proto::{Dirent, Entry, Home, Ino, Request};
+
+use super::{Binding, Cache, Users};
+use crate::{Answer, Call};
+
+/// Directories that are being listed, the one that was asked for last behind.
+#[derive(Debug, Default)]
+pub(super) struct Listings(VecDeque<Listing>);
+
+#[derive(Debug)]
+struct Listing {
+    dir: Ino,
+    plus: bool,
+    /// From the last page on that was told: callers may have had no room for all of it.
+    entries: VecDeque<Dirent>,
+    parent: Ino,
+    /// Nothing comes behind these.
+    end: bool,
+    /// It is worth while to ask for more than is page.
+    asks_more: bool,
+}
+
+/// A page that is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    pub dir: Ino,
+    pub after: u64,
+    pub limit: usize,
+    pub plus: bool,
+}
+
+impl Page {
+    pub fn of(call: &Call<'_>) -> Option<Self> {
+        match *call {
+            Call::Request(Request::ReadDir { dir, after, limit, plus }) => {
+                Some(Self { dir, after, limit: limit as usize, plus })
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Listings {
+    /// More are not kept.
+    const MOST: usize = 8;
+
+    /// The directory is not as it was told any more.
+    pub fn lose(&mut self, dir: Ino) {
+        self.0.retain(|listing| listing.dir != dir);
+    }
+
+    /// The one that goes on there, and behind how many of its entries.
+    fn find(&self, page: Page) -> Option<(usize, usize)> {
+        let goes_on = |listing: &Listing| {
+            let told = listing.entries.iter().position(|dirent| dirent.cursor == page.after)?;
+            (listing.dir == page.dir && listing.plus == page.plus).then_some(told + 1)
+        };
+        self.0.iter().enumerate().find_map(|(at, listing)| Some((at, goes_on(listing)?)))
+    }
+
+    fn keep(&mut self, listing: Listing) {
+        if self.0.len() >= Self::MOST {
+            self.0.pop_front();
+        }
+        self.0.push_back(listing);
+    }
+}
+
+impl Cache {
+    /// How many entries a server is to be asked for, if that is more than are page.
+    pub fn entries_to_ask_for(&self, page: Page) -> Option<u32> {
+        let (at, _) = self.listings.find(page)?;
+        self.listings.0[at].asks_more.then_some(Request::MAX_ENTRIES)
+    }
+
+    /// The next page of a listing, if all of it is known, and for how many milliseconds it may be cached.
+    pub fn next_page(&mut self, page: Page, now: u64) -> Option<(Answer, u64)> {
+        let (at, told) = self.listings.find(page)?;
+        let listing = &self.listings.0[at];
+        let (left, end, parent) = (listing.entries.len() - told, listing.end, listing.parent);
+        if left <= page.limit && !end {
+            return None;
+        }
+        let Some((entries, until)) = self.known_now(listing, told, page.limit, now) else {
+            self.listings.0[at].asks_more = false;
+            return None;
+        };
+        for dirent in entries.iter().filter(|dirent| dirent.entry.is_some()) {
+            if let Some(record) = self.records.get_mut(&dirent.ino) {
+                record.users += 1;
+            }
+        }
+        self.counts.hits += 1;
+        if let Some(mut listing) = self.listings.0.remove(at) {
+            listing.entries.drain(..told);
+            self.listings.keep(listing);
+        }
+        Some((Answer::Listing { entries, parent, end: left <= page.limit }, until - now))
+    }
+
+    /// The entries behind those that have been told, at most `limit`, if they are as they were, and until when they are.
+    fn known_now(
+        &self,
+        listing: &Listing,
+        told: usize,
+        limit: usize,
+        now: u64,
+    ) -> Option<(Vec<Dirent>, u64)> {
+        let mut until = self.records.get(&listing.dir)?.lease;
+        let mut entries = Vec::with_capacity(limit.min(listing.entries.len() - told));
+        for dirent in listing.entries.iter().skip(told).take(limit) {
+            let mut dirent = dirent.clone();
+            if dirent.entry.is_some() {
+                let (entry, lease) = self.told_before(listing.dir, &dirent, now)?;
+                (dirent.entry, until) = (Some(entry), until.min(lease));
+            }
+            entries.push(dirent);
+        }
+        (until > now).then_some((entries, until))
+    }
+
+    /// What is known now of an entry, and how long.
+    fn told_before(&self, dir: Ino, dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
+        let is_same =
+            matches!(self.name(dir, &dirent.name, now)?, Binding::Inode(ino, _) if ino == dirent.ino);
+        let record = self.records.get(&dirent.ino).filter(|record| is_same && record.lookups > 0)?;
+        let until = self.records.get(&dir)?.names.get(&dirent.name)?.until.min(record.lease);
+        let (attr, cacheable, home) = (self.attr(dirent.ino, now)?, true, Home::Table);
+        Some((Entry { attr, cacheable, name_leased: true, attr_leased: true, home, proof: 0 }, until))
+    }
+
+    /// Holds back what is more than the call wants of what has just been told, and remembers where the listing goes on.
+    pub fn hold_back(&mut self, call: &Call<'_>, answer: &mut Answer, now: u64) {
+        let (Some(page), Answer::Listing { entries, parent, end }) = (Page::of(call), answer) else { return };
+        let before = self.listings.find(page).and_then(|(at, _)| self.listings.0.remove(at));
+        let told = page.limit.min(entries.len());
+        let more = entries.len() > told;
+        if self.users != Users::Tell || (*end && !more) || !self.is_leased(page.dir, now) {
+            self.take_back(entries.drain(told..));
+            *end &= !more;
+            return;
+        }
+        let is_known =
+            |dirent: &Dirent| dirent.entry.is_none() || self.told_before(page.dir, dirent, now).is_some();
+        let known = told + entries.iter().skip(told).take_while(|dirent| is_known(dirent)).count();
+        let listing = Listing {
+            dir: page.dir,
+            plus: page.plus,
+            entries: entries.iter().take(known).cloned().collect(),
+            parent: *parent,
+            end: *end && known == entries.len(),
+            // What cannot be kept would be asked for in vain.
+            asks_more: before.is_none_or(|before| before.asks_more) && known == entries.len(),
+        };
+        self.listings.keep(listing);
+        self.take_back(entries.drain(told..));
+        *end &= !more;
+    }
+
+    /// Users are not told of these.
+    fn take_back(&mut self, entries: impl Iterator<Item = Dirent>) {
+        if self.users == Users::Tell {
+            entries.filter(|dirent| dirent.entry.is_some()).for_each(|dirent| self.forget(dirent.ino, 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use alloc::collections::BTreeMap;
+    use alloc::format;
+
+    use espalier_proto::{Attr, FileType, Lease, Name, Time};
+
+    use super::*;
+
+    const DIR: Ino = Ino(2);
+    const LIMIT: u32 = 200;
+    /// Callers have room for fewer than they ask for.
+    const ROOM: usize = 190;
+    const LEASE: u64 = 100;
+
+    /// A directory of a server, by cursors, and a client that lists it.
+    struct Bench {
+        names: BTreeMap<u64, Name>,
+        cache: Cache,
+        now: u64,
+        /// How many entries the server was asked for.
+        asked: Vec<u32>,
+    }
+
+    fn attr(ino: Ino, size: u64) -> Attr {
+        let time = Time::new(0, 0);
+        let kind = if ino == DIR { FileType::Directory } else { FileType::Regular };
+        let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
+        let (atime, mtime, ctime, btime) = (time, time, time, time);
+        let (streamed, bare) = (false, true);
+        Attr {
+            ino,
+            kind,
+            perm,
+            nlink,
+            uid,
+            gid,
+            rdev,
+            size,
+            blocks,
+            atime,
+            mtime,
+            ctime,
+            btime,
+            streamed,
+            bare,
+        }
+    }
+
+    fn list(after: u64) -> Call<'static> {
+        Call::Request(Request::ReadDir { dir: DIR, after, limit: LIMIT, plus: true })
+    }
+
+    impl Bench {
+        fn new(count: u64) -> Self {
+            let name = |number| Name::new(format!("{number}").as_bytes()).expect("a name");
+            let names = (1..=count).map(|number| (10 * number, name(number))).collect();
+            Self { names, cache: Cache::new(1 << 20, Users::Tell), now: 0, asked: Vec::new() }
+        }
+
+        fn serve(&self, after: u64, limit: u32) -> Answer {
+            let mut rest = self.names.range(after + 1..);
+            let dirent = |(cursor, name): (&u64, &Name)| {
+                let (ino, kind) = (Ino(*cursor), FileType::Regular);
+                let (attr, cacheable, home) = (attr(ino, *cursor), true, Home::Table);
+                let entry = Entry { attr, cacheable, name_leased: true, attr_leased: true, home, proof: 0 };
+                Dirent { name: name.clone(), ino, kind, cursor: *cursor, entry: Some(entry) }
+            };
+            let entries = rest.by_ref().take(limit as usize).map(dirent).collect();
+            Answer::Listing { entries, parent: Ino::ROOT, end: rest.next().is_none() }
+        }
+
+        /// What callers are told of a page, and whether it is the last.
+        fn page(&mut self, after: u64) -> (Vec<Dirent>, bool) {
+            let call = list(after);
+            let page = Page::of(&call).expect("a page");
+            let answer =
+                self.cache.next_page(page, self.now).map(|(answer, _)| answer).unwrap_or_else(|| {
+                    let limit = self.cache.entries_to_ask_for(page).unwrap_or(LIMIT);
+                    self.asked.push(limit);
+                    let mut answer = self.serve(after, limit);
+                    self.cache.answered(&call, Some(&answer), LEASE, self.now);
+                    self.cache.hold_back(&call, &mut answer, self.now);
+                    answer
+                });
+            let Answer::Listing { mut entries, end, .. } = answer else { panic!("{answer:?}") };
+            assert!(entries.len() <= LIMIT as usize);
+            let is_last = end && entries.len() <= ROOM;
+            for dirent in entries.drain(ROOM.min(entries.len())..) {
+                self.cache.forget(dirent.ino, 1);
+            }
+            (entries, is_last)
+        }
+
+        /// Lists it from there on, with something done after each page.
+        fn list(&mut self, mut after: u64, mut then: impl FnMut(&mut Self, &[Dirent])) -> Vec<Dirent> {
+            let mut all = Vec::new();
+            loop {
+                let (entries, is_last) = self.page(after);
+                then(self, &entries);
+                after = entries.last().map_or(after, |last| last.cursor);
+                all.extend(entries);
+                if is_last {
+                    return all;
+                }
+            }
+        }
+
+        fn unlink(&mut self, dirent: &Dirent) {
+            let call = Call::Request(Request::Unlink { dir: DIR, name: dirent.name.clone() });
+            drop(self.cache.sent(&call, self.now));
+            self.names.remove(&dirent.cursor);
+            self.cache.answered(&call, Some(&Answer::Done), 0, self.now);
+        }
+    }
+
+    fn names(entries: &[Dirent]) -> Vec<Name> {
+        entries.iter().map(|dirent| dirent.name.clone()).collect()
+    }
+
+    #[test]
+    fn a_long_listing_takes_few_messages_and_a_short_one_no_more_than_it_needs() {
+        let mut bench = Bench::new(5000);
+        let all = bench.list(0, |_, _| {});
+        assert_eq!(names(&all), bench.names.values().cloned().collect::<Vec<_>>());
+        assert_eq!(bench.asked, [LIMIT, 2048, 2048, 2048]);
+        let mut bench = Bench::new(150);
+        assert_eq!(bench.list(0, |_, _| {}).len(), 150);
+        assert_eq!(bench.asked, [LIMIT]);
+    }
+
+    #[test]
+    fn what_others_change_is_seen_on_the_next_page() {
+        let changes: [fn(&mut Bench); 3] = [
+            |bench| {
+                bench.names.remove(&9990);
+                bench.cache.revoke(&Lease::Inode { ino: DIR });
+            },
+            |bench| {
+                bench.names.remove(&9990);
+                bench.cache.revoke(&Lease::Name { dir: DIR, name: Name::new(b"999").expect("a name") });
+            },
+            // No lease is left.
+            |bench| {
+                bench.names.remove(&9990);
+                bench.now += LEASE;
+            },
+        ];
+        for change in changes {
+            let mut bench = Bench::new(1000);
+            bench.page(0);
+            bench.page(1900);
+            change(&mut bench);
+            let all = bench.list(3800, |_, _| {});
+            let left: Vec<_> = bench.names.range(3801..).map(|(_, name)| name.clone()).collect();
+            assert_eq!(names(&all), left);
+        }
+        // Attributes are those that are known, or asked for.
+        let mut bench = Bench::new(1000);
+        bench.page(0);
+        bench.page(1900);
+        let asked = bench.asked.len();
+        bench.cache.revoke(&Lease::Inode { ino: Ino(3900) });
+        assert_eq!(bench.page(3800).0.len(), ROOM);
+        assert_eq!(bench.asked.len(), asked + 1);
+    }
+
+    #[test]
+    fn who_removes_what_he_lists_is_not_told_of_it_again_and_asks_for_no_more() {
+        let mut bench = Bench::new(1000);
+        let all = bench.list(0, |bench, page| page.iter().for_each(|dirent| bench.unlink(dirent)));
+        assert_eq!((all.len(), bench.names.len()), (1000, 0));
+        assert!(bench.asked.iter().all(|limit| *limit == LIMIT), "{:?}", bench.asked);
+    }
+
+    #[test]
+    fn what_callers_were_not_told_is_forgotten_when_its_lease_is_over() {
+        let mut bench = Bench::new(1000);
+        let mut told = Vec::new();
+        for after in [0, 1900, 3800] {
+            told.extend(bench.page(after).0);
+        }
+        bench.cache.expire(10 * LEASE);
+        let forgotten = bench.cache.forgotten();
+        assert_eq!(forgotten.len(), 1000 - told.len());
+        told.iter().for_each(|dirent| bench.cache.forget(dirent.ino, 1));
+        let all = forgotten.into_iter().chain(bench.cache.forgotten());
+        // The server has told of some twice.
+        let lookups: u64 = all.map(|(_, lookups)| lookups).sum();
+        assert_eq!(lookups, u64::from(LIMIT) + (1000 - 190));
+    }
+}
