@@ -1,0 +1,76 @@
+//! What a client's sessions have done: by servers, and by the door.
+
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+
+use espalier_proto::{Delegation, Errno, FromClient, Ino, Lease, Rank, Recall, RequestId};
+
+use crate::{Answer, Work};
+
+/// What is to be done, each list in its order.
+#[derive(Debug)]
+pub struct Told<T> {
+    /// To be sent first. What cannot be, for want of a connection, is dropped: it is said again when there is one, if need be.
+    pub send: Vec<(Rank, FromClient)>,
+    pub door: Vec<ForDoor<T>>,
+    /// Data servers are to be asked: [`Sessions::data_came`](super::Sessions::data_came) follows.
+    pub data: Vec<DataAsk>,
+    /// Nobody waits any more for what data servers were asked under these numbers.
+    pub abandoned: Vec<u64>,
+}
+
+/// What a door is told.
+#[derive(Debug)]
+pub enum ForDoor<T> {
+    /// A call is answered, with what may be cached for so many milliseconds.
+    Answer { ticket: T, result: Result<Answer, Errno>, lease_ms: u64 },
+    /// What the lease is for may be cached no longer: [`Sessions::revoked`](super::Sessions::revoked) follows when it is not. `is_own`: what a call of this door
+    /// changes waits for that.
+    Revoke { rank: Rank, number: u64, lease: Lease, is_own: bool },
+    /// No name that has been told until now may be cached any longer, and nothing of these inodes.
+    Distrust(Vec<Ino>),
+    /// Callers need not know these inodes any longer.
+    Recall(Vec<Recall>),
+    /// These have other attributes than callers have been told.
+    Changed(Vec<Ino>),
+    /// The supplementary groups of a process are asked for: [`Sessions::groups`](super::Sessions::groups) follows.
+    Groups { rank: Rank, id: RequestId, pid: u32 },
+    /// A server has given up this client's locks on so many files, for it had not heard of it for too long.
+    Unlocked(usize),
+}
+
+/// Something that data servers are to do.
+#[derive(Debug)]
+pub struct DataAsk {
+    pub number: u64,
+    pub delegation: Arc<Delegation>,
+    pub work: Work,
+    /// What is to be written.
+    pub data: Vec<u8>,
+    /// To be dropped when nothing of it will be done any more, also when nobody waits for it.
+    pub held: Arc<()>,
+}
+
+/// What becomes of a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Interrupt {
+    /// There is no such call.
+    Unknown,
+    /// The call waits no longer than it must.
+    Heard,
+    /// The caller goes on living, and programs do not expect that files fail because of that: as on other file systems, only what waits
+    /// for a lock on a file is interrupted.
+    Survived,
+}
+
+impl<T> Default for Told<T> {
+    fn default() -> Self {
+        Self { send: Vec::new(), door: Vec::new(), data: Vec::new(), abandoned: Vec::new() }
+    }
+}
+
+impl<T> Told<T> {
+    pub(super) fn answer(&mut self, ticket: T, result: Result<Answer, Errno>) {
+        self.door.push(ForDoor::Answer { ticket, result, lease_ms: 0 });
+    }
+}
