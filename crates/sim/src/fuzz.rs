@@ -1,6 +1,7 @@
 //! Runs of random clusters, with random calls and all faults, that are checked: what was answered must be explained by some order of
 //! the calls, and at the end all must come to rest and be clean. A run is a function of its seed.
 
+mod policies;
 mod repeats;
 mod scenario;
 mod survey;
@@ -115,9 +116,10 @@ fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Resu
     for number in 0..case.wanderers {
         // The last client is new when it looks at everything.
         let client = number % (case.scenario.cluster.clients - 1);
-        programs.push((client, Box::new(Wanderer::new(number, case.habits))));
+        programs.push((client, Box::new(Wanderer::new(number, case.habits, case.live.clone()))));
     }
-    programs.push((case.scenario.cluster.clients - 1, Box::new(Surveyor::new(case.quiet))));
+    programs
+        .push((case.scenario.cluster.clients - 1, Box::new(Surveyor::new(case.quiet, case.live.is_some()))));
     world.add_processes(programs);
     loop {
         let progress = world.go_on(EVENTS)?;

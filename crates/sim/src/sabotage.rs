@@ -44,13 +44,15 @@ pub enum Breakage {
     KeptDatafile,
     /// Data servers say that something is durable that is not.
     UnsyncedDatafile,
+    /// The journal does not say what a directory's policy has become.
+    UnjournaledPolicy,
 }
 
 /// A frame begins with the sequence number of its first event.
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -67,6 +69,7 @@ impl Breakage {
         Self::OneSidedTruncation,
         Self::KeptDatafile,
         Self::UnsyncedDatafile,
+        Self::UnjournaledPolicy,
     ];
 }
 
@@ -142,7 +145,19 @@ impl Saboteur for Spoiler {
             }
             (Breakage::UnsyncedJournal, Io::Sync) => Some(Ok(IoDone::Synced)),
             (Breakage::ForgottenCompletion, Io::Journal { frame, .. }) => {
-                *frame = without_completions(frame);
+                *frame = changed(frame, |event| {
+                    if let Event::Completed { id, .. } = event {
+                        *id = RequestId(0);
+                    }
+                });
+                None
+            }
+            (Breakage::UnjournaledPolicy, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::SetPolicy { policy, .. } = event {
+                        *policy = None;
+                    }
+                });
                 None
             }
             (Breakage::EarlyTrim, Io::Stage { .. }) => Some(Ok(IoDone::Staged)),
@@ -167,16 +182,14 @@ fn finished(id: TransactionId) -> Arrival {
     Arrival::Answered(Message::Peer(PeerMessage::Finished { id }))
 }
 
-/// A frame whose notes of completed requests are about requests that nobody has made.
-fn without_completions(frame: &[u8]) -> Vec<u8> {
+/// A frame with other events.
+fn changed(frame: &[u8], change: impl Fn(&mut Event)) -> Vec<u8> {
     let (sequence, mut rest) = frame.split_at(frame.len().min(SEQUENCE));
-    let mut without = sequence.to_vec();
+    let mut changed = sequence.to_vec();
     while let Ok((mut event, later)) = Event::decode(rest) {
-        if let Event::Completed { id, .. } = &mut event {
-            *id = RequestId(0);
-        }
-        event.encode(&mut without);
+        change(&mut event);
+        event.encode(&mut changed);
         rest = later;
     }
-    without
+    changed
 }

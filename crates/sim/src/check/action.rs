@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use espalier_client::Call;
 use espalier_proto::{Access, END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
 
-use super::usage;
+use super::{policy, usage};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -23,9 +23,11 @@ pub enum Action {
     ReadLink {
         ino: Ino,
     },
+    /// `of_bare`: as in [`Self::SetXattr`].
     GetXattr {
         ino: Ino,
         name: Box<[u8]>,
+        of_bare: bool,
     },
     ListXattr {
         ino: Ino,
@@ -150,7 +152,7 @@ impl Action {
             Request::GetAttr { ino } => Self::Attr { ino },
             Request::ReadDir { dir, .. } => Self::List { dir },
             Request::ReadLink { ino } => Self::ReadLink { ino },
-            Request::GetXattr { ino, name } => Self::GetXattr { ino, name },
+            Request::GetXattr { ino, name } => Self::GetXattr { ino, name, of_bare: false },
             Request::ListXattr { ino } => Self::ListXattr { ino },
             Request::Create { dir, name, node, perm, umask, open, exclusive } => {
                 let open = open.map(|how| how.truncate);
@@ -212,6 +214,14 @@ impl Action {
         }
     }
 
+    /// Whose bytes it is about.
+    pub fn bytes_of(&self) -> Option<Ino> {
+        match self {
+            Self::Read { ino, .. } => Some(*ino),
+            action => action.written(),
+        }
+    }
+
     /// Whose bytes it changes.
     pub fn written(&self) -> Option<Ino> {
         match self {
@@ -230,9 +240,11 @@ impl Action {
             Self::Attr { ino } => Footprint { looks: one(ino), dir: Some(*ino), ..none },
             Self::List { dir } => Footprint { dir: Some(*dir), ..none },
             Self::Open { ino, .. } | Self::ReadLink { ino } => Footprint { looks: one(ino), ..none },
-            Self::GetXattr { ino, .. } | Self::ListXattr { ino } => Footprint { xattrs: Some(*ino), ..none },
-            Self::SetXattr { ino, .. } | Self::RemoveXattr { ino, .. } => {
-                Footprint { xattrs: Some(*ino), ..none }
+            Self::ListXattr { ino } => Footprint { xattrs: Some((*ino, None)), ..none },
+            Self::GetXattr { ino, name, .. }
+            | Self::SetXattr { ino, name, .. }
+            | Self::RemoveXattr { ino, name } => {
+                Footprint { xattrs: Some((*ino, policy::alone(name))), ..none }
             }
             // Where strips lie behind it tells whether one is read to its end.
             Self::Read { ino, .. } => Footprint { bytes: Some((*ino, None)), ..none },
@@ -283,8 +295,14 @@ impl Action {
             }
             _ => false,
         };
+        let xattrs = match (a.xattrs, b.xattrs) {
+            (Some((one, name)), Some((other, other_name))) => {
+                one == other && (name.is_none() || other_name.is_none() || name == other_name)
+            }
+            _ => false,
+        };
         strips
-            || a.xattrs.is_some() && a.xattrs == b.xattrs
+            || xattrs
             || a.is_of_tree && b.is_of_names()
             || b.is_of_tree && a.is_of_names()
             || a.names.iter().flatten().any(|name| b.names.iter().flatten().any(|other| other == name))
@@ -298,6 +316,8 @@ impl Action {
             || other.rules(self)
             || self.makes_whole(other)
             || other.makes_whole(self)
+            || self.shapes(other)
+            || other.shapes(self)
     }
 
     /// Whether it may give a file a metafile, without which another is refused. Of what is moved or removed nobody knows the number.
@@ -349,7 +369,8 @@ impl Action {
                 _ => None,
             };
             let bytes = print.bytes.map(|(ino, _)| ino);
-            [named(print.looks), named(print.changes), print.dir, print.xattrs, bytes]
+            let xattrs = print.xattrs.map(|(ino, _)| ino);
+            [named(print.looks), named(print.changes), print.dir, xattrs, bytes]
                 .into_iter()
                 .flatten()
                 .collect()
@@ -377,7 +398,8 @@ struct Footprint<'a> {
     changes: Option<Inodes>,
     /// A strip of a file, or any.
     bytes: Option<(Ino, Option<u64>)>,
-    xattrs: Option<Ino>,
+    /// An extended attribute of an inode, or any.
+    xattrs: Option<(Ino, Option<&'a [u8]>)>,
     /// Directories may come, go or move.
     is_of_tree: bool,
 }

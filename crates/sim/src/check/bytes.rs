@@ -13,8 +13,10 @@ use crate::Nanos;
 pub struct Bytes {
     /// Strips lie on several servers.
     pub scattered: bool,
-    /// Small files are as those of several strips.
+    /// Small files are as those of several strips, ...
     unstuffed: bool,
+    /// ... or these are.
+    born: BTreeSet<Ino>,
     pub extents: Extents,
     /// When the bytes of a file of several strips were last changed by a call that is over.
     changed: BTreeMap<Ino, Nanos>,
@@ -33,6 +35,7 @@ impl Bytes {
         Self {
             scattered,
             unstuffed,
+            born: BTreeSet::new(),
             extents: Extents::new(),
             changed: BTreeMap::new(),
             durable: BTreeSet::new(),
@@ -42,8 +45,13 @@ impl Bytes {
         }
     }
 
+    /// A file may not be with its inode since it was made.
+    pub fn bear(&mut self, ino: Ino) {
+        self.born.insert(ino);
+    }
+
     fn is_big(&self, ino: Ino) -> bool {
-        self.unstuffed || self.extents.get(&ino).is_some_and(|extent| *extent > 1)
+        self.unstuffed || self.born.contains(&ino) || self.extents.get(&ino).is_some_and(|extent| *extent > 1)
     }
 
     /// Whether a change, if it is one, leaves something in the journal.

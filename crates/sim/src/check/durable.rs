@@ -47,9 +47,10 @@ pub struct Durability {
 const MOST_WAYS: usize = 300;
 
 impl Durability {
-    pub fn new(within: Nanos, bare: bool) -> Self {
+    /// `anchor`: the tree as it is in the beginning.
+    pub fn new(within: Nanos, anchor: Base) -> Self {
         let (calls, synced) = (BTreeMap::new(), BTreeMap::new());
-        Self { within, anchor: tree::empty(bare), common: Log::new(), calls, synced, is_blurred: false }
+        Self { within, anchor, common: Log::new(), calls, synced, is_blurred: false }
     }
 
     /// An `fsync` has been answered that was asked for at that time.

@@ -13,6 +13,7 @@ mod durable;
 mod outcome;
 mod perform;
 mod permit;
+mod policy;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -23,6 +24,7 @@ mod violation;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use espalier_client::{Answer, Call};
+use espalier_policy::Policy;
 use espalier_proto::{ClientId, Errno, Ino, Rank, Request};
 
 use crate::Nanos;
@@ -33,6 +35,8 @@ use bytes::Bytes;
 use durable::{Durability, Logged};
 use outcome::{Told, is_refusal, is_unknown};
 pub use permit::Who;
+use policy::{Born, Server, Vague};
+pub use policy::{EFFECTIVE, LAYOUT, of_server};
 use search::{Part, PartId, Search, World};
 use tree::{Base, Tree};
 pub use usage::ALL as USAGES;
@@ -77,8 +81,12 @@ struct Past {
 pub struct Checker {
     /// Bytes of a strip.
     strip: u64,
-    /// Files have no metafiles.
+    /// Files may have no metafiles.
     bare: bool,
+    /// Directories' policies change.
+    live: bool,
+    /// Files that clients make while they do.
+    vague: Option<Vague>,
     base: Base,
     worlds: BTreeSet<World>,
     /// What has been asked, and may be carried out at any time.
@@ -102,15 +110,17 @@ pub struct Checker {
 }
 
 /// What there is to be checked, and what is not promised.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Rules {
     pub strip_bytes: u32,
     /// Strips lie on several data servers.
     pub scattered: bool,
-    /// Also those of small files.
-    pub unstuffed: bool,
-    /// Files have no metafiles.
-    pub bare: bool,
+    /// What servers decide of files where directories have no policy.
+    pub server: Policy,
+    /// Directories' policies change.
+    pub live: bool,
+    /// Clients may make files themselves.
+    pub by_client: bool,
     /// So long after it was answered a change is durable; zero: at once. `None`: no power is lost.
     pub durable: Option<Nanos>,
     /// Clients believe names and attributes for so long.
@@ -120,18 +130,25 @@ pub struct Rules {
 impl Checker {
     /// Of an empty tree.
     pub fn new(rules: Rules) -> Self {
+        let Rules { scattered, live, server, .. } = &rules;
+        let (scattered, live) = (*scattered, *live);
+        let bare = scattered && server.no_metafile() == Some(true);
+        let unstuffed = bare || (scattered && server.stuffing() == Some(false));
+        let base = tree::empty(Server::new(server, scattered));
         Self {
             strip: u64::from(rules.strip_bytes.max(1)),
-            bare: rules.bare,
-            base: tree::empty(rules.bare),
+            bare: bare || (live && scattered),
+            live,
+            vague: (live && rules.by_client).then(Vague::default),
+            durability: rules.durable.map(|within| Durability::new(within, base.clone())),
+            base,
             worlds: [World::default()].into(),
             pending: BTreeMap::new(),
             asked: BTreeMap::new(),
             next: 1,
-            bytes: Bytes::new(rules.scattered, rules.unstuffed || rules.bare),
+            bytes: Bytes::new(scattered, unstuffed && !live),
             believed: rules.believed.map(Believed::new),
             past: VecDeque::new(),
-            durability: rules.durable.map(|within| Durability::new(within, rules.bare)),
             distrusted_until: Nanos::ZERO,
             began: BTreeMap::new(),
             strangers: BTreeSet::new(),
@@ -160,12 +177,13 @@ impl Checker {
         for action in actions.iter_mut().filter(|_| self.bare) {
             match action {
                 Action::SetAttr { perm: Some(_), spreads, .. } => *spreads = true,
-                Action::SetXattr { ino, of_bare, .. } => {
+                Action::SetXattr { ino, of_bare, .. } | Action::GetXattr { ino, of_bare, .. } => {
                     *of_bare = self.worlds.iter().any(|world| self.tree(world).may_be_bare(*ino));
                 }
                 _ => {}
             }
         }
+        actions.iter().filter_map(Action::bytes_of).for_each(|ino| self.bear(ino));
         self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));
         self.forget_lost();
         // It coordinates what spans several.
@@ -179,6 +197,9 @@ impl Checker {
         let checked = actions.into_iter().filter(|action| !self.bytes.is_of_lost(action));
         for (at, action) in checked.enumerate() {
             let id = PartId(number, at as u32);
+            if let Some(vague) = &mut self.vague {
+                vague.begin((number, &action), self.pending.iter().map(|(id, part)| (id.0, &part.action)));
+            }
             if let (Some(durability), false) = (&mut self.durability, action.is_read()) {
                 let action = action.clone();
                 durability.calls.insert(id, Logged { action, who, rank, since: now, until: None });
@@ -235,6 +256,7 @@ impl Checker {
                 Ok(Answer::Created(entry, _)) => Some(entry.attr.ino),
                 _ => None,
             };
+            told.into_iter().for_each(|ino| self.bear(ino));
             for (_, action) in &parts {
                 let others = self.pending.values().map(|part| &part.action);
                 self.bytes.end(now, asked.since, action, told, others);
@@ -358,7 +380,8 @@ impl Checker {
             let told = Told { action, result, skip, loose: &loose, is_late, scattered };
             let may_be_old = action.is_read() && asked.since < self.distrusted_until;
             let under_way = self.pending.values().map(|part| &part.action);
-            let is_unchecked = self.bytes.is_unchecked(action, asked.since, &loose, under_way);
+            let is_unchecked =
+                self.bytes.is_unchecked(action, asked.since, &loose, under_way) || self.is_vague(action);
             // It has not been asked for: no message can have come in no time.
             let is_believed = asked.since == now
                 && self
@@ -414,6 +437,30 @@ impl Checker {
         }
         self.checked += 1;
         Ok(())
+    }
+
+    /// Notes of a file if its bytes may not be with its inode.
+    fn bear(&mut self, ino: Ino) {
+        let may_be_born = |inode: Option<&tree::Inode>| inode.is_none_or(|inode| inode.born != Born::Stuffed);
+        let may_be = |world: &World| {
+            let tree = self.tree(world);
+            let node = tree.numbered(ino);
+            node.is_none_or(|node| may_be_born(tree.inode(node)) || self.makes_vague(node))
+        };
+        if self.live && self.bytes.scattered && self.worlds.iter().any(may_be) {
+            self.bytes.bear(ino);
+        }
+    }
+
+    fn makes_vague(&self, node: tree::Node) -> bool {
+        self.vague.as_ref().is_some_and(|vague| vague.is(node))
+    }
+
+    /// What has come of a policy of which nobody knows which it was.
+    fn is_vague(&self, action: &Action) -> bool {
+        let Action::GetXattr { ino, name, .. } = action else { return false };
+        let numbered = |world: &World| self.tree(world).numbered(*ino);
+        policy::is_told(name) && self.worlds.iter().filter_map(numbered).any(|node| self.makes_vague(node))
     }
 
     fn tree<'a>(&'a self, world: &World) -> Tree<'a> {

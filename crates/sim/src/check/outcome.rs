@@ -6,6 +6,7 @@ use espalier_client::Answer;
 use espalier_proto::{Attr, Entry, Errno, Ino, Name};
 
 use super::action::Action;
+use super::policy::Layout;
 use super::tree::{Node, Tree};
 
 /// What is told of a node by `stat`.
@@ -31,6 +32,8 @@ pub enum Outcome {
     Stat(Stat),
     Listing(BTreeMap<Name, Node>),
     Bytes(Vec<u8>),
+    /// Where a file's bytes lie.
+    Layout(Box<Layout>),
     /// So much has been written.
     Written,
     /// Of the file that it was about the last name is gone: it comes to that for those who have it open, and fails for others.
@@ -124,6 +127,9 @@ impl Told<'_> {
                             kind == Some(entry.kind.bits()) && tree.bind(entry.ino, *node)
                         })
                     })
+            }
+            (Outcome::Layout(layout), Ok(Answer::Bytes(told))) => {
+                std::str::from_utf8(told).is_ok_and(|told| layout.is(told))
             }
             (Outcome::Bytes(bytes), Ok(Answer::Bytes(told))) => match self.action {
                 Action::Read { ino, from, to, .. } => {

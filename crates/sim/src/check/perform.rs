@@ -7,6 +7,7 @@ use espalier_proto::{Errno, FileType, Ino, Name, NewNode, RenameFlags, XattrMode
 use super::action::Action;
 use super::outcome::{Outcome, Stat};
 use super::permit::Who;
+use super::policy::{self, Born};
 use super::tree::{Inode, Node, Tree};
 use super::usage;
 
@@ -40,17 +41,19 @@ impl Tree<'_> {
                 kind if kind == FileType::Symlink.bits() => Outcome::Bytes(inode.target.to_vec()),
                 _ => Outcome::fails([Errno::EINVAL]),
             }),
-            Action::GetXattr { ino, name } if usage::is_told(name) => self.of(*ino, |tree, node| {
+            Action::GetXattr { ino, name, .. } if usage::is_told(name) => self.of(*ino, |tree, node| {
                 let told = tree.usage(node, strip).told(name);
                 told.map_or(Outcome::fails([Errno::ENODATA]), |told| Outcome::Bytes(told.into_bytes()))
             }),
-            Action::GetXattr { ino, name } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
+            Action::GetXattr { ino, name, .. } if policy::is_policy(name) => self.policy(*ino, name),
+            Action::GetXattr { ino, name, .. } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
                 Some(value) => Outcome::Bytes(value.to_vec()),
                 None => Outcome::fails([Errno::ENODATA]),
             }),
             Action::ListXattr { ino } => self.of_inode(*ino, |inode| {
+                let settings = inode.settings.names().filter(|_| inode.is_dir());
                 let names = inode.xattrs.keys().flat_map(|name| name.iter().copied().chain([0]));
-                Outcome::Bytes(names.collect())
+                Outcome::Bytes(names.chain(settings).collect())
             }),
             Action::Read { ino, at, from, to } => self.of_inode(*ino, |inode| {
                 let mut bytes = inode.strips.get(at).map_or(Vec::new(), |bytes| bytes.to_vec());
@@ -77,6 +80,9 @@ impl Tree<'_> {
                 }
                 Outcome::Stat(tree.stat(node, strip))
             }),
+            Action::SetXattr { ino, name, value, mode, .. } if policy::is_policy(name) => {
+                self.set_policy(*ino, name, Some(value), *mode)
+            }
             Action::SetXattr { ino, name, value, mode, .. } => self.of(*ino, |tree, node| {
                 if tree.is_bare(node) {
                     return Outcome::fails([Errno::EPERM]);
@@ -90,6 +96,9 @@ impl Tree<'_> {
                 tree.change(node, |inode| drop(inode.xattrs.insert(name.clone(), value.clone())));
                 Outcome::Done
             }),
+            Action::RemoveXattr { ino, name } if policy::is_policy(name) => {
+                self.set_policy(*ino, name, None, XattrMode::Replace)
+            }
             Action::RemoveXattr { ino, name } => self.of(*ino, |tree, node| {
                 let mut is_removed = false;
                 tree.change(node, |inode| is_removed = inode.xattrs.remove(name).is_some());
@@ -119,7 +128,7 @@ impl Tree<'_> {
     }
 
     /// What comes of something done to an inode, which may be open without a name.
-    fn of(&mut self, ino: Ino, act: impl FnOnce(&mut Self, Node) -> Outcome) -> Outcome {
+    pub fn of(&mut self, ino: Ino, act: impl FnOnce(&mut Self, Node) -> Outcome) -> Outcome {
         match self.find(ino) {
             Found::There(node) => act(self, node),
             Found::Gone(node) => Outcome::OrGone(Box::new(act(self, node))),
@@ -146,7 +155,7 @@ impl Tree<'_> {
 
     /// It is a file without a metafile.
     fn is_bare(&self, node: Node) -> bool {
-        self.inode(node).is_some_and(|inode| inode.bare && !inode.is_dir())
+        self.inode(node).is_some_and(|inode| inode.bare)
     }
 
     /// As far as anybody knows.
@@ -162,13 +171,15 @@ impl Tree<'_> {
     }
 
     /// What a directory's bare files have from it.
-    fn bequeath(&mut self, dir: Node) {
-        let Some(&Inode { perm, uid, gid, .. }) = self.inode(dir).filter(|inode| inode.is_dir()) else {
-            return;
-        };
+    pub fn bequeath(&mut self, dir: Node) {
+        let Some(inode) = self.inode(dir).filter(|inode| inode.is_dir()) else { return };
+        let (perm, uid, gid, settings) = (inode.perm, inode.uid, inode.gid, inode.settings.clone());
         for node in self.names(dir).into_values() {
             if self.is_bare(node) {
-                self.change(node, |file| (file.perm, file.uid, file.gid) = (perm & 0o666, uid, gid));
+                let settings = settings.clone();
+                self.change(node, |file| {
+                    (file.perm, file.uid, file.gid, file.settings) = (perm & 0o666, uid, gid, settings);
+                });
             }
         }
     }
@@ -214,10 +225,11 @@ impl Tree<'_> {
             NewNode::CharDevice(_) => (FileType::CharDevice, perm, Box::default()),
             NewNode::BlockDevice(_) => (FileType::BlockDevice, perm, Box::default()),
         };
-        let bare = matches!(node, NewNode::Regular | NewNode::Directory)
-            && self.inode(dir).is_some_and(|dir| dir.bare);
+        let (settings, born) = self.inherited(dir, node);
+        let bare = born == Born::Bare;
         let new = self.new_node(call);
-        self.insert(new, Inode { target, uid: who.uid, gid: who.gid, bare, ..Inode::new(kind, perm, dir) });
+        let Who { uid, gid } = who;
+        self.insert(new, Inode { target, uid, gid, bare, born, settings, ..Inode::new(kind, perm, dir) });
         self.put(dir, name, new);
         self.bequeath(dir);
         Outcome::Named(self.stat(new, strip))

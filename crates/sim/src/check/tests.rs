@@ -9,6 +9,7 @@ use espalier_proto::{
 use super::*;
 
 mod bare;
+mod policy;
 mod users;
 mod weaker;
 
@@ -16,8 +17,9 @@ const STRIP: u32 = 8;
 const RULES: Rules = Rules {
     strip_bytes: STRIP,
     scattered: false,
-    unstuffed: false,
-    bare: false,
+    server: Policy::NONE,
+    live: false,
+    by_client: false,
     durable: None,
     believed: None,
 };

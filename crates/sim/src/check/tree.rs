@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use espalier_policy::Policy;
 use espalier_proto::{FileType, Ino, Name};
+
+use super::policy::{Born, Server, Settings};
 
 /// An inode, named by the call that makes it; what number it has is found out later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +31,8 @@ impl Node {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Key {
+    /// What servers decide.
+    Server,
     Inode(Node),
     Name(Node, Name),
     Number(Ino),
@@ -35,6 +40,7 @@ pub enum Key {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Record {
+    Server(Rc<Server>),
     Inode(Rc<Inode>),
     /// What a name or a number stands for.
     Node(Node),
@@ -57,8 +63,11 @@ pub struct Inode {
     pub subdirs: u32,
     /// Of a symbolic link.
     pub target: Box<[u8]>,
-    /// A file has its directory's owner and permissions, and no others; or the files of a directory have.
+    /// Of a file: it has its directory's owner and permissions, and no others.
     pub bare: bool,
+    pub born: Born,
+    /// What a directory wants of its files; and what a file's directory wanted when it was made.
+    pub settings: Settings,
     /// Of a file: what of each strip has been written, from its beginning on.
     pub strips: Strips,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
@@ -80,6 +89,8 @@ impl Inode {
             subdirs: 0,
             target: Box::default(),
             bare: false,
+            born: Born::Stuffed,
+            settings: Settings::default(),
             strips: BTreeMap::new(),
             xattrs: BTreeMap::new(),
         }
@@ -135,12 +146,13 @@ pub type Changes = BTreeMap<Key, Option<Record>>;
 /// As runs have it.
 const ROOT_PERM: u32 = 0o777;
 
-/// A tree with nothing in its root. `bare`: files have no metafiles.
-pub fn empty(bare: bool) -> Base {
+/// A tree with nothing in its root.
+pub fn empty(server: Server) -> Base {
     let mut root = Inode::new(FileType::Directory, ROOT_PERM, Node::ROOT);
-    (root.ino, root.bare) = (Some(Ino::ROOT), bare);
+    root.ino = Some(Ino::ROOT);
     let number = (Key::Number(Ino::ROOT), Record::Node(Node::ROOT));
-    [(Key::Inode(Node::ROOT), Record::Inode(Rc::new(root))), number].into()
+    let server = (Key::Server, Record::Server(Rc::new(server)));
+    [server, (Key::Inode(Node::ROOT), Record::Inode(Rc::new(root))), number].into()
 }
 
 /// One tree.
@@ -180,6 +192,13 @@ impl<'a> Tree<'a> {
             self.changes.remove(&key);
         } else {
             self.changes.insert(key, record);
+        }
+    }
+
+    pub fn server(&self) -> Rc<Server> {
+        match self.base.get(&Key::Server) {
+            Some(Record::Server(server)) => Rc::clone(server),
+            _ => Rc::new(Server::new(&Policy::NONE, false)),
         }
     }
 

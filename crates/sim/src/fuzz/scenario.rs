@@ -3,9 +3,11 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use espalier_policy::Creator;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
+use super::policies::Live;
 use super::wander::Habits;
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
@@ -20,6 +22,8 @@ pub struct Case {
     /// Processes that make calls at random, on all clients but the last.
     pub wanderers: u32,
     pub habits: Habits,
+    /// Directories' policies change.
+    pub live: Option<Live>,
     /// Faults are over.
     pub quiet: Nanos,
     /// So long after it was answered a change is durable; `None`: nothing that was answered can be lost.
@@ -40,7 +44,7 @@ impl Case {
         let mut random = Seed(seed).random("fuzz", 0);
         let strip = *[64, 64, 256, 4096, 8192].choose(&mut random).unwrap_or(&64);
         let quiet = random.random_range(1..20);
-        let text = text(seed, strip, quiet, &mut random);
+        let mut text = text(seed, strip, quiet, &mut random);
         let scenario = Scenario::parse(&text, Path::new("the scenario of a seed"))?;
         let ranks = u32::from(scenario.cluster.ranks);
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
@@ -53,8 +57,14 @@ impl Case {
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
             users: random.random(),
         };
+        let by_client = scenario.policy.0.create() == Some(Creator::Client);
+        let live = Live::of(seed, strip.max(64), by_client);
+        if let Some(live) = &live {
+            let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
+        }
         Ok(Self {
             text,
+            live,
             wanderers: random.random_range(1..8),
             habits,
             quiet: Nanos::from_millis(quiet * 1000),

@@ -6,7 +6,7 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Request};
 
 use super::wander::CALLER;
-use crate::check::USAGES;
+use crate::check::{EFFECTIVE, LAYOUT, USAGES};
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -23,15 +23,17 @@ pub struct Surveyor {
     left: Vec<Call<'static>>,
     /// What is below directories is asked for when that is known everywhere.
     last: Vec<Call<'static>>,
+    /// Directories' policies have changed.
+    live: bool,
     seen: BTreeSet<Ino>,
     asked: Option<Call<'static>>,
 }
 
 impl Surveyor {
-    pub fn new(from: Nanos) -> Self {
+    pub fn new(from: Nanos, live: bool) -> Self {
         let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
         let last = usages(Ino::ROOT).collect();
-        Self { from, has_waited: false, left, last, seen: BTreeSet::new(), asked: None }
+        Self { from, has_waited: false, left, last, live, seen: BTreeSet::new(), asked: None }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
@@ -44,6 +46,9 @@ impl Surveyor {
                     let ino = entry.ino;
                     self.left.push(attr(ino));
                     self.left.push(Call::Request(Request::ListXattr { ino }));
+                    if self.live && matches!(entry.kind, FileType::Directory | FileType::Regular) {
+                        self.left.extend([EFFECTIVE, LAYOUT].map(|name| told(ino, name)));
+                    }
                     match entry.kind {
                         FileType::Directory if self.seen.insert(ino) => {
                             self.left.push(list(ino, 0));
@@ -76,7 +81,11 @@ fn list(dir: Ino, after: u64) -> Call<'static> {
 }
 
 fn usages(ino: Ino) -> impl Iterator<Item = Call<'static>> {
-    USAGES.into_iter().map(move |name| Call::Request(Request::GetXattr { ino, name: name.into() }))
+    USAGES.into_iter().map(move |name| told(ino, name))
+}
+
+fn told(ino: Ino, name: &[u8]) -> Call<'static> {
+    Call::Request(Request::GetXattr { ino, name: name.into() })
 }
 
 fn attr(ino: Ino) -> Call<'static> {

@@ -10,6 +10,7 @@ use espalier_proto::{
 };
 use rand::Rng;
 
+use super::policies::{Live, Policies};
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -56,10 +57,11 @@ pub struct Wanderer {
     /// Where a listing goes on.
     listing: Option<(Ino, u64)>,
     written: u32,
+    policies: Option<Policies>,
 }
 
 impl Wanderer {
-    pub fn new(number: u32, habits: Habits) -> Self {
+    pub fn new(number: u32, habits: Habits, live: Option<Live>) -> Self {
         Self {
             number,
             habits,
@@ -77,6 +79,7 @@ impl Wanderer {
             asked: None,
             listing: None,
             written: 0,
+            policies: live.map(|live| Policies::new(live, number)),
         }
     }
 
@@ -295,8 +298,14 @@ impl Program for Wanderer {
         }
         self.rests = false;
         let call = if self.left > 0 {
-            self.left -= 1;
-            self.next(random)
+            let of_policy = self.policies.as_mut().and_then(|it| it.next(&self.dirs, &self.files));
+            match of_policy {
+                Some(request) => Call::Request(request),
+                None => {
+                    self.left -= 1;
+                    self.next(random)
+                }
+            }
         } else {
             let Some(call) = self.finish() else { return Act::End };
             call

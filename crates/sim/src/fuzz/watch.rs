@@ -5,12 +5,14 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use espalier_client::{Answer, Call};
+use espalier_policy::Creator;
 use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank};
 
+use super::policies::Live;
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
-use crate::check::{Checker, Rules, Violation, shortened};
+use crate::check::{Checker, Rules, Violation, of_server, shortened};
 use crate::message::Message;
 use crate::observe::{Node, Observer};
 use crate::scenario::Caching;
@@ -52,14 +54,16 @@ pub struct Eyes(pub Rc<RefCell<Watch>>);
 
 impl Watch {
     pub fn new(case: &Case, call: Option<u64>) -> Self {
-        let cluster = &case.scenario.cluster;
+        let (cluster, settings) = (&case.scenario.cluster, &case.scenario.policy.0);
         let strip = u32::try_from(cluster.strip.0).unwrap_or(u32::MAX);
         Self {
             checker: Checker::new(Rules {
                 strip_bytes: strip,
                 scattered: cluster.data > 0,
-                unstuffed: cluster.data > 0 && case.scenario.policy.0.stuffing() == Some(false),
-                bare: cluster.data > 0 && case.scenario.policy.0.no_metafile() == Some(true),
+                server: of_server(settings, cluster.data, cluster.strip.0),
+                live: case.live.is_some(),
+                by_client: settings.create() == Some(Creator::Client)
+                    || case.live.as_ref().is_some_and(Live::is_by_client),
                 durable: case.durable,
                 believed: match cluster.cache {
                     Caching::Ttl(term) => Some(term),

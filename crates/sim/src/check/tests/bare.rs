@@ -1,10 +1,15 @@
 //! Files without a metafile: what their directory says is told of them, until they leave it.
 
+use espalier_policy::Key;
+
 use super::*;
 
 /// With a file in the root, and a directory.
 fn bare() -> Run {
-    let mut run = Run { checker: Checker::new(Rules { bare: true, ..RULES }), ..Run::new() };
+    let mut server = Policy::NONE;
+    server.set(Key::NoMetafile, "true").unwrap();
+    let rules = Rules { scattered: true, server, ..RULES };
+    let mut run = Run { checker: Checker::new(rules), ..Run::new() };
     assert!(run.did(create("f"), Ok(told(0o666))) && run.did(mkdir(1, "d"), Ok(dir(3))));
     run
 }

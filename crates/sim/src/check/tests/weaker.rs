@@ -1,5 +1,7 @@
 //! Where less is promised: files on data servers, bytes after losses of power, and what is believed for a while.
 
+use espalier_policy::Key;
+
 use super::*;
 
 /// With a file on data servers, in which there are 20 bytes in three strips.
@@ -84,7 +86,9 @@ fn bytes_that_were_made_durable_are_not_lost() {
 #[test]
 fn small_files_lose_bytes_only_if_they_are_not_stuffed() {
     for unstuffed in [false, true] {
-        let rules = Rules { scattered: true, unstuffed, ..RULES };
+        let mut server = Policy::NONE;
+        server.set(Key::Stuffing, if unstuffed { "false" } else { "true" }).unwrap();
+        let rules = Rules { scattered: true, server, ..RULES };
         let mut run = Run { checker: Checker::new(rules), ..Run::new() };
         assert!(run.did(create("f"), Ok(file(2))) && run.did(write(0, &[1; 2]), Ok(Answer::Written(2))));
         run.checker.data_lost_power();

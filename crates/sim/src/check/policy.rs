@@ -1,0 +1,294 @@
+//! What directories want of their files: settings, each an extended attribute, which new inodes take from their directory; and what has
+//! come of them for a file.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use espalier_policy::{DistName, Key, PREFIX, Policy};
+use espalier_proto::{Errno, FileType, Ino, NewNode, XattrMode};
+
+use super::action::Action;
+use super::outcome::Outcome;
+use super::tree::{Inode, Node, Tree};
+
+/// What holds for an inode, with what the server decides.
+pub const EFFECTIVE: &[u8] = b"user.espalier.policy";
+/// Where a file's bytes lie.
+pub const LAYOUT: &[u8] = b"user.espalier.layout";
+
+pub fn is_policy(name: &[u8]) -> bool {
+    name.starts_with(PREFIX.as_bytes())
+}
+
+/// It tells what has come of policies.
+pub fn is_told(name: &[u8]) -> bool {
+    matches!(name, EFFECTIVE | LAYOUT)
+}
+
+/// An attribute that others have nothing to do with.
+pub fn alone(name: &[u8]) -> Option<&[u8]> {
+    let is_of_others = is_told(name) || matches!(key(name), Some(Key::DistName | Key::DistParams));
+    Some(name).filter(|_| !is_of_others)
+}
+
+fn key(name: &[u8]) -> Option<Key> {
+    Key::parse(std::str::from_utf8(name).ok()?.strip_prefix(PREFIX)?).ok()
+}
+
+/// Settings as they are told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Settings(BTreeMap<Key, Box<str>>);
+
+impl From<&Policy> for Settings {
+    fn from(policy: &Policy) -> Self {
+        Self(Key::ALL.into_iter().filter_map(|key| Some((key, policy.get(key)?.into()))).collect())
+    }
+}
+
+impl Settings {
+    fn policy(&self) -> Policy {
+        let mut policy = Policy::NONE;
+        for (key, text) in &self.0 {
+            // They have been set one after the other before.
+            let _ = policy.set(*key, text);
+        }
+        policy
+    }
+
+    pub fn get(&self, name: &[u8]) -> Option<&str> {
+        Some(self.0.get(&key(name)?)?)
+    }
+
+    /// The names of their attributes, as `listxattr` has them.
+    pub fn names(&self) -> impl Iterator<Item = u8> {
+        self.0.keys().flat_map(|key| key.attribute().into_bytes().into_iter().chain([0]))
+    }
+}
+
+/// What a server decides where nobody says anything else.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Server {
+    settings: Settings,
+    /// There are data servers.
+    pub scattered: bool,
+}
+
+impl Server {
+    pub fn new(settings: &Policy, scattered: bool) -> Self {
+        Self { settings: settings.into(), scattered }
+    }
+
+    fn effective(&self, own: &Settings) -> Policy {
+        own.policy().or(&self.settings.policy())
+    }
+}
+
+/// Where the bytes of a new file are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Born {
+    /// With the inode.
+    #[default]
+    Stuffed,
+    Striped,
+    /// On one data server.
+    Bare,
+}
+
+/// What is promised of where a file's bytes lie.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Layout {
+    born: Born,
+    bare: bool,
+    scattered: bool,
+    /// Once it is on data servers: by which rule, on how many at most, and with which parameters if that is known.
+    dist: String,
+    most: u16,
+    params: Option<String>,
+}
+
+impl Layout {
+    pub fn is(&self, told: &str) -> bool {
+        let value = |key: &str| {
+            let of = |line: &str| Some(line.split_once(" = ").filter(|(name, _)| *name == key)?.1.to_owned());
+            told.lines().find_map(of)
+        };
+        let quoted = |text: &str| format!("\"{text}\"");
+        let servers = value("servers").map_or(0, |list| list.split(',').count());
+        match value("place").as_deref() {
+            Some("\"metadata\"") => self.born == Born::Stuffed,
+            Some("\"store\"") => !self.scattered,
+            Some("\"data servers\"") => {
+                let params = self.params.as_deref().map(quoted);
+                self.scattered
+                    && value("dist_name") == Some(quoted(&self.dist))
+                    && (1..=usize::from(self.most)).contains(&servers)
+                    && (params.is_none() || value("dist_params") == params)
+                    && value("no_metafile").is_some() == self.bare
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Tree<'_> {
+    /// Of a new inode in a directory: what it takes from there, and where its bytes are.
+    pub fn inherited(&self, dir: Node, node: &NewNode) -> (Settings, Born) {
+        let settings = self.inode(dir).map_or(Settings::default(), |dir| dir.settings.clone());
+        let server = self.server();
+        let policy = server.effective(&settings);
+        let born = match node {
+            NewNode::Regular if !server.scattered => Born::Stuffed,
+            NewNode::Regular if policy.no_metafile() == Some(true) => Born::Bare,
+            NewNode::Regular if policy.stuffing() == Some(false) => Born::Striped,
+            _ => Born::Stuffed,
+        };
+        (settings, born)
+    }
+
+    /// A setting of an inode, or what has come of settings.
+    pub fn policy(&mut self, ino: Ino, name: &[u8]) -> Outcome {
+        self.of(ino, |tree, node| {
+            let Some(inode) = tree.inode(node) else { return Outcome::Gone };
+            if name == EFFECTIVE && inode.born == Born::Bare && !inode.bare {
+                // It has that of its directory when it left it: of which moment that was is not kept account of.
+                return Outcome::Unknown;
+            }
+            let is_file = inode.kind == FileType::Regular.bits();
+            let text = match name {
+                EFFECTIVE if is_file || inode.is_dir() => {
+                    Some(tree.server().effective(&inode.settings).explicit().to_toml())
+                }
+                LAYOUT if is_file => return Outcome::Layout(Box::new(tree.layout(inode))),
+                _ if inode.is_dir() => inode.settings.get(name).map(str::to_owned),
+                _ => None,
+            };
+            text.map_or(Outcome::fails([Errno::ENODATA]), |text| Outcome::Bytes(text.into_bytes()))
+        })
+    }
+
+    fn layout(&self, inode: &Inode) -> Layout {
+        let server = self.server();
+        let policy = server.effective(&inode.settings).explicit();
+        let (dist, most, params) = match policy.distribution() {
+            _ if inode.born == Born::Bare => (DistName::Basic, 1, None),
+            Some(DistName::Basic) => (DistName::Basic, 1, None),
+            Some(DistName::Varstrip) if policy.dist_params().is_some() => {
+                (DistName::Varstrip, u16::MAX, None)
+            }
+            // Without shares these are equal, as the server has them by itself.
+            Some(DistName::Varstrip) => (DistName::SimpleStripe, u16::MAX, None),
+            _ => {
+                let params = policy.dist_params().map(|params| params.text().to_owned());
+                (DistName::SimpleStripe, policy.num_dfiles().unwrap_or(u16::MAX), params)
+            }
+        };
+        let Inode { born, bare, .. } = *inode;
+        Layout { born, bare, scattered: server.scattered, dist: dist.to_string(), most, params }
+    }
+
+    /// Sets what begins as settings do, or removes it.
+    pub fn set_policy(&mut self, ino: Ino, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome {
+        let key = key(name);
+        self.of(ino, |tree, node| {
+            let Some(inode) = tree.inode(node) else { return Outcome::Gone };
+            if is_told(name) {
+                return Outcome::fails([Errno::EPERM]);
+            }
+            let (Some(key), true) = (key, inode.is_dir()) else {
+                // There can be none of a name that no setting has.
+                let is_removal = key.is_none() && value.is_none();
+                return Outcome::fails([if is_removal { Errno::ENODATA } else { Errno::EINVAL }]);
+            };
+            let mut policy = inode.settings.policy();
+            let is_there = policy.get(key).is_some();
+            let is_set = match value {
+                Some(value) => policy.set(key, &String::from_utf8_lossy(value)).map_err(|_| Errno::EINVAL),
+                None => {
+                    policy.unset(key);
+                    Ok(())
+                }
+            };
+            let of_mode = match mode {
+                XattrMode::Create if is_there => Some(Errno::EEXIST),
+                XattrMode::Replace if !is_there => Some(Errno::ENODATA),
+                _ => None,
+            };
+            let errnos: Vec<Errno> = of_mode.into_iter().chain(is_set.err()).collect();
+            if !errnos.is_empty() {
+                return Outcome::fails(errnos);
+            }
+            tree.change(node, |inode| inode.settings = (&policy).into());
+            tree.bequeath(node);
+            Outcome::Done
+        })
+    }
+}
+
+impl Action {
+    /// The directory whose policy it changes.
+    pub fn policy_of(&self) -> Option<Ino> {
+        match self {
+            Self::SetXattr { ino, name, .. } | Self::RemoveXattr { ino, name } if is_policy(name) => {
+                Some(*ino)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether it changes what another hands on, or tells. Of what has its policy from its directory nobody knows in which it is.
+    pub fn shapes(&self, other: &Self) -> bool {
+        let is_told = matches!(other, Self::GetXattr { name, of_bare: true, .. } if is_told(name));
+        match self {
+            Self::Unlink { .. } | Self::Rename { .. } => is_told,
+            _ => self.policy_of().is_some_and(|changed| match other {
+                Self::Create { dir, .. } => *dir == changed,
+                _ => is_told,
+            }),
+        }
+    }
+}
+
+/// Files that clients make themselves have their directory's policy of when they were begun, and get their names later. Of those during
+/// whose making the policy was changed nobody knows which it is.
+#[derive(Default)]
+pub struct Vague {
+    /// Calls that make them.
+    calls: BTreeSet<u64>,
+}
+
+impl Vague {
+    /// A call is made. `others`: what else is under way.
+    pub fn begin<'a>(
+        &mut self,
+        (call, action): (u64, &Action),
+        others: impl Iterator<Item = (u64, &'a Action)>,
+    ) {
+        let making = |action: &Action| match action {
+            Action::Create { dir, node: NewNode::Regular, .. } => Some(*dir),
+            _ => None,
+        };
+        for (other_call, other) in others {
+            if making(action).is_some_and(|dir| other.policy_of() == Some(dir)) {
+                self.calls.insert(call);
+            } else if making(other).is_some_and(|dir| action.policy_of() == Some(dir)) {
+                self.calls.insert(other_call);
+            }
+        }
+    }
+
+    pub fn is(&self, node: Node) -> bool {
+        self.calls.contains(&node.call)
+    }
+}
+
+/// What a server of a run decides: its settings, and what is so of data servers by itself.
+pub fn of_server(settings: &Policy, data_servers: u16, strip: u64) -> Policy {
+    let mut policy = Policy::NONE;
+    let (number, strip) = (data_servers.to_string(), format!("strip_size:{}", strip.max(64)));
+    if data_servers > 0 {
+        let own = [(Key::NumDfiles, &*number), (Key::DistName, "simple_stripe"), (Key::DistParams, &*strip)];
+        for (key, text) in own {
+            let _ = policy.set(key, text);
+        }
+    }
+    settings.or(&policy)
+}

@@ -1,0 +1,96 @@
+//! Policies of directories: who has which, and what comes of it for files.
+
+use espalier_proto::XattrMode;
+
+use super::*;
+
+/// Of a cluster with data servers: a directory, with a file in it.
+fn live() -> Run {
+    let rules = Rules { scattered: true, live: true, ..RULES };
+    let mut run = Run { checker: Checker::new(rules), ..Run::new() };
+    assert!(run.did(mkdir(1, "d"), Ok(dir(3))));
+    run
+}
+
+fn set(ino: u64, key: &str, value: &str) -> Call<'static> {
+    let (name, value) = (attribute(key), value.as_bytes().into());
+    Call::Request(Request::SetXattr { ino: Ino(ino), name, value, mode: XattrMode::Any, kill_sgid: false })
+}
+
+fn unset(ino: u64, key: &str) -> Call<'static> {
+    Call::Request(Request::RemoveXattr { ino: Ino(ino), name: attribute(key) })
+}
+
+fn get(ino: u64, key: &str) -> Call<'static> {
+    Call::Request(Request::GetXattr { ino: Ino(ino), name: attribute(key) })
+}
+
+fn attribute(key: &str) -> Box<[u8]> {
+    format!("user.espalier.{key}").into_bytes().into()
+}
+
+fn text(text: Option<&str>) -> Result<Answer, Errno> {
+    text.map(|text| bytes(text.as_bytes())).ok_or(Errno::ENODATA)
+}
+
+#[test]
+fn a_new_directory_has_the_policy_of_the_one_that_it_is_made_in() {
+    for (told, is_so) in [(Some("false"), true), (Some("true"), false), (None, false)] {
+        let mut run = live();
+        assert!(run.did(set(3, "stuffing", "false"), Ok(Answer::Done)));
+        assert!(run.did(mkdir(3, "e"), Ok(dir(4))));
+        // What is changed later above does not change it.
+        assert!(run.did(unset(3, "stuffing"), Ok(Answer::Done)));
+        assert!(run.did(get(3, "stuffing"), Err(Errno::ENODATA)));
+        assert_eq!(run.did(get(4, "stuffing"), text(told)), is_so, "{told:?}");
+    }
+    // Either, if it is changed meanwhile; and it stays so.
+    for (told, other) in [(Some("4"), None), (None, Some("4"))] {
+        let mut run = live();
+        let (setting, making) = (run.asks(set(3, "num_dfiles", "4")), run.asks(mkdir(3, "e")));
+        assert!(run.ends(making, Ok(dir(4))) && run.ends(setting, Ok(Answer::Done)));
+        assert!(run.did(get(4, "num_dfiles"), text(told)));
+        assert!(!run.did(get(4, "num_dfiles"), text(other)));
+    }
+}
+
+#[test]
+fn only_settings_that_make_sense_are_set_and_only_on_directories() {
+    let refused = [
+        (set(3, "stuffing", "perhaps"), Errno::EINVAL),
+        (set(3, "stuffed", "true"), Errno::EINVAL),
+        (set(3, "layout", "here"), Errno::EPERM),
+        (unset(3, "stuffing"), Errno::ENODATA),
+    ];
+    for (call, errno) in refused {
+        assert!(live().did(call.clone(), Err(errno)));
+        assert!(!live().did(call, Ok(Answer::Done)));
+    }
+    let mut run = live();
+    assert!(run.did(create("f"), Ok(file(2))));
+    assert!(run.did(set(2, "stuffing", "true"), Err(Errno::EINVAL)));
+    assert!(run.did(get(2, "stuffing"), Err(Errno::ENODATA)));
+    assert!(!run.did(set(2, "stuffing", "true"), Ok(Answer::Done)));
+}
+
+#[test]
+fn files_are_kept_as_their_directory_wanted_when_they_were_made() {
+    let striped = "place = \"data servers\"\nservers = [1]\ndist_name = \"basic\"\n";
+    let stuffed = "place = \"metadata\"\n";
+    let cases = [
+        ("stuffing", "false", striped, true),
+        ("stuffing", "false", stuffed, false),
+        ("stuffing", "true", stuffed, true),
+        ("no_metafile", "true", striped, false),
+    ];
+    for (key, value, told, is_so) in cases {
+        let mut run = live();
+        assert!(run.did(set(1, "dist_name", "basic"), Ok(Answer::Done)));
+        assert!(run.did(set(1, key, value), Ok(Answer::Done)));
+        let made = attr(2, FileType::Regular, 1, 0);
+        let perm = if key == "no_metafile" { 0o666 } else { 0o755 };
+        assert!(run.did(create("f"), Ok(entry(Attr { perm, ..made }))));
+        assert!(run.did(unset(1, key), Ok(Answer::Done)));
+        assert_eq!(run.did(get(2, "layout"), text(Some(told))), is_so, "{key} {value}");
+    }
+}

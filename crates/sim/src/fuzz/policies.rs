@@ -1,0 +1,127 @@
+//! Changes of directories' policies, made between a process's other calls: what is wanted of new files is switched while all goes on.
+
+use espalier_policy::Key;
+use espalier_proto::{Ino, Request, XattrMode};
+use rand::Rng;
+use rand::seq::IndexedRandom;
+
+use crate::check::{EFFECTIVE, LAYOUT};
+use crate::random::{Random, Seed};
+
+/// Which settings change in a run, and how files can be spread.
+#[derive(Clone, Debug)]
+pub struct Live {
+    seed: Seed,
+    pub keys: Vec<Key>,
+    strip: u64,
+}
+
+/// In so many runs of these policies change.
+const EVERY: u32 = 3;
+
+impl Live {
+    /// `by_client`: clients make files themselves, where nobody says anything else.
+    pub fn of(seed: u64, strip: u64, by_client: bool) -> Option<Self> {
+        let mut random = Seed(seed).random("fuzz policies", 0);
+        if random.random_range(0..EVERY) > 0 {
+            return None;
+        }
+        let spread = [Key::Stuffing, Key::Precreation, Key::NumDfiles, Key::DistName, Key::DistParams];
+        // Of a file that a client makes nobody knows which policy it has if that is changed meanwhile: it may be without a metafile
+        // nowhere, or everywhere.
+        let own = if by_client || random.random() { Key::Create } else { Key::NoMetafile };
+        Some(Self {
+            seed: Seed(seed),
+            keys: [own, own, own, Key::Stuffing].into_iter().chain(spread).collect(),
+            strip,
+        })
+    }
+
+    pub fn is_by_client(&self) -> bool {
+        self.keys.contains(&Key::Create)
+    }
+
+    fn text(&self, random: &mut Random, key: Key) -> String {
+        let switch = |random: &mut Random| random.random::<bool>().to_string();
+        let one_of =
+            |random: &mut Random, all: &[&str]| all.choose(random).map_or("", |text| *text).to_string();
+        match key {
+            _ if random.random_range(0..30) == 0 => "perhaps".into(),
+            Key::NumDfiles => random.random_range(1..=4).to_string(),
+            Key::DistName => one_of(random, &["basic", "simple_stripe", "varstrip"]),
+            // What a strip has is written at once: shares are whole strips.
+            Key::DistParams if random.random() => {
+                format!("strip_size:{}", self.strip * random.random_range(1..=3))
+            }
+            Key::DistParams => {
+                let share = |random: &mut Random| self.strip * random.random_range(1..=2);
+                format!("strips:0:{};1:{};0:{}", share(random), share(random), share(random))
+            }
+            Key::Stuffing | Key::Precreation | Key::NoMetafile => switch(random),
+            Key::Create => one_of(random, &["server", "client"]),
+        }
+    }
+}
+
+/// One process's changes, by numbers of its own: else it does what it did without.
+#[derive(Debug)]
+pub struct Policies {
+    live: Live,
+    random: Random,
+    /// The call that was made last was of these.
+    was_one: bool,
+}
+
+impl Policies {
+    pub fn new(live: Live, process: u32) -> Self {
+        let random = live.seed.random("fuzz policies of a process", process.into());
+        Self { live, random, was_one: false }
+    }
+
+    /// A call about the policy of something that is known, before the next other one.
+    pub fn next(&mut self, dirs: &[Ino], files: &[Ino]) -> Option<Request> {
+        let random = &mut self.random;
+        if self.was_one || random.random_range(0..6) > 0 {
+            self.was_one = false;
+            return None;
+        }
+        self.was_one = true;
+        let newest =
+            |all: &[Ino], random: &mut Random| all[all.len().saturating_sub(4)..].choose(random).copied();
+        // Much goes on in the root: there everybody's changes would be in question.
+        let dir = newest(dirs, random).filter(|dir| *dir != Ino::ROOT || random.random_range(0..3) == 0)?;
+        let any = newest(files, random).filter(|_| random.random()).unwrap_or(dir);
+        let key = *self.live.keys.choose(random)?;
+        let name = key.attribute().into_bytes().into_boxed_slice();
+        Some(match random.random_range(0..100) {
+            0..55 => {
+                let value = self.live.text(random, key).into_bytes().into();
+                let mode = match random.random_range(0..6) {
+                    0 => XattrMode::Create,
+                    1 => XattrMode::Replace,
+                    _ => XattrMode::Any,
+                };
+                Request::SetXattr { ino: dir, name, value, mode, kill_sgid: false }
+            }
+            55..68 => Request::RemoveXattr { ino: dir, name },
+            68..74 => Request::GetXattr { ino: any, name },
+            74..82 => Request::GetXattr { ino: any, name: EFFECTIVE.into() },
+            82..90 => Request::GetXattr { ino: any, name: LAYOUT.into() },
+            90..95 => Request::ListXattr { ino: any },
+            // What files cannot have, and nobody can set.
+            95..97 => Request::RemoveXattr { ino: any, name },
+            97 => {
+                let (name, value, mode) = (LAYOUT.into(), name, XattrMode::Any);
+                Request::SetXattr { ino: any, name, value, mode, kill_sgid: false }
+            }
+            98 => {
+                let (name, value) = (b"user.espalier.stuffed".as_slice().into(), b"true".as_slice().into());
+                Request::SetXattr { ino: any, name, value, mode: XattrMode::Any, kill_sgid: false }
+            }
+            _ => {
+                let (value, mode) = (self.live.text(random, key).into_bytes().into(), XattrMode::Any);
+                Request::SetXattr { ino: any, name, value, mode, kill_sgid: false }
+            }
+        })
+    }
+}
