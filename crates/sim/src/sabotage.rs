@@ -46,13 +46,15 @@ pub enum Breakage {
     UnsyncedDatafile,
     /// The journal does not say what a directory's policy has become.
     UnjournaledPolicy,
+    /// Nor which policy a new inode has from its directory.
+    UninheritedPolicy,
 }
 
 /// A frame begins with the sequence number of its first event.
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -70,6 +72,7 @@ impl Breakage {
         Self::KeptDatafile,
         Self::UnsyncedDatafile,
         Self::UnjournaledPolicy,
+        Self::UninheritedPolicy,
     ];
 }
 
@@ -156,6 +159,14 @@ impl Saboteur for Spoiler {
                 *frame = changed(frame, |event| {
                     if let Event::SetPolicy { policy, .. } = event {
                         *policy = None;
+                    }
+                });
+                None
+            }
+            (Breakage::UninheritedPolicy, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::Create { inode, .. } | Event::TmpFile { inode } = event {
+                        inode.rare.policy = None;
                     }
                 });
                 None
