@@ -119,8 +119,6 @@ pub struct Rules {
     pub server: Policy,
     /// Directories' policies change.
     pub live: bool,
-    /// Clients may make files themselves.
-    pub by_client: bool,
     /// So long after it was answered a change is durable; zero: at once. `None`: no power is lost.
     pub durable: Option<Nanos>,
     /// Clients believe names and attributes for so long.
@@ -139,7 +137,7 @@ impl Checker {
             strip: u64::from(rules.strip_bytes.max(1)),
             bare: bare || (live && scattered),
             live,
-            vague: (live && rules.by_client).then(Vague::default),
+            vague: (live && scattered).then(Vague::default),
             durability: rules.durable.map(|within| Durability::new(within, base.clone())),
             base,
             worlds: [World::default()].into(),
@@ -198,7 +196,11 @@ impl Checker {
         for (at, action) in checked.enumerate() {
             let id = PartId(number, at as u32);
             if let Some(vague) = &mut self.vague {
-                vague.begin((number, &action), self.pending.iter().map(|(id, part)| (id.0, &part.action)));
+                let others = self.pending.iter().map(|(id, part)| (id.0, &part.action));
+                let under_way: Vec<(u64, &Action)> = others.chain([(number, &action)]).collect();
+                let tree = |world: &World| Tree { base: &self.base, changes: world.changes.clone() };
+                let is_by_client = |dir| self.worlds.iter().any(|world| tree(world).is_by_client(dir));
+                self.given_up |= !vague.begin(&action, &under_way, is_by_client);
             }
             if let (Some(durability), false) = (&mut self.durability, action.is_read()) {
                 let action = action.clone();

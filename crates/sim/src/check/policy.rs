@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use espalier_policy::{DistName, Key, PREFIX, Policy};
+use espalier_policy::{Creator, DistName, Key, PREFIX, Policy};
 use espalier_proto::{Errno, FileType, Ino, NewNode, XattrMode};
 
 use super::action::Action;
@@ -144,6 +144,13 @@ impl Tree<'_> {
         (settings, born)
     }
 
+    /// Clients make a directory's files.
+    pub fn is_by_client(&self, dir: Ino) -> bool {
+        let creator = |dir: &Inode| self.server().effective(&dir.settings).create();
+        let inode = self.numbered(dir).and_then(|node| self.inode(node));
+        inode.is_none_or(|dir| creator(dir) == Some(Creator::Client))
+    }
+
     /// A setting of an inode, or what has come of settings.
     pub fn policy(&mut self, ino: Ino, name: &[u8]) -> Outcome {
         self.of(ino, |tree, node| {
@@ -234,6 +241,22 @@ impl Action {
         }
     }
 
+    /// Which setting of a directory it changes.
+    fn changed(&self, dir: Ino) -> Option<Key> {
+        match self {
+            Self::SetXattr { ino, name, .. } | Self::RemoveXattr { ino, name } if *ino == dir => key(name),
+            _ => None,
+        }
+    }
+
+    /// The directory that it makes a file in.
+    fn made_in(&self) -> Option<Ino> {
+        match self {
+            Self::Create { dir, node: NewNode::Regular, .. } => Some(*dir),
+            _ => None,
+        }
+    }
+
     /// Whether it changes what another hands on, or tells. Of what has its policy from its directory nobody knows in which it is.
     pub fn shapes(&self, other: &Self) -> bool {
         let is_told = matches!(other, Self::GetXattr { name, of_bare: true, .. } if is_told(name));
@@ -251,28 +274,33 @@ impl Action {
 /// whose making the policy was changed nobody knows which it is.
 #[derive(Default)]
 pub struct Vague {
-    /// Calls that make them.
+    /// Calls that may make files so; and those of them that nobody knows it of.
+    makers: BTreeSet<u64>,
     calls: BTreeSet<u64>,
 }
 
 impl Vague {
-    /// A call is made. `others`: what else is under way.
-    pub fn begin<'a>(
+    /// A call is made; `under_way` are all that are, with that one. `is_by_client`: whether clients may make a directory's files.
+    /// `false`: nobody knows whether one of the files has a metafile.
+    #[must_use]
+    pub fn begin(
         &mut self,
-        (call, action): (u64, &Action),
-        others: impl Iterator<Item = (u64, &'a Action)>,
-    ) {
-        let making = |action: &Action| match action {
-            Action::Create { dir, node: NewNode::Regular, .. } => Some(*dir),
-            _ => None,
-        };
-        for (other_call, other) in others {
-            if making(action).is_some_and(|dir| other.policy_of() == Some(dir)) {
-                self.calls.insert(call);
-            } else if making(other).is_some_and(|dir| action.policy_of() == Some(dir)) {
-                self.calls.insert(other_call);
-            }
+        action: &Action,
+        under_way: &[(u64, &Action)],
+        is_by_client: impl Fn(Ino) -> bool,
+    ) -> bool {
+        let Some(dir) = action.policy_of().or(action.made_in()) else { return true };
+        let changed: Vec<Key> = under_way.iter().filter_map(|(_, action)| action.changed(dir)).collect();
+        let is_by_client = changed.contains(&Key::Create) || is_by_client(dir);
+        let making = under_way.iter().filter(|(_, action)| action.made_in() == Some(dir));
+        let making: Vec<u64> = making.map(|(call, _)| *call).collect();
+        self.makers.extend(making.iter().filter(|_| is_by_client));
+        let vague: Vec<u64> = making.into_iter().filter(|call| self.makers.contains(call)).collect();
+        if changed.is_empty() {
+            return true;
         }
+        self.calls.extend(&vague);
+        vague.is_empty() || !changed.contains(&Key::NoMetafile)
     }
 
     pub fn is(&self, node: Node) -> bool {

@@ -19,7 +19,6 @@ const RULES: Rules = Rules {
     scattered: false,
     server: Policy::NONE,
     live: false,
-    by_client: false,
     durable: None,
     believed: None,
 };

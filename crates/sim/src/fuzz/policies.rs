@@ -20,25 +20,15 @@ pub struct Live {
 const EVERY: u32 = 3;
 
 impl Live {
-    /// `by_client`: clients make files themselves, where nobody says anything else.
-    pub fn of(seed: u64, strip: u64, by_client: bool) -> Option<Self> {
+    pub fn of(seed: u64, strip: u64) -> Option<Self> {
         let mut random = Seed(seed).random("fuzz policies", 0);
         if random.random_range(0..EVERY) > 0 {
             return None;
         }
         let spread = [Key::Stuffing, Key::Precreation, Key::NumDfiles, Key::DistName, Key::DistParams];
-        // Of a file that a client makes nobody knows which policy it has if that is changed meanwhile: it may be without a metafile
-        // nowhere, or everywhere.
-        let own = if by_client || random.random() { Key::Create } else { Key::NoMetafile };
-        Some(Self {
-            seed: Seed(seed),
-            keys: [own, own, own, Key::Stuffing].into_iter().chain(spread).collect(),
-            strip,
-        })
-    }
-
-    pub fn is_by_client(&self) -> bool {
-        self.keys.contains(&Key::Create)
+        let mut own = || if random.random() { Key::Create } else { Key::NoMetafile };
+        let often = [own(), own(), Key::Stuffing];
+        Some(Self { seed: Seed(seed), keys: often.into_iter().chain(spread).collect(), strip })
     }
 
     fn text(&self, random: &mut Random, key: Key) -> String {
@@ -81,7 +71,7 @@ impl Policies {
     /// A call about the policy of something that is known, before the next other one.
     pub fn next(&mut self, dirs: &[Ino], files: &[Ino]) -> Option<Request> {
         let random = &mut self.random;
-        if self.was_one || random.random_range(0..6) > 0 {
+        if self.was_one || random.random_range(0..10) > 0 {
             self.was_one = false;
             return None;
         }

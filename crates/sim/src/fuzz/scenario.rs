@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use espalier_policy::Creator;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
@@ -57,8 +56,7 @@ impl Case {
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
             users: random.random(),
         };
-        let by_client = scenario.policy.0.create() == Some(Creator::Client);
-        let live = Live::of(seed, strip.max(64), by_client);
+        let live = Live::of(seed, strip);
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
         }

@@ -5,10 +5,8 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use espalier_client::{Answer, Call};
-use espalier_policy::Creator;
 use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank};
 
-use super::policies::Live;
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
@@ -62,8 +60,6 @@ impl Watch {
                 scattered: cluster.data > 0,
                 server: of_server(settings, cluster.data, cluster.strip.0),
                 live: case.live.is_some(),
-                by_client: settings.create() == Some(Creator::Client)
-                    || case.live.as_ref().is_some_and(Live::is_by_client),
                 durable: case.durable,
                 believed: match cluster.cache {
                     Caching::Ttl(term) => Some(term),
