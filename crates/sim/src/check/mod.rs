@@ -174,12 +174,15 @@ impl Checker {
         let mut actions = Action::all(call, self.strip, &mut self.bytes.extents);
         for action in actions.iter_mut().filter(|_| self.bare) {
             match action {
-                Action::SetAttr { perm: Some(_), spreads, .. } => *spreads = true,
+                Action::SetAttr { ino, perm: Some(_), spreads } => *spreads = self.may_spread(*ino),
                 Action::SetXattr { ino, of_bare, .. } | Action::GetXattr { ino, of_bare, .. } => {
                     *of_bare = self.worlds.iter().any(|world| self.tree(world).may_be_bare(*ino));
                 }
                 _ => {}
             }
+        }
+        for action in actions.iter().filter(|_| self.bare) {
+            self.pending.values_mut().for_each(|part| part.action.spread(|dir| action.strips(dir)));
         }
         actions.iter().filter_map(Action::bytes_of).for_each(|ino| self.bear(ino));
         self.bytes.begin(&actions, self.pending.values().map(|part| &part.action));
@@ -296,6 +299,8 @@ impl Checker {
         self.data_lost_power();
         let Some(durability) = self.durability.as_mut() else { return Ok(()) };
         for (id, part) in &mut self.pending {
+            // What directories want may be what they wanted before.
+            part.action.spread(|_| self.bare);
             part.may_be_lost |=
                 durability.tells_early() && durability.calls.get(id).is_some_and(|it| it.rank == rank);
         }
@@ -439,6 +444,12 @@ impl Checker {
         }
         self.checked += 1;
         Ok(())
+    }
+
+    /// A directory may have files without metafiles.
+    fn may_spread(&self, ino: Ino) -> bool {
+        self.worlds.iter().any(|world| self.tree(world).may_have_bare(ino))
+            || self.pending.values().any(|part| part.action.strips(ino))
     }
 
     /// Notes of a file if its bytes may not be with its inode.

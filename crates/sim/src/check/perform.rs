@@ -154,7 +154,7 @@ impl Tree<'_> {
     }
 
     /// It is a file without a metafile.
-    fn is_bare(&self, node: Node) -> bool {
+    pub fn is_bare(&self, node: Node) -> bool {
         self.inode(node).is_some_and(|inode| inode.bare)
     }
 

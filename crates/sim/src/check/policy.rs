@@ -151,6 +151,15 @@ impl Tree<'_> {
         inode.is_none_or(|dir| creator(dir) == Some(Creator::Client))
     }
 
+    /// As far as anybody knows.
+    pub fn may_have_bare(&self, dir: Ino) -> bool {
+        self.numbered(dir).is_none_or(|dir| {
+            self.inode(dir).is_some_and(Inode::is_dir)
+                && (self.inherited(dir, &NewNode::Regular).1 == Born::Bare
+                    || self.names(dir).into_values().any(|node| self.is_bare(node)))
+        })
+    }
+
     /// A setting of an inode, or what has come of settings.
     pub fn policy(&mut self, ino: Ino, name: &[u8]) -> Outcome {
         self.of(ino, |tree, node| {
@@ -238,6 +247,18 @@ impl Action {
                 Some(*ino)
             }
             _ => None,
+        }
+    }
+
+    /// It changes whether a directory's files have metafiles.
+    pub fn strips(&self, dir: Ino) -> bool {
+        self.changed(dir) == Some(Key::NoMetafile)
+    }
+
+    /// Bare files of a directory may get the permissions that it gives that, if so.
+    pub fn spread(&mut self, is_so: impl FnOnce(Ino) -> bool) {
+        if let Self::SetAttr { ino, perm: Some(_), spreads } = self {
+            *spreads |= is_so(*ino);
         }
     }
 

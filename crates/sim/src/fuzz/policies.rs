@@ -20,15 +20,21 @@ pub struct Live {
 const EVERY: u32 = 3;
 
 impl Live {
-    pub fn of(seed: u64, strip: u64) -> Option<Self> {
+    /// `by_client`: clients make files themselves, where nobody says anything else.
+    pub fn of(seed: u64, strip: u64, by_client: bool) -> Option<Self> {
         let mut random = Seed(seed).random("fuzz policies", 0);
         if random.random_range(0..EVERY) > 0 {
             return None;
         }
         let spread = [Key::Stuffing, Key::Precreation, Key::NumDfiles, Key::DistName, Key::DistParams];
-        let mut own = || if random.random() { Key::Create } else { Key::NoMetafile };
-        let often = [own(), own(), Key::Stuffing];
-        Some(Self { seed: Seed(seed), keys: often.into_iter().chain(spread).collect(), strip })
+        // The check gives up if nobody can know whether a file that a client makes has a metafile: that is seldom looked at.
+        let own = match random.random_range(0..6) {
+            0 => [Key::Create, Key::NoMetafile],
+            1..4 if !by_client => [Key::NoMetafile; 2],
+            _ => [Key::Create; 2],
+        };
+        let often = own.into_iter().chain([Key::Stuffing]);
+        Some(Self { seed: Seed(seed), keys: often.chain(spread).collect(), strip })
     }
 
     fn text(&self, random: &mut Random, key: Key) -> String {

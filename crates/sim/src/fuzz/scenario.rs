@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use espalier_policy::Creator;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
@@ -56,7 +57,8 @@ impl Case {
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
             users: random.random(),
         };
-        let live = Live::of(seed, strip);
+        let by_client = scenario.policy.0.create() == Some(Creator::Client);
+        let live = Live::of(seed, strip, by_client);
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
         }
