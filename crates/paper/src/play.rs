@@ -127,7 +127,10 @@ impl Running {
             let done = self.program.take_finished();
             done.iter().for_each(|done| self.tally.borrow_mut().add(done));
             match act {
-                Act::Call(caller, call) => answer = Some(self.client.call(caller, call).await),
+                // No workload interrupts anything.
+                Act::Call(caller, call) | Act::CallFor(caller, call, _) => {
+                    answer = Some(self.client.call(caller, call).await);
+                }
                 Act::Pause(time) => tokio::time::sleep(Duration::from_nanos(time.0)).await,
                 Act::Forget => self.client.forget(),
                 Act::Barrier(_) => Barrier::wait(&self.barrier).await,

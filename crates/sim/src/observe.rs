@@ -35,6 +35,9 @@ pub trait Observer {
         None
     }
 
+    /// A message has come.
+    fn arrived(&mut self, _now: Nanos, _from: Node, _to: Node, _message: &Message) {}
+
     /// A message is on its way.
     fn sent(&mut self, _now: Nanos, _from: Node, _to: Node, _message: &Message) {}
 }

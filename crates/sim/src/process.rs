@@ -22,6 +22,8 @@ pub use files::{FileTable, WORKING_DIR};
 pub enum Act {
     /// The answer to a call.
     Call(Caller, Call<'static>),
+    /// The same, but after that time it is interrupted.
+    CallFor(Caller, Call<'static>, Nanos),
     /// That so much time goes by.
     Pause(Nanos),
     /// Nothing, but its client forgets what it has cached.

@@ -1,9 +1,12 @@
 //! Broken variants of the program, to see that random runs find out. What is broken sits between machines and what carries their
 //! messages and does their I/O, so that there is nothing of it in the machines.
 
+use std::collections::BTreeSet;
+
 use espalier_meta::{Event, Io, IoDone, PeerMessage, StreamCall, StreamDone, TransactionId};
 use espalier_proto::{
-    DataReply, DataRequest, Errno, FromClient, FromData, FromServer, Position, Reply, RequestId, ToData,
+    DataReply, DataRequest, Errno, FromClient, FromData, FromServer, Position, Reply, Request, RequestId,
+    ToData, Touched,
 };
 
 use crate::message::Message;
@@ -48,13 +51,23 @@ pub enum Breakage {
     UnjournaledPolicy,
     /// Nor which policy a new inode has from its directory.
     UninheritedPolicy,
+    /// Quotas allow one file more than was asked for, and tell what was asked for.
+    LaxQuota,
+    /// What quotas there are ranks do not tell each other.
+    UntoldQuota,
+    /// Who is refused a lock takes it for given.
+    SharedLock,
+    /// What is unlocked stays locked.
+    KeptLock,
+    /// Who waits for a lock is not told that he has it.
+    UntoldLock,
 }
 
 /// A frame begins with the sequence number of its first event.
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 23] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -73,6 +86,11 @@ impl Breakage {
         Self::UnsyncedDatafile,
         Self::UnjournaledPolicy,
         Self::UninheritedPolicy,
+        Self::LaxQuota,
+        Self::UntoldQuota,
+        Self::SharedLock,
+        Self::KeptLock,
+        Self::UntoldLock,
     ];
 }
 
@@ -81,11 +99,13 @@ impl Breakage {
 pub struct Spoiler {
     what: Breakage,
     count: u64,
+    /// Requests that tell of a limit, or ask for a lock, with who has asked whom.
+    asked: BTreeSet<(Node, Node, RequestId)>,
 }
 
 impl Spoiler {
     pub fn new(what: Breakage) -> Self {
-        Self { what, count: 0 }
+        Self { what, count: 0, asked: BTreeSet::new() }
     }
 
     fn arrives_at_data(&mut self, asked: ToData) -> Arrival {
@@ -102,6 +122,42 @@ impl Spoiler {
         Arrival::Taken(Message::ToData(asked))
     }
 
+    fn with_more_room(&mut self, from: Node, to: Node, mut message: Message) -> Message {
+        match &mut message {
+            Message::FromClient(FromClient::Request { id, request, .. }) => match request {
+                Request::SetXattr { name, value, .. } if is_limit(name) && **value != *b"0" => add(value, 1),
+                Request::GetXattr { name, .. } if is_limit(name) => {
+                    self.asked.insert((from, to, *id));
+                }
+                _ => {}
+            },
+            Message::FromServer(FromServer::Reply { id, result: Ok(Reply::Bytes(told)), .. })
+                if self.asked.remove(&(to, from, *id)) =>
+            {
+                let mut value = told.as_slice().into();
+                add(&mut value, -1);
+                *told = value.into();
+            }
+            _ => {}
+        }
+        message
+    }
+
+    fn with_lock(&mut self, from: Node, to: Node, mut message: Message) -> Message {
+        match &mut message {
+            Message::FromClient(FromClient::Request { id, request: Request::Lock { .. }, .. }) => {
+                self.asked.insert((from, to, *id));
+            }
+            Message::FromServer(FromServer::Reply { id, result, .. })
+                if *result == Err(Errno::EAGAIN) && self.asked.remove(&(to, from, *id)) =>
+            {
+                *result = Ok(Reply::Done);
+            }
+            _ => {}
+        }
+        message
+    }
+
     fn every(&mut self, times: u64) -> bool {
         self.count += 1;
         self.count.is_multiple_of(times)
@@ -109,7 +165,7 @@ impl Spoiler {
 }
 
 impl Saboteur for Spoiler {
-    fn arrives(&mut self, _: Node, _: Node, message: Message) -> Arrival {
+    fn arrives(&mut self, from: Node, to: Node, message: Message) -> Arrival {
         match (self.what, message) {
             (Breakage::IgnoredRevocation, Message::FromServer(FromServer::Revoke { number, .. })) => {
                 Arrival::Answered(Message::FromClient(FromClient::Revoked { number }))
@@ -129,6 +185,18 @@ impl Saboteur for Spoiler {
             }
             (Breakage::UncountedUsage, Message::Peer(PeerMessage::Usage { last, .. })) => {
                 Arrival::Answered(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
+            }
+            (Breakage::UntoldQuota, Message::Peer(PeerMessage::Counted { last, .. })) => {
+                Arrival::Taken(Message::Peer(PeerMessage::Counted { last, limits: Vec::new() }))
+            }
+            (Breakage::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
+            (Breakage::SharedLock, message) => Arrival::Taken(self.with_lock(from, to, message)),
+            (Breakage::UntoldLock, Message::FromServer(FromServer::Locked { .. })) => Arrival::Swallowed,
+            (what, Message::FromClient(FromClient::Request { id, request, .. }))
+                if is_ignored_lock(what, &request) =>
+            {
+                let (lease_ms, touched, result) = (0, Touched::default(), Ok(Reply::Done));
+                Arrival::Answered(Message::FromServer(FromServer::Reply { id, lease_ms, touched, result }))
             }
             (_, Message::ToData(asked)) => self.arrives_at_data(asked),
             (_, message) => Arrival::Taken(message),
@@ -187,6 +255,23 @@ impl Saboteur for Spoiler {
             _ => None,
         }
     }
+}
+
+fn is_ignored_lock(what: Breakage, request: &Request) -> bool {
+    match request {
+        Request::Unlock { .. } => what == Breakage::KeptLock,
+        _ => false,
+    }
+}
+
+fn is_limit(name: &[u8]) -> bool {
+    *name == *b"user.espalier.quota.max_files"
+}
+
+/// To a decimal number.
+fn add(value: &mut Box<[u8]>, more: i64) {
+    let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
+    *value = number.map_or(0, |number| number + more).to_string().into_bytes().into();
 }
 
 fn finished(id: TransactionId) -> Arrival {

@@ -347,6 +347,10 @@ impl<'o> World<'o> {
                 self.clients[client as usize].prepared(&mut self.fabric, job, since);
                 self.after_client(client as usize);
             }
+            Event::Interrupt { client, call } => {
+                self.clients[client as usize].interrupt(&mut self.fabric, call);
+                self.after_client(client as usize);
+            }
             Event::Resume { client, process } => {
                 self.clients[client as usize].resume(&mut self.fabric, process);
                 self.after_client(client as usize);
@@ -366,6 +370,7 @@ impl<'o> World<'o> {
 
     fn arrives(&mut self, wire: WireId, to: Node, message: Message) {
         let Some(from) = self.fabric.other(wire, to) else { return };
+        self.fabric.observer.arrived(self.fabric.now, from, to, &message);
         let message = match self.fabric.saboteur.arrives(from, to, message) {
             Arrival::Taken(message) => message,
             Arrival::Swallowed => return,

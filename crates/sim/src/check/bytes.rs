@@ -50,7 +50,8 @@ impl Bytes {
         self.born.insert(ino);
     }
 
-    fn is_big(&self, ino: Ino) -> bool {
+    /// Clients may write to it by themselves.
+    pub fn is_big(&self, ino: Ino) -> bool {
         self.unstuffed || self.born.contains(&ino) || self.extents.get(&ino).is_some_and(|extent| *extent > 1)
     }
 

@@ -10,10 +10,12 @@ mod action;
 mod believed;
 mod bytes;
 mod durable;
+mod locks;
 mod outcome;
 mod perform;
 mod permit;
 mod policy;
+mod quota;
 mod search;
 #[cfg(test)]
 mod tests;
@@ -33,10 +35,13 @@ use action::Action;
 use believed::Believed;
 use bytes::Bytes;
 use durable::{Durability, Logged};
+pub use locks::Locks;
 use outcome::{Told, is_refusal, is_unknown};
 pub use permit::Who;
 use policy::{Born, Server, Vague};
 pub use policy::{EFFECTIVE, LAYOUT, of_server};
+use quota::Quotas;
+pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
 use search::{Part, PartId, Search, World};
 use tree::{Base, Tree};
 pub use usage::ALL as USAGES;
@@ -94,6 +99,7 @@ pub struct Checker {
     asked: BTreeMap<(ClientId, u64), Asked>,
     next: u64,
     bytes: Bytes,
+    quotas: Quotas,
     believed: Option<Believed>,
     past: VecDeque<Past>,
     durability: Option<Durability>,
@@ -113,6 +119,8 @@ pub struct Checker {
 #[derive(Clone, Debug)]
 pub struct Rules {
     pub strip_bytes: u32,
+    /// Ranks tell each other late what is below directories.
+    pub several_ranks: bool,
     /// Strips lie on several data servers.
     pub scattered: bool,
     /// What servers decide of files where directories have no policy.
@@ -128,8 +136,8 @@ pub struct Rules {
 impl Checker {
     /// Of an empty tree.
     pub fn new(rules: Rules) -> Self {
-        let Rules { scattered, live, server, .. } = &rules;
-        let (scattered, live) = (*scattered, *live);
+        let Rules { scattered, live, several_ranks, server, .. } = &rules;
+        let (scattered, live, several_ranks) = (*scattered, *live, *several_ranks);
         let bare = scattered && server.no_metafile() == Some(true);
         let unstuffed = bare || (scattered && server.stuffing() == Some(false));
         let base = tree::empty(Server::new(server, scattered));
@@ -145,6 +153,7 @@ impl Checker {
             asked: BTreeMap::new(),
             next: 1,
             bytes: Bytes::new(scattered, unstuffed && !live),
+            quotas: Quotas::new(several_ranks),
             believed: rules.believed.map(Believed::new),
             past: VecDeque::new(),
             distrusted_until: Nanos::ZERO,
@@ -194,6 +203,7 @@ impl Checker {
         };
         let number = self.next;
         self.next += 1;
+        self.quotas.begin(number, &actions);
         let mut parts = Vec::new();
         let checked = actions.into_iter().filter(|action| !self.bytes.is_of_lost(action));
         for (at, action) in checked.enumerate() {
@@ -256,6 +266,7 @@ impl Checker {
             }
         }
         if is_over {
+            self.check_quotas(now, client, &asked, &parts, result)?;
             self.explain(now, client, &asked, &parts, result)?;
             let told = match result {
                 Ok(Answer::Created(entry, _)) => Some(entry.attr.ino),
@@ -337,6 +348,7 @@ impl Checker {
     /// A rank begins, anew perhaps: what it had done before it tells again, with what is so by then.
     pub fn began(&mut self, now: Nanos, rank: Rank) {
         self.began.insert(rank, now);
+        self.quotas.began();
     }
 
     /// A rank has ended a client's session: what the client knows by number it may find no more.
@@ -355,6 +367,40 @@ impl Checker {
                 durability.forget(ino);
             }
         }
+    }
+
+    /// Nothing exceeds a quota, and nothing else is refused for one's sake.
+    fn check_quotas(
+        &mut self,
+        now: Nanos,
+        client: ClientId,
+        asked: &Asked,
+        parts: &[(PartId, Action)],
+        result: &Result<Answer, Errno>,
+    ) -> Result<(), Box<Violation>> {
+        let is_refused = matches!(result, Err(Errno::EDQUOT));
+        let may_be_lost = |id: &PartId| self.pending.get(id).is_some_and(|part| part.may_be_lost);
+        let is_before = |world: &&World| parts.iter().all(|(id, _)| !world.is_done(*id));
+        let trees = self.worlds.iter().filter(is_before).map(|world| self.tree(world));
+        let call = (asked.number, asked.since);
+        let is_right = self.given_up
+            || (result.is_err() && !is_refused)
+            || parts.iter().any(|(id, _)| may_be_lost(id))
+            || self.quotas.allow(call, is_refused, self.strip, &self.bytes, trees);
+        let oldest = self.asked.values().map(|asked| asked.since).min().unwrap_or(now);
+        let told = result.as_ref().map(drop).map_err(|errno| *errno);
+        self.quotas.end(asked.number, now, told, oldest);
+        if is_right {
+            return Ok(());
+        }
+        if self.is_unsure {
+            self.given_up = true;
+            return Ok(());
+        }
+        let told =
+            if is_refused { "No quota would have been exceeded" } else { "A quota would have been exceeded" };
+        let action = parts.first().map_or(Action::Attr { ino: Ino::ROOT }, |(_, action)| action.clone());
+        Err(Box::new(self.violation(now, client, asked, &action, result, [told.into()].into())))
     }
 
     fn explain(

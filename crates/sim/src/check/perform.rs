@@ -9,7 +9,7 @@ use super::outcome::{Outcome, Stat};
 use super::permit::Who;
 use super::policy::{self, Born};
 use super::tree::{Inode, Node, Tree};
-use super::usage;
+use super::{quota, usage};
 
 /// What somebody asked about may be.
 enum Found {
@@ -46,6 +46,15 @@ impl Tree<'_> {
                 told.map_or(Outcome::fails([Errno::ENODATA]), |told| Outcome::Bytes(told.into_bytes()))
             }),
             Action::GetXattr { ino, name, .. } if policy::is_policy(name) => self.policy(*ino, name),
+            Action::GetXattr { ino, name, .. } if quota::is_limit(name) => {
+                self.of_inode(*ino, |inode| quota::told(inode, name))
+            }
+            Action::SetXattr { ino, name, value, mode, .. } if quota::is_limit(name) => {
+                self.of(*ino, |tree, node| tree.limit(node, name, Some(value), *mode))
+            }
+            Action::RemoveXattr { ino, name, .. } if quota::is_limit(name) => {
+                self.of(*ino, |tree, node| tree.limit(node, name, None, XattrMode::Replace))
+            }
             Action::GetXattr { ino, name, .. } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
                 Some(value) => Outcome::Bytes(value.to_vec()),
                 None => Outcome::fails([Errno::ENODATA]),

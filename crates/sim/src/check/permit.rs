@@ -6,6 +6,7 @@ use espalier_proto::{Access, Caller, Errno, Ino, Name, RenameFlags, mode};
 
 use super::action::Action;
 use super::outcome::Outcome;
+use super::quota;
 use super::tree::{Inode, Tree};
 
 /// Who calls.
@@ -69,6 +70,9 @@ impl Tree<'_> {
             Action::GetXattr { ino, .. } => lacks(ino, Access::READ),
             Action::Open { ino, access } | Action::Truncate { ino, by: Some(access), .. } => {
                 lacks(ino, *access)
+            }
+            Action::SetXattr { name, .. } | Action::RemoveXattr { name, .. } if quota::is_limit(name) => {
+                Some(Errno::EPERM)
             }
             Action::SetXattr { ino, .. } | Action::RemoveXattr { ino, .. } => {
                 let is_foreign = |it: &&Inode| it.is_dir() && it.perm & mode::STICKY != 0 && !who.owns(it);

@@ -8,6 +8,7 @@ use espalier_proto::{Errno, FileType, Ino, NewNode, XattrMode};
 
 use super::action::Action;
 use super::outcome::Outcome;
+use super::quota;
 use super::tree::{Inode, Node, Tree};
 
 /// What holds for an inode, with what the server decides.
@@ -16,7 +17,7 @@ pub const EFFECTIVE: &[u8] = b"user.espalier.policy";
 pub const LAYOUT: &[u8] = b"user.espalier.layout";
 
 pub fn is_policy(name: &[u8]) -> bool {
-    name.starts_with(PREFIX.as_bytes())
+    name.starts_with(PREFIX.as_bytes()) && !quota::is_limit(name)
 }
 
 /// It tells what has come of policies.

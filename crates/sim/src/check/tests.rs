@@ -9,13 +9,16 @@ use espalier_proto::{
 use super::*;
 
 mod bare;
+mod locks;
 mod policy;
+mod quotas;
 mod users;
 mod weaker;
 
 const STRIP: u32 = 8;
 const RULES: Rules = Rules {
     strip_bytes: STRIP,
+    several_ranks: false,
     scattered: false,
     server: Policy::NONE,
     live: false,

@@ -7,6 +7,7 @@ use espalier_policy::Policy;
 use espalier_proto::{FileType, Ino, Name};
 
 use super::policy::{Born, Server, Settings};
+use super::quota::Quota;
 
 /// An inode, named by the call that makes it; what number it has is found out later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -71,6 +72,7 @@ pub struct Inode {
     /// Of a file: what of each strip has been written, from its beginning on.
     pub strips: Strips,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    pub quota: Quota,
 }
 
 pub type Strips = BTreeMap<u64, Rc<[u8]>>;
@@ -93,6 +95,7 @@ impl Inode {
             settings: Settings::default(),
             strips: BTreeMap::new(),
             xattrs: BTreeMap::new(),
+            quota: Quota::default(),
         }
     }
 

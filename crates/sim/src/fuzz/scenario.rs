@@ -8,6 +8,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::policies::Live;
+use super::quotas;
 use super::wander::Habits;
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
@@ -56,6 +57,8 @@ impl Case {
             bytes: *[0, 10, 40, 80].choose(&mut random).unwrap_or(&0),
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
             users: random.random(),
+            quotas: habit_of_quotas(seed, strip),
+            locks: Seed(seed).random("fuzz locks", 0).random_range(0..3) == 0,
         };
         let by_client = scenario.policy.0.create() == Some(Creator::Client);
         let live = Live::of(seed, strip, by_client);
@@ -84,6 +87,12 @@ impl Case {
             scenario,
         })
     }
+}
+
+/// By numbers of its own, so that a seed is else what it was.
+fn habit_of_quotas(seed: u64, strip: u64) -> Option<quotas::Habit> {
+    let is_limited = Seed(seed).random("fuzz quotas", 0).random_range(0..3) == 0;
+    is_limited.then_some(quotas::Habit { strip })
 }
 
 fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {

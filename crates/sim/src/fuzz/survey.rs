@@ -5,8 +5,9 @@ use std::collections::BTreeSet;
 use espalier_client::{Answer, Call};
 use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Request};
 
+use super::quotas::Trials;
 use super::wander::CALLER;
-use crate::check::{EFFECTIVE, LAYOUT, USAGES};
+use crate::check::{EFFECTIVE, LAYOUT, QUOTAS, QUOTAS_LATE, USAGES};
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -26,18 +27,25 @@ pub struct Surveyor {
     /// Directories' policies have changed.
     live: bool,
     seen: BTreeSet<Ino>,
+    /// Whether quotas hold is tried at last.
+    trials: Option<Trials>,
     asked: Option<Call<'static>>,
 }
 
 impl Surveyor {
-    pub fn new(from: Nanos, live: bool) -> Self {
+    /// `live`: directories' policies have changed; `limited`: there are quotas.
+    pub fn new(from: Nanos, live: bool, limited: bool) -> Self {
         let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
-        let last = usages(Ino::ROOT).collect();
-        Self { from, has_waited: false, left, last, live, seen: BTreeSet::new(), asked: None }
+        let last = usages(Ino::ROOT, limited).collect();
+        let trials = limited.then(Trials::default);
+        Self { from, has_waited: false, left, last, live, seen: BTreeSet::new(), trials, asked: None }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
         let Some(asked) = self.asked.take() else { return };
+        if let Some(trials) = &mut self.trials {
+            trials.learn(&asked, answer);
+        }
         match (asked, answer) {
             (Call::Request(Request::ReadDir { dir, .. }), Ok(Answer::Listing { entries, end, .. })) => {
                 let last = entries.last().filter(|_| !end);
@@ -52,7 +60,7 @@ impl Surveyor {
                     match entry.kind {
                         FileType::Directory if self.seen.insert(ino) => {
                             self.left.push(list(ino, 0));
-                            self.last.extend(usages(ino));
+                            self.last.extend(usages(ino, self.trials.is_some()));
                         }
                         FileType::Symlink => self.left.push(Call::Request(Request::ReadLink { ino })),
                         FileType::Regular => {
@@ -80,8 +88,9 @@ fn list(dir: Ino, after: u64) -> Call<'static> {
     Call::Request(Request::ReadDir { dir, after, limit: 100, plus: false })
 }
 
-fn usages(ino: Ino) -> impl Iterator<Item = Call<'static>> {
-    USAGES.into_iter().map(move |name| told(ino, name))
+fn usages(ino: Ino, limited: bool) -> impl Iterator<Item = Call<'static>> {
+    let limits = QUOTAS.into_iter().filter(move |_| limited);
+    USAGES.into_iter().chain(limits).map(move |name| told(ino, name))
 }
 
 fn told(ino: Ino, name: &[u8]) -> Call<'static> {
@@ -110,7 +119,11 @@ impl Program for Surveyor {
                 self.asked = Some(call.clone());
                 Act::Call(CALLER, call)
             }
-            None if self.last.is_empty() => Act::End,
+            None if self.last.is_empty() => {
+                let Some(call) = self.trials.as_mut().and_then(Trials::next) else { return Act::End };
+                self.left.push(call);
+                Act::Pause(QUOTAS_LATE)
+            }
             None => {
                 std::mem::swap(&mut self.left, &mut self.last);
                 Act::Pause(LATE)

@@ -10,7 +10,9 @@ use espalier_proto::{
 };
 use rand::Rng;
 
+use super::locks::{self, Locker};
 use super::policies::{Live, Policies};
+use super::quotas;
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -36,6 +38,9 @@ pub struct Habits {
     pub moves: u32,
     /// Not all callers are the superuser.
     pub users: bool,
+    pub quotas: Option<quotas::Habit>,
+    /// Files are locked.
+    pub locks: bool,
 }
 
 /// See the module's description.
@@ -58,6 +63,7 @@ pub struct Wanderer {
     listing: Option<(Ino, u64)>,
     written: u32,
     policies: Option<Policies>,
+    locker: Locker,
 }
 
 impl Wanderer {
@@ -80,11 +86,14 @@ impl Wanderer {
             listing: None,
             written: 0,
             policies: live.map(|live| Policies::new(live, number)),
+            locker: Locker::new(number),
         }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
-        match (self.asked.take(), answer) {
+        let asked = self.asked.take();
+        asked.iter().for_each(|asked| self.locker.learn(asked, answer));
+        match (asked, answer) {
             (_, Ok(Answer::Entry(entry))) => self.know(entry.attr.ino, entry.attr.kind),
             (_, Ok(Answer::Created(Entry { attr, .. }, _))) => {
                 self.know(attr.ino, attr.kind);
@@ -124,6 +133,17 @@ impl Wanderer {
     fn next(&mut self, random: &mut Random) -> Call<'static> {
         if let Some((dir, after)) = self.listing.take() {
             return Call::Request(Request::ReadDir { dir, after, limit: 2, plus: random.random() });
+        }
+        if let Some(habit) = self.habits.quotas {
+            // Others than the superuser are refused.
+            let dir = recent(random, &self.dirs);
+            let request = habit.next(random, dir);
+            if let Some(request) = request {
+                return Call::Request(request);
+            }
+        }
+        if self.habits.locks && random.random_range(0..100) < locks::OFTEN {
+            return self.about_locks(random);
         }
         if random.random_range(0..100) < self.habits.bytes {
             return self.about_bytes(random);
@@ -197,6 +217,20 @@ impl Wanderer {
         }
     }
 
+    fn about_locks(&mut self, random: &mut Random) -> Call<'static> {
+        let open: Vec<Ino> = self.open.keys().copied().collect();
+        // Most are after the same file.
+        let one = if random.random_range(0..4) == 0 { random.random_range(0..open.len().max(1)) } else { 0 };
+        Call::Request(match open.get(one) {
+            Some(ino) => self.locker.next(random, *ino),
+            None => {
+                let (dir, name, node) = (Ino::ROOT, any_name(random), NewNode::Regular);
+                let (perm, umask, open, exclusive) = (0o777, 0, Some(how(random)), false);
+                Request::Create { dir, name, node, perm, umask, open, exclusive }
+            }
+        })
+    }
+
     fn about_bytes(&mut self, random: &mut Random) -> Call<'static> {
         let open: Vec<Ino> = self.open.keys().copied().collect();
         let Some(ino) = open.get(random.random_range(0..open.len().max(1))).copied() else {
@@ -234,7 +268,11 @@ impl Wanderer {
         }
     }
 
+    /// Closes a file on which it has no locks.
     fn close(&mut self, ino: Ino) -> Call<'static> {
+        if let Some(unlock) = self.locker.leave(ino) {
+            return Call::Request(unlock);
+        }
         if let Some(opens) = self.open.get_mut(&ino) {
             *opens -= 1;
             if *opens == 0 {
@@ -263,7 +301,10 @@ impl Wanderer {
                 Some(Call::Write { ino, offset: 0, data, kill_suid_gid: false })
             }
             (LAST, Some(ino)) => Some(Call::Request(Request::Fsync { ino })),
-            _ => self.open.keys().next().copied().map(|ino| self.close(ino)),
+            _ => {
+                let unlock = self.locker.give_up().map(Call::Request);
+                unlock.or_else(|| self.open.keys().next().copied().map(|ino| self.close(ino)))
+            }
         }
     }
 
@@ -311,7 +352,10 @@ impl Program for Wanderer {
             call
         };
         self.asked = Some(call.clone());
-        Act::Call(self.caller.clone(), call)
+        match Locker::patience(random, &call) {
+            Some(patience) => Act::CallFor(self.caller.clone(), call, patience),
+            None => Act::Call(self.caller.clone(), call),
+        }
     }
 }
 

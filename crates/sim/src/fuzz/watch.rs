@@ -10,7 +10,7 @@ use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank};
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
-use crate::check::{Checker, Rules, Violation, of_server, shortened};
+use crate::check::{Checker, Locks, Rules, Violation, of_server, shortened};
 use crate::message::Message;
 use crate::observe::{Node, Observer};
 use crate::scenario::Caching;
@@ -27,6 +27,7 @@ pub struct Trace {
 /// See the module's description.
 pub struct Watch {
     pub checker: Checker,
+    locks: Locks,
     pub violation: Option<Box<Violation>>,
     pub trace: Trace,
     ranks: u32,
@@ -57,6 +58,7 @@ impl Watch {
         Self {
             checker: Checker::new(Rules {
                 strip_bytes: strip,
+                several_ranks: cluster.ranks > 1,
                 scattered: cluster.data > 0,
                 server: of_server(settings, cluster.data, cluster.strip.0),
                 live: case.live.is_some(),
@@ -66,6 +68,7 @@ impl Watch {
                     Caching::Leases | Caching::None => None,
                 },
             }),
+            locks: Locks::new(cluster.session),
             violation: None,
             trace: Trace { call, lines: Vec::new() },
             ranks: cluster.ranks.into(),
@@ -115,6 +118,7 @@ impl Observer for Eyes {
             watch.note(now, || format!("client {client} calls as {}: {}", caller.uid, shortened(what)));
         }
         watch.checker.invoked(now, ClientId(client.into()), call, caller.into(), what);
+        watch.locks.invoked(now, ClientId(client.into()), call, what);
     }
 
     fn answered(&mut self, now: Nanos, client: u32, call: u64, result: &Result<Answer, Errno>) {
@@ -124,8 +128,17 @@ impl Observer for Eyes {
             watch.traced = None;
         }
         if watch.violation.is_none() {
-            let result = watch.checker.answered(now, ClientId(client.into()), call, result);
-            watch.find(result);
+            let held = watch.locks.answered(now, ClientId(client.into()), call, result);
+            let told = watch.checker.answered(now, ClientId(client.into()), call, result);
+            watch.find(told);
+            watch.find(held);
+        }
+    }
+
+    fn arrived(&mut self, now: Nanos, from: Node, to: Node, _: &Message) {
+        let mut watch = self.0.borrow_mut();
+        if let (Some(client), true) = (from.0.checked_sub(watch.servers), to.0 < watch.ranks) {
+            watch.locks.heard(now, ClientId(client.into()), Rank(to.0 as u16));
         }
     }
 
@@ -138,6 +151,7 @@ impl Observer for Eyes {
         if node.0 >= watch.servers {
             let client = ClientId(u64::from(node.0 - watch.servers));
             watch.checker.lost(client);
+            watch.locks.lost(client);
         } else if let (true, Some(left)) = (may_be_lost, left) {
             watch.dark.insert(node);
             watch.checker.distrust(Nanos::NEVER);
@@ -169,6 +183,7 @@ impl Observer for Eyes {
             && !watch.sessions.insert((client, welcome.rank))
         {
             watch.checker.session_lost(ClientId(client.into()), welcome.rank);
+            watch.locks.session_lost(ClientId(client.into()), welcome.rank);
         }
         if let Some(ino) = watch.repeats.sent(from, to, message) {
             watch.checker.done_twice(ino);

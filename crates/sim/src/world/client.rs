@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Kind, Outcome, Sessions, Told, Users};
 use espalier_proto::{
-    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Rank, RequestId, ServerId, Service, Welcome,
+    Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Rank, RequestId, ServerId, Service,
+    Welcome,
 };
 use espalier_timeline::{Id, Place};
 
@@ -228,24 +229,11 @@ impl Client {
         let act = slot.process.step(fabric.now, &mut slot.random, answer);
         self.done.extend(slot.process.take_finished().into_iter().map(|done| (process, done)));
         match act {
-            Act::Call(caller, call) => {
-                self.calls += 1;
-                let now = self.now(fabric);
-                let ticket = Ticket { process, call: self.calls };
-                fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
-                fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
-                let known = self.sessions.answer(now, &call).map(|(result, _)| result);
-                let shown = self.clock.shown(fabric.now);
-                let believed = || self.believed.as_ref().and_then(|it| it.answer(shown, &call)).map(Ok);
-                if let Some(result) = known.or_else(believed) {
-                    self.end_call(fabric, ticket, &result);
-                    return self.ready.push_back((process, Some(result)));
-                }
-                if self.believed.is_some() {
-                    self.believable.insert(ticket.call, call.clone());
-                }
-                let asked = Asked { call_id: ticket.call, caller, call, ticket };
-                self.sessions.call(now, asked, &mut self.told);
+            Act::Call(caller, call) => self.call(fabric, process, caller, call),
+            Act::CallFor(caller, call, patience) => {
+                let event = Event::Interrupt { client: self.index, call: self.calls + 1 };
+                fabric.after(patience, event);
+                self.call(fabric, process, caller, call);
             }
             Act::Forget => {
                 self.sessions.cache().distrust();
@@ -258,6 +246,34 @@ impl Client {
                 self.slots[process as usize].has_ended = true;
                 self.came.push((process, Reached::End));
             }
+        }
+    }
+
+    fn call(&mut self, fabric: &mut Fabric<'_>, process: u32, caller: Caller, call: Call<'static>) {
+        self.calls += 1;
+        let now = self.now(fabric);
+        let ticket = Ticket { process, call: self.calls };
+        fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
+        fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
+        let known = self.sessions.answer(now, &call).map(|(result, _)| result);
+        let shown = self.clock.shown(fabric.now);
+        let believed = || self.believed.as_ref().and_then(|it| it.answer(shown, &call)).map(Ok);
+        if let Some(result) = known.or_else(believed) {
+            self.end_call(fabric, ticket, &result);
+            return self.ready.push_back((process, Some(result)));
+        }
+        if self.believed.is_some() {
+            self.believable.insert(ticket.call, call.clone());
+        }
+        let asked = Asked { call_id: ticket.call, caller, call, ticket };
+        self.sessions.call(now, asked, &mut self.told);
+    }
+
+    /// Whoever has made a call does not want to wait for its answer any longer, if that is for a lock.
+    pub fn interrupt(&mut self, fabric: &mut Fabric<'_>, call: u64) {
+        if self.is_up {
+            self.sessions.interrupt(call, |_| false, |_| false, &mut self.told);
+            self.go_on(fabric);
         }
     }
 

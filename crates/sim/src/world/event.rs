@@ -86,6 +86,11 @@ pub enum Event {
         client: u32,
         process: u32,
     },
+    /// A process does not want to wait for a call any longer.
+    Interrupt {
+        client: u32,
+        call: u64,
+    },
     Fault(FaultKind),
     /// What a fault has done ends.
     Mend(Mend),

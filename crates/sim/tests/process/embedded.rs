@@ -95,7 +95,7 @@ impl Embedded {
                     let act = processes[at].step(self.now, &mut randoms[at], answer.take());
                     all.extend(processes[at].take_finished().into_iter().map(|done| (at, done)));
                     match act {
-                        Act::Call(caller, call) => {
+                        Act::Call(caller, call) | Act::CallFor(caller, call, _) => {
                             let result = self.call(&caller, &call);
                             self.record(&caller, &call, &result);
                             answer = Some(result);

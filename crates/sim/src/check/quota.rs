@@ -1,0 +1,403 @@
+//! Whether quotas are kept (docs/usage.md): what was done exceeds none, and what was refused would have exceeded one.
+//!
+//! Orders are not searched for this, as all that is below a directory would depend on all else. What else was under way may have come before
+//! or after, so that as much more or less may have been there. Where that is more than can be told, nothing is said.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use espalier_proto::{Errno, Ino, Name, NewNode, RenameFlags, XattrMode};
+
+use super::action::Action;
+use super::bytes::Bytes;
+use super::outcome::Outcome;
+use super::tree::{Inode, Node, Tree};
+use crate::Nanos;
+
+pub const MAX_FILES: &[u8] = b"user.espalier.quota.max_files";
+pub const MAX_BYTES: &[u8] = b"user.espalier.quota.max_bytes";
+pub const ALL: [&[u8]; 2] = [MAX_FILES, MAX_BYTES];
+
+/// After so long ranks have told each other what they have done, and what is above it.
+pub const LATE: Nanos = Nanos(20_000_000_000);
+
+/// The limits on what is below a directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Quota {
+    pub files: Option<u64>,
+    pub bytes: Option<u64>,
+}
+
+pub fn is_limit(name: &[u8]) -> bool {
+    ALL.contains(&name)
+}
+
+impl Quota {
+    pub fn get(&mut self, name: &[u8]) -> &mut Option<u64> {
+        if *name == *MAX_FILES { &mut self.files } else { &mut self.bytes }
+    }
+}
+
+/// Files and directories together, and bytes. `None`: more than can be told.
+#[derive(Clone, Copy, Debug)]
+struct Weight {
+    files: Option<u64>,
+    bytes: Option<u64>,
+}
+
+impl Weight {
+    const NONE: Self = Self { files: Some(0), bytes: Some(0) };
+
+    fn plus(self, other: Self) -> Self {
+        let sum = |one: Option<u64>, other: Option<u64>| Some(one?.saturating_add(other?));
+        Self { files: sum(self.files, other.files), bytes: sum(self.bytes, other.bytes) }
+    }
+
+    /// How much more or less an action may make of what is below any directory.
+    fn of(action: &Action) -> Self {
+        let some = |files, bytes| Self { files: Some(files), bytes };
+        match action {
+            Action::Create { open: Some(true), exclusive: false, .. } => some(1, None),
+            Action::Create { node: NewNode::Symlink(target), .. } => some(1, Some(target.len() as u64)),
+            Action::Create { .. } | Action::RmDir { .. } => some(1, Some(0)),
+            Action::Link { .. } | Action::Unlink { .. } => some(1, None),
+            Action::Rename { from, to, .. } if from.0 == to.0 => some(1, None),
+            Action::Rename { .. } => Self { files: None, bytes: None },
+            Action::Write { .. } | Action::Append { .. } | Action::Truncate { .. } => some(0, None),
+            _ => Self::NONE,
+        }
+    }
+}
+
+/// A call that may change what is below directories, or what may be.
+struct Change {
+    number: u64,
+    actions: Vec<Action>,
+    until: Option<Nanos>,
+}
+
+/// Calls in one directory, one after another, with long rests, and nothing else: with each, ranks learn of quotas one rank further up.
+#[derive(Clone, Copy)]
+struct Streak {
+    dir: Ino,
+    count: usize,
+    last: Nanos,
+}
+
+/// What there would be below a directory, and what may be.
+#[derive(Debug)]
+struct Demand {
+    is_bytes: bool,
+    /// `None`: unknown.
+    total: Option<u64>,
+    limit: u64,
+    /// From one rank to another, on the way up there.
+    switches: usize,
+}
+
+/// See the module's description.
+pub struct Quotas {
+    /// There are several ranks: each knows late what is below the others' directories.
+    late: bool,
+    /// Some call may have set a limit.
+    is_limited: bool,
+    recent: VecDeque<Change>,
+    streak: Option<Streak>,
+    /// When the last change ended.
+    ended: Nanos,
+}
+
+/// A call to be judged.
+struct Case<'a> {
+    since: Nanos,
+    actions: &'a [Action],
+    strip: u64,
+    bytes: &'a Bytes,
+}
+
+impl Quotas {
+    pub fn new(late: bool) -> Self {
+        Self { late, is_limited: false, recent: VecDeque::new(), streak: None, ended: Nanos::ZERO }
+    }
+
+    pub fn begin(&mut self, number: u64, actions: &[Action]) {
+        let sets = |action: &Action| matches!(action, Action::SetXattr { name, .. } if is_limit(name));
+        self.is_limited |= actions.iter().any(sets);
+        if actions.iter().any(is_change) {
+            self.recent.push_back(Change { number, actions: actions.to_vec(), until: None });
+        }
+    }
+
+    /// A rank has begun anew, and knows nothing of the quotas of others.
+    pub fn began(&mut self) {
+        self.streak = None;
+    }
+
+    /// A call is over. `is_done`: it was not refused. `oldest`: when the first of those that are under way was made.
+    pub fn end(&mut self, number: u64, now: Nanos, result: Result<(), Errno>, oldest: Nanos) {
+        let Some(change) = self.recent.iter_mut().find(|change| change.number == number) else { return };
+        change.until = Some(now);
+        let is_late = |since: Nanos| since + LATE <= now;
+        if let ([Action::Create { dir, .. }], Ok(()) | Err(Errno::EDQUOT)) = (&change.actions[..], result) {
+            let before = self.streak.filter(|it| it.dir == *dir && is_late(it.last)).map(|it| it.count);
+            let count = before.map_or(usize::from(is_late(self.ended)), |count| count + 1);
+            self.streak = Some(Streak { dir: *dir, count, last: now });
+        } else if result.is_ok() {
+            self.streak = None;
+        }
+        self.ended = now;
+        // What was refused has changed nothing.
+        let is_done = result.is_ok();
+        self.recent.retain(|it| (is_done || it.number != number) && it.until.is_none_or(|at| at >= oldest));
+    }
+
+    /// Whether the answer to a call since then may be so. `is_refused`: for a quota's sake. `trees`: as they may have been before.
+    pub fn allow<'a>(
+        &self,
+        (number, since): (u64, Nanos),
+        is_refused: bool,
+        strip: u64,
+        bytes: &Bytes,
+        trees: impl Iterator<Item = Tree<'a>>,
+    ) -> bool {
+        let actions = self.recent.iter().find(|it| it.number == number).map(|it| &it.actions[..]);
+        if !self.is_limited || actions.is_none() {
+            return !is_refused;
+        }
+        let case = Case { since, actions: actions.unwrap_or_default(), strip, bytes };
+        let others = self.recent.iter().filter(|it| it.number != number);
+        let others = others.filter(|it| it.until.is_none_or(|at| at >= since));
+        let (over, under_way): (Vec<&Change>, Vec<&Change>) = others.partition(|it| it.until.is_some());
+        let under_way: Vec<&Action> = under_way.into_iter().flat_map(|it| &it.actions).collect();
+        let others = || over.iter().flat_map(|it| &it.actions).chain(under_way.iter().copied());
+        let meets = |other: &Action| case.actions.iter().any(|action| action.conflicts(other));
+        // Of those that are over and were not refused the last one had room for all.
+        let less = under_way.iter().fold(Weight::NONE, |sum, action| sum.plus(Weight::of(action)));
+        let more = others().fold(Weight::NONE, |sum, action| sum.plus(Weight::of(action)));
+        let known = if self.late { self.known(&case) } else { usize::MAX };
+        let is_unknown = more.files.is_none() || others().any(|it| sets_limit(it) || meets(it));
+        if is_unknown || known == 0 || (self.late && others().next().is_some()) {
+            return true;
+        }
+        let mut is_any = false;
+        for tree in trees {
+            is_any = true;
+            let Some((demands, switches)) = demands(&tree, &case) else { return true };
+            let is_known = |it: &Demand| it.switches < known;
+            let of = |it: &Demand, weight: Weight| if it.is_bytes { weight.bytes } else { weight.files };
+            let exceeds = |it: &Demand| Some(it.total?.saturating_sub(of(it, less)?) > it.limit);
+            let may_exceed = |it: &Demand| Some(it.total? + of(it, more)? > it.limit);
+            let is_right = if is_refused {
+                // What has been taken away may still be known further up.
+                switches >= known || demands.iter().any(|it| may_exceed(it) != Some(false))
+            } else {
+                !demands.iter().any(|it| is_known(it) && exceeds(it) == Some(true))
+            };
+            if is_right {
+                return true;
+            }
+        }
+        !is_any
+    }
+
+    /// How many ranks up the quotas are known.
+    fn known(&self, case: &Case<'_>) -> usize {
+        match (case.actions, self.streak) {
+            ([Action::Create { dir, .. }], Some(streak))
+                if streak.dir == *dir && streak.last + LATE <= case.since =>
+            {
+                streak.count
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// What is told of a limit.
+pub fn told(inode: &Inode, name: &[u8]) -> Outcome {
+    match *{ inode.quota }.get(name) {
+        Some(limit) => Outcome::Bytes(limit.to_string().into_bytes()),
+        None => Outcome::fails([Errno::ENODATA]),
+    }
+}
+
+impl Tree<'_> {
+    /// A limit is set, or taken away.
+    pub fn limit(&mut self, node: Node, name: &[u8], value: Option<&[u8]>, mode: XattrMode) -> Outcome {
+        let Some(inode) = self.inode(node).filter(|inode| inode.is_dir()) else {
+            return Outcome::fails([Errno::EPERM]);
+        };
+        let is_there = { inode.quota }.get(name).is_some();
+        match mode {
+            XattrMode::Create if is_there => return Outcome::fails([Errno::EEXIST]),
+            XattrMode::Replace if !is_there => return Outcome::fails([Errno::ENODATA]),
+            _ => {}
+        }
+        let number = value.and_then(|value| std::str::from_utf8(value).ok()?.parse().ok());
+        self.change(node, |inode| *inode.quota.get(name) = number.filter(|limit| *limit > 0));
+        Outcome::Done
+    }
+}
+
+fn sets_limit(action: &Action) -> bool {
+    matches!(action, Action::SetXattr { name, .. } | Action::RemoveXattr { name, .. } if is_limit(name))
+}
+
+fn is_change(action: &Action) -> bool {
+    let weight = Weight::of(action);
+    sets_limit(action) || weight.files != Some(0) || weight.bytes != Some(0)
+}
+
+/// What a call asks for below each directory with a limit where there is more afterwards, and from how many ranks one learns of limits on the way up.
+/// `None`: it cannot be told.
+fn demands(tree: &Tree<'_>, case: &Case<'_>) -> Option<(Vec<Demand>, usize)> {
+    let below = Below::of(tree, case.strip, case.bytes);
+    let (mut gains, mut losses) = (Vec::new(), Vec::new());
+    let weigh = |node: Node| below.weight(tree, node);
+    let entry = |dir: &Ino, name: &Name| {
+        let dir = tree.numbered(*dir)?;
+        Some((dir, tree.name(dir, name)?))
+    };
+    match case.actions {
+        [Action::Create { dir, name, node, .. }] if entry(dir, name).is_none() => {
+            let bytes = if let NewNode::Symlink(target) = node { target.len() as u64 } else { 0 };
+            gains.push((tree.numbered(*dir)?, Weight { files: Some(1), bytes: Some(bytes) }));
+        }
+        [Action::Link { ino, dir, name }] if entry(dir, name).is_none() => {
+            gains.push((tree.numbered(*dir)?, weigh(tree.numbered(*ino)?)));
+        }
+        [Action::Rename { from, to, flags }] => {
+            let (from_dir, moved) = entry(&from.0, &from.1)?;
+            let to_dir = tree.numbered(to.0)?;
+            let target = tree.name(to_dir, &to.1);
+            if target == Some(moved) {
+                return Some((Vec::new(), 0));
+            }
+            gains.push((to_dir, weigh(moved)));
+            losses.push((from_dir, weigh(moved)));
+            losses.extend(target.map(|target| (to_dir, weigh(target))));
+            if flags.contains(RenameFlags::EXCHANGE) {
+                gains.extend(target.map(|target| (from_dir, weigh(target))));
+            }
+        }
+        [Action::Write { ino, at: 0, from, data }] => {
+            below.grow(tree, *ino, |_| (from + data.len()) as u64, case, &mut gains)?;
+        }
+        [Action::Append { ino, data }] => {
+            below.grow(tree, *ino, |size| size + data.len() as u64, case, &mut gains)?;
+        }
+        [Action::Truncate { ino, at: 0, size, .. }, Action::SetAttr { .. }] => {
+            below.grow(tree, *ino, |_| *size, case, &mut gains)?;
+        }
+        [Action::Write { .. } | Action::Truncate { .. }, ..] => return None,
+        _ => {}
+    }
+    let switches_to = |top| gains.iter().map(|(at, _)| switches(tree, *at, top)).max().unwrap_or(0);
+    let mut demands = Vec::new();
+    for (dir, inode) in below.limited(tree) {
+        let total = |all: &[(Node, Weight)]| {
+            let there = all.iter().filter(|(at, _)| tree.is_below(*at, dir));
+            there.fold(Weight::NONE, |sum, (_, weight)| sum.plus(*weight))
+        };
+        let (gain, loss, now) = (total(&gains), total(&losses), below.usage(dir));
+        let switches = switches_to(dir);
+        for (is_bytes, gain, loss, now, limit) in [
+            (false, gain.files, loss.files, now.files, inode.files),
+            (true, gain.bytes, loss.bytes, now.bytes, inode.bytes),
+        ] {
+            let is_less = matches!((gain, loss), (Some(gain), Some(loss)) if gain <= loss);
+            if let (Some(limit), false) = (limit, is_less) {
+                let total = (|| Some(now? + (gain? - loss?)))();
+                demands.push(Demand { is_bytes, total, limit, switches });
+            }
+        }
+    }
+    let switches = switches_to(Node::ROOT);
+    Some((demands, switches))
+}
+
+/// How often the way up from a directory to another leads from one rank to another.
+fn switches(tree: &Tree<'_>, mut dir: Node, top: Node) -> usize {
+    let rank = |node: Node| tree.inode(node).and_then(|inode| inode.ino).map(Ino::rank);
+    let mut count = 0;
+    while dir != top
+        && let Some(inode) = tree.inode(dir)
+        && dir != Node::ROOT
+    {
+        count += usize::from(rank(dir) != rank(inode.parent));
+        dir = inode.parent;
+    }
+    count
+}
+
+/// All names there are, and what is below directories.
+struct Below {
+    usages: BTreeMap<Node, Weight>,
+    names: BTreeMap<Node, Vec<Node>>,
+    files: BTreeMap<Node, Weight>,
+}
+
+impl Below {
+    fn of(tree: &Tree<'_>, strip: u64, bytes: &Bytes) -> Self {
+        let mut all = Self { usages: BTreeMap::new(), names: BTreeMap::new(), files: BTreeMap::new() };
+        all.add(tree, Node::ROOT, strip, bytes);
+        all
+    }
+
+    fn add(&mut self, tree: &Tree<'_>, dir: Node, strip: u64, bytes: &Bytes) -> Weight {
+        let mut sum = Weight::NONE;
+        for node in tree.names(dir).into_values() {
+            let Some(inode) = tree.inode(node) else { continue };
+            let weight = if inode.is_dir() {
+                self.add(tree, node, strip, bytes).plus(Weight { files: Some(1), bytes: Some(0) })
+            } else {
+                // Of those that clients may write to by themselves less is promised.
+                let is_known = inode.ino.is_none_or(|ino| !bytes.is_big(ino) && !bytes.is_lost(ino));
+                self.names.entry(node).or_default().push(dir);
+                let weight = Weight { files: Some(1), bytes: is_known.then(|| inode.size(strip)) };
+                self.files.insert(node, weight);
+                weight
+            };
+            sum = sum.plus(weight);
+        }
+        self.usages.insert(dir, sum);
+        sum
+    }
+
+    fn usage(&self, dir: Node) -> Weight {
+        self.usages.get(&dir).copied().unwrap_or(Weight::NONE)
+    }
+
+    /// What a name of it counts for.
+    fn weight(&self, tree: &Tree<'_>, node: Node) -> Weight {
+        let one = Weight { files: Some(1), bytes: Some(0) };
+        match tree.inode(node) {
+            Some(inode) if inode.is_dir() => self.usage(node).plus(one),
+            _ => self.files.get(&node).copied().unwrap_or(Weight { files: Some(1), bytes: None }),
+        }
+    }
+
+    fn limited(&self, tree: &Tree<'_>) -> Vec<(Node, Quota)> {
+        let quota = |dir: &Node| Some((*dir, tree.inode(*dir)?.quota));
+        self.usages.keys().filter_map(quota).filter(|(_, quota)| *quota != Quota::default()).collect()
+    }
+
+    /// A file is to be as long as that.
+    fn grow(
+        &self,
+        tree: &Tree<'_>,
+        ino: Ino,
+        new: impl Fn(u64) -> u64,
+        case: &Case<'_>,
+        gains: &mut Vec<(Node, Weight)>,
+    ) -> Option<()> {
+        let (node, strip) = (tree.numbered(ino)?, case.strip);
+        let size = tree.inode(node)?.size(strip);
+        let growth = new(size).saturating_sub(size);
+        if case.bytes.is_big(ino) || case.bytes.is_lost(ino) || new(size) > strip {
+            return None;
+        }
+        let gain = Weight { files: Some(0), bytes: Some(growth) };
+        gains.extend(self.names.get(&node).into_iter().flatten().map(|dir| (*dir, gain)));
+        Some(())
+    }
+}

@@ -1,0 +1,87 @@
+//! Random locks of a process. It waits for one only while it has none, so that no two wait for each other.
+
+use std::collections::BTreeSet;
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Errno, Ino, Lock, LockKind, LockOwner, Request};
+use rand::Rng;
+
+use crate::{Nanos, Random};
+
+/// Of a hundred calls so many are about locks, if processes lock.
+pub const OFTEN: u32 = 30;
+
+/// What a process may have locked.
+#[derive(Debug)]
+pub struct Locker {
+    number: u32,
+    waits: u32,
+    locked: BTreeSet<(Ino, bool)>,
+}
+
+impl Locker {
+    pub fn new(number: u32) -> Self {
+        Self { number, waits: 0, locked: BTreeSet::new() }
+    }
+
+    fn owner(&self, flock: bool) -> LockOwner {
+        LockOwner { flock, number: self.number.into() }
+    }
+
+    /// What is asked next about a file that is open.
+    pub fn next(&mut self, random: &mut Random, ino: Ino) -> Request {
+        let flock = random.random_range(0..3) == 0;
+        let (first, last) = match random.random_range(0..6) {
+            _ if flock => (0, u64::MAX),
+            first @ 0..4 => (first, first + random.random_range(0..3)),
+            _ => (random.random_range(0..2), u64::MAX),
+        };
+        let kind = if random.random_range(0..3) > 0 { LockKind::Exclusive } else { LockKind::Shared };
+        let owner = self.owner(flock);
+        let lock = Lock { owner, kind, first, last, pid: self.number + 2 };
+        match random.random_range(0..10) {
+            0..6 => {
+                let wait = (self.locked.is_empty() && random.random()).then(|| {
+                    self.waits += 1;
+                    u64::from(self.number) << 32 | u64::from(self.waits)
+                });
+                self.locked.insert((ino, flock));
+                Request::Lock { ino, lock, wait }
+            }
+            6..8 => Request::Unlock { ino, owner, first, last },
+            8 => self.give_up().unwrap_or(Request::TestLock { ino, lock }),
+            _ => Request::TestLock { ino, lock },
+        }
+    }
+
+    /// For how long it waits at most for an answer, if not for ever.
+    pub fn patience(random: &mut Random, call: &Call<'_>) -> Option<Nanos> {
+        let is_waiting = matches!(call, Call::Request(Request::Lock { wait: Some(_), .. }));
+        let most = [1_000_000, 100_000_000, 5_000_000_000][is_waiting.then(|| random.random_range(0..3))?];
+        random.random_bool(0.5).then(|| Nanos(random.random_range(0..most)))
+    }
+
+    /// Unlocks all of one of its files.
+    pub fn give_up(&self) -> Option<Request> {
+        let (ino, flock) = *self.locked.first()?;
+        Some(self.unlock(ino, flock))
+    }
+
+    /// Unlocks all of a file that it may have locked.
+    pub fn leave(&self, ino: Ino) -> Option<Request> {
+        let flock = [false, true].into_iter().find(|flock| self.locked.contains(&(ino, *flock)))?;
+        Some(self.unlock(ino, flock))
+    }
+
+    fn unlock(&self, ino: Ino, flock: bool) -> Request {
+        Request::Unlock { ino, owner: self.owner(flock), first: 0, last: u64::MAX }
+    }
+
+    pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) {
+        if let Call::Request(Request::Unlock { ino, owner, first: 0, last: u64::MAX }) = asked
+            && !matches!(answer, Err(Errno::EIO | Errno::EINTR))
+        {
+            self.locked.remove(&(*ino, owner.flock));
+        }
+    }
+}
