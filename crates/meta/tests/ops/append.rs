@@ -257,6 +257,31 @@ fn appends_to_a_file_come_one_after_the_other() {
     }
 }
 
+/// What is refused has changed nothing, and what has been written is not refused.
+#[test]
+fn a_quota_that_is_set_meanwhile_comes_before_an_append_or_after_it() {
+    let mut counts = [0, 0];
+    for (kept, seed) in EVERYWHERE.into_iter().flat_map(|kept| (0..60).map(move |seed| (kept, seed))) {
+        let mut server = Server::new(kept);
+        server.fs.shuffle = Some(fastrand::Rng::with_seed(seed));
+        let append = server.send_append(ONE, 5, &[b'+'; 50]);
+        for _ in 0..seed % 6 {
+            server.fs.settle_one();
+        }
+        let (ino, mode) = (Ino::ROOT, XattrMode::Any);
+        let (name, value) = (b"user.espalier.quota.max_bytes".as_slice().into(), b"120".as_slice().into());
+        server.send(OTHER, 3, Request::SetXattr { ino, name, value, mode, kill_sgid: false });
+        while server.fs.settle_one() {}
+        let answer = server.answer(append);
+        let is_written = answer == Some(Ok(Reply::Written(50)));
+        assert!(is_written || answer == Some(Err(Errno::EDQUOT)), "{answer:?}");
+        let after: &[&[u8]] = if is_written { &[&[b'+'; 50]] } else { &[] };
+        assert_eq!(server.contents(), with(after), "{kept:?}, {seed}");
+        counts[usize::from(is_written)] += 1;
+    }
+    assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
+}
+
 /// What cannot be written is not tried again, and holds nobody up.
 #[test]
 fn an_append_that_fails_is_over() {
