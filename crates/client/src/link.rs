@@ -379,6 +379,11 @@ impl Link {
                 Held { ino: *ino, home, lookups, opens, told, opened }
             })
             .collect();
+        for message in self.unanswered.values() {
+            if let Message::Request(_, request) = message {
+                self.locks.doubt(request);
+            }
+        }
         let locks = self.locks.all();
         let mut requests: Vec<_> = held
             .chunks(Self::RECLAIMED)

@@ -71,8 +71,7 @@ impl Locks {
                 self.give_up_other(*ino, lock);
             }
             (Request::Unlock { ino, owner, first, last }, Ok(_)) => {
-                let (owner, first, last) = (*owner, *first, *last);
-                self.set(*ino, &Lock { owner, kind: LockKind::Shared, first, last, pid: 0 }, None);
+                self.unlock(*ino, *owner, (*first, *last));
             }
             (Request::StopWaiting { ino, lock, wait }, result) => {
                 noted.over = self.waits.remove(wait).map(|_| *wait);
@@ -100,6 +99,30 @@ impl Locks {
     /// Nobody waits under this number any longer.
     pub(crate) fn abandon(&mut self, wait: u64) {
         self.waits.remove(&wait);
+    }
+
+    /// A request is under way, and a server was started anew: what the request gives up others may have by now.
+    pub(crate) fn doubt(&mut self, request: &Request) {
+        match request {
+            Request::Lock { ino, lock, .. } if lock.owner.flock => {
+                let held = self.held.get(&(*ino, lock.owner));
+                if held.is_some_and(|held| !held.ranges.covers(lock.kind, lock.first, lock.last)) {
+                    self.set(*ino, lock, None);
+                }
+            }
+            Request::Lock { ino, lock, .. } if lock.kind == LockKind::Shared => {
+                let held = self.held.get(&(*ino, lock.owner));
+                let ranges: Vec<_> = held.iter().flat_map(|held| held.ranges.iter()).collect();
+                for range in ranges {
+                    let (first, last) = (range.first.max(lock.first), range.last.min(lock.last));
+                    if first <= last {
+                        self.set(*ino, &Lock { first, last, ..*lock }, Some(LockKind::Shared));
+                    }
+                }
+            }
+            Request::Unlock { ino, owner, first, last } => self.unlock(*ino, *owner, (*first, *last)),
+            _ => {}
+        }
     }
 
     /// All that is held.
@@ -135,6 +158,10 @@ impl Locks {
         if lock.owner.flock {
             self.set(ino, lock, None);
         }
+    }
+
+    fn unlock(&mut self, ino: Ino, owner: LockOwner, (first, last): (u64, u64)) {
+        self.set(ino, &Lock { owner, kind: LockKind::Shared, first, last, pid: 0 }, None);
     }
 
     fn set(&mut self, ino: Ino, lock: &Lock, kind: Option<LockKind>) {

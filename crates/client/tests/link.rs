@@ -3,8 +3,8 @@
 
 use espalier_client::{Begun, Link};
 use espalier_proto::{
-    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, Name, NewNode, OpenHow,
-    Opened, Rank, Reply, Request, RequestId, ServerMap, Time, Welcome,
+    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, Lock, LockKind, LockOwner,
+    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, Time, Welcome,
 };
 
 const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
@@ -252,4 +252,61 @@ fn what_is_forgotten_is_told_together() {
     assert_eq!((inodes.len(), inodes[511]), (512, (Ino(511), 2)));
     link.tell_forgotten(&mut out);
     assert_eq!(out, []);
+}
+
+fn lock(flock: bool, kind: LockKind, (first, last): (u64, u64)) -> Lock {
+    Lock { owner: LockOwner { flock, number: 1 }, kind, first, last, pid: 9 }
+}
+
+/// A server may have given it up before it ended, and others may have it since.
+#[test]
+fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
+    use LockKind::{Exclusive, Shared};
+    const ALL: (u64, u64) = (0, u64::MAX);
+    let ask = |lock| Request::Lock { ino: Ino(2), lock, wait: None };
+    let unlock = |flock, (first, last)| Request::Unlock {
+        ino: Ino(2),
+        owner: LockOwner { flock, number: 1 },
+        first,
+        last,
+    };
+    let cases = [
+        (lock(true, Exclusive, ALL), unlock(true, ALL), vec![]),
+        (lock(true, Exclusive, ALL), ask(lock(true, Shared, ALL)), vec![]),
+        (lock(true, Shared, ALL), ask(lock(true, Exclusive, ALL)), vec![]),
+        (lock(true, Shared, ALL), ask(lock(true, Shared, ALL)), vec![lock(true, Shared, ALL)]),
+        (lock(false, Exclusive, (0, 9)), unlock(false, (5, 20)), vec![lock(false, Exclusive, (0, 4))]),
+        (
+            lock(false, Exclusive, (0, 9)),
+            ask(lock(false, Shared, (5, 20))),
+            vec![lock(false, Exclusive, (0, 4)), lock(false, Shared, (5, 9))],
+        ),
+        (
+            lock(false, Shared, (0, 9)),
+            ask(lock(false, Exclusive, (5, 20))),
+            vec![lock(false, Shared, (0, 9))],
+        ),
+    ];
+    for (held, under_way, said) in cases {
+        let (mut link, mut out) = (Link::default(), Vec::new());
+        link.connected(&welcome(1, false), &mut out);
+        let id = link.ask(Caller::SERVER, ask(held), &mut out);
+        link.answered(id, &Ok(Reply::Done), true, &mut out);
+        link.ask(Caller::SERVER, under_way.clone(), &mut out);
+        link.disconnected();
+        out.clear();
+        link.connected(&welcome(2, true), &mut out);
+        let requests = requests(&mut out);
+        let told: Vec<_> = requests
+            .iter()
+            .filter_map(|request| match request {
+                Request::ReclaimLocks { locks } => Some(locks.clone()),
+                _ => None,
+            })
+            .flatten()
+            .collect();
+        let said: Vec<_> = said.into_iter().map(|lock| (Ino(2), lock)).collect();
+        assert_eq!(told, said, "{held:?}, {under_way:?}");
+        assert_eq!(requests.last(), Some(&under_way), "it is asked for again");
+    }
 }
