@@ -269,6 +269,9 @@ read -r _ < "$work/began"
 stopped=$("$bin" status "$c" --json | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
 [ -n "$stopped" ] || fail 'the mount has no process'
 kill -STOP "$stopped"
+# Its threads stop one after the other, and each could still write.
+has_stopped() { ! grep -L '^State:.T' /proc/"$stopped"/task/*/status | grep -q .; }
+until_true has_stopped
 echo > "$work/go-on"
 # What it has locked others have when nothing can come of it any more.
 timeout 120 flock "$b/late" head -c 5 "$b/late" > "$work/locked" || fail 'its lock is not given up'
