@@ -176,8 +176,9 @@ mod tests {
     use alloc::collections::BTreeMap;
     use alloc::format;
 
-    use espalier_proto::{Attr, FileType, Lease, Name, Time};
+    use espalier_proto::{FileType, Lease, Name};
 
+    use super::super::tests::attr;
     use super::*;
 
     const DIR: Ino = Ino(2);
@@ -195,31 +196,6 @@ mod tests {
         asked: Vec<u32>,
     }
 
-    fn attr(ino: Ino, size: u64) -> Attr {
-        let time = Time::new(0, 0);
-        let kind = if ino == DIR { FileType::Directory } else { FileType::Regular };
-        let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
-        let (atime, mtime, ctime, btime) = (time, time, time, time);
-        let (streamed, bare) = (false, true);
-        Attr {
-            ino,
-            kind,
-            perm,
-            nlink,
-            uid,
-            gid,
-            rdev,
-            size,
-            blocks,
-            atime,
-            mtime,
-            ctime,
-            btime,
-            streamed,
-            bare,
-        }
-    }
-
     fn list(after: u64) -> Call<'static> {
         Call::Request(Request::ReadDir { dir: DIR, after, limit: LIMIT, plus: true })
     }
@@ -235,7 +211,7 @@ mod tests {
             let mut rest = self.names.range(after + 1..);
             let dirent = |(cursor, name): (&u64, &Name)| {
                 let (ino, kind) = (Ino(*cursor), FileType::Regular);
-                let (attr, cacheable, home) = (attr(ino, *cursor), true, Home::Table);
+                let (attr, cacheable, home) = (attr(ino.0, kind, *cursor), true, Home::Table);
                 let entry = Entry { attr, cacheable, name_leased: true, attr_leased: true, home, proof: 0 };
                 Dirent { name: name.clone(), ino, kind, cursor: *cursor, entry: Some(entry) }
             };

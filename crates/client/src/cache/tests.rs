@@ -9,7 +9,7 @@ use super::*;
 
 const DIR: Ino = Ino(2);
 
-fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
+pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
     let time = Time::new(0, 0);
     let ino = Ino(ino);
     let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
