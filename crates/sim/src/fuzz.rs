@@ -1,6 +1,7 @@
 //! Runs of random clusters, with random calls and all faults, that are checked: what was answered must be explained by some order of
 //! the calls, and at the end all must come to rest and be clean. A run is a function of its seed.
 
+mod acls;
 mod locks;
 mod policies;
 mod quotas;
@@ -120,7 +121,7 @@ fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Resu
         let client = number % (case.scenario.cluster.clients - 1);
         programs.push((client, Box::new(Wanderer::new(number, case.habits, case.live.clone()))));
     }
-    let surveyor = Surveyor::new(case.quiet, case.live.is_some(), case.habits.quotas.is_some());
+    let surveyor = Surveyor::new(case.quiet, case.live.is_some(), &case.habits);
     programs.push((case.scenario.cluster.clients - 1, Box::new(surveyor)));
     world.add_processes(programs);
     loop {

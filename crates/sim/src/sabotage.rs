@@ -1,12 +1,12 @@
 //! Broken variants of the program, to see that random runs find out. What is broken sits between machines and what carries their
 //! messages and does their I/O, so that there is nothing of it in the machines.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use espalier_meta::{Event, Io, IoDone, PeerMessage, StreamCall, StreamDone, TransactionId};
 use espalier_proto::{
-    DataReply, DataRequest, Errno, FromClient, FromData, FromServer, Position, Reply, Request, RequestId,
-    ToData, Touched,
+    DataReply, DataRequest, Errno, FromClient, FromData, FromServer, Ino, Position, Reply, Request,
+    RequestId, SetAttr, ToData, Touched,
 };
 
 use crate::message::Message;
@@ -51,6 +51,10 @@ pub enum Breakage {
     UnjournaledPolicy,
     /// Nor which policy a new inode has from its directory.
     UninheritedPolicy,
+    /// Nor which access control lists.
+    UninheritedList,
+    /// A change of a mode leaves the mask of an access control list as it is.
+    KeptMask,
     /// Quotas allow one file more than was asked for, and tell what was asked for.
     LaxQuota,
     /// What quotas there are ranks do not tell each other.
@@ -67,7 +71,7 @@ pub enum Breakage {
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 25] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -86,6 +90,8 @@ impl Breakage {
         Self::UnsyncedDatafile,
         Self::UnjournaledPolicy,
         Self::UninheritedPolicy,
+        Self::UninheritedList,
+        Self::KeptMask,
         Self::LaxQuota,
         Self::UntoldQuota,
         Self::SharedLock,
@@ -101,11 +107,13 @@ pub struct Spoiler {
     count: u64,
     /// Requests that tell of a limit, or ask for a lock, with who has asked whom.
     asked: BTreeSet<(Node, Node, RequestId)>,
+    /// Of access control lists.
+    masks: BTreeMap<Ino, u32>,
 }
 
 impl Spoiler {
     pub fn new(what: Breakage) -> Self {
-        Self { what, count: 0, asked: BTreeSet::new() }
+        Self { what, count: 0, asked: BTreeSet::new(), masks: BTreeMap::new() }
     }
 
     fn arrives_at_data(&mut self, asked: ToData) -> Arrival {
@@ -158,6 +166,25 @@ impl Spoiler {
         message
     }
 
+    /// A mode that is asked for has the mask that was set last.
+    fn with_old_mask(&mut self, mut message: Message) -> Message {
+        if let Message::FromClient(FromClient::Request { request, .. }) = &mut message {
+            match request {
+                Request::SetXattr { ino, name, value, .. } if **name == *b"system.posix_acl_access" => {
+                    self.masks.remove(ino);
+                    self.masks.extend(mask(value).map(|mask| (*ino, mask)));
+                }
+                Request::SetAttr { ino, set: SetAttr { perm: Some(perm), .. } } => {
+                    if let Some(mask) = self.masks.get(ino) {
+                        *perm = *perm & !0o070 | mask << 3;
+                    }
+                }
+                _ => {}
+            }
+        }
+        message
+    }
+
     fn every(&mut self, times: u64) -> bool {
         self.count += 1;
         self.count.is_multiple_of(times)
@@ -191,6 +218,7 @@ impl Saboteur for Spoiler {
             }
             (Breakage::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
             (Breakage::SharedLock, message) => Arrival::Taken(self.with_lock(from, to, message)),
+            (Breakage::KeptMask, message) => Arrival::Taken(self.with_old_mask(message)),
             (Breakage::UntoldLock, Message::FromServer(FromServer::Locked { .. })) => Arrival::Swallowed,
             (what, Message::FromClient(FromClient::Request { id, request, .. }))
                 if is_ignored_lock(what, &request) =>
@@ -239,6 +267,14 @@ impl Saboteur for Spoiler {
                 });
                 None
             }
+            (Breakage::UninheritedList, Io::Journal { frame, .. }) => {
+                *frame = changed(frame, |event| {
+                    if let Event::Create { inode, .. } | Event::TmpFile { inode } = event {
+                        (inode.acl, inode.default_acl) = (None, None);
+                    }
+                });
+                None
+            }
             (Breakage::EarlyTrim, Io::Stage { .. }) => Some(Ok(IoDone::Staged)),
             (Breakage::TornCheckpoint, Io::Stage { writes }) => {
                 *writes = writes.iter().take(writes.len().saturating_sub(1)).cloned().collect();
@@ -266,6 +302,12 @@ fn is_ignored_lock(what: Breakage, request: &Request) -> bool {
 
 fn is_limit(name: &[u8]) -> bool {
     *name == *b"user.espalier.quota.max_files"
+}
+
+/// Of a list as the kernel encodes it.
+fn mask(list: &[u8]) -> Option<u32> {
+    let entry = list.get(4..)?.chunks_exact(8).find(|entry| entry[0] == 16)?;
+    Some(entry[2].into())
 }
 
 /// To a decimal number.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use espalier_client::Call;
 use espalier_proto::{Access, END, Ino, Name, NewNode, RenameFlags, Request, SetAttr, XattrMode};
 
-use super::{policy, usage};
+use super::{acl, policy, usage};
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
@@ -48,6 +48,7 @@ pub enum Action {
         name: Name,
         node: NewNode,
         perm: u32,
+        umask: u32,
         open: Option<Truncate>,
         exclusive: bool,
     },
@@ -86,6 +87,13 @@ pub enum Action {
     RemoveXattr {
         ino: Ino,
         name: Box<[u8]>,
+    },
+    /// Sets an access control list, or removes it. `spreads`: as in [`Self::SetAttr`].
+    SetList {
+        ino: Ino,
+        default: bool,
+        value: Option<Box<[u8]>>,
+        spreads: bool,
     },
     Write {
         ino: Ino,
@@ -156,13 +164,19 @@ impl Action {
             Request::ListXattr { ino } => Self::ListXattr { ino },
             Request::Create { dir, name, node, perm, umask, open, exclusive } => {
                 let open = open.map(|how| how.truncate);
-                Self::Create { dir, name, node, perm: perm & !umask, open, exclusive }
+                Self::Create { dir, name, node, perm, umask, open, exclusive }
             }
             Request::Link { ino, dir, name } => Self::Link { ino, dir, name },
             Request::Unlink { dir, name } => Self::Unlink { dir, name },
             Request::RmDir { dir, name } => Self::RmDir { dir, name },
             Request::Rename { from_dir, from, to_dir, to, flags } => {
                 Self::Rename { from: (from_dir, from), to: (to_dir, to), flags }
+            }
+            Request::SetXattr { ino, name, value, .. } if acl::is_list(&name) => {
+                Self::SetList { ino, default: acl::is_default(&name), value: Some(value), spreads: false }
+            }
+            Request::RemoveXattr { ino, name } if acl::is_list(&name) => {
+                Self::SetList { ino, default: acl::is_default(&name), value: None, spreads: false }
             }
             Request::SetXattr { ino, name, value, mode, .. } => {
                 Self::SetXattr { ino, name, value, mode, of_bare: false }
@@ -245,6 +259,14 @@ impl Action {
             | Self::SetXattr { ino, name, .. }
             | Self::RemoveXattr { ino, name } => {
                 Footprint { xattrs: Some((*ino, policy::alone(name))), ..none }
+            }
+            Self::SetList { ino, default: true, .. } => {
+                Footprint { looks: one(ino), xattrs: Some((*ino, Some(acl::DEFAULT))), ..none }
+            }
+            Self::SetList { ino, default: false, spreads, .. } => {
+                let changes = if *spreads { Some(Inodes::Any) } else { one(ino) };
+                let xattrs = Some((*ino, Some(acl::ACCESS)));
+                Footprint { looks: one(ino), changes, dir: Some(*ino), xattrs, ..none }
             }
             // Where strips lie behind it tells whether one is read to its end.
             Self::Read { ino, .. } => Footprint { bytes: Some((*ino, None)), ..none },
@@ -336,24 +358,41 @@ impl Action {
         matches!(self, Self::GetXattr { name, .. } if usage::is_told(name))
     }
 
+    /// Whose permissions it changes, and whether those of others with them.
+    fn permits(&self) -> Option<(Ino, bool)> {
+        match self {
+            Self::SetAttr { ino, perm: Some(_), spreads }
+            | Self::SetList { ino, default: false, spreads, .. } => Some((*ino, *spreads)),
+            _ => None,
+        }
+    }
+
+    /// The directory whose new inodes get another list by it.
+    pub fn wills(&self) -> Option<Ino> {
+        match self {
+            Self::SetList { ino, default: true, .. } => Some(*ino),
+            _ => None,
+        }
+    }
+
     /// Whether it may change what another may do. Of what is moved or opened by its name nobody knows the number.
     fn rules(&self, other: &Self) -> bool {
-        let Self::SetAttr { ino, perm: Some(_), spreads } = self else { return false };
+        let Some((ino, spreads)) = self.permits() else { return false };
         match other {
             Self::GetXattr { .. }
             | Self::SetXattr { .. }
             | Self::RemoveXattr { .. }
             | Self::Truncate { by: Some(_), .. }
-                if *spreads =>
+                if spreads =>
             {
                 true
             }
-            Self::Lookup { dir, .. } | Self::List { dir } => dir == ino,
+            Self::Lookup { dir, .. } | Self::List { dir } => *dir == ino,
             Self::GetXattr { ino: of, .. }
             | Self::SetXattr { ino: of, .. }
             | Self::RemoveXattr { ino: of, .. }
-            | Self::Truncate { ino: of, by: Some(_), .. } => of == ino,
-            Self::Create { dir, open, exclusive, .. } => dir == ino || (open.is_some() && !exclusive),
+            | Self::Truncate { ino: of, by: Some(_), .. } => *of == ino,
+            Self::Create { dir, open, exclusive, .. } => *dir == ino || (open.is_some() && !exclusive),
             Self::Rename { .. } => true,
             // The rest looks at what is changed, or at names in it.
             _ => false,

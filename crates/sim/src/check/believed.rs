@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use espalier_client::Answer;
 use espalier_proto::{Attr, ClientId, Errno, Ino, Name};
 
+use super::acl;
 use super::action::Action;
 use crate::Nanos;
 
@@ -85,6 +86,11 @@ impl Believed {
                 was_named(dir, name, Some(entry.attr.ino)) && was(&entry.attr)
             }
             (Action::Attr { .. }, Ok(Answer::Attr(attr))) => was(attr),
+            // Attributes tell that there are no lists.
+            (Action::GetXattr { ino, name, .. }, Err(Errno::ENODATA)) if acl::is_list(name) => {
+                let told = self.attrs.get(&(client, *ino));
+                told.into_iter().flatten().any(|(at, attr)| *at >= since && attr.bare)
+            }
             _ => false,
         }
     }

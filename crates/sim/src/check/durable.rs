@@ -248,7 +248,7 @@ fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, str
         }
         node = node.again();
     }
-    let outcome = tree.attempt(&logged.action, logged.who, id.0, strip);
+    let outcome = tree.attempt(&logged.action, &logged.who, id.0, strip);
     let is_new = tree.inode(node).is_some_and(|inode| inode.ino.is_none());
     if let (true, Some(ino)) = (is_new, told.inode(node).and_then(|inode| inode.ino)) {
         // Nobody else can have it: all numbers are from one tree.

@@ -6,6 +6,7 @@
 //! answer needs it: calls that have nothing to do with each other are never put in order. Removals and copies of trees, files
 //! without names, allocations and copies of bytes are not checked, and must not be made of files that are.
 
+mod acl;
 mod action;
 mod believed;
 mod bytes;
@@ -31,6 +32,7 @@ use espalier_proto::{ClientId, Errno, Ino, Rank, Request};
 
 use crate::Nanos;
 use crate::storage::Left;
+pub use acl::{ACCESS as ACCESS_LIST, DEFAULT as DEFAULT_LIST};
 use action::Action;
 use believed::Believed;
 use bytes::Bytes;
@@ -90,7 +92,7 @@ pub struct Checker {
     bare: bool,
     /// Directories' policies change.
     live: bool,
-    /// Files that clients make while they do.
+    /// Files that clients make while what they have from their directory changes.
     vague: Option<Vague>,
     base: Base,
     worlds: BTreeSet<World>,
@@ -145,7 +147,7 @@ impl Checker {
             strip: u64::from(rules.strip_bytes.max(1)),
             bare: bare || (live && scattered),
             live,
-            vague: (live && scattered).then(Vague::default),
+            vague: scattered.then(Vague::default),
             durability: rules.durable.map(|within| Durability::new(within, base.clone())),
             base,
             worlds: [World::default()].into(),
@@ -183,7 +185,8 @@ impl Checker {
         let mut actions = Action::all(call, self.strip, &mut self.bytes.extents);
         for action in actions.iter_mut().filter(|_| self.bare) {
             match action {
-                Action::SetAttr { ino, perm: Some(_), spreads } => *spreads = self.may_spread(*ino),
+                Action::SetAttr { ino, perm: Some(_), spreads }
+                | Action::SetList { ino, default: false, spreads, .. } => *spreads = self.may_spread(*ino),
                 Action::SetXattr { ino, of_bare, .. } | Action::GetXattr { ino, of_bare, .. } => {
                     *of_bare = self.worlds.iter().any(|world| self.tree(world).may_be_bare(*ino));
                 }
@@ -216,10 +219,11 @@ impl Checker {
                 self.given_up |= !vague.begin(&action, &under_way, is_by_client);
             }
             if let (Some(durability), false) = (&mut self.durability, action.is_read()) {
-                let action = action.clone();
+                let (action, who) = (action.clone(), who.clone());
                 durability.calls.insert(id, Logged { action, who, rank, since: now, until: None });
             }
             let (is_answered, is_blurred, may_be_lost) = (true, false, false);
+            let who = who.clone();
             self.pending.insert(id, Part { action, who, is_answered, is_blurred, may_be_lost });
             parts.push(id);
         }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use espalier_proto::{Errno, FileType, Ino, Name, NewNode, RenameFlags, XattrMode};
 
+use super::acl;
 use super::action::Action;
 use super::outcome::{Outcome, Stat};
 use super::permit::Who;
@@ -22,7 +23,7 @@ enum Found {
 
 impl Tree<'_> {
     /// Does what `action` says. `call`: of which that is a part; `strip`: bytes.
-    pub fn perform(&mut self, action: &Action, who: Who, call: u64, strip: u64) -> Outcome {
+    pub fn perform(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> Outcome {
         match action {
             Action::Lookup { dir, name } => match self.find(*dir) {
                 Found::There(dir) => self
@@ -55,6 +56,12 @@ impl Tree<'_> {
             Action::RemoveXattr { ino, name, .. } if quota::is_limit(name) => {
                 self.of(*ino, |tree, node| tree.limit(node, name, None, XattrMode::Replace))
             }
+            Action::GetXattr { ino, name, .. } if acl::is_list(name) => {
+                self.of_inode(*ino, |inode| acl::told(inode, name))
+            }
+            Action::SetList { ino, default, value, .. } => {
+                self.of(*ino, |tree, node| tree.set_list(node, *default, value.as_deref()))
+            }
             Action::GetXattr { ino, name, .. } => self.of_inode(*ino, |inode| match inode.xattrs.get(name) {
                 Some(value) => Outcome::Bytes(value.to_vec()),
                 None => Outcome::fails([Errno::ENODATA]),
@@ -62,7 +69,7 @@ impl Tree<'_> {
             Action::ListXattr { ino } => self.of_inode(*ino, |inode| {
                 let settings = inode.settings.names().filter(|_| inode.is_dir());
                 let names = inode.xattrs.keys().flat_map(|name| name.iter().copied().chain([0]));
-                Outcome::Bytes(names.chain(settings).collect())
+                Outcome::Bytes(names.chain(settings).chain(acl::names(inode)).collect())
             }),
             Action::Read { ino, at, from, to } => self.of_inode(*ino, |inode| {
                 let mut bytes = inode.strips.get(at).map_or(Vec::new(), |bytes| bytes.to_vec());
@@ -72,8 +79,8 @@ impl Tree<'_> {
                 Outcome::Bytes(bytes.get(*from..bytes.len().min(*to)).unwrap_or_default().to_vec())
             }),
             Action::Open { ino, .. } => self.of(*ino, |_, _| Outcome::Done),
-            Action::Create { dir, name, node, perm, open, exclusive } => {
-                self.create((*dir, name), node, (who, *perm), *open, *exclusive, call, strip)
+            Action::Create { dir, name, node, perm, umask, open, exclusive } => {
+                self.create((*dir, name), node, (who, *perm, *umask), *open, *exclusive, call, strip)
             }
             Action::Link { ino, dir, name } => self.link(*ino, (*dir, name), strip),
             Action::Unlink { dir, name } => self.remove((*dir, name), false),
@@ -84,7 +91,7 @@ impl Tree<'_> {
                     if tree.is_bare(node) && tree.inode(node).is_some_and(|inode| inode.perm != *perm) {
                         return Outcome::fails([Errno::EPERM]);
                     }
-                    tree.change(node, |inode| inode.perm = *perm);
+                    tree.change(node, |inode| inode.set_perm(*perm));
                     tree.bequeath(node);
                 }
                 Outcome::Stat(tree.stat(node, strip))
@@ -182,12 +189,12 @@ impl Tree<'_> {
     /// What a directory's bare files have from it.
     pub fn bequeath(&mut self, dir: Node) {
         let Some(inode) = self.inode(dir).filter(|inode| inode.is_dir()) else { return };
-        let (perm, uid, gid, settings) = (inode.perm, inode.uid, inode.gid, inode.settings.clone());
+        let (perm, uid, gid, settings) = (inode.bare_perm(), inode.uid, inode.gid, inode.settings.clone());
         for node in self.names(dir).into_values() {
             if self.is_bare(node) {
                 let settings = settings.clone();
                 self.change(node, |file| {
-                    (file.perm, file.uid, file.gid, file.settings) = (perm & 0o666, uid, gid, settings);
+                    (file.perm, file.uid, file.gid, file.settings) = (perm, uid, gid, settings);
                 });
             }
         }
@@ -206,7 +213,7 @@ impl Tree<'_> {
         &mut self,
         (dir, name): (Ino, &Name),
         node: &NewNode,
-        (who, perm): (Who, u32),
+        (who, perm, umask): (&Who, u32, u32),
         open: Option<bool>,
         exclusive: bool,
         call: u64,
@@ -225,20 +232,23 @@ impl Tree<'_> {
             }
             return Outcome::Named(self.stat(there, strip));
         }
-        let (kind, perm, target) = match node {
-            NewNode::Regular => (FileType::Regular, perm, Box::default()),
-            NewNode::Directory => (FileType::Directory, perm, Box::default()),
-            NewNode::Symlink(target) => (FileType::Symlink, 0o777, target.clone()),
-            NewNode::Fifo => (FileType::Fifo, perm, Box::default()),
-            NewNode::Socket => (FileType::Socket, perm, Box::default()),
-            NewNode::CharDevice(_) => (FileType::CharDevice, perm, Box::default()),
-            NewNode::BlockDevice(_) => (FileType::BlockDevice, perm, Box::default()),
+        let (kind, target) = match node {
+            NewNode::Regular => (FileType::Regular, Box::default()),
+            NewNode::Directory => (FileType::Directory, Box::default()),
+            NewNode::Symlink(target) => (FileType::Symlink, target.clone()),
+            NewNode::Fifo => (FileType::Fifo, Box::default()),
+            NewNode::Socket => (FileType::Socket, Box::default()),
+            NewNode::CharDevice(_) => (FileType::CharDevice, Box::default()),
+            NewNode::BlockDevice(_) => (FileType::BlockDevice, Box::default()),
         };
         let (settings, born) = self.inherited(dir, node);
         let bare = born == Born::Bare;
         let new = self.new_node(call);
-        let Who { uid, gid } = who;
-        self.insert(new, Inode { target, uid, gid, bare, born, settings, ..Inode::new(kind, perm, dir) });
+        let (uid, gid) = (who.uid, who.gid);
+        let mut inode = Inode { target, uid, gid, bare, born, settings, ..Inode::new(kind, perm, dir) };
+        let default = self.inode(dir).and_then(|dir| dir.default_list.as_ref());
+        inode.take_lists(default, umask);
+        self.insert(new, inode);
         self.put(dir, name, new);
         self.bequeath(dir);
         Outcome::Named(self.stat(new, strip))

@@ -1,45 +1,54 @@
-//! What callers may do, by the bits of modes, owners, groups and sticky directories.
+//! What callers may do, by the bits of modes, access control lists, owners, groups and sticky directories.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use espalier_proto::{Access, Caller, Errno, Ino, Name, RenameFlags, mode};
 
+use super::acl::{self, List};
 use super::action::Action;
 use super::outcome::Outcome;
 use super::quota;
 use super::tree::{Inode, Tree};
 
 /// Who calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Who {
     pub uid: u32,
     pub gid: u32,
+    /// Whose member he is, too.
+    groups: Option<Arc<[u32]>>,
 }
 
 impl From<&Caller> for Who {
     fn from(caller: &Caller) -> Self {
-        Self { uid: caller.uid, gid: caller.gid }
+        Self { groups: caller.groups.clone(), ..Self::new(caller.uid, caller.gid) }
     }
 }
 
 impl Who {
-    fn may(self, inode: &Inode, want: Access) -> bool {
-        let shift = match () {
-            () if self.uid == inode.uid => 6,
-            () if self.gid == inode.gid => 3,
-            () => 0,
-        };
-        self.uid == 0 || inode.perm >> shift & want.bits() == want.bits()
+    pub const fn new(uid: u32, gid: u32) -> Self {
+        Self { uid, gid, groups: None }
     }
 
-    fn owns(self, inode: &Inode) -> bool {
+    pub fn is_of(&self, gid: u32) -> bool {
+        self.gid == gid || self.groups.iter().any(|groups| groups.contains(&gid))
+    }
+
+    fn may(&self, inode: &Inode, want: Access) -> bool {
+        let of_mode = || List::of_mode(inode.perm);
+        let list = inode.access_list.clone().unwrap_or_else(of_mode);
+        self.uid == 0 || list.allows(self, (inode.uid, inode.gid), want.bits())
+    }
+
+    fn owns(&self, inode: &Inode) -> bool {
         self.uid == 0 || self.uid == inode.uid
     }
 }
 
 impl Tree<'_> {
     /// As [`Self::perform`], if the caller may do that.
-    pub fn attempt(&mut self, action: &Action, who: Who, call: u64, strip: u64) -> Outcome {
+    pub fn attempt(&mut self, action: &Action, who: &Who, call: u64, strip: u64) -> Outcome {
         let refusal = if who.uid == 0 { None } else { self.refusal(action, who) };
         let Some(refusal) = refusal else { return self.perform(action, who, call, strip) };
         let outcome = self.clone().perform(action, who, call, strip);
@@ -60,13 +69,15 @@ impl Tree<'_> {
         node(from) == node(to)
     }
 
-    fn refusal(&self, action: &Action, who: Who) -> Option<Errno> {
+    fn refusal(&self, action: &Action, who: &Who) -> Option<Errno> {
         let inode = |ino: &Ino| self.numbered(*ino).and_then(|node| self.inode(node));
         let lacks = |ino: &Ino, want| inode(ino).filter(|inode| !who.may(inode, want)).map(|_| Errno::EACCES);
         let change = Access::WRITE | Access::EXEC;
         match action {
             Action::Lookup { dir, .. } => lacks(dir, Access::EXEC),
             Action::List { dir } => lacks(dir, Access::READ),
+            // Lists are for everybody to read.
+            Action::GetXattr { name, .. } if acl::is_list(name) => None,
             Action::GetXattr { ino, .. } => lacks(ino, Access::READ),
             Action::Open { ino, access } | Action::Truncate { ino, by: Some(access), .. } => {
                 lacks(ino, *access)
@@ -78,7 +89,7 @@ impl Tree<'_> {
                 let is_foreign = |it: &&Inode| it.is_dir() && it.perm & mode::STICKY != 0 && !who.owns(it);
                 inode(ino).filter(is_foreign).map(|_| Errno::EPERM).or(lacks(ino, Access::WRITE))
             }
-            Action::SetAttr { ino, perm: Some(_), .. } => {
+            Action::SetAttr { ino, perm: Some(_), .. } | Action::SetList { ino, .. } => {
                 inode(ino).filter(|inode| !who.owns(inode)).map(|_| Errno::EPERM)
             }
             Action::Create { dir, name, open, exclusive, .. } => {
@@ -105,7 +116,7 @@ impl Tree<'_> {
         from: &(Ino, Name),
         to: &(Ino, Name),
         flags: RenameFlags,
-        who: Who,
+        who: &Who,
     ) -> Option<Errno> {
         let (moved, target) = (self.entry(from.0, &from.1), self.entry(to.0, &to.1));
         let lacks = |dir: Ino| {
@@ -132,7 +143,7 @@ impl Tree<'_> {
     }
 
     /// In a sticky directory only its owner and the entry's may take that away.
-    fn sticky(&self, dir: Ino, name: &Name, who: Who) -> Option<Errno> {
+    fn sticky(&self, dir: Ino, name: &Name, who: &Who) -> Option<Errno> {
         let parent = self.numbered(dir).and_then(|node| self.inode(node))?;
         let entry = self.entry(dir, name)?;
         let is_foreign = parent.perm & mode::STICKY != 0 && !who.owns(parent) && !who.owns(entry);

@@ -258,7 +258,9 @@ impl Action {
 
     /// Bare files of a directory may get the permissions that it gives that, if so.
     pub fn spread(&mut self, is_so: impl FnOnce(Ino) -> bool) {
-        if let Self::SetAttr { ino, perm: Some(_), spreads } = self {
+        if let Self::SetAttr { ino, perm: Some(_), spreads }
+        | Self::SetList { ino, default: false, spreads, .. } = self
+        {
             *spreads |= is_so(*ino);
         }
     }
@@ -284,6 +286,9 @@ impl Action {
         let is_told = matches!(other, Self::GetXattr { name, of_bare: true, .. } if is_told(name));
         match self {
             Self::Unlink { .. } | Self::Rename { .. } => is_told,
+            Self::SetList { .. } => {
+                matches!(other, Self::Create { dir, .. } if self.wills() == Some(*dir))
+            }
             _ => self.policy_of().is_some_and(|changed| match other {
                 Self::Create { dir, .. } => *dir == changed,
                 _ => is_told,
@@ -292,8 +297,8 @@ impl Action {
     }
 }
 
-/// Files that clients make themselves have their directory's policy of when they were begun, and get their names later. Of those during
-/// whose making the policy was changed nobody knows which it is.
+/// Files that clients make themselves have their directory's policy and default list of when they were begun, and get their names later. Of
+/// those during whose making these were changed nobody knows which they are.
 #[derive(Default)]
 pub struct Vague {
     /// Calls that may make files so; and those of them that nobody knows it of.
@@ -303,7 +308,7 @@ pub struct Vague {
 
 impl Vague {
     /// A call is made; `under_way` are all that are, with that one. `is_by_client`: whether clients may make a directory's files.
-    /// `false`: nobody knows whether one of the files has a metafile.
+    /// `false`: nobody knows whether one of the files has a metafile, or who may use it.
     #[must_use]
     pub fn begin(
         &mut self,
@@ -311,18 +316,19 @@ impl Vague {
         under_way: &[(u64, &Action)],
         is_by_client: impl Fn(Ino) -> bool,
     ) -> bool {
-        let Some(dir) = action.policy_of().or(action.made_in()) else { return true };
+        let Some(dir) = action.policy_of().or(action.wills()).or(action.made_in()) else { return true };
         let changed: Vec<Key> = under_way.iter().filter_map(|(_, action)| action.changed(dir)).collect();
         let is_by_client = changed.contains(&Key::Create) || is_by_client(dir);
         let making = under_way.iter().filter(|(_, action)| action.made_in() == Some(dir));
         let making: Vec<u64> = making.map(|(call, _)| *call).collect();
         self.makers.extend(making.iter().filter(|_| is_by_client));
         let vague: Vec<u64> = making.into_iter().filter(|call| self.makers.contains(call)).collect();
+        let is_willed = under_way.iter().any(|(_, action)| action.wills() == Some(dir));
         if changed.is_empty() {
-            return true;
+            return vague.is_empty() || !is_willed;
         }
         self.calls.extend(&vague);
-        vague.is_empty() || !changed.contains(&Key::NoMetafile)
+        vague.is_empty() || !(is_willed || changed.contains(&Key::NoMetafile))
     }
 
     pub fn is(&self, node: Node) -> bool {

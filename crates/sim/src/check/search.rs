@@ -277,7 +277,7 @@ impl<'a> Search<'a> {
     fn perform(&self, world: &World, id: PartId) -> (Option<World>, Outcome) {
         let Part { action, who, .. } = &self.pending[&id];
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
-        let outcome = tree.attempt(action, *who, id.0, self.strip);
+        let outcome = tree.attempt(action, who, id.0, self.strip);
         if tree.changes == world.changes {
             return (None, outcome);
         }

@@ -8,6 +8,7 @@ use espalier_proto::{
 
 use super::*;
 
+mod acl;
 mod bare;
 mod locks;
 mod policy;
@@ -34,7 +35,7 @@ struct Run {
     who: Who,
 }
 
-const ROOT: Who = Who { uid: 0, gid: 0 };
+const ROOT: Who = Who::new(0, 0);
 
 fn name(text: &str) -> Name {
     Name::new(text.as_bytes()).unwrap()
@@ -157,7 +158,7 @@ impl Run {
     fn asks(&mut self, call: Call<'_>) -> u64 {
         let now = self.tick();
         self.calls += 1;
-        self.checker.invoked(now, ClientId(self.calls), 0, self.who, &call);
+        self.checker.invoked(now, ClientId(self.calls), 0, self.who.clone(), &call);
         self.calls
     }
 

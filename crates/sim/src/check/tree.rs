@@ -6,6 +6,7 @@ use std::rc::Rc;
 use espalier_policy::Policy;
 use espalier_proto::{FileType, Ino, Name};
 
+use super::acl::List;
 use super::policy::{Born, Server, Settings};
 use super::quota::Quota;
 
@@ -72,6 +73,10 @@ pub struct Inode {
     /// Of a file: what of each strip has been written, from its beginning on.
     pub strips: Strips,
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
+    /// Its access control list, if that says more than its permissions; where it says the same it agrees with them.
+    pub access_list: Option<List>,
+    /// Of a directory: what new inodes in it get.
+    pub default_list: Option<List>,
     pub quota: Quota,
 }
 
@@ -95,6 +100,8 @@ impl Inode {
             settings: Settings::default(),
             strips: BTreeMap::new(),
             xattrs: BTreeMap::new(),
+            access_list: None,
+            default_list: None,
             quota: Quota::default(),
         }
     }

@@ -7,6 +7,7 @@ use espalier_policy::Creator;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
+use super::acls;
 use super::policies::Live;
 use super::quotas;
 use super::wander::Habits;
@@ -50,20 +51,25 @@ impl Case {
         let ranks = u32::from(scenario.cluster.ranks);
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
         let is_dark = scenario.faults.power.as_ref().is_some_and(is_of_ranks);
+        let acls = acls::Habit::of(seed);
         let habits = Habits {
             calls: random.random_range(20..150),
             pause: Nanos(*[1_000, 1_000_000, 30_000_000].choose(&mut random).unwrap_or(&1_000)),
             strip,
             bytes: *[0, 10, 40, 80].choose(&mut random).unwrap_or(&0),
             moves: *[5, 20, 60].choose(&mut random).unwrap_or(&5),
-            users: random.random(),
+            users: random.random::<bool>() || acls.is_some(),
             quotas: habit_of_quotas(seed, strip),
+            acls,
             locks: Seed(seed).random("fuzz locks", 0).random_range(0..3) == 0,
         };
         let by_client = scenario.policy.0.create() == Some(Creator::Client);
         let live = Live::of(seed, strip, by_client);
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
+        }
+        if habits.acls.is_some() {
+            text.push_str("\n# Access control lists are set.\n");
         }
         Ok(Self {
             text,

@@ -6,8 +6,8 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Request};
 
 use super::quotas::Trials;
-use super::wander::CALLER;
-use crate::check::{EFFECTIVE, LAYOUT, QUOTAS, QUOTAS_LATE, USAGES};
+use super::wander::{CALLER, Habits};
+use crate::check::{ACCESS_LIST, DEFAULT_LIST, EFFECTIVE, LAYOUT, QUOTAS, QUOTAS_LATE, USAGES};
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -26,6 +26,8 @@ pub struct Surveyor {
     last: Vec<Call<'static>>,
     /// Directories' policies have changed.
     live: bool,
+    /// There are access control lists.
+    listed: bool,
     seen: BTreeSet<Ino>,
     /// Whether quotas hold is tried at last.
     trials: Option<Trials>,
@@ -33,12 +35,14 @@ pub struct Surveyor {
 }
 
 impl Surveyor {
-    /// `live`: directories' policies have changed; `limited`: there are quotas.
-    pub fn new(from: Nanos, live: bool, limited: bool) -> Self {
+    /// `live`: directories' policies have changed.
+    pub fn new(from: Nanos, live: bool, habits: &Habits) -> Self {
+        let (limited, listed) = (habits.quotas.is_some(), habits.acls.is_some());
         let left = vec![list(Ino::ROOT, 0), attr(Ino::ROOT)];
         let last = usages(Ino::ROOT, limited).collect();
         let trials = limited.then(Trials::default);
-        Self { from, has_waited: false, left, last, live, seen: BTreeSet::new(), trials, asked: None }
+        let (seen, asked) = (BTreeSet::new(), None);
+        Self { from, has_waited: false, left, last, live, listed, seen, trials, asked }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
@@ -56,6 +60,9 @@ impl Surveyor {
                     self.left.push(Call::Request(Request::ListXattr { ino }));
                     if self.live && matches!(entry.kind, FileType::Directory | FileType::Regular) {
                         self.left.extend([EFFECTIVE, LAYOUT].map(|name| told(ino, name)));
+                    }
+                    if self.listed {
+                        self.left.extend([ACCESS_LIST, DEFAULT_LIST].map(|name| told(ino, name)));
                     }
                     match entry.kind {
                         FileType::Directory if self.seen.insert(ino) => {

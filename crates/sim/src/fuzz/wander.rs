@@ -10,6 +10,7 @@ use espalier_proto::{
 };
 use rand::Rng;
 
+use super::acls::{self, Lists};
 use super::locks::{self, Locker};
 use super::policies::{Live, Policies};
 use super::quotas;
@@ -39,6 +40,7 @@ pub struct Habits {
     /// Not all callers are the superuser.
     pub users: bool,
     pub quotas: Option<quotas::Habit>,
+    pub acls: Option<acls::Habit>,
     /// Files are locked.
     pub locks: bool,
 }
@@ -63,6 +65,7 @@ pub struct Wanderer {
     listing: Option<(Ino, u64)>,
     written: u32,
     policies: Option<Policies>,
+    lists: Option<Lists>,
     locker: Locker,
 }
 
@@ -74,7 +77,10 @@ impl Wanderer {
             left: habits.calls,
             caller: match (habits.users, number % 3) {
                 (false, _) | (_, 0) => CALLER,
-                (_, user) => Caller { uid: 1000 + user, gid: 100 + number / 3 % 2, ..CALLER },
+                (_, user) => {
+                    let groups = habits.acls.and_then(|_| acls::groups(number));
+                    Caller { uid: 1000 + user, gid: 100 + number / 3 % 2, groups, ..CALLER }
+                }
             },
             rests: false,
             dirs: vec![Ino::ROOT],
@@ -86,6 +92,7 @@ impl Wanderer {
             listing: None,
             written: 0,
             policies: live.map(|live| Policies::new(live, number)),
+            lists: habits.acls.map(|habit| Lists::new(habit, number)),
             locker: Locker::new(number),
         }
     }
@@ -340,7 +347,9 @@ impl Program for Wanderer {
         self.rests = false;
         let call = if self.left > 0 {
             let of_policy = self.policies.as_mut().and_then(|it| it.next(&self.dirs, &self.files));
-            match of_policy {
+            let lists = &mut self.lists;
+            let of_list = || lists.as_mut().and_then(|it| it.next(&self.dirs, &self.files, &self.links));
+            match of_policy.or_else(of_list) {
                 Some(request) => Call::Request(request),
                 None => {
                     self.left -= 1;

@@ -116,7 +116,7 @@ fn a_quota_is_told_as_it_was_set() {
     assert!(run.did(limit_told(FILES), Ok(bytes(b"2"))));
     assert!(run.did(limit_told(BYTES), Err(Errno::ENODATA)));
     assert!(!limited(FILES, "2").did(limit_told(FILES), Ok(bytes(b"3"))));
-    let mut run = Run { who: Who { uid: 7, gid: 7 }, ..limited(FILES, "2") };
+    let mut run = Run { who: Who::new(7, 7), ..limited(FILES, "2") };
     assert!(run.did(limit(FILES, "9"), Err(Errno::EPERM)));
 }
 

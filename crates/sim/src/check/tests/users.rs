@@ -2,9 +2,9 @@
 
 use super::*;
 
-const OWNER: Who = Who { uid: 7, gid: 70 };
-const FRIEND: Who = Who { uid: 8, gid: 70 };
-const OTHER: Who = Who { uid: 9, gid: 90 };
+const OWNER: Who = Who::new(7, 70);
+const FRIEND: Who = Who::new(8, 70);
+const OTHER: Who = Who::new(9, 90);
 
 fn chmod(ino: u64, perm: u32) -> Call<'static> {
     let set = SetAttr { perm: Some(perm), ..SetAttr::default() };
@@ -46,7 +46,7 @@ fn who_may_not_is_refused_and_who_may_is_not() {
         (0o555, ROOT, None),
     ] {
         for told in [None, Some(Errno::EACCES), Some(Errno::EPERM)] {
-            let mut run = Run { who, ..owned(perm) };
+            let mut run = Run { who: who.clone(), ..owned(perm) };
             let result = told.map_or(Ok(Answer::Done), Err);
             let is_right = told == errno || (told.is_some() && errno.is_some());
             assert_eq!(run.did(remove(), result), is_right, "{perm:o} {who:?} {told:?}");

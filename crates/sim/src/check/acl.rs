@@ -1,0 +1,229 @@
+//! Access control lists: the reference for the program, as draft 17 of POSIX 1003.1e and acl(5) have them.
+
+use std::collections::BTreeMap;
+
+use espalier_proto::{Errno, FileType, mode};
+
+use super::outcome::Outcome;
+use super::permit::Who;
+use super::tree::{Inode, Node, Tree};
+
+/// The attributes that they are told as.
+pub const ACCESS: &[u8] = b"system.posix_acl_access";
+pub const DEFAULT: &[u8] = b"system.posix_acl_default";
+
+pub fn is_list(name: &[u8]) -> bool {
+    name == ACCESS || is_default(name)
+}
+
+pub fn is_default(name: &[u8]) -> bool {
+    name == DEFAULT
+}
+
+/// What an entry is of, as in `linux/posix_acl.h`.
+const OWNER: u16 = 1;
+const NAMED_USER: u16 = 2;
+const GROUP: u16 = 4;
+const NAMED_GROUP: u16 = 8;
+const MASK: u16 = 16;
+const OTHER: u16 = 32;
+
+const VERSION: u32 = 2;
+const NOBODY: u32 = u32::MAX;
+
+/// Rights of what an entry is of, and of whom.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct List(BTreeMap<(u16, u32), u32>);
+
+impl List {
+    /// The one that says what a mode does.
+    pub fn of_mode(perm: u32) -> Self {
+        let right = |tag, shift: u32| ((tag, NOBODY), perm >> shift & 7);
+        Self([right(OWNER, 6), right(GROUP, 3), right(OTHER, 0)].into())
+    }
+
+    /// `None`: there cannot be such a list.
+    fn parse(value: &[u8]) -> Option<Self> {
+        let (version, entries) = value.split_first_chunk()?;
+        let mut list = BTreeMap::new();
+        let mut is_valid = u32::from_le_bytes(*version) == VERSION && entries.len().is_multiple_of(8);
+        for entry in entries.chunks_exact(8) {
+            let [a, b, c, d, e, f, g, h] = *entry else { return None };
+            let (tag, right) = (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]));
+            let id = match tag {
+                NAMED_USER | NAMED_GROUP => u32::from_le_bytes([e, f, g, h]),
+                _ => NOBODY,
+            };
+            let is_named = id != NOBODY;
+            let is_known = matches!(tag, OWNER | GROUP | MASK | OTHER) || is_named;
+            is_valid &= is_known && right <= 7 && list.insert((tag, id), right.into()).is_none();
+        }
+        let has = |tag| list.contains_key(&(tag, NOBODY));
+        let names = list.keys().any(|(tag, _)| matches!(*tag, NAMED_USER | NAMED_GROUP));
+        is_valid &= has(OWNER) && has(GROUP) && has(OTHER) && (has(MASK) || !names);
+        is_valid.then_some(Self(list))
+    }
+
+    fn told(&self) -> Vec<u8> {
+        let entry = |((tag, id), right): (&(u16, u32), &u32)| {
+            let right = *right as u16;
+            tag.to_le_bytes().into_iter().chain(right.to_le_bytes()).chain(id.to_le_bytes())
+        };
+        VERSION.to_le_bytes().into_iter().chain(self.0.iter().flat_map(entry)).collect()
+    }
+
+    fn right(&self, tag: u16) -> Option<u32> {
+        self.0.get(&(tag, NOBODY)).copied()
+    }
+
+    /// There is something in it that a mode does not say.
+    fn is_extended(&self) -> bool {
+        self.0.len() > 3
+    }
+
+    /// The tag of what the bits for the group stand for.
+    fn class(&self) -> u16 {
+        if self.right(MASK).is_some() { MASK } else { GROUP }
+    }
+
+    fn mode(&self) -> u32 {
+        let right = |tag| self.right(tag).unwrap_or(0);
+        right(OWNER) << 6 | right(self.class()) << 3 | right(OTHER)
+    }
+
+    fn set_mode(&mut self, perm: u32) {
+        let class = self.class();
+        for (tag, shift) in [(OWNER, 6), (class, 3), (OTHER, 0)] {
+            self.0.insert((tag, NOBODY), perm >> shift & 7);
+        }
+    }
+
+    /// Whether it allows all that is wanted of what is that user's and that group's.
+    pub fn allows(&self, who: &Who, (uid, gid): (u32, u32), want: u32) -> bool {
+        let allows = |right: u32| right & want == want;
+        let mask = self.right(MASK).unwrap_or(7);
+        if who.uid == uid {
+            return self.right(OWNER).is_some_and(allows);
+        }
+        if let Some(right) = self.0.get(&(NAMED_USER, who.uid)) {
+            return allows(right & mask);
+        }
+        let is_of = |(tag, id): &(u16, u32)| match *tag {
+            GROUP => who.is_of(gid),
+            NAMED_GROUP => who.is_of(*id),
+            _ => false,
+        };
+        let mut groups = self.0.iter().filter(|(of, _)| is_of(of)).map(|(_, right)| right & mask).peekable();
+        // Any one of them has to allow all; and who is in one is nobody else.
+        if groups.peek().is_some() {
+            return groups.any(allows);
+        }
+        self.right(OTHER).is_some_and(allows)
+    }
+
+    /// What all entries allow that have one of these tags, as far as the mask lets them.
+    fn all(&self, tags: &[u16]) -> u32 {
+        let mask = self.right(MASK).unwrap_or(7);
+        let of = self.0.iter().filter(|((tag, _), _)| tags.contains(tag));
+        of.fold(7, |all, ((tag, _), right)| {
+            all & right & if matches!(*tag, OWNER | OTHER) { 7 } else { mask }
+        })
+    }
+}
+
+impl Inode {
+    /// `chmod`.
+    pub fn set_perm(&mut self, perm: u32) {
+        self.perm = perm;
+        if let Some(list) = &mut self.access_list {
+            list.set_mode(perm);
+        }
+    }
+
+    /// A new inode gets its mode, and its lists from the default list of its directory: where there is one, umasks have no say.
+    pub fn take_lists(&mut self, default: Option<&List>, umask: u32) {
+        if self.kind == FileType::Symlink.bits() {
+            self.perm = 0o777;
+            return;
+        }
+        let Some(default) = default else {
+            self.perm &= !umask;
+            return;
+        };
+        let mut list = default.clone();
+        list.set_mode(self.perm & default.mode());
+        self.perm = self.perm & !0o777 | list.mode();
+        self.access_list = Some(list).filter(|list| list.is_extended() && !self.bare);
+        self.default_list = self.is_dir().then(|| default.clone());
+    }
+
+    /// Of files without a metafile in this directory: nobody gets more than every entry allows that may be about him, and nobody may
+    /// execute them (docs/small-files.md).
+    pub fn bare_perm(&self) -> u32 {
+        let of_mode = || List::of_mode(self.perm);
+        let list = self.access_list.clone().unwrap_or_else(of_mode);
+        let owner = list.all(&[OWNER]);
+        let group = list.all(&[GROUP, NAMED_USER]);
+        let other = list.all(&[OTHER, NAMED_USER, NAMED_GROUP]);
+        (owner << 6 | group << 3 | other) & 0o666
+    }
+}
+
+impl Tree<'_> {
+    /// `None` as value: removes a list; a value that has no entries does so, too, and there need not be one then.
+    pub fn set_list(&mut self, node: Node, default: bool, value: Option<&[u8]>) -> Outcome {
+        let Some(inode) = self.inode(node) else { return Outcome::Gone };
+        let own = if default { &inode.default_list } else { &inode.access_list };
+        let Some(value) = value else {
+            if own.is_none() {
+                return Outcome::fails([Errno::ENODATA]);
+            }
+            self.put_list(node, default, None);
+            return Outcome::Done;
+        };
+        let is_empty = value == VERSION.to_le_bytes() || value.is_empty();
+        let list = List::parse(value);
+        let is_minimal = list.as_ref().is_none_or(|list| !list.is_extended());
+        let is_same = is_minimal && list.as_ref().is_none_or(|list| list.mode() == inode.perm & 0o777);
+        let errnos = [
+            (list.is_none() && !is_empty).then_some(Errno::EINVAL),
+            (inode.kind == FileType::Symlink.bits()).then_some(Errno::EOPNOTSUPP),
+            (default && !inode.is_dir() && !is_empty).then_some(Errno::EACCES),
+            (default && !inode.is_dir() && is_empty).then_some(Errno::ENODATA),
+            (inode.bare && !default && !is_same).then_some(Errno::EPERM),
+        ];
+        if errnos.iter().any(Option::is_some) {
+            return Outcome::fails(errnos.into_iter().flatten());
+        }
+        self.put_list(node, default, list);
+        Outcome::Done
+    }
+
+    fn put_list(&mut self, node: Node, default: bool, list: Option<List>) {
+        self.change(node, |inode| {
+            if default {
+                inode.default_list = list;
+                return;
+            }
+            // Where there is none any more the mode stays what it was.
+            if let Some(list) = &list {
+                inode.perm = inode.perm & (mode::PERMISSIONS & !0o777) | list.mode();
+            }
+            inode.access_list = list.filter(List::is_extended);
+        });
+        self.bequeath(node);
+    }
+}
+
+/// The list as `getxattr` tells it.
+pub fn told(inode: &Inode, name: &[u8]) -> Outcome {
+    let list = if is_default(name) { &inode.default_list } else { &inode.access_list };
+    list.as_ref().map_or(Outcome::fails([Errno::ENODATA]), |list| Outcome::Bytes(list.told()))
+}
+
+/// The names of those that there are, as in `listxattr`.
+pub fn names(inode: &Inode) -> impl Iterator<Item = u8> {
+    let access = inode.access_list.iter().map(|_| ACCESS);
+    let names = access.chain(inode.default_list.iter().map(|_| DEFAULT));
+    names.flat_map(|name| name.iter().copied().chain([0]))
+}

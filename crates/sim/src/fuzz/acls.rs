@@ -1,0 +1,150 @@
+//! Random access control lists: of directories and files, and which new ones in a directory get. Between a process's other calls, by
+//! numbers of its own: else it does what it did without.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use espalier_proto::{Ino, Request, SetAttr, XattrMode};
+use rand::Rng;
+use rand::seq::IndexedRandom;
+
+use crate::check::{ACCESS_LIST, DEFAULT_LIST};
+use crate::random::{Random, Seed};
+
+/// There are lists in a run.
+#[derive(Clone, Copy, Debug)]
+pub struct Habit(u64);
+
+/// In so many runs there are.
+const EVERY: u32 = 3;
+
+impl Habit {
+    pub fn of(seed: u64) -> Option<Self> {
+        (Seed(seed).random("fuzz lists", 0).random_range(0..EVERY) == 0).then_some(Self(seed))
+    }
+}
+
+/// Whom entries name: users and groups of processes, and others.
+const USERS: [u32; 3] = [1001, 1002, 1003];
+const GROUPS: [u32; 4] = [0, 100, 101, 102];
+
+/// Supplementary groups of a process; servers ask for those that are not told.
+pub fn groups(process: u32) -> Option<Arc<[u32]>> {
+    [None, Some([102].as_slice()), Some([101, 102].as_slice())][process as usize % 5 % 3].map(Arc::from)
+}
+
+/// The tags of entries that each list has, and of those for named users, for named groups, and of the mask.
+const NEEDED: [u16; 3] = [1, 4, 32];
+const NAMED_USER: u16 = 2;
+const NAMED_GROUP: u16 = 8;
+const MASK: u16 = 16;
+
+/// One process's lists.
+#[derive(Debug)]
+pub struct Lists {
+    random: Random,
+    /// The call that was made last was of these.
+    was_one: bool,
+}
+
+impl Lists {
+    pub fn new(habit: Habit, process: u32) -> Self {
+        Self { random: Seed(habit.0).random("fuzz lists of a process", process.into()), was_one: false }
+    }
+
+    /// A call about the list of something that is known, before the next other one.
+    pub fn next(&mut self, dirs: &[Ino], files: &[Ino], links: &[Ino]) -> Option<Request> {
+        let random = &mut self.random;
+        if self.was_one || random.random_range(0..6) > 0 {
+            self.was_one = false;
+            return None;
+        }
+        self.was_one = true;
+        let newest =
+            |all: &[Ino], random: &mut Random| all[all.len().saturating_sub(4)..].choose(random).copied();
+        let file =
+            if random.random_range(0..20) == 0 { newest(links, random) } else { newest(files, random) };
+        let file = file.filter(|_| random.random());
+        // Who is shut out of the root does nothing any more.
+        let dir = newest(dirs, random).filter(|dir| *dir != Ino::ROOT || random.random_range(0..4) == 0);
+        let ino = file.or(dir)?;
+        let is_default = random.random_range(0..if file.is_some() { 20 } else { 2 }) == 0;
+        let name: Box<[u8]> = if is_default { DEFAULT_LIST } else { ACCESS_LIST }.into();
+        Some(match random.random_range(0..100) {
+            0..50 => {
+                let (value, mode) = (list(random, ino == Ino::ROOT), any_mode(random));
+                Request::SetXattr { ino, name, value, mode, kill_sgid: false }
+            }
+            50..55 => {
+                // Without entries.
+                let value = list(random, false)[..4].into();
+                Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false }
+            }
+            55..60 => {
+                let value = spoiled(random);
+                Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false }
+            }
+            60..70 => Request::RemoveXattr { ino, name },
+            70..80 => Request::GetXattr { ino, name },
+            80..84 => Request::ListXattr { ino },
+            84..88 => Request::GetAttr { ino },
+            _ => {
+                let perm = random.random_range(0..8) << 3 | *[0o705, 0o700, 0o707].choose(random)?;
+                let perm = Some(if ino == Ino::ROOT { perm | 0o007 } else { perm });
+                Request::SetAttr { ino, set: SetAttr { perm, ..SetAttr::default() } }
+            }
+        })
+    }
+}
+
+/// It makes no difference.
+fn any_mode(random: &mut Random) -> XattrMode {
+    [XattrMode::Any, XattrMode::Any, XattrMode::Create, XattrMode::Replace][random.random_range(0..4)]
+}
+
+type Entries = BTreeMap<(u16, u32), u16>;
+
+fn entries(random: &mut Random, open: bool) -> Entries {
+    let right = |random: &mut Random| *[7, 7, 7, 6, 5, 4, 3, 0].choose(random).unwrap_or(&7);
+    let mut entries: Entries = NEEDED.map(|tag| ((tag, u32::MAX), right(random))).into();
+    entries.insert((NEEDED[0], u32::MAX), if random.random_range(0..4) == 0 { right(random) } else { 7 });
+    for (tag, ids) in [(NAMED_USER, USERS.as_slice()), (NAMED_GROUP, &GROUPS)] {
+        let named = ids.iter().filter(|_| random.random_range(0..3) == 0).copied().collect::<Vec<_>>();
+        entries.extend(named.into_iter().map(|id| ((tag, id), right(random))));
+    }
+    if entries.len() > NEEDED.len() || random.random_range(0..3) == 0 {
+        entries.insert((MASK, u32::MAX), right(random));
+    }
+    if open {
+        entries.insert((NEEDED[2], u32::MAX), 7);
+    }
+    entries
+}
+
+/// In the kernel's encoding. `open`: others may do everything.
+fn list(random: &mut Random, open: bool) -> Box<[u8]> {
+    encoded(entries(random, open))
+}
+
+/// One that cannot be.
+fn spoiled(random: &mut Random) -> Box<[u8]> {
+    let mut entries = entries(random, true);
+    match random.random_range(0..4) {
+        0 => drop(entries.remove(&(NEEDED[random.random_range(0..NEEDED.len())], u32::MAX))),
+        1 => drop(entries.insert((MASK, u32::MAX), 8)),
+        2 => drop(entries.insert((64, 0), 7)),
+        _ => {
+            entries.insert((NAMED_USER, 1001), 7);
+            entries.remove(&(MASK, u32::MAX));
+        }
+    }
+    encoded(entries)
+}
+
+fn encoded(entries: Entries) -> Box<[u8]> {
+    let entry = |((tag, id), right): ((u16, u32), u16)| {
+        let bytes = tag.to_le_bytes().into_iter().chain(right.to_le_bytes());
+        bytes.chain(id.to_le_bytes())
+    };
+    2_u32.to_le_bytes().into_iter().chain(entries.into_iter().flat_map(entry)).collect()
+}
