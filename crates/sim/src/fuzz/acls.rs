@@ -13,14 +13,24 @@ use crate::random::{Random, Seed};
 
 /// There are lists in a run.
 #[derive(Clone, Copy, Debug)]
-pub struct Habit(u64);
+pub struct Habit {
+    seed: u64,
+    /// Default ones, too.
+    defaults: bool,
+}
 
 /// In so many runs there are.
 const EVERY: u32 = 3;
+/// The check gives up if nobody can know which list a file that a client makes gets: only in so many of those runs can that be.
+const VAGUE: u32 = 3;
 
 impl Habit {
-    pub fn of(seed: u64) -> Option<Self> {
-        (Seed(seed).random("fuzz lists", 0).random_range(0..EVERY) == 0).then_some(Self(seed))
+    /// `by_client`: clients may make files themselves.
+    pub fn of(seed: u64, by_client: bool) -> Option<Self> {
+        let mut random = Seed(seed).random("fuzz lists", 0);
+        let is_so = random.random_range(0..EVERY) == 0;
+        let defaults = !by_client || random.random_range(0..VAGUE) == 0;
+        is_so.then_some(Self { seed, defaults })
     }
 }
 
@@ -43,13 +53,15 @@ const MASK: u16 = 16;
 #[derive(Debug)]
 pub struct Lists {
     random: Random,
+    defaults: bool,
     /// The call that was made last was of these.
     was_one: bool,
 }
 
 impl Lists {
     pub fn new(habit: Habit, process: u32) -> Self {
-        Self { random: Seed(habit.0).random("fuzz lists of a process", process.into()), was_one: false }
+        let random = Seed(habit.seed).random("fuzz lists of a process", process.into());
+        Self { random, defaults: habit.defaults, was_one: false }
     }
 
     /// A call about the list of something that is known, before the next other one.
@@ -68,7 +80,7 @@ impl Lists {
         // Who is shut out of the root does nothing any more.
         let dir = newest(dirs, random).filter(|dir| *dir != Ino::ROOT || random.random_range(0..4) == 0);
         let ino = file.or(dir)?;
-        let is_default = random.random_range(0..if file.is_some() { 20 } else { 2 }) == 0;
+        let is_default = self.defaults && random.random_range(0..if file.is_some() { 20 } else { 2 }) == 0;
         let name: Box<[u8]> = if is_default { DEFAULT_LIST } else { ACCESS_LIST }.into();
         Some(match random.random_range(0..100) {
             0..50 => {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use espalier_policy::Creator;
+use espalier_policy::{Creator, Key};
 use rand::Rng;
 use rand::seq::IndexedRandom;
 
@@ -51,7 +51,10 @@ impl Case {
         let ranks = u32::from(scenario.cluster.ranks);
         let is_of_ranks = |fault: &Fault| fault.nodes.is_empty() || fault.nodes.iter().any(|it| *it < ranks);
         let is_dark = scenario.faults.power.as_ref().is_some_and(is_of_ranks);
-        let acls = acls::Habit::of(seed);
+        let by_client = scenario.policy.0.create() == Some(Creator::Client);
+        let live = Live::of(seed, strip, by_client);
+        let is_made_so = by_client || live.as_ref().is_some_and(|live| live.keys.contains(&Key::Create));
+        let acls = acls::Habit::of(seed, is_made_so);
         let habits = Habits {
             calls: random.random_range(20..150),
             pause: Nanos(*[1_000, 1_000_000, 30_000_000].choose(&mut random).unwrap_or(&1_000)),
@@ -63,8 +66,6 @@ impl Case {
             acls,
             locks: Seed(seed).random("fuzz locks", 0).random_range(0..3) == 0,
         };
-        let by_client = scenario.policy.0.create() == Some(Creator::Client);
-        let live = Live::of(seed, strip, by_client);
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
         }
