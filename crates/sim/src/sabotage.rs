@@ -51,8 +51,10 @@ pub enum Breakage {
     UnjournaledPolicy,
     /// Nor which policy a new inode has from its directory.
     UninheritedPolicy,
-    /// Nor which access control lists.
-    UninheritedList,
+    /// A umask takes rights away where there is a default access control list.
+    UmaskedList,
+    /// Entries of access control lists for groups are not about their supplementary members.
+    IgnoredGroups,
     /// A change of a mode leaves the mask of an access control list as it is.
     KeptMask,
     /// Quotas allow one file more than was asked for, and tell what was asked for.
@@ -63,6 +65,8 @@ pub enum Breakage {
     SharedLock,
     /// What is unlocked stays locked.
     KeptLock,
+    /// A server that has begun again is told of no locks.
+    UnclaimedLock,
     /// Who waits for a lock is not told that he has it.
     UntoldLock,
 }
@@ -71,7 +75,7 @@ pub enum Breakage {
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 27] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -90,12 +94,14 @@ impl Breakage {
         Self::UnsyncedDatafile,
         Self::UnjournaledPolicy,
         Self::UninheritedPolicy,
-        Self::UninheritedList,
+        Self::UmaskedList,
+        Self::IgnoredGroups,
         Self::KeptMask,
         Self::LaxQuota,
         Self::UntoldQuota,
         Self::SharedLock,
         Self::KeptLock,
+        Self::UnclaimedLock,
         Self::UntoldLock,
     ];
 }
@@ -218,6 +224,20 @@ impl Saboteur for Spoiler {
             }
             (Breakage::LaxQuota, message) => Arrival::Taken(self.with_more_room(from, to, message)),
             (Breakage::SharedLock, message) => Arrival::Taken(self.with_lock(from, to, message)),
+            (Breakage::UmaskedList, mut message) => {
+                if let Message::FromClient(FromClient::Request { request, .. }) = &mut message
+                    && let Request::Create { perm, umask, .. } = request
+                {
+                    *perm &= !*umask;
+                }
+                Arrival::Taken(message)
+            }
+            (Breakage::IgnoredGroups, mut message) => {
+                if let Message::FromClient(FromClient::Request { caller, .. }) = &mut message {
+                    caller.groups = Some([].into());
+                }
+                Arrival::Taken(message)
+            }
             (Breakage::KeptMask, message) => Arrival::Taken(self.with_old_mask(message)),
             (Breakage::UntoldLock, Message::FromServer(FromServer::Locked { .. })) => Arrival::Swallowed,
             (what, Message::FromClient(FromClient::Request { id, request, .. }))
@@ -267,14 +287,6 @@ impl Saboteur for Spoiler {
                 });
                 None
             }
-            (Breakage::UninheritedList, Io::Journal { frame, .. }) => {
-                *frame = changed(frame, |event| {
-                    if let Event::Create { inode, .. } | Event::TmpFile { inode } = event {
-                        (inode.acl, inode.default_acl) = (None, None);
-                    }
-                });
-                None
-            }
             (Breakage::EarlyTrim, Io::Stage { .. }) => Some(Ok(IoDone::Staged)),
             (Breakage::TornCheckpoint, Io::Stage { writes }) => {
                 *writes = writes.iter().take(writes.len().saturating_sub(1)).cloned().collect();
@@ -296,6 +308,7 @@ impl Saboteur for Spoiler {
 fn is_ignored_lock(what: Breakage, request: &Request) -> bool {
     match request {
         Request::Unlock { .. } => what == Breakage::KeptLock,
+        Request::ReclaimLocks { .. } => what == Breakage::UnclaimedLock,
         _ => false,
     }
 }

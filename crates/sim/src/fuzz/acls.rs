@@ -54,19 +54,26 @@ const MASK: u16 = 16;
 pub struct Lists {
     random: Random,
     defaults: bool,
+    /// Gives the root a default list first: there is hardly anything that inherits none, then.
+    begins: bool,
     /// The call that was made last was of these.
     was_one: bool,
 }
 
 impl Lists {
     pub fn new(habit: Habit, process: u32) -> Self {
-        let random = Seed(habit.seed).random("fuzz lists of a process", process.into());
-        Self { random, defaults: habit.defaults, was_one: false }
+        let mut random = Seed(habit.seed).random("fuzz lists of a process", process.into());
+        let begins = process == 0 && habit.defaults && random.random();
+        Self { random, defaults: habit.defaults, begins, was_one: false }
     }
 
     /// A call about the list of something that is known, before the next other one.
     pub fn next(&mut self, dirs: &[Ino], files: &[Ino], links: &[Ino]) -> Option<Request> {
         let random = &mut self.random;
+        if std::mem::take(&mut self.begins) {
+            let (ino, name, value) = (Ino::ROOT, DEFAULT_LIST.into(), list(random, true));
+            return Some(Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false });
+        }
         if self.was_one || random.random_range(0..6) > 0 {
             self.was_one = false;
             return None;

@@ -6,10 +6,23 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{Errno, Ino, Lock, LockKind, LockOwner, Request};
 use rand::Rng;
 
-use crate::{Nanos, Random};
+use crate::Nanos;
+use crate::random::{Random, Seed};
 
 /// Of a hundred calls so many are about locks, if processes lock.
 pub const OFTEN: u32 = 30;
+
+/// Who has locked something rests before one of so many calls, ...
+const RESTS: u32 = 8;
+/// ... at most so long.
+const LONGEST: Nanos = Nanos(3_000_000_000);
+
+/// In so many runs files are locked.
+const EVERY: u32 = 3;
+
+pub fn are_in(seed: u64) -> bool {
+    Seed(seed).random("fuzz locks", 0).random_range(0..EVERY) == 0
+}
 
 /// What a process may have locked.
 #[derive(Debug)]
@@ -52,6 +65,12 @@ impl Locker {
             8 => self.give_up().unwrap_or(Request::TestLock { ino, lock }),
             _ => Request::TestLock { ino, lock },
         }
+    }
+
+    /// For how long it keeps what it may have locked, now and then: a server may end meanwhile, and others ask for the same.
+    pub fn rest(&self, random: &mut Random) -> Option<Nanos> {
+        let is_so = !self.locked.is_empty() && random.random_range(0..RESTS) == 0;
+        is_so.then(|| Nanos(random.random_range(0..LONGEST.0)))
     }
 
     /// For how long it waits at most for an answer, if not for ever.

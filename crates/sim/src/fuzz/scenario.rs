@@ -8,6 +8,7 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::acls;
+use super::locks;
 use super::policies::Live;
 use super::quotas;
 use super::wander::Habits;
@@ -64,7 +65,7 @@ impl Case {
             users: random.random::<bool>() || acls.is_some(),
             quotas: habit_of_quotas(seed, strip),
             acls,
-            locks: Seed(seed).random("fuzz locks", 0).random_range(0..3) == 0,
+            locks: locks::are_in(seed),
         };
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
@@ -142,14 +143,19 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     say(format!("drift_ppm = {}", one_of(random, &["0.0", "200.0"])));
     say("\n[faults]".into());
     say(format!("until = \"{quiet} s\""));
-    let mut is_dark = false;
+    let (mut is_dark, mut crashes) = (false, false);
     for kind in ["crash", "power", "client_crash", "cut", "partition", "late", "disk_failure", "slow_disk"] {
         if random.random_range(0..3) == 0 {
             let every = one_of(random, &["300 ms", "2 s", "6 s"]);
             let lasts = one_of(random, &["10 ms", "300 ms", "2 s"]);
             say(format!("{kind} = {{ every = {{ exponential = \"{every}\" }}, for = \"{lasts}\" }}"));
             is_dark |= kind == "power";
+            crashes |= kind == "crash";
         }
+    }
+    // A server that begins again is to hear of locks from who has them.
+    if !crashes && locks::are_in(seed) && Seed(seed).random("fuzz locks", 1).random() {
+        say("crash = { every = { exponential = \"1 s\" }, for = \"100 ms\" }".into());
     }
     // By numbers of its own, so that a seed's scenario is else what it was. Late, when there is something to lose; and the metadata servers do
     // not lose power, so that more is known.

@@ -342,7 +342,7 @@ impl Program for Wanderer {
             self.rests = true;
             let most = self.habits.pause.0;
             let pause = random.random_range(0..=most) * if random.random_range(0..50) == 0 { 100 } else { 1 };
-            return Act::Pause(Nanos(pause));
+            return Act::Pause(self.locker.rest(random).unwrap_or(Nanos(pause)));
         }
         self.rests = false;
         let call = if self.left > 0 {
