@@ -98,6 +98,9 @@ impl Bytes {
         if let Some(ino) = action.written().filter(|ino| self.is_big(*ino)) {
             self.changed.insert(ino, now);
         }
+        if action.empties() {
+            told.iter().for_each(|ino| drop(self.durable.remove(ino)));
+        }
         if !(self.scattered && action.empties()) {
             return;
         }
@@ -120,8 +123,12 @@ impl Bytes {
         }
     }
 
-    /// A server has lost power: what was not made durable in big files may be anything.
-    pub fn lose_power(&mut self) {
+    /// A server has lost power: what was not made durable in big files may be anything. `under_way`: may have been carried out.
+    pub fn lose_power<'a>(&mut self, mut under_way: impl Iterator<Item = &'a Action>) {
+        if under_way.any(Action::empties) {
+            // Which file that was nobody knows.
+            self.durable.clear();
+        }
         let big: Vec<Ino> = self.extents.keys().copied().filter(|ino| self.is_big(*ino)).collect();
         for ino in big.into_iter().filter(|ino| !self.durable.contains(ino)).collect::<Vec<_>>() {
             self.lose(ino);

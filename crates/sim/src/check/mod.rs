@@ -339,7 +339,7 @@ impl Checker {
 
     /// A data server has lost power.
     pub fn data_lost_power(&mut self) {
-        self.bytes.lose_power();
+        self.bytes.lose_power(self.pending.values().map(|part| &part.action));
         self.forget_lost();
     }
 

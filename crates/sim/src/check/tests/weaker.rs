@@ -47,16 +47,24 @@ fn what_is_written_while_something_is_appended_may_be_overwritten() {
     assert!(!run.did(read(20, 8), Ok(bytes(&[2; 4]))));
 }
 
-#[test]
-fn who_opens_by_name_may_empty_strip_by_strip() {
+/// Opens the file by its name, and empties it.
+fn empty() -> Call<'static> {
     let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: true, sync: false };
     let (dir, node, perm, umask) = (Ino::ROOT, NewNode::Regular, 0o755, 0);
-    let open = Request::Create { dir, name: name("f"), node, perm, umask, open: Some(how), exclusive: false };
-    let mut run = scattered();
-    let (opening, reading) = (run.asks(Call::Request(open)), run.asks(read(0, 30)));
+    let (name, open, exclusive) = (name("f"), Some(how), false);
+    Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive })
+}
+
+fn emptied() -> Answer {
     let Answer::Entry(entry) = file(2) else { unreachable!() };
-    let opened = Answer::Created(entry, Opening { ino: Ino(2), keep_cache: false, passthrough: false });
-    assert!(run.ends(opening, Ok(opened)));
+    Answer::Created(entry, Opening { ino: Ino(2), keep_cache: false, passthrough: false })
+}
+
+#[test]
+fn who_opens_by_name_may_empty_strip_by_strip() {
+    let mut run = scattered();
+    let (opening, reading) = (run.asks(empty()), run.asks(read(0, 30)));
+    assert!(run.ends(opening, Ok(emptied())));
     assert!(run.ends(reading, Ok(bytes(&[0, 0, 0, 0, 0, 0, 0, 0, 1]))));
     assert!(!run.did(read(0, 30), Ok(bytes(&[0]))));
 }
@@ -76,6 +84,13 @@ fn bytes_that_were_made_durable_are_not_lost() {
     assert!(is_lost(lose(&|run| {
         assert!(run.did(fsync(), Ok(Answer::Done)));
         run.asks(write(0, b"y"));
+    })));
+    assert!(is_lost(lose(&|run| {
+        assert!(run.did(fsync(), Ok(Answer::Done)) && run.did(empty(), Ok(emptied())));
+    })));
+    assert!(is_lost(lose(&|run| {
+        assert!(run.did(fsync(), Ok(Answer::Done)));
+        run.asks(empty());
     })));
     assert!(is_lost(lose(&|run| {
         let syncing = run.asks(fsync());
