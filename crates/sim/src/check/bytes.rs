@@ -98,8 +98,8 @@ impl Bytes {
         if let Some(ino) = action.written().filter(|ino| self.is_big(*ino)) {
             self.changed.insert(ino, now);
         }
-        if action.empties() {
-            told.iter().for_each(|ino| drop(self.durable.remove(ino)));
+        if let (true, Some(ino)) = (action.empties(), told) {
+            self.durable.remove(&ino);
         }
         if !(self.scattered && action.empties()) {
             return;
