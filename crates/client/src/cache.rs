@@ -156,7 +156,7 @@ impl Cache {
         let record = self.records.get(&dir).filter(|record| record.lease > now)?;
         let known = record.names.get(name)?;
         match known.at(now)? {
-            Binding::Inode(ino, kind) if ino.rank() != dir.rank() => {
+            Binding::Inode(ino, kind) if ino.rank() != dir.rank() && !self.changing.is_so(ino) => {
                 let sighting = Sighting { dir, ino, kind, cacheable: false, leased: true };
                 Some((sighting, record.lease.min(known.until) - now))
             }

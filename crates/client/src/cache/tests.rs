@@ -312,6 +312,20 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
 }
 
 #[test]
+fn a_name_at_another_rank_is_not_answered_while_an_own_call_may_remove_it() {
+    const FAR: Ino = Ino(1 << 48 | 7);
+    let look = lookup("far");
+    let sighting = Sighting { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
+    let mut cache = cache(10, 100);
+    // Another call tells of it while it is being removed.
+    let changes = cache.sent(&Call::Request(Request::RmDir { dir: DIR, name: name("far") }), 10);
+    cache.sighted(&look, &sighting, 100, 10);
+    assert_eq!(cache.sighting(DIR, &name("far"), 20), None);
+    drop(changes);
+    assert!(cache.sighting(DIR, &name("far"), 20).is_some());
+}
+
+#[test]
 fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
     let page = |names: &[(&str, u64)], end| {
         let dirent = |(text, cursor): &(&str, u64)| {
