@@ -6,6 +6,7 @@
 //! milliseconds of one that does not go back.
 
 mod changes;
+mod early;
 mod listings;
 mod record;
 mod subject;
@@ -20,11 +21,13 @@ use rustc_hash::FxBuildHasher;
 
 use crate::{Answer, Call, Sighting};
 use changes::Changing;
+use early::Early;
 use listings::Listings;
 use record::{Known, Record};
 use subject::Subject;
 
 pub use changes::Changes;
+pub(crate) use early::new_file;
 pub use listings::Page;
 
 /// What a name stands for.
@@ -57,6 +60,7 @@ pub struct Cache {
     forgotten: Vec<(Ino, u64)>,
     changing: Changing,
     listings: Listings,
+    early: Early,
     counts: CacheCounts,
 }
 
@@ -85,6 +89,7 @@ impl Cache {
             forgotten: Vec::new(),
             changing: Changing::default(),
             listings: Listings::default(),
+            early: Early::default(),
             counts: CacheCounts::default(),
         }
     }
@@ -124,7 +129,7 @@ impl Cache {
             }
             // That is known by the lease on the directory, and users would not be told when it ends: they must ask again.
             // If they do, they had better have a lease on the name.
-            record.names.insert(name.clone(), Known::LAPSED);
+            record.names.insert(name.clone(), Known::TOLD_ABSENT);
             self.names += 1;
             self.counts.hits += 1;
             self.bound_names(dir);
@@ -134,7 +139,8 @@ impl Cache {
         let answer = match known.at(now)? {
             Binding::Absent => Answer::Absent { cacheable: true },
             Binding::Inode(ino, _) => {
-                let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0)?;
+                let is_early = self.early.is_of(ino);
+                let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0 || is_early)?;
                 let attr =
                     *record.attr.as_deref().filter(|_| record.lease > now && !self.changing.is_so(ino))?;
                 if self.users == Users::Tell {
@@ -142,7 +148,15 @@ impl Cache {
                 }
                 self.counts.hits += 1;
                 let (cacheable, home) = (true, Home::Table);
-                let entry = Entry { attr, cacheable, name_leased: true, attr_leased: true, home, proof: 0 };
+                let entry = Entry {
+                    attr,
+                    cacheable,
+                    name_leased: true,
+                    attr_leased: true,
+                    alone: false,
+                    home,
+                    proof: 0,
+                };
                 return Some((Answer::Entry(entry), until.min(record.lease) - now));
             }
         };
@@ -196,6 +210,8 @@ impl Cache {
             }
         }
         self.distrust_subject(&subject);
+        // They may come to have names where others see them.
+        inos.iter().flatten().for_each(|ino| self.not_alone(*ino));
         self.changing.begin(inos.into_iter())
     }
 
@@ -288,6 +304,9 @@ impl Cache {
         }
         let until = if entry.attr_leased { until } else { 0 };
         self.tell(attr, until, 1, now);
+        if !entry.alone {
+            self.not_alone(attr.ino);
+        }
         // An answer without a lease of its own may be late: others may have been there since.
         if until > now
             && (attr.kind, attr.size) == (FileType::Directory, 0)
@@ -320,7 +339,7 @@ impl Cache {
 
     fn bind(&mut self, dir: Ino, name: &Name, binding: Binding, until: u64, now: u64) {
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.lease > now) else { return };
-        if until <= now {
+        if until <= now || self.early.is_named(dir, name) {
             return;
         }
         if record.names.insert(name.clone(), Known { binding: Some(binding), until }).is_none() {
@@ -339,13 +358,13 @@ impl Cache {
     }
 
     fn tell(&mut self, attr: &Attr, until: u64, lookups: u64, now: u64) {
-        let counts = self.users == Users::Tell;
+        let (counts, is_early) = (self.users == Users::Tell, self.early.is_of(attr.ino));
         let record = self.renew(attr.ino, until, now);
         record.lookups += lookups;
         if counts {
             record.users += lookups;
         }
-        if until > now {
+        if until > now && !is_early {
             // A stream may change without the server's doing.
             record.attr = (!attr.streamed).then(|| Box::new(*attr));
         }
@@ -442,6 +461,7 @@ impl Cache {
         match lease {
             Lease::Name { dir, name } => self.doubt(*dir, name),
             Lease::Inode { ino } => self.drop_lease(*ino),
+            Lease::Exclusive { dir } => self.share(*dir),
         }
     }
 

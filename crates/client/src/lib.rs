@@ -277,8 +277,8 @@ impl Client {
             Reply::Waits => return Next::Answer(Err(Errno::EIO)),
             Reply::Granted => return self.granted(call),
             Reply::Delegated(delegation) => return self.delegated(call, delegation),
-            // Sessions lead these on.
-            Reply::Made(_) | Reply::Unmeasured(..) | Reply::Orphaned(..) => {
+            // Sessions lead these on, and ask for numbers themselves.
+            Reply::Made(_) | Reply::Unmeasured(..) | Reply::Orphaned(..) | Reply::Numbers { .. } => {
                 return Next::Answer(Err(Errno::EIO));
             }
         }))
@@ -387,7 +387,7 @@ impl Sighting {
             bare: false,
         };
         let (name_leased, attr_leased) = (false, false);
-        Entry { attr, cacheable: false, name_leased, attr_leased, home: Home::Table, proof: 0 }
+        Entry { attr, cacheable: false, name_leased, attr_leased, alone: false, home: Home::Table, proof: 0 }
     }
 }
 

@@ -9,7 +9,7 @@ use espalier_proto::{
     Access, Caller, Entry, Errno, FromClient, Held, Home, Ino, LockOwner, Opened, Reply, Request, RequestId,
     StreamIo, Welcome,
 };
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use crate::locks::{Asker, Locks, Noted};
@@ -119,6 +119,11 @@ impl Link {
         self.unanswered.insert(id, message);
         self.fill(out);
         RequestId(id)
+    }
+
+    /// Whether what is asked now is sent at once.
+    pub fn is_ready(&self) -> bool {
+        self.connected && self.next < self.first().saturating_add(self.window)
     }
 
     /// The caller of a request no longer wants to wait. Whether the server is asked to give up; else nobody knows when it will answer.
@@ -371,12 +376,13 @@ impl Link {
 
     /// Makes the requests that tell what is held.
     fn reclaim(&mut self) {
+        let early: HashSet<Ino, FxBuildHasher> = self.unanswered.values().filter_map(told_early_in).collect();
         let held: Vec<_> = self
             .held
             .iter()
             .map(|(ino, hold)| {
                 let Hold { home, lookups, opens, told, opened, writes: _ } = *hold;
-                Held { ino: *ino, home, lookups, opens, told, opened }
+                Held { ino: *ino, home, lookups, opens, told, opened, exclusive: early.contains(ino) }
             })
             .collect();
         for message in self.unanswered.values() {
@@ -428,5 +434,16 @@ impl Link {
             Message::Request(caller, request) => FromClient::Request { id, below, caller, request },
             Message::Stream(io, data) => FromClient::Stream { id, below, io, data },
         }));
+    }
+}
+
+/// In which directory callers have been told already of what a request changes.
+fn told_early_in(message: &Message) -> Option<Ino> {
+    match message {
+        Message::Request(
+            _,
+            Request::Create { dir, early: Some(_), .. } | Request::Unlink { dir, time: Some(_), .. },
+        ) => Some(*dir),
+        _ => None,
     }
 }

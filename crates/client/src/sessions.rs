@@ -2,8 +2,10 @@
 //! call of its door to its answer, whatever becomes of connections and servers meanwhile.
 
 mod asking;
+mod early;
 mod end;
 mod own;
+mod root;
 mod told;
 
 use alloc::collections::BTreeMap;
@@ -11,13 +13,14 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall, Reply,
-    Request, RequestId, StreamIo, Touched, Welcome,
+    Attr, Caller, Entry, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall,
+    Reply, Request, RequestId, StreamIo, Touched, Welcome,
 };
 
 use crate::cache::Page;
 use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting};
 use asking::Asking;
+use early::Early;
 use end::{Course, End, Parked, Seen};
 use own::{Left, Own, Step};
 
@@ -41,6 +44,7 @@ pub struct Sessions<T> {
     shares_names: bool,
     /// Calls that wait for data servers.
     asking: Asking<T>,
+    early: Early<T>,
 }
 
 /// A call as it comes from the door.
@@ -59,7 +63,8 @@ impl<T> Sessions<T> {
     /// told.
     pub fn new(cache: Cache, ranks: usize, shares_names: bool) -> Self {
         let (client, asking) = (Client { server_appends: true, ..Client::default() }, Asking::default());
-        Self { client, cache, ends: BTreeMap::new(), ranks, root: Ino::ROOT, shares_names, asking }
+        let (ends, root, early) = (BTreeMap::new(), Ino::ROOT, Early::default());
+        Self { client, cache, ends, ranks, root, shares_names, asking, early }
     }
 
     /// What [`Welcome::root`] says, before the first call.
@@ -148,11 +153,25 @@ impl<T> Sessions<T> {
         {
             request.each_inode(&mut |ino| *ino = self.real(*ino));
         }
+        self.take(now, asked, told);
+        self.say(told);
+    }
+
+    fn take(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
+        if let Some((answer, lease_ms)) = self.answer_early(now, &asked) {
+            return told.door.push(ForDoor::Answer { ticket: asked.ticket, result: Ok(answer), lease_ms });
+        }
+        if self.close_early(&asked.call) {
+            return told.answer(asked.ticket, Ok(Answer::Done));
+        }
+        let Some(asked) = self.keep_behind(now, asked) else { return };
+        if let Some(errno) = self.early_error(&asked.call) {
+            return told.answer(asked.ticket, Err(errno));
+        }
         let course = Course { changes: self.cache.sent(&asked.call, now), ..Course::default() };
         let known = if self.shares_names { self.known_elsewhere(now, &asked.call) } else { None };
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
         self.advance(now, (asked, course), next, lease, told);
-        self.say(told);
     }
 
     /// Callers have forgotten what replies have told them of an inode so many times.
@@ -187,6 +206,10 @@ impl<T> Sessions<T> {
                 return Interrupt::Heard;
             }
         }
+        if let Some(interrupt) = self.interrupt_behind(call_id, &dies, told) {
+            self.say(told);
+            return interrupt;
+        }
         let interrupt = self.asking.interrupt(call_id, dies);
         self.give_up_stuck(is_stuck, told);
         self.say(told);
@@ -210,7 +233,9 @@ impl<T> Sessions<T> {
 
     /// What a [`ForDoor::Revoke`] was for is cached no longer.
     pub fn revoked(&mut self, rank: Rank, number: u64, told: &mut Told<T>) {
-        told.send.push((rank, FromClient::Revoked { number }));
+        if self.is_given_up(rank, number) {
+            told.send.push((rank, FromClient::Revoked { number }));
+        }
     }
 
     /// The groups that a [`ForDoor::Groups`] has asked for.
@@ -232,12 +257,13 @@ impl<T> Sessions<T> {
         if !unlocked.is_empty() {
             told.door.push(ForDoor::Unlocked(unlocked.len()));
         }
-        let is_lost = distrust.is_some() && !welcome.resumed;
+        let (is_new, is_lost) = (distrust.is_some(), distrust.is_some() && !welcome.resumed);
         let mut failed = Vec::new();
-        for id in lost {
-            end.given_up.remove(&id);
-            failed.extend(end.parked.remove(&id));
+        for id in &lost {
+            end.given_up.remove(id);
+            failed.extend(end.parked.remove(id));
         }
+        self.early_connected(rank, (is_new, is_lost), &lost, told);
         // What is told again does not say what it has changed.
         self.cache.distrust_rank(rank);
         self.forget_seen(|dir| dir.rank() == rank);
@@ -261,6 +287,7 @@ impl<T> Sessions<T> {
     pub fn tick(&mut self, now: u64, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
         self.cache.expire(now);
         self.give_up_forgotten();
+        self.go_on_behind(now, told);
         for end in self.ends.values_mut() {
             end.link.tell_forgotten(&mut end.out);
         }
@@ -284,12 +311,19 @@ impl<T> Sessions<T> {
             FromServer::AskGroups { id, pid } => told.door.push(ForDoor::Groups { rank, id, pid }),
             FromServer::Revoke { number, lease } => {
                 self.cache.revoke(&lease);
-                let (Lease::Name { dir, .. } | Lease::Inode { ino: dir }) = lease;
+                let (Lease::Name { dir, .. } | Lease::Inode { ino: dir } | Lease::Exclusive { dir }) = lease;
                 self.forget_seen(|seen| seen == dir);
+                self.revoke_early(rank, number, dir);
+                if let Lease::Exclusive { .. } = lease {
+                    // Callers cache nothing by it.
+                    self.revoked(rank, number, told);
+                    return self.say(told);
+                }
                 let is_own = self.moves(&lease);
                 let lease = match lease {
                     Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
                     Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
+                    Lease::Exclusive { dir } => Lease::Exclusive { dir: self.shown_as(dir) },
                 };
                 told.door.push(ForDoor::Revoke { rank, number, lease, is_own });
             }
@@ -344,12 +378,48 @@ impl<T> Sessions<T> {
         result: Result<Reply, Errno>,
         told: &mut Told<T>,
     ) {
+        let is_early = self.early.is_change(rank, id);
         let Some(end) = self.end(rank) else { return };
         let parked = end.parked.remove(&id);
-        let over = end.link.answered(id, &result, parked.is_some(), &mut end.out);
-        if let Some(waited) = over.and_then(|wait| end.waits.remove(&wait)) {
-            return told.answer(waited.ticket, result.map(|_| Answer::Done));
+        let is_waited_for = parked.is_some() || is_early;
+        let over = end.link.answered(id, &result, is_waited_for, &mut end.out);
+        let waited = over.and_then(|wait| end.waits.remove(&wait));
+        // As long as that of what else it tells.
+        let sent = parked.as_ref().map(|parked| parked.sent).or_else(|| self.early.sent(rank, id));
+        let until = sent.map_or(0, |sent| sent.saturating_add(lease));
+        let alone = touched.exclusive.map(|dir| (dir, told_alone(&result)));
+        let changes = lease > 0 && !touched.attrs.is_empty();
+        if self.supplied(now, (rank, id), &result) {
+            return;
         }
+        let was_told = self.early_reply(now, (rank, id), (lease, &touched), &result, told);
+        if let Some(waited) = waited {
+            told.answer(waited.ticket, result.map(|_| Answer::Done));
+        } else if !was_told {
+            self.settle(now, (rank, id), parked, (lease, touched), result, told);
+        }
+        if let Some((dir, inos)) = alone {
+            self.cache.alone(dir, &inos, until, now);
+        }
+        if changes {
+            self.supply(now, rank);
+        }
+        if was_told {
+            self.go_on_behind(now, told);
+        }
+    }
+
+    /// What a reply comes to for the call that waits for it, if any does.
+    fn settle(
+        &mut self,
+        now: u64,
+        (rank, id): (Rank, RequestId),
+        parked: Option<Parked<T>>,
+        (lease, touched): (u64, Touched),
+        result: Result<Reply, Errno>,
+        told: &mut Told<T>,
+    ) {
+        let Some(end) = self.end(rank) else { return };
         let parked = match parked {
             Some(parked) if result == Ok(Reply::Waits) => return end.wait(parked),
             parked => parked,
@@ -566,32 +636,6 @@ impl<T> Sessions<T> {
         Some((Next::Find(find, sighting), left))
     }
 
-    // ---- The root, which the door knows by another number
-
-    fn real(&self, ino: Ino) -> Ino {
-        if ino == Ino::ROOT { self.root } else { ino }
-    }
-
-    fn shown_as(&self, ino: Ino) -> Ino {
-        if ino == self.root { Ino::ROOT } else { ino }
-    }
-
-    fn shown_all(&self, mut inos: Vec<Ino>) -> Vec<Ino> {
-        inos.iter_mut().for_each(|ino| *ino = self.shown_as(*ino));
-        inos
-    }
-
-    fn shown(&self, mut answer: Answer) -> Answer {
-        // No other names the root: no name stands for it.
-        if let Answer::Attr(Attr { ino, .. })
-        | Answer::Listing { parent: ino, .. }
-        | Answer::Removed { dir: ino, .. } = &mut answer
-        {
-            *ino = self.shown_as(*ino);
-        }
-        answer
-    }
-
     // ---- What is left
 
     fn end(&mut self, rank: Rank) -> Option<&mut End<T>> {
@@ -636,5 +680,17 @@ impl<T> Sessions<T> {
             }
             _ => false,
         })
+    }
+}
+
+/// The inodes that a reply tells of and that nobody but its client knew.
+fn told_alone(result: &Result<Reply, Errno>) -> Vec<Ino> {
+    let alone = |entry: &Entry| entry.alone.then_some(entry.attr.ino);
+    match result {
+        Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => alone(entry).into_iter().collect(),
+        Ok(Reply::Listing { entries, .. }) => {
+            entries.iter().filter_map(|dirent| dirent.entry.as_ref().and_then(alone)).collect()
+        }
+        _ => Vec::new(),
     }
 }

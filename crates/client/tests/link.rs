@@ -63,7 +63,7 @@ fn entry(ino: u64) -> Entry {
         streamed: false,
         bare: true,
     };
-    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: HOME, proof: 5 }
+    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, alone: false, home: HOME, proof: 5 }
 }
 
 fn create() -> Request {
@@ -76,6 +76,7 @@ fn create() -> Request {
         umask: 0,
         open: Some(how),
         exclusive: true,
+        early: None,
     }
 }
 
@@ -148,7 +149,7 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
     held.sort_by_key(|held| held.ino);
     let expected = [(5, 1), (6, 0)].map(|(ino, opens)| {
         let opened = if opens > 0 { 6 } else { 0 };
-        Held { ino: Ino(ino), home: HOME, lookups: 1, opens, told: 5, opened }
+        Held { ino: Ino(ino), home: HOME, lookups: 1, opens, told: 5, opened, exclusive: false }
     });
     assert_eq!(*held, expected);
     assert_eq!(sent[1..], [stat(5)]);

@@ -13,7 +13,16 @@ fn lookup() -> Call<'static> {
 
 fn mkdir() -> Call<'static> {
     let (dir, name, node) = (Ino::ROOT, Name::new(b"a").expect("a name"), NewNode::Directory);
-    Call::Request(Request::Create { dir, name, node, perm: 0o755, umask: 0, open: None, exclusive: true })
+    Call::Request(Request::Create {
+        dir,
+        name,
+        node,
+        perm: 0o755,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        early: None,
+    })
 }
 
 /// What the name's rank says.
@@ -46,7 +55,15 @@ fn entry() -> Entry {
         streamed,
         bare,
     };
-    Entry { attr, cacheable: false, name_leased: false, attr_leased: true, home: Home::Table, proof: 1 }
+    Entry {
+        attr,
+        cacheable: false,
+        name_leased: false,
+        attr_leased: true,
+        alone: false,
+        home: Home::Table,
+        proof: 1,
+    }
 }
 
 #[test]

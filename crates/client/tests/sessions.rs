@@ -65,7 +65,15 @@ fn entry(ino: Ino) -> Entry {
         streamed,
         bare,
     };
-    Entry { attr, cacheable: true, name_leased: true, attr_leased: true, home: Home::Table, proof: 1 }
+    Entry {
+        attr,
+        cacheable: true,
+        name_leased: true,
+        attr_leased: true,
+        alone: false,
+        home: Home::Table,
+        proof: 1,
+    }
 }
 
 fn reply(id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) -> FromServer {
@@ -146,7 +154,7 @@ fn a_name_that_is_revoked_while_its_inode_is_asked_for_is_not_cached() {
 #[test]
 fn a_session_that_is_lost_fails_what_may_have_been_done_and_is_distrusted_first() {
     let mut sessions = sessions();
-    let mkdir = Request::Unlink { dir: Ino::ROOT, name: name() };
+    let mkdir = Request::Unlink { dir: Ino::ROOT, name: name(), time: None };
     call(&mut sessions, 0, 1, Call::Request(mkdir));
     sessions.disconnected(NEAR);
     let told = connect(&mut sessions, NEAR, 2, false);

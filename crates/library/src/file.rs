@@ -107,6 +107,7 @@ impl OpenOptions {
                 umask: session.umask(),
                 open: Some(how),
                 exclusive: self.create_new,
+                early: None,
             };
             let told = session.request(request).await?;
             let (Answer::Created(entry, _), Some(handle)) = (told.answer, told.handle) else {

@@ -145,7 +145,7 @@ impl FileSystem {
                 return Err(Errno::ENOENT);
             }
             let (dir, name, node) = (place.dir, place.name, node.clone());
-            Ok(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true })
+            Ok(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true, early: None })
         };
         self.change(path, Errno::EEXIST, request).await.map(drop)
     }
@@ -212,7 +212,7 @@ impl FileSystem {
     pub async fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let request = |Place { dir, name, is_dir }| match is_dir {
             true => Err(Errno::ENOTDIR),
-            false => Ok(Request::Unlink { dir, name }),
+            false => Ok(Request::Unlink { dir, name, time: None }),
         };
         self.change(path.as_ref(), Errno::EISDIR, request).await.map(drop)
     }

@@ -18,8 +18,6 @@ use crate::door::{LibraryDoor, Ticket, Told};
 const CACHED: usize = 1 << 16;
 /// So often the server is told what is no longer known.
 const TICK: Duration = Duration::from_millis(200);
-/// For the server to hear that the client goes.
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// How a program shows who it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -242,8 +240,7 @@ async fn serve(
     // While the connection is still served: otherwise it would end at once.
     let farewell = async {
         let _ = stopped.await;
-        // A server that does not hear of it notices after a while.
-        let _ = tokio::time::timeout(FAREWELL, remote.farewell()).await;
+        remote.farewell().await;
     };
     tokio::select! {
         () = keep_connected(Arc::clone(&remote), servers, first) => {}

@@ -196,6 +196,7 @@ impl State {
             Event::Began => {}
             Event::Reserved { below } => self.reserved = self.reserved.max(*below),
             Event::Pool { pool } => self.apply_pool(pool),
+            Event::Given { client, first, count } => self.apply_given(*client, *first, *count),
             Event::Prepared { id, part } => self.apply_prepared(*id, part),
             Event::Decided { id, commit } => self.apply_decided(*id, *commit)?,
             Event::Committed { id, part, ranks } => self.apply_committed(*id, part, ranks)?,

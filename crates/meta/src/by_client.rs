@@ -20,9 +20,13 @@ use crate::trash::ITSELF;
 impl Meta {
     /// Whether clients do all of this with a file themselves. It is theirs only where they can ask data servers.
     fn is_by_client(&self, inode: &Inode) -> bool {
+        inode.kind == FileType::Regular && self.wants_clients_to_make(inode)
+    }
+
+    /// As [`Self::is_by_client`], of files that are made in a directory, too.
+    pub(crate) fn wants_clients_to_make(&self, inode: &Inode) -> bool {
         let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
-        let creator = inode.policy().create().or(self.config.policy.create());
-        can_ask && inode.kind == FileType::Regular && creator == Some(Creator::Client)
+        can_ask && inode.policy().create().or(self.config.policy.create()) == Some(Creator::Client)
     }
 
     /// Lets a client have a file's datafiles.

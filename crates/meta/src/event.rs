@@ -224,6 +224,12 @@ pub enum Event {
         ino: Ino,
         layout: Arc<Layout>,
     },
+    /// A client has so many numbers for new files, from the first on.
+    Given {
+        client: ClientId,
+        first: Ino,
+        count: u32,
+    },
 }
 
 /// New values of attributes; `None` leaves them.
@@ -253,7 +259,7 @@ impl Event {
             Self::TmpFile { .. } | Self::Locate { .. } => [None, None],
             // The event before has changed it.
             Self::Session { .. } | Self::Completed { .. } | Self::Moved { .. } => [None, None],
-            Self::Reserved { .. } | Self::Pool { .. } => [None, None],
+            Self::Reserved { .. } | Self::Pool { .. } | Self::Given { .. } => [None, None],
             // `Meta::append_part` sees to these.
             Self::Began
             | Self::Prepared { .. }

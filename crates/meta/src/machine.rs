@@ -26,7 +26,7 @@ use crate::session::Sessions;
 use crate::state::State;
 use crate::step::{Load, Step, Stop, StreamCall, Wait};
 pub(crate) use crate::task::Cx;
-use crate::task::Task;
+use crate::task::{Task, time_of};
 use crate::trash::ITSELF;
 use crate::uncommitted::Uncommitted;
 use crate::unstuff::Filling;
@@ -197,7 +197,7 @@ impl Meta {
 
     pub(crate) fn run(&mut self, now: Now, mut task: Task, number: Option<u64>, out: &mut Outbox) {
         let mut cx = Cx {
-            now: now.time,
+            now: time_of(&task.request, now.time),
             uptime_ms: now.uptime_ms,
             client: task.from,
             id: task.id,
@@ -284,7 +284,7 @@ impl Meta {
         }
         let is_change = task.changed && result.is_ok() && self.config.acknowledge == Acknowledge::Durable;
         let until = if durable || is_change { self.state.sequence } else { self.told_of(&told, &result) };
-        let promise = self.promise(task.from, told, &result, now.uptime_ms);
+        let promise = self.promise(task, told, &result, now.uptime_ms);
         let answer = Held::Reply(task.from, task.id, result, promise);
         match self.journal.hold_answer(until, answer) {
             Some(Held::Reply(to, id, result, promise)) => self.answer(now, (to, id), result, &promise, out),
@@ -319,13 +319,14 @@ impl Meta {
             Request::GetAttr { ino } => self.getattr(cx, *ino),
             Request::SetAttr { ino, set } => self.setattr(cx, *ino, set),
             Request::ReadLink { ino } => self.readlink(cx, *ino),
-            Request::Create { dir, name, node, perm, umask, open, exclusive } => {
+            Request::Create { dir, name, node, perm, umask, open, exclusive, early } => {
                 let opened = matches!(node, NewNode::Regular).then_some(*open).flatten();
-                self.create(cx, *dir, name, node, (*perm, *umask), opened, *exclusive)
+                let early = early.map(|early| early.ino);
+                self.create(cx, *dir, name, node, (*perm, *umask), opened, *exclusive, early)
             }
             Request::TmpFile { dir, perm, umask } => self.tmpfile(cx, *dir, *perm, *umask),
             Request::Link { ino, dir, name } => self.link(cx, *ino, *dir, name),
-            Request::Unlink { dir, name } => self.unlink(cx, *dir, name),
+            Request::Unlink { dir, name, .. } => self.unlink(cx, *dir, name),
             Request::RmDir { dir, name } => self.rmdir(cx, *dir, name),
             Request::Rename { from_dir, from, to_dir, to, flags } => {
                 self.rename(cx, (*from_dir, from), (*to_dir, to), *flags)
@@ -367,6 +368,7 @@ impl Meta {
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
             Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout),
             Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
+            Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),
         }
     }
 
@@ -399,6 +401,11 @@ impl Meta {
     pub(crate) fn growable(&self) -> Step<()> {
         self.writable()?;
         if self.free_space < self.config.reserve { Err(Errno::ENOSPC.into()) } else { Ok(()) }
+    }
+
+    /// It will not fall short of space within a moment.
+    pub(crate) fn has_space_to_spare(&self) -> bool {
+        self.growable().is_ok() && self.free_space / 2 >= self.config.reserve
     }
 
     /// As [`Self::growable`], for so many bytes that the journal does not hold: there must be space for them when a checkpoint

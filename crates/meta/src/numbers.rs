@@ -2,7 +2,7 @@
 //! client may go on by it. So numbers are given out only below a bound that is durable, and a machine that begins goes on at the bound. One
 //! whose only client ends with it need not care.
 
-use espalier_proto::Ino;
+use espalier_proto::{ClientId, Errno, Ino};
 
 use crate::event::Event;
 use crate::machine::Meta;
@@ -25,6 +25,12 @@ impl Meta {
     pub(crate) fn new_ino(&self) -> Step<Ino> {
         let ino = self.state.next_ino;
         if self.may_give(ino) { Ok(Ino(ino)) } else { Err(Stop::Wait(Wait::Durable)) }
+    }
+
+    /// The number of a file that a client has told its callers of, if it has been given that one for it.
+    pub(crate) fn given_ino(&self, client: ClientId, ino: Ino) -> Step<Ino> {
+        let kept = self.state.sessions.get(&client);
+        if kept.is_some_and(|kept| kept.unused.has(ino)) { Ok(ino) } else { Err(Errno::EINVAL.into()) }
     }
 
     /// Whether a number that was never given out may be now.

@@ -109,6 +109,11 @@ pub enum Body {
     },
 }
 
+impl Body {
+    /// A regular file without bytes.
+    pub(crate) const STUFFED: Self = Self::Stuffed { size: 0, stored: 0 };
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Directory {
     /// The root's is the root.

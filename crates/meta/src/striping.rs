@@ -193,12 +193,9 @@ impl Meta {
     /// that was never written is empty. They learn of it when the file is first written to, for which [`Self::watch`] waits until it is
     /// durable that there is such a file.
     pub(crate) fn new_file(&self, dir: &Inode) -> Step<(Ino, Body)> {
-        let stuffed = Body::Stuffed { size: 0, stored: 0 };
-        let Some(striping) = &self.config.striping else { return Ok((self.new_ino()?, stuffed)) };
-        let (own, default) = (dir.policy(), &self.config.policy);
-        if own.stuffing().or(default.stuffing()).unwrap_or(true) && !self.wants_bare(dir) {
-            return Ok((self.new_ino()?, stuffed));
-        }
+        let Some(striping) = self.config.striping.as_ref().filter(|_| !self.is_stuffed_in(dir)) else {
+            return Ok((self.new_ino()?, Body::STUFFED));
+        };
         let policy = self.effective_policy(dir);
         let pooled = if policy.precreation() == Some(true) {
             self.pooled_ino(|ino| striping.layout(ino, &policy).ok())
@@ -207,6 +204,12 @@ impl Meta {
         };
         let ino = pooled.map_or_else(|| self.new_ino(), Ok)?;
         Ok((ino, Body::Striped { counted: 0, layout: striping.layout(ino, &policy)? }))
+    }
+
+    /// Whether files that are made in a directory are small ones at first, with a metafile.
+    pub(crate) fn is_stuffed_in(&self, dir: &Inode) -> bool {
+        let wanted = dir.policy().stuffing().or(self.config.policy.stuffing()).unwrap_or(true);
+        self.config.striping.is_none() || (wanted && !self.wants_bare(dir))
     }
 
     /// The I/O of a call, with what it must be told of layouts.

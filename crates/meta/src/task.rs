@@ -82,6 +82,17 @@ impl Cx<'_> {
     }
 }
 
+/// In nanoseconds. Clocks that are kept in step differ by much less, so that the rest is for what a request has to wait for; and nobody can
+/// date a change back, or ahead, by more than a slow request might have.
+const MAX_SKEW: u64 = 10_000_000_000;
+
+/// When what a request changes is changed: as its client has told its caller already, or else now.
+pub(crate) fn time_of(request: &Request, now: Time) -> Time {
+    let nanos = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
+    let told = request.time().map(|time| Time::new(time.secs, time.nanos));
+    told.filter(|told| nanos(*told).abs_diff(nanos(now)) <= MAX_SKEW.into()).unwrap_or(now)
+}
+
 /// What a load has just covered of a directory: all names with hashes from `from` to `to`, exclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Page {

@@ -70,6 +70,10 @@ pub struct Limits {
 }
 
 impl Limits {
+    pub(crate) fn is_any(&self) -> bool {
+        self.files.is_some() || self.bytes.is_some()
+    }
+
     /// As if they were on one directory, and what would be below that.
     fn to_quota(self) -> (Quota, Usage) {
         let quota = Quota { files: self.files.map(|it| it.max), bytes: self.bytes.map(|it| it.max) };

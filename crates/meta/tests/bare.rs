@@ -53,7 +53,16 @@ fn with_dir(config: Config) -> (Harness, Ino) {
 fn create(fs: &mut Harness, dir: Ino, text: &str) -> Result<Ino, Errno> {
     let open = Some(open_how(Access::WRITE, false));
     let (name, node, exclusive) = (name(text), NewNode::Regular, true);
-    match fs.ask(Request::Create { dir, name, node, perm: 0o755, umask: 0o77, open, exclusive })? {
+    match fs.ask(Request::Create {
+        dir,
+        name,
+        node,
+        perm: 0o755,
+        umask: 0o77,
+        open,
+        exclusive,
+        early: None,
+    })? {
         Reply::Created(entry, opened) => {
             assert!(opened.streamed);
             Ok(entry.attr.ino)
@@ -100,7 +109,7 @@ fn rename(fs: &mut Harness, from: (Ino, &str), to: (Ino, &str), flags: RenameFla
 }
 
 fn unlink(fs: &mut Harness, dir: Ino, text: &str) -> Result<Reply, Errno> {
-    fs.ask(Request::Unlink { dir, name: name(text) })
+    fs.ask(Request::Unlink { dir, name: name(text), time: None })
 }
 
 /// What a checkpoint has of a name: `Ok` if it is that and nothing more.
@@ -587,7 +596,8 @@ fn a_file_that_moves_to_another_rank_gets_an_inode_and_one_that_replaces_what_is
     let mut far = None;
     for at in 0..4 {
         let (name, node) = (name(&at.to_string()), NewNode::Directory);
-        let reply = fs.ask(Request::Create { dir: Ino::ROOT, name, node, perm, umask, open, exclusive });
+        let reply =
+            fs.ask(Request::Create { dir: Ino::ROOT, name, node, perm, umask, open, exclusive, early: None });
         far = far.or(match reply {
             Ok(Reply::Elsewhere { ino, .. }) => Some(ino),
             _ => None,

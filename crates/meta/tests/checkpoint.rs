@@ -11,7 +11,7 @@ fn come_and_go(fs: &mut Harness, count: usize) {
     for number in 0..count {
         let file = format!("passing{number}");
         let ino = fs.create(Ino::ROOT, &file, NewNode::Regular).unwrap();
-        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(&file) }).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(&file), time: None }).unwrap();
         fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
     }
 }
@@ -47,7 +47,7 @@ fn changes_while_a_checkpoint_is_under_way_belong_to_the_next() {
         fs.settle_one();
         let file = name(&format!("file{number}"));
         match number % 3 {
-            0 => drop(fs.ask(Request::Unlink { dir, name: file }).unwrap()),
+            0 => drop(fs.ask(Request::Unlink { dir, name: file, time: None }).unwrap()),
             1 => {
                 let (to, flags) = (name(&format!("moved{number}")), RenameFlags::empty());
                 fs.ask(Request::Rename { from_dir: dir, from: file, to_dir: Ino::ROOT, to, flags }).unwrap();

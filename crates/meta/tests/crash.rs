@@ -43,7 +43,7 @@ impl Walker {
                 }
             }
             3 => drop(fs.create(dir, &a, NewNode::Symlink(b"target".as_slice().into()))),
-            4 => drop(fs.ask(Request::Unlink { dir, name: name(&a) })),
+            4 => drop(fs.ask(Request::Unlink { dir, name: name(&a), time: None })),
             5 => drop(fs.ask(Request::RmDir { dir, name: name(&a) })),
             6 | 7 => {
                 let request =

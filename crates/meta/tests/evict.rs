@@ -68,7 +68,7 @@ fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
     fs.lazy = true;
     for n in (0..FILES).step_by(2) {
         let (dir, name) = (dir, name(&format!("file {n}")));
-        let id = fs.send(&harness::ROOT_CALLER, Request::Unlink { dir, name });
+        let id = fs.send(&harness::ROOT_CALLER, Request::Unlink { dir, name, time: None });
         // With too much unwritten it waits for a checkpoint.
         while !fs.answers.contains_key(&id) {
             fs.settle_one();
@@ -92,7 +92,7 @@ fn an_inode_that_has_ceased_to_be_is_not_found_by_its_number() {
     fs.ask(Request::Link { ino, dir: Ino::ROOT, name: name("other") }).unwrap();
     fs.checkpoint();
     for file in ["file", "other"] {
-        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(file) }).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(file), time: None }).unwrap();
     }
     fs.forget(ino);
     for _ in 0..2 {

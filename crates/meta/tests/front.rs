@@ -163,7 +163,16 @@ impl Server {
 const ROOT: Caller = Caller { uid: 0, gid: 0, pid: 1, groups: None };
 
 fn create(dir: Ino, file: &str, node: NewNode) -> Request {
-    Request::Create { dir, name: name(file), node, perm: 0o770, umask: 0, open: None, exclusive: true }
+    Request::Create {
+        dir,
+        name: name(file),
+        node,
+        perm: 0o770,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        early: None,
+    }
 }
 
 fn lookup(dir: Ino, file: &str) -> Request {
@@ -231,7 +240,7 @@ fn a_lease_is_told_before_it_is_revoked_and_the_change_after_that() {
     server.connect(ClientId(102), &all).unwrap();
     server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
     server.ask(OTHER, lookup(Ino::ROOT, "file")).unwrap();
-    let unlink = server.request(ROOT, Request::Unlink { dir: Ino::ROOT, name: name("file") });
+    let unlink = server.request(ROOT, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None });
     let told = server.take(ONE, &all, unlink);
     let numbers: Vec<u64> = told
         .iter()
@@ -328,8 +337,16 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     server.connect(ONE, &all).unwrap();
     let (dir, how) = (Ino::ROOT, open_how(Access::READ | Access::WRITE, false));
     let (node, file) = (NewNode::Regular, name("file"));
-    let made =
-        Request::Create { dir, name: file, node, perm: 0o600, umask: 0, open: Some(how), exclusive: true };
+    let made = Request::Create {
+        dir,
+        name: file,
+        node,
+        perm: 0o600,
+        umask: 0,
+        open: Some(how),
+        exclusive: true,
+        early: None,
+    };
     let made = server.ask(ONE, made);
     let Ok(Reply::Created(entry, _)) = made else { panic!("{made:?}") };
     let ino = entry.attr.ino;
@@ -354,7 +371,15 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     server.checkpoint();
     server.restart();
     server.connect(ONE, &all).unwrap();
-    let held = Held { ino, home: entry.home, lookups: 1, opens: 1, told: entry.proof, opened: opened.proof };
+    let held = Held {
+        ino,
+        home: entry.home,
+        lookups: 1,
+        opens: 1,
+        told: entry.proof,
+        opened: opened.proof,
+        exclusive: false,
+    };
     server.ask(ONE, Request::Reclaim { held: vec![held], last: true }).unwrap();
     server.stuck = true;
     let (id, message) = server.stream(read);

@@ -36,6 +36,7 @@ fn a_writer_that_waits_for_room_is_interrupted_and_has_changed_nothing() {
             umask: 0,
             open: None,
             exclusive: true,
+            early: None,
         };
         let id = fs.send(&ROOT_CALLER, request);
         if fs.answers.remove(&id).is_none() {

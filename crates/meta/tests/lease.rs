@@ -30,7 +30,16 @@ fn make(fs: &mut Harness, client: ClientId, dir: Ino, file: &str, node: NewNode)
 }
 
 fn create(dir: Ino, file: &str, node: NewNode) -> Request {
-    Request::Create { dir, name: name(file), node, perm: 0o755, umask: 0, open: None, exclusive: true }
+    Request::Create {
+        dir,
+        name: name(file),
+        node,
+        perm: 0o755,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        early: None,
+    }
 }
 
 fn lookup(dir: Ino, file: &str) -> Request {
@@ -119,7 +128,7 @@ fn who_has_moved_a_name_has_a_lease_on_it() {
         to: name(to),
         flags,
     };
-    let unlink = |file| Request::Unlink { dir: Ino::ROOT, name: name(file) };
+    let unlink = |file| Request::Unlink { dir: Ino::ROOT, name: name(file), time: None };
     for fought_over in [false, true] {
         for flags in [RenameFlags::empty(), RenameFlags::EXCHANGE] {
             make(&mut fs, B, Ino::ROOT, "from", NewNode::Regular);
@@ -186,7 +195,7 @@ fn what_others_have_cached_is_revoked_before_it_changes() {
             ],
         ),
         (
-            Request::Unlink { dir, name: name("file") },
+            Request::Unlink { dir, name: name("file"), time: None },
             vec![lookup(dir, "file")],
             vec![Lease::Name { dir, name: name("file") }, Lease::Inode { ino: file }],
         ),
@@ -232,7 +241,8 @@ fn whoever_changes_something_keeps_its_leases_and_is_told_what_has_become_of_it(
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     assert_eq!(ask(&mut fs, A, lookup(Ino::ROOT, "file")).1, TERM);
     assert!(ask(&mut fs, A, chmod(file, 0o600)).0.is_ok());
-    let id = fs.send_from(A, &ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file") });
+    let id =
+        fs.send_from(A, &ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None });
     assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Done)));
     assert_eq!((fs.revocations.len(), fs.leases[&id].0), (0, TERM));
     let root = ask(&mut fs, A, getattr(Ino::ROOT)).0.unwrap();

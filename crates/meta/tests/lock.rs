@@ -80,8 +80,16 @@ impl World {
             world.connect(at);
             let (dir, file) = (Ino::ROOT, name("file"));
             let (node, open) = (NewNode::Regular, Some(open_how(Access::READ | Access::WRITE, false)));
-            let request =
-                Request::Create { dir, name: file, node, perm: 0o644, umask: 0, open, exclusive: false };
+            let request = Request::Create {
+                dir,
+                name: file,
+                node,
+                perm: 0o644,
+                umask: 0,
+                open,
+                exclusive: false,
+                early: None,
+            };
             world.ask(at, request);
             world.settle();
             assert!(world.peers[at].opened);

@@ -35,7 +35,8 @@ fn file(id: u64) -> Name {
 
 fn create(fs: &mut Harness, id: u64) -> Ino {
     let (dir, name, node, open) = (Ino::ROOT, file(id), NewNode::Regular, None);
-    let request = Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true };
+    let request =
+        Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true, early: None };
     match ask(fs, id, request) {
         Ok(Reply::Entry(entry)) => entry.attr.ino,
         other => panic!("{other:?}"),

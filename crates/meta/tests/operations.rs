@@ -30,6 +30,7 @@ mod ops {
     mod setattr;
     mod statfs;
     mod sweep;
+    mod take_numbers;
     mod tmpfile;
     mod unlink;
     mod usage;

@@ -56,7 +56,8 @@ impl Ranks {
 
     fn create_as(&mut self, caller: &Caller, dir: Ino, file: &str, node: NewNode, perm: u32) -> Ino {
         let (open, exclusive, umask) = (None, true, 0);
-        let request = Request::Create { dir, name: name(file), node, perm, umask, open, exclusive };
+        let request =
+            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None };
         let reply = self.ask_as(caller, request);
         self.found(reply).unwrap().ino
     }
@@ -225,7 +226,7 @@ fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
     let remove = Request::RmDir { dir: sticky, name: name("dir") };
     assert_eq!(fs.ask_as(&user(6), remove.clone()), Err(Errno::EPERM));
     assert_eq!(fs.rename_as(&user(6), (sticky, "dir"), (open, "dir")), Err(Errno::EPERM));
-    let unlink = Request::Unlink { dir: sticky, name: name("file") };
+    let unlink = Request::Unlink { dir: sticky, name: name("file"), time: None };
     assert_eq!(fs.ask_as(&user(6), unlink.clone()), Err(Errno::EPERM));
     // Nor do they replace them.
     fs.create_as(&user(6), open, "other", NewNode::Regular, 0o644);
@@ -275,6 +276,7 @@ fn a_file_is_used_under_a_name_at_another_rank() {
         umask: 0,
         open: Some(open),
         exclusive,
+        early: None,
     };
     let how = open_how(Access::READ, false);
     assert_eq!(fs.ask(create(how, true)), Err(Errno::EEXIST));
@@ -283,7 +285,7 @@ fn a_file_is_used_under_a_name_at_another_rank() {
     let Ok(Reply::Created(entry, _)) = fs.ask(Request::Find { ino, kind, open: Some(how) }) else { panic!() };
     assert_eq!((entry.attr.size, entry.attr.nlink), (5, 1));
     // Its last name goes, and it stays for those who have it open.
-    assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("there") }), Ok(Reply::Done));
+    assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("there"), time: None }), Ok(Reply::Done));
     assert_eq!(fs.attr(file).nlink, 0);
     let read = Request::Read { ino, offset: 0, size: 10, noatime: true };
     assert_eq!(fs.ask(read), Ok(Reply::Bytes(b"bytes".to_vec())));
@@ -323,7 +325,7 @@ fn a_file_without_a_name_gets_its_first_one_at_another_rank() {
     let reply = fs.ask(link("a"));
     assert_eq!(fs.found(reply).unwrap().nlink, 1);
     assert_eq!(fs.ask(link("a")), Err(Errno::EEXIST));
-    assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("a") }), Ok(Reply::Done));
+    assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("a"), time: None }), Ok(Reply::Done));
     assert_eq!(fs.ask(link("b")), Err(Errno::ENOENT), "what has lost its last name gets no other");
     fs.ask(Request::Release { ino }).unwrap();
     fs.0[0].forget(ino);
@@ -426,7 +428,7 @@ fn directories_tell_of_all_below_them_at_any_rank() {
     fs.tell_usage();
     assert_eq!((fs.usage(far), fs.usage(Ino::ROOT)), ([1, 0, 30], [2, 2, 60]));
     fs.rename((near, "file"), (far, "moved")).unwrap();
-    fs.ask(Request::Unlink { dir: far, name: name("linked") }).unwrap();
+    fs.ask(Request::Unlink { dir: far, name: name("linked"), time: None }).unwrap();
     fs.tell_usage();
     assert_eq!((fs.usage(near), fs.usage(far)), ([0, 0, 0], [1, 0, 30]));
     assert_eq!(fs.usage(Ino::ROOT), [1, 2, 30]);
@@ -476,6 +478,7 @@ fn a_quota_bounds_what_other_ranks_make_below() {
         umask: 0,
         open: None,
         exclusive: true,
+        early: None,
     };
     // There is room for three more; what is below a directory that is below another rank's hears of it last.
     fs.ask(make(far, "a")).unwrap();
@@ -491,6 +494,7 @@ fn a_quota_bounds_what_other_ranks_make_below() {
         umask: 0,
         open: None,
         exclusive: true,
+        early: None,
     };
     for _ in 0..2 {
         assert_eq!(fs.ask(dir.clone()), Err(Errno::EDQUOT));
@@ -503,9 +507,9 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     fs.ask(make(near, "d")).unwrap();
     fs.tell_usage();
     assert_eq!(fs.ask(make(near, "e")), Err(Errno::EDQUOT));
-    fs.ask(Request::Unlink { dir: near, name: name("d") }).unwrap();
+    fs.ask(Request::Unlink { dir: near, name: name("d"), time: None }).unwrap();
     fs.tell_usage();
-    fs.ask(Request::Unlink { dir: far, name: name("a") }).unwrap();
+    fs.ask(Request::Unlink { dir: far, name: name("a"), time: None }).unwrap();
     fs.ask(make(far, "e")).unwrap();
     assert_eq!(fs.ask(make(far, "f")), Err(Errno::EDQUOT));
     fs.ask(limit("max_files", "100")).unwrap();
@@ -559,6 +563,7 @@ fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted()
         umask: 0,
         open: None,
         exclusive: true,
+        early: None,
     };
     // Until it is rank 0's turn to get a directory.
     let id = loop {
@@ -593,6 +598,7 @@ fn what_a_lost_rank_has_left_undecided_is_undone() {
         umask: 0,
         open,
         exclusive,
+        early: None,
     };
     let (from, to, flags) = (name("file"), name("new"), RenameFlags::empty());
     fs.create_as(&ROOT_CALLER, Ino::ROOT, "file", NewNode::Regular, 0o644);

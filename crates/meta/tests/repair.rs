@@ -6,7 +6,7 @@ mod harness;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use espalier_meta::{Dentry, InoRecord, Inode, Repair, Repaired, decode};
+use espalier_meta::{Config, Dentry, InoRecord, Inode, Input, Repair, Repaired, Super, decode};
 use espalier_proto::*;
 use espalier_store::Store;
 use harness::{Disk, Harness, ROOT_CALLER, config, name, open_how};
@@ -78,7 +78,7 @@ fn grown(rng: &mut fastrand::Rng) -> Harness {
                 let ino = fs.create(dir, &text, NewNode::Regular).unwrap();
                 fs.ask(Request::Open { ino, how: open_how(Access::READ, false) }).unwrap();
                 fs.write(ino, 0, b"without a name").unwrap();
-                fs.ask(Request::Unlink { dir, name: name(&text) }).unwrap();
+                fs.ask(Request::Unlink { dir, name: name(&text), time: None }).unwrap();
             }
             _ => {
                 let ino = fs.create(dir, &text, NewNode::Regular).unwrap();
@@ -276,7 +276,7 @@ fn repair_of_random_damage(seed: u64) {
     let ino = fs.create(Ino::ROOT, "made afterwards", NewNode::Regular).unwrap();
     fs.write(ino, 0, b"something").unwrap();
     for Seen { dir, name, .. } in left.into_values().rev() {
-        let removed = fs.ask(Request::Unlink { dir, name: name.clone() });
+        let removed = fs.ask(Request::Unlink { dir, name: name.clone(), time: None });
         if removed == Err(Errno::EISDIR) {
             fs.ask(Request::RmDir { dir, name }).unwrap();
         } else {
@@ -284,6 +284,23 @@ fn repair_of_random_damage(seed: u64) {
         }
     }
     assert_eq!(fs.fsck(), [], "seed {seed}");
+}
+
+/// Whoever has them may have told others of files by them.
+#[test]
+fn numbers_that_clients_have_been_given_are_not_given_again() {
+    let mut fs = Harness::with(Config { session_ms: Some(10_000), ..config() });
+    fs.input(Input::Connect { client: ClientId(1), leases: false });
+    let taken = fs.ask(Request::TakeNumbers { rank: Rank(0), count: 256 });
+    let Ok(Reply::Numbers { first, count, .. }) = taken else { panic!("{taken:?}") };
+    fs.checkpoint();
+    let (object, key) = (ObjectId::SUPER, Vec::new());
+    fs.disk.store().stage(vec![TableWrite { object, key, value: None }]).unwrap();
+    fs.disk.store().publish().unwrap();
+    let plan = plan(fs.disk.store());
+    let record = plan.writes.iter().find(|write| write.object == object).unwrap();
+    let next_ino = Super::parse(record.value.as_ref().unwrap()).unwrap().next_ino;
+    assert_eq!(next_ino, first.0 + u64::from(count));
 }
 
 #[test]

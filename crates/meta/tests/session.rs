@@ -103,7 +103,16 @@ fn entry(reply: Result<Reply, Errno>) -> Ino {
 }
 
 fn create(dir: Ino, file: &str, node: NewNode) -> Request {
-    Request::Create { dir, name: name(file), node, perm: 0o644, umask: 0, open: None, exclusive: true }
+    Request::Create {
+        dir,
+        name: name(file),
+        node,
+        perm: 0o644,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        early: None,
+    }
 }
 
 /// The first inode that a server makes waits for a sync, others do not.
@@ -152,18 +161,21 @@ fn a_request_that_comes_twice_is_done_once() {
     let first = client.ask(fs, make.clone());
     assert_eq!(client.again(fs, make.clone()), first);
     let ino = entry(first);
-    let remove = Request::Unlink { dir: Ino::ROOT, name: name("a") };
+    let remove = Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None };
     assert_eq!(client.ask(fs, remove.clone()), Ok(Reply::Done));
     assert_eq!(client.again(fs, remove.clone()), Ok(Reply::Done));
     assert_eq!(client.ask(fs, remove), Err(Errno::ENOENT));
     // Twice done, it would find something.
     let mut other = Client::connect(fs, 2);
     other.create(fs, Ino::ROOT, "a", NewNode::Regular);
-    assert_eq!(client.again(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }), Err(Errno::ENOENT));
+    assert_eq!(
+        client.again(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }),
+        Err(Errno::ENOENT)
+    );
     let look = Request::Lookup { dir: Ino::ROOT, name: name("a") };
     let found = entry(client.ask(fs, look.clone()));
     client.again(fs, look).unwrap();
-    other.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    other.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     other.ask(fs, Request::Forget { ino: found, lookups: 1 }).unwrap();
     assert_eq!(fs.meta.files(), 3);
     client.ask(fs, Request::Forget { ino: found, lookups: 1 }).unwrap();
@@ -180,9 +192,14 @@ fn a_listing_that_is_asked_for_twice_counts_once() {
     let mut client = Client::connect(fs, 1);
     let ino = client.create(fs, Ino::ROOT, "a", NewNode::Regular);
     let list = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true };
-    let first = client.ask(fs, list.clone());
-    assert_eq!(client.again(fs, list), first);
-    client.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    // What was counted for the first answer may make it seem known to others.
+    let told = |reply: Result<Reply, Errno>| match reply {
+        Ok(Reply::Listing { entries, .. }) => entries[0].entry.map(|entry| Entry { alone: false, ..entry }),
+        other => panic!("{other:?}"),
+    };
+    let first = told(client.ask(fs, list.clone()));
+    assert_eq!(told(client.again(fs, list)), first);
+    client.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     tick(fs, 1);
     assert_eq!(fs.meta.files(), 2);
     client.ask(fs, Request::Forget { ino, lookups: 2 }).unwrap();
@@ -208,7 +225,7 @@ fn a_request_that_comes_again_while_it_runs_is_answered_once() {
         id: RequestId(id),
         below: RequestId(id),
         caller: ROOT_CALLER,
-        request: Request::Unlink { dir: Ino::ROOT, name: name("a") },
+        request: Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None },
     };
     fs.input(old);
     client.lookup(fs, Ino::ROOT, "a");
@@ -227,7 +244,7 @@ fn what_an_expired_client_held_is_released() {
             assert_eq!(other.lookup(fs, Ino::ROOT, &file), ino);
             other.open(fs, ino);
         }
-        one.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name(&file) }).unwrap();
+        one.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name(&file), time: None }).unwrap();
     }
     assert_eq!(fs.meta.files(), 301);
     expire_all_but(fs, &[&other]);
@@ -277,7 +294,7 @@ fn others_are_asked_to_forget_what_has_lost_its_last_name() {
     let fs = &mut Harness::with(config());
     let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
     one.create(fs, Ino::ROOT, "a", NewNode::Fifo);
-    let unlink = |file: &str| Request::Unlink { dir: Ino::ROOT, name: name(file) };
+    let unlink = |file: &str| Request::Unlink { dir: Ino::ROOT, name: name(file), time: None };
     one.ask(fs, unlink("a")).unwrap();
     assert_eq!(fs.recalled, [], "its own kernel knows");
     one.create(fs, Ino::ROOT, "b", NewNode::Fifo);
@@ -298,7 +315,7 @@ fn a_client_cannot_release_what_it_does_not_have() {
     let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
     let ino = one.create(fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(fs, ino);
-    one.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    one.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     for _ in 0..3 {
         assert_eq!(other.ask(fs, Request::Release { ino }), Ok(Reply::Done));
         assert_eq!(other.ask(fs, Request::Forget { ino, lookups: u64::MAX }), Ok(Reply::Done));
@@ -492,9 +509,15 @@ fn reclaim(fs: &mut Harness, client: &mut Client, held: &[Held]) {
 /// What a client has of an inode that it has just been told.
 fn held(reply: &Reply, lookups: u64, opens: u32) -> Held {
     match reply {
-        Reply::Entry(entry) => {
-            Held { ino: entry.attr.ino, home: entry.home, lookups, opens, told: entry.proof, opened: 0 }
-        }
+        Reply::Entry(entry) => Held {
+            ino: entry.attr.ino,
+            home: entry.home,
+            lookups,
+            opens,
+            told: entry.proof,
+            opened: 0,
+            exclusive: false,
+        },
         Reply::Created(entry, how) => {
             Held { opened: how.proof, ..held(&Reply::Entry(*entry), lookups, opens) }
         }
@@ -525,8 +548,16 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
         |from: Name, to: Name, flags| Request::Rename { from_dir: dir, from, to_dir: Ino::ROOT, to, flags };
     let xattr = || b"user.a".as_slice().into();
     let open = Some(open_how(Access::WRITE, false));
-    let made =
-        |node| Request::Create { dir, name: b(), node, perm: 0o644, umask: 0, open: None, exclusive: true };
+    let made = |node| Request::Create {
+        dir,
+        name: b(),
+        node,
+        perm: 0o644,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        early: None,
+    };
     let level = CopyLevel { from: full, to: dir, after: 0 };
     vec![
         made(NewNode::Regular),
@@ -540,10 +571,11 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
             umask: 0,
             open,
             exclusive: true,
+            early: None,
         },
         Request::TmpFile { dir, perm: 0o600, umask: 0 },
         Request::Link { ino: file, dir, name: b() },
-        Request::Unlink { dir, name: a() },
+        Request::Unlink { dir, name: a(), time: None },
         Request::RmDir { dir, name: name("empty") },
         rename(a(), b(), RenameFlags::empty()),
         rename(a(), name("other"), RenameFlags::empty()),
@@ -564,6 +596,7 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
         },
         Request::RemoveXattr { ino: file, name: b"user.there".as_slice().into() },
         Request::RemoveTree { dir: full },
+        Request::TakeNumbers { rank: Rank(0), count: 256 },
         Request::CopyTree(CopyTree { levels: vec![level], preserve: false, umask: 0 }),
     ]
 }
@@ -599,7 +632,7 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
 fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
     let unleased = |entry: Entry| {
         let attr = Attr { ino: entry.attr.ino.min(NEW), ..entry.attr };
-        Entry { attr, name_leased: false, attr_leased: false, proof: 0, ..entry }
+        Entry { attr, name_leased: false, attr_leased: false, alone: false, proof: 0, ..entry }
     };
     Ok(match reply? {
         Reply::Entry(entry) => Reply::Entry(unleased(entry)),
@@ -608,6 +641,9 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
         }
         Reply::Created(entry, how) => {
             Reply::Created(unleased(entry), Opened { keep_cache: false, proof: 0, ..how })
+        }
+        Reply::Numbers { first, count, .. } => {
+            Reply::Numbers { first: first.min(NEW), count, time: Time::default() }
         }
         // What of it clients may have been told otherwise.
         Reply::Copied(copied) => Reply::Copied(Box::new(Copied { made: vec![], changed: vec![], ..*copied })),
@@ -681,6 +717,134 @@ fn every_change_is_made_once_whatever_the_server_is_killed_at() {
     }
 }
 
+/// Numbers for files, as many as are given at a time.
+fn take_numbers(reply: Result<Reply, Errno>) -> std::ops::Range<u64> {
+    match reply {
+        Ok(Reply::Numbers { first, count, .. }) => first.0..first.0 + u64::from(count),
+        other => panic!("{other:?}"),
+    }
+}
+
+const TAKE: Request = Request::TakeNumbers { rank: Rank(0), count: 256 };
+
+/// A file that the client's callers know already.
+fn early(fs: &Harness, file: &str, ino: u64) -> Request {
+    let mut request = create(Ino::ROOT, file, NewNode::Regular);
+    if let Request::Create { early, .. } = &mut request {
+        *early = Some(Early { ino: Ino(ino), time: fs.now });
+    }
+    request
+}
+
+#[test]
+fn numbers_that_are_asked_for_twice_are_the_same() {
+    for memory in [Memory::Replayed, Memory::Cold] {
+        let mut fs = Harness::on(Engine::Local, config());
+        let mut one = Client::connect(&mut fs, 1);
+        let first = one.ask(&mut fs, TAKE);
+        assert_eq!(one.again(&mut fs, TAKE), first);
+        let mut fs = killed(fs, memory);
+        let (asked, mut other) = (one.next, Client::connect(&mut fs, 2));
+        one.unanswered = Some(asked);
+        reclaim(&mut fs, &mut one, &[]);
+        one.next = asked;
+        assert_eq!(
+            take_numbers(one.again(&mut fs, TAKE)),
+            take_numbers(first.clone()),
+            "the answer was lost"
+        );
+        (one.next, one.unanswered) = (asked + 1, None);
+        let (first, more) = (take_numbers(first), take_numbers(one.ask(&mut fs, TAKE)));
+        assert!(more.start >= first.end);
+        assert!(take_numbers(other.ask(&mut fs, TAKE)).start >= more.end);
+    }
+}
+
+/// Whatever I/O a server's process is killed at, a number is for one file.
+#[test]
+fn a_number_is_used_once_whatever_the_server_is_killed_at() {
+    let prepared = || {
+        let mut fs = Harness::on(Engine::Local, config());
+        let mut one = Client::connect(&mut fs, 1);
+        let numbers = take_numbers(one.ask(&mut fs, TAKE));
+        (fs.now, fs.count) = (Time::new(2000, 0), 0);
+        (fs, one, numbers)
+    };
+    let (mut calm, mut one, numbers) = prepared();
+    let request = early(&calm, "a", numbers.start + 3);
+    one.ask(&mut calm, request.clone()).unwrap();
+    let ios = calm.count;
+    for (crash, memory) in (0..=ios).flat_map(|crash| [(crash, Memory::Replayed), (crash, Memory::Cold)]) {
+        let (mut fs, mut one, numbers) = prepared();
+        fs.fault = Some((crash, harness::Fault::Crash));
+        let context = format!("killed at I/O {crash}");
+        assert_eq!(crash == ios, one.ask(&mut fs, request.clone()).is_ok(), "{context}");
+        let mut fs = killed(fs, memory);
+        let asked = one.next;
+        one.unanswered = Some(asked);
+        reclaim(&mut fs, &mut one, &[]);
+        fs.now = Time::new(2001, 0);
+        one.next = asked;
+        let reply = one.again(&mut fs, request.clone());
+        let Ok(Reply::Entry(told)) = &reply else { panic!("{context}: {reply:?}") };
+        assert_eq!(
+            (told.attr.ino, told.attr.btime),
+            (Ino(numbers.start + 3), Time::new(2000, 0)),
+            "{context}"
+        );
+        assert_eq!(one.again(&mut fs, request.clone()).as_ref().map(|_| ()), Ok(()), "{context}");
+        (one.next, one.unanswered) = (asked + 1, None);
+        let again = early(&fs, "b", numbers.start + 3);
+        assert_eq!(one.ask(&mut fs, again), Err(Errno::EINVAL), "{context}");
+        let mut fs = killed(fs, memory);
+        reclaim(&mut fs, &mut one, &[]);
+        let again = early(&fs, "b", numbers.start + 3);
+        assert_eq!(one.ask(&mut fs, again), Err(Errno::EINVAL), "{context}");
+        for (file, ino) in [("c", numbers.start), ("d", numbers.end - 1)] {
+            let request = early(&fs, file, ino);
+            assert_eq!(entry(one.ask(&mut fs, request)), Ino(ino), "{context}");
+        }
+        assert_eq!(fs.fsck(), [], "{context}");
+    }
+}
+
+#[test]
+fn numbers_go_with_their_session() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let mut one = Client::connect(&mut fs, 1);
+    let numbers = take_numbers(one.ask(&mut fs, TAKE));
+    fs.input(Input::Leave { client: one.id });
+    fs.settle();
+    assert!(!one.reconnect(&mut fs), "a new session");
+    let request = early(&fs, "a", numbers.start);
+    assert_eq!(one.ask(&mut fs, request), Err(Errno::EINVAL));
+    let mut fs = killed(fs, Memory::Cold);
+    reclaim(&mut fs, &mut one, &[]);
+    assert!(one.create(&mut fs, Ino::ROOT, "b", NewNode::Regular).0 >= numbers.end);
+    assert!(take_numbers(one.ask(&mut fs, TAKE)).start >= numbers.end);
+    assert_eq!(fs.fsck(), []);
+}
+
+/// With the power all may be lost that numbers were used for, and that they were; the server does not give them to anybody else.
+#[test]
+fn numbers_do_not_come_again_after_a_loss_of_power() {
+    let mut fs = Harness::on(Engine::Memory, config());
+    let mut one = Client::connect(&mut fs, 1);
+    let numbers = take_numbers(one.ask(&mut fs, TAKE));
+    let request = early(&fs, "a", numbers.start);
+    one.ask(&mut fs, request).unwrap();
+    let own = one.create(&mut fs, Ino::ROOT, "own", NewNode::Regular);
+    let mut fs = fs.crash();
+    reclaim(&mut fs, &mut one, &[]);
+    let lost = one.ask(&mut fs, Request::Lookup { dir: Ino::ROOT, name: name("a") });
+    assert!(matches!(lost, Ok(Reply::Absent { .. })), "{lost:?}");
+    assert!(one.create(&mut fs, Ino::ROOT, "b", NewNode::Regular) > own);
+    assert!(take_numbers(one.ask(&mut fs, TAKE)).start > own.0);
+    let request = early(&fs, "a", numbers.start);
+    assert_eq!(entry(one.ask(&mut fs, request)), Ino(numbers.start), "the client may make it anew");
+    assert_eq!(fs.fsck(), []);
+}
+
 /// A removed file that clients have open outlives the server, until they have released it.
 #[test]
 fn open_files_without_a_name_survive_a_restart() {
@@ -694,7 +858,7 @@ fn open_files_without_a_name_survive_a_restart() {
             let opened = one.open(&mut fs, ino);
             one.ask(&mut fs, Request::Write { ino, offset: 0, data: file.into(), kill_suid_gid: false })
                 .unwrap();
-            one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name(file) }).unwrap();
+            one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name(file), time: None }).unwrap();
             has.push(Held { opened, ..held(&reply, 1, 1) });
         }
         let mut fs = killed(fs, memory);
@@ -742,7 +906,7 @@ fn a_nameless_file_is_named_after_a_restart() {
         let mut one = Client::connect(&mut fs, 1);
         let tmp = one.ask(&mut fs, Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
         let gone = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
-        one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+        one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
         let has = [held(&tmp, 1, 1), held(&gone, 1, 0)];
         // The answer that it got may not have come.
         one.ask(&mut fs, Request::Open { ino: has[1].ino, how: open_how(Access::WRITE, true) }).unwrap();
@@ -839,7 +1003,7 @@ fn the_grace_ends_with_the_last_session_that_was() {
     let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
     let ino = one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(&mut fs, ino);
-    one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     let reply = one.ask(&mut fs, create(Ino::ROOT, "b", NewNode::Regular)).unwrap();
     let b = other.lookup(&mut fs, Ino::ROOT, "b");
     // It has the answer.
@@ -847,14 +1011,22 @@ fn the_grace_ends_with_the_last_session_that_was() {
     let mut fs = killed(fs, Memory::Cold);
     reclaim(&mut fs, &mut other, &[Held { lookups: 1, ..held(&reply, 1, 0) }]);
     // The other removes what the one may have open.
-    other.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("b") }).unwrap();
+    other.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("b"), time: None }).unwrap();
     other.ask(&mut fs, Request::Forget { ino: b, lookups: 1 }).unwrap();
     assert_eq!(fs.meta.files(), 4);
     expire_all_but(&mut fs, &[&other]);
     assert_eq!((fs.expired.clone(), fs.meta.files()), (vec![one.id], 2));
     assert!(!one.reconnect(&mut fs));
     // It had a, which is gone, and the directory, which is not.
-    let root = Held { ino: Ino::ROOT, home: Home::Table, lookups: 1, opens: 0, told: 0, opened: 0 };
+    let root = Held {
+        ino: Ino::ROOT,
+        home: Home::Table,
+        lookups: 1,
+        opens: 0,
+        told: 0,
+        opened: 0,
+        exclusive: false,
+    };
     let gone = Held { ino, opens: 1, ..root };
     assert_eq!(one.ask(&mut fs, Request::Reclaim { held: vec![root, gone], last: true }), Ok(Reply::Done));
     assert_eq!(one.ask(&mut fs, Request::GetAttr { ino }), Err(Errno::ESTALE));
@@ -982,6 +1154,7 @@ fn wrong_hints_do_no_harm() {
                     Home::Dentry { dir: Ino(1 << 40), hash: 7 },
                 ];
                 homes.map(|home| Held {
+                    exclusive: false,
                     ino: Ino(ino),
                     home,
                     lookups: u64::MAX,
@@ -1017,7 +1190,8 @@ fn wrong_hints_do_no_harm() {
             }
             expire_all_but(&mut fs, &[&one]);
             for (number, ino) in made.iter().enumerate() {
-                one.ask(&mut fs, Request::Unlink { dir, name: name(&number.to_string()) }).unwrap();
+                one.ask(&mut fs, Request::Unlink { dir, name: name(&number.to_string()), time: None })
+                    .unwrap();
                 one.ask(&mut fs, Request::Read { ino: *ino, offset: 0, size: 1, noatime: false }).unwrap();
             }
             expire_all_but(&mut fs, &[]);
@@ -1034,7 +1208,7 @@ fn without_sessions_there_is_nothing_to_wait_for() {
     let mut one = Client::connect(&mut fs, 1);
     let ino = one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(&mut fs, ino);
-    one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     fs.config = harness::config();
     let mut fs = killed(fs, Memory::Cold);
     assert_eq!((fs.meta.files(), fs.meta.awaited()), (1, vec![]));
@@ -1069,7 +1243,16 @@ impl Lane {
         let Some(Held { ino, lookups, opens, .. }) = self.held else {
             let open = Some(open_how(Access::WRITE, false));
             let (name, node) = (fresh, NewNode::Regular);
-            return Request::Create { dir, name, node, perm: 0o600, umask: 0, open, exclusive: true };
+            return Request::Create {
+                dir,
+                name,
+                node,
+                perm: 0o600,
+                umask: 0,
+                open,
+                exclusive: true,
+                early: None,
+            };
         };
         let last = self.names.last().cloned();
         match (rng.u8(0..8), last) {
@@ -1091,7 +1274,7 @@ impl Lane {
                     kill_sgid: false,
                 }
             }
-            (5, Some(name)) => Request::Unlink { dir, name },
+            (5, Some(name)) => Request::Unlink { dir, name, time: None },
             (_, Some(_)) => Request::Read { ino, offset: 0, size: 100, noatime: false },
             (0..4, None) if opens > 0 => Request::Read { ino, offset: 0, size: 100, noatime: false },
             (_, None) if opens > 0 => Request::Release { ino },
@@ -1187,8 +1370,8 @@ fn with_sync_nobody_is_told_of_a_change_before_it_is_durable() {
         (Request::SetAttr { ino: old, set }, [Request::GetAttr { ino: old }, lookup("old")]),
         (create(Ino::ROOT, "new", NewNode::Regular), [lookup("new"), list]),
         (
-            Request::Unlink { dir: Ino::ROOT, name: name("old") },
-            [lookup("old"), Request::Unlink { dir: Ino::ROOT, name: name("old") }],
+            Request::Unlink { dir: Ino::ROOT, name: name("old"), time: None },
+            [lookup("old"), Request::Unlink { dir: Ino::ROOT, name: name("old"), time: None }],
         ),
     ] {
         let changed = changer.send(&mut fs, &change, false);
@@ -1323,7 +1506,7 @@ fn a_client_that_leaves_has_nothing_any_more() {
     let mut client = Client::connect(fs, 1);
     let ino = client.create(fs, Ino::ROOT, "a", NewNode::Regular);
     client.open(fs, ino);
-    client.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a") }).unwrap();
+    client.ask(fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
     fs.input(Input::Leave { client: client.id });
     assert_eq!(fs.meta.files(), 1);
     assert!(!client.reconnect(fs));

@@ -35,7 +35,7 @@ fn unstuffed(acknowledge: Acknowledge) -> Config {
 
 fn create_request(text: &str) -> Request {
     let (node, dir, open) = (NewNode::Regular, Ino::ROOT, Some(open_how(Access::WRITE, false)));
-    Request::Create { dir, name: name(text), node, perm: 0o644, umask: 0, open, exclusive: true }
+    Request::Create { dir, name: name(text), node, perm: 0o644, umask: 0, open, exclusive: true, early: None }
 }
 
 fn create(fs: &mut Harness, text: &str) -> Result<(Attr, Opened), Errno> {
@@ -62,7 +62,7 @@ fn close(fs: &mut Harness, ino: Ino) {
 }
 
 fn unlink(fs: &mut Harness, text: &str) -> Result<Reply, Errno> {
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(text) })
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(text), time: None })
 }
 
 /// After a restart, when all data servers have been reached.

@@ -31,8 +31,16 @@ fn resize(ino: Ino, size: u64) -> Request {
 /// A file with bytes and a hole behind them.
 fn make(fs: &mut Harness, text: &str, size: u64) -> Result<Ino, Errno> {
     let (node, dir) = (NewNode::Regular, Ino::ROOT);
-    let create =
-        Request::Create { dir, name: name(text), node, perm: 0o644, umask: 0, open: None, exclusive: true };
+    let create = Request::Create {
+        dir,
+        name: name(text),
+        node,
+        perm: 0o644,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        early: None,
+    };
     let ino = match fs.ask(create)? {
         Reply::Entry(entry) | Reply::Created(entry, _) => entry.attr.ino,
         other => panic!("{other:?}"),
@@ -90,7 +98,7 @@ fn files_are_spread_over_their_servers() {
     for number in 0..SERVERS {
         assert_eq!(fs.data.ask(ServerId(number), &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled");
     }
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("first") }).unwrap();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("first"), time: None }).unwrap();
     fs.send(&harness::ROOT_CALLER, Request::Forget { ino: first, lookups: 2 });
     fs.drain();
     assert_eq!(fs.data.files(), BTreeMap::from([(second, WIDTH)]));
@@ -179,10 +187,10 @@ fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> 
     fs.data.ask(layout.servers()[end.place], &write)?;
     wanted.insert(kept, 300);
     fs.checkpoint();
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("removed") })?;
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("removed"), time: None })?;
     fs.checkpoint();
     make(fs, "last", 70)?;
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("last") })?;
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("last"), time: None })?;
     Ok(())
 }
 
@@ -284,8 +292,16 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     let connect = || Input::Connect { client: ClientId(1), leases: false };
     fs.input(connect());
     let (node, dir, open) = (NewNode::Regular, Ino::ROOT, Some(open_how(Access::WRITE, false)));
-    let create =
-        Request::Create { dir, name: name("file"), node, perm: 0o644, umask: 0, open, exclusive: true };
+    let create = Request::Create {
+        dir,
+        name: name("file"),
+        node,
+        perm: 0o644,
+        umask: 0,
+        open,
+        exclusive: true,
+        early: None,
+    };
     let Ok(Reply::Created(Entry { attr: Attr { ino, .. }, .. }, _)) = fs.ask(create) else {
         panic!("no file")
     };
@@ -344,7 +360,7 @@ fn files_are_moved_away_from_a_server() {
     let mut fs = cluster(Acknowledge::Volatile);
     let files = ["named", "linked", "nameless", "small"].map(|file| make(&mut fs, file, 100).unwrap());
     fs.ask(Request::Link { ino: files[1], dir: Ino::ROOT, name: name("again") }).unwrap();
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("nameless") }).unwrap();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("nameless"), time: None }).unwrap();
     fs.drain();
     let layout_of = |fs: &Harness, ino| match fs.meta.place_of(&StreamIo::Read { ino, offset: 0, size: 1 }) {
         espalier_meta::Place::Servers(layout) => layout,

@@ -33,7 +33,10 @@ impl World {
 
     fn make(&mut self, dir: Ino, file: &str, node: NewNode) -> Entry {
         let (perm, umask, open, exclusive) = (0o777, 0, None, true);
-        match self.ask(ADMIN, Request::Create { dir, name: name(file), node, perm, umask, open, exclusive }) {
+        match self.ask(
+            ADMIN,
+            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None },
+        ) {
             Ok(Reply::Entry(entry)) => entry,
             other => panic!("{file}: {other:?}"),
         }
@@ -79,11 +82,20 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
         Request::GetAttr { ino },
         Request::SetAttr { ino, set: SetAttr { perm: Some(0), ..SetAttr::default() } },
         Request::ReadLink { ino },
-        Request::Create { dir: ino, name: file(), node, perm: 0, umask: 0, open: Some(how), exclusive },
+        Request::Create {
+            dir: ino,
+            name: file(),
+            node,
+            perm: 0,
+            umask: 0,
+            open: Some(how),
+            exclusive,
+            early: None,
+        },
         Request::TmpFile { dir: ino, perm: 0, umask: 0 },
         Request::Link { ino, dir: within, name: file() },
         Request::Link { ino: within, dir: ino, name: file() },
-        Request::Unlink { dir: ino, name: file() },
+        Request::Unlink { dir: ino, name: file(), time: None },
         Request::RmDir { dir: ino, name: file() },
         Request::Rename { from_dir: ino, from: file(), to_dir: within, to: file(), flags },
         Request::Rename { from_dir: within, from: name("dir"), to_dir: ino, to: file(), flags },
@@ -158,6 +170,7 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
         opens: 1,
         told,
         opened: told,
+        exclusive: false,
     };
     world.fs = world.fs.crash();
     world.connect(ADMIN);

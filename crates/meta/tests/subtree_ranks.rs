@@ -86,7 +86,10 @@ impl Ranks {
 
     fn make(&mut self, from: ClientId, dir: Ino, file: &str, node: NewNode) -> Ino {
         let (name, open, exclusive) = (name(file), None, true);
-        match self.ask(from, Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive }) {
+        match self.ask(
+            from,
+            Request::Create { dir, name, node, perm: 0o777, umask: 0, open, exclusive, early: None },
+        ) {
             Ok(Reply::Entry(entry)) => entry.attr.ino,
             other => panic!("{file}: {other:?}"),
         }
@@ -164,9 +167,9 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
     fs.rename(GUEST, (inside[0], "0"), (root, "up")).unwrap();
     fs.ask(GUEST, link(moved, inside[0], "linked")).unwrap();
     fs.ask(GUEST, link(moved, root, "linked")).unwrap();
-    fs.ask(GUEST, Request::Unlink { dir: inside[2], name: name("moved") }).unwrap();
+    fs.ask(GUEST, Request::Unlink { dir: inside[2], name: name("moved"), time: None }).unwrap();
     // Another session of it finds the file by the one name that is left, at another rank.
-    fs.ask(GUEST, Request::Unlink { dir: root, name: name("linked") }).unwrap();
+    fs.ask(GUEST, Request::Unlink { dir: root, name: name("linked"), time: None }).unwrap();
     for rank in 0..3 {
         fs.hosts[rank].input(Input::Leave { client: GUEST });
         fs.connect(rank, GUEST);

@@ -105,7 +105,7 @@ fn a_stream_that_was_removed_stays_away() {
     let ino = file(&mut fs);
     fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
     fs.ask(Request::Fsync { ino }).unwrap();
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: harness::name("file") }).unwrap();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: harness::name("file"), time: None }).unwrap();
     fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
     fsync(&mut fs);
     assert!(fs.disk.store().streams().unwrap().is_empty(), "it is purged");

@@ -93,7 +93,7 @@ impl Walker {
                     NewNode::Symlink(b"over there".as_slice().into()),
                 )
                 .map(drop),
-            5 => fs.ask(Request::Unlink { dir, name: a }).map(drop),
+            5 => fs.ask(Request::Unlink { dir, name: a, time: None }).map(drop),
             6 => fs.ask(Request::RmDir { dir, name: a }).map(drop),
             7..=9 => {
                 fs.ask(Request::Rename { from_dir: dir, from: a, to_dir: other, to: b, flags }).map(drop)
@@ -294,7 +294,7 @@ fn a_name_counts_where_it_is_and_a_quota_holds_for_each() {
     fs.set_limit(two, "max_bytes", 8).unwrap();
     assert_eq!(fs.write(file, 5, b"more"), Err(Errno::EDQUOT));
     assert_eq!(fs.read(file), b"bytes");
-    fs.ask(Request::Unlink { dir: two, name: name("link") }).unwrap();
+    fs.ask(Request::Unlink { dir: two, name: name("link"), time: None }).unwrap();
     assert_eq!(fs.write(file, 5, b"more"), Ok(Reply::Done));
     assert_eq!((kept(&mut fs, one), kept(&mut fs, two)), ([1, 0, 9], [0, 0, 0]));
     assert_eq!(fs.ask(Request::Link { ino: file, dir: two, name: name("link") }), Err(Errno::EDQUOT));

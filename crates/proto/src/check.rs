@@ -1,7 +1,7 @@
 //! What no client asks for that means well: requests come from other machines, too.
 
 use crate::{
-    Access, AllocateMode, CopyTree, Errno, Ino, NewNode, Rank, RenameFlags, Request, StreamIo, mode,
+    Access, AllocateMode, CopyTree, Errno, Ino, NewNode, Rank, RenameFlags, Request, StreamIo, Time, mode,
 };
 
 /// The kernel asks for no more at once, and no less is enough for anybody.
@@ -17,6 +17,8 @@ const MAX_INODES: usize = 4096;
 impl Request {
     /// A listing has at most so many entries, so that it fits into a message.
     pub const MAX_ENTRIES: u32 = 2048;
+    /// Numbers for files in one answer.
+    pub const MAX_NUMBERS: u32 = 256;
 
     /// Whether a client may ask this at all; what the operation itself checks is not looked at.
     ///
@@ -38,8 +40,9 @@ impl Request {
             | Self::Recount { .. }
             | Self::Place { .. }
             | Self::Forget { .. } => Err(Errno::EINVAL),
-            Self::Create { node, perm: bits, .. } => {
+            Self::Create { node, perm: bits, early, .. } => {
                 perm(*bits)?;
+                require(early.is_none() || matches!(node, NewNode::Regular), Errno::EINVAL)?;
                 let NewNode::Symlink(target) = node else { return Ok(()) };
                 require(target.len() <= MAX_TARGET_BYTES, Errno::ENAMETOOLONG)?;
                 require(!target.is_empty() && !target.contains(&0), Errno::EINVAL)
@@ -57,6 +60,7 @@ impl Request {
                 let is_known = of_bytes.contains(*access) || *access == Access::EXEC;
                 require(!access.is_empty() && is_known, Errno::EINVAL)
             }
+            Self::TakeNumbers { count, .. } => require(*count <= Request::MAX_NUMBERS, Errno::EINVAL),
             Self::ReadDir { limit, .. } => require(*limit <= Request::MAX_ENTRIES, Errno::EINVAL),
             Self::SetXattr { name, value, .. } => {
                 named(name)?;
@@ -83,6 +87,7 @@ impl Request {
     /// The rank that it goes to.
     pub fn rank(&self) -> Rank {
         let ino = match self {
+            Self::TakeNumbers { rank, .. } => return *rank,
             Self::Lookup { dir, .. }
             | Self::Create { dir, .. }
             | Self::TmpFile { dir, .. }
@@ -159,6 +164,7 @@ impl Request {
             | Self::RemoveTree { .. }
             | Self::SetLayout { .. }
             | Self::Purge { .. }
+            | Self::TakeNumbers { .. }
             | Self::CopyTree(_) => true,
             _ => false,
         }
@@ -174,6 +180,15 @@ impl Request {
             | Self::Find { open: Some(how), .. } => Some(how.access),
             // There is no other way to put something into it.
             Self::TmpFile { .. } => Some(Access::READ | Access::WRITE),
+            _ => None,
+        }
+    }
+
+    /// When what it changes was changed, as a client says that has answered its caller already.
+    pub fn time(&self) -> Option<Time> {
+        match self {
+            Self::Create { early, .. } => early.map(|early| early.time),
+            Self::Unlink { time, .. } => *time,
             _ => None,
         }
     }
@@ -243,7 +258,7 @@ mod tests {
     use alloc::vec;
 
     use super::*;
-    use crate::{Ino, LockOwner, Name, OpenHow, SetAttr, XattrMode};
+    use crate::{Early, Ino, LockOwner, Name, OpenHow, SetAttr, XattrMode};
 
     const INO: Ino = Ino(7);
 
@@ -254,7 +269,23 @@ mod tests {
 
     fn symlink(target: &[u8]) -> Request {
         let (node, name) = (NewNode::Symlink(target.into()), Name::lowest());
-        Request::Create { dir: INO, name, node, perm: 0o777, umask: 0, open: None, exclusive: true }
+        Request::Create {
+            dir: INO,
+            name,
+            node,
+            perm: 0o777,
+            umask: 0,
+            open: None,
+            exclusive: true,
+            early: None,
+        }
+    }
+
+    fn early(mut request: Request) -> Request {
+        if let Request::Create { early, .. } = &mut request {
+            *early = Some(Early { ino: INO, time: Time::default() });
+        }
+        request
     }
 
     #[test]
@@ -277,6 +308,7 @@ mod tests {
             (Request::ForgetAll { inodes: vec![], released: vec![INO; MAX_INODES + 1] }, Errno::EINVAL),
             (symlink(b""), Errno::EINVAL),
             (symlink(b"a\0b"), Errno::EINVAL),
+            (early(symlink(b"a")), Errno::EINVAL),
             (symlink(&[b'x'; 4096]), Errno::ENAMETOOLONG),
             (
                 Request::Unlock { ino: INO, owner: LockOwner { flock: false, number: 1 }, first: 2, last: 1 },
@@ -307,6 +339,7 @@ mod tests {
         assert!(symlink(b"a").is_change() && set_xattr(b"user.a", 0).is_change());
         assert!(!Request::GetAttr { ino: INO }.is_change());
         assert!(!Request::Release { ino: INO }.is_change());
+        assert!(Request::TakeNumbers { rank: Rank(0), count: 1 }.is_change());
         assert!(!StreamIo::Read { ino: INO, offset: 0, size: 1 }.is_change());
         assert!(StreamIo::Write { ino: INO, offset: 0 }.is_change());
     }

@@ -56,6 +56,7 @@ impl Request {
             | Self::ReclaimLocks { .. }
             | Self::Enter { .. }
             | Self::Purge { .. }
+            | Self::TakeNumbers { .. }
             | Self::Recount { .. }
             | Self::Place { .. }
             | Self::Sweep => {}

@@ -8,7 +8,7 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Attr, Capability, ClientId, Delegation, FileType, Ino, Layout, Lock, LockOwner, Name, SetAttr, Time,
+    Attr, Capability, ClientId, Delegation, FileType, Ino, Layout, Lock, LockOwner, Name, Rank, SetAttr, Time,
 };
 
 bitflags! {
@@ -106,6 +106,8 @@ pub enum Request {
         /// For regular files: open it too; and open what is there already, unless `exclusive`.
         open: Option<OpenHow>,
         exclusive: bool,
+        /// For regular files.
+        early: Option<Early>,
     },
     /// A regular file without a name, opened.
     TmpFile {
@@ -121,6 +123,8 @@ pub enum Request {
     Unlink {
         dir: Ino,
         name: Name,
+        /// As [`Early::time`].
+        time: Option<Time>,
     },
     RmDir {
         dir: Ino,
@@ -300,6 +304,20 @@ pub enum Request {
         ino: Ino,
         removed: bool,
     },
+    /// Numbers for so many files that the client is going to make at that rank ([`Early`]), and what time it is there.
+    TakeNumbers {
+        rank: Rank,
+        count: u32,
+    },
+}
+
+/// What a client that has answered its caller already has told it of a new file, which is stuffed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Early {
+    /// One of those that the client has taken ([`Request::TakeNumbers`]), and has not used.
+    pub ino: Ino,
+    /// When it was made. It is taken for that unless the server's clock differs too much.
+    pub time: Time,
 }
 
 /// How a file is opened.
@@ -322,6 +340,8 @@ pub struct Entry {
     pub name_leased: bool,
     /// The reply's lease is on the inode, too.
     pub attr_leased: bool,
+    /// Nobody but the client knew the inode.
+    pub alone: bool,
     /// For [`Held`].
     pub home: Home,
     /// For [`Held::told`].
@@ -398,6 +418,12 @@ pub enum Reply {
     /// `Unlink`: it was the last name, and nobody else uses the file. The client is to remove its datafiles, if it has any, and then the
     /// inode ([`Request::Purge`]).
     Orphaned(Ino, Option<Box<Delegation>>),
+    /// `TakeNumbers`: so many from the first on are the client's, until its session ends.
+    Numbers {
+        first: Ino,
+        count: u32,
+        time: Time,
+    },
 }
 
 impl Reply {
@@ -602,4 +628,6 @@ pub struct Held {
     /// believes nobody without them.
     pub told: u64,
     pub opened: u64,
+    /// It is a directory in which the client has told its callers of what the server has not: [`Touched::exclusive`](crate::Touched::exclusive).
+    pub exclusive: bool,
 }

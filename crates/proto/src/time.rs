@@ -14,4 +14,11 @@ impl Time {
     pub const fn new(secs: i64, nanos: u32) -> Self {
         Self { secs, nanos: if nanos < 1_000_000_000 { nanos } else { 999_999_999 } }
     }
+
+    /// So many milliseconds later.
+    pub fn later(self, ms: u64) -> Self {
+        let nanos = u64::from(self.nanos) + ms % 1000 * 1_000_000;
+        let secs = ms / 1000 + nanos / 1_000_000_000;
+        Self { secs: self.secs.saturating_add_unsigned(secs), nanos: (nanos % 1_000_000_000) as u32 }
+    }
 }

@@ -104,6 +104,7 @@ pub enum FromClient {
 
 /// From a metadata server to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are replies")]
 pub enum FromServer {
     Reply {
         id: RequestId,
@@ -131,11 +132,16 @@ pub struct Touched {
     pub attrs: Vec<Attr>,
     /// Of these the client is told no more.
     pub others: Vec<Ino>,
+    /// The lease that the client has on this directory is exclusive: nobody else knows it, nor will before the client has given up the
+    /// lease. It may make and remove files in it, and tell its callers before this server has answered.
+    pub exclusive: Option<Ino>,
 }
 
 /// What a client may cache until the lease's time is over or it is revoked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Lease {
+    /// That nobody else knows a directory ([`Touched::exclusive`]). What is cached of it may stay so.
+    Exclusive { dir: Ino },
     /// What a name in a directory stands for, or that it is not there.
     Name { dir: Ino, name: Name },
     /// An inode's attributes (but for its access time) and contents: a file's bytes, a symbolic link's target, a

@@ -213,8 +213,16 @@ mod tests {
     fn line(name: &[u8]) -> Line {
         let name = Name::new(name).expect("a name");
         let node = NewNode::Symlink(b"there".as_slice().into());
-        let request =
-            Request::Create { dir: Ino(1), name, node, perm: 0o777, umask: 0, open: None, exclusive: true };
+        let request = Request::Create {
+            dir: Ino(1),
+            name,
+            node,
+            perm: 0o777,
+            umask: 0,
+            open: None,
+            exclusive: true,
+            early: None,
+        };
         let kind = FileType::Symlink;
         let inode = Some(Inode { ino: Ino(9), kind, perm: 0o777, uid: 0, gid: 0, size: 5 });
         let told = Told { inode, ..Told::default() };

@@ -22,8 +22,6 @@ use crate::servers::{Servers, keep_connected};
 const TICK: Duration = Duration::from_millis(50);
 /// So many inodes and as many names are cached: up to some 100 MiB.
 const CACHED: usize = 1 << 18;
-/// For what is still to be told when it is unmounted.
-const FAREWELL: Duration = Duration::from_secs(5);
 
 /// Mounts and serves until somebody unmounts. `ready` is called once the mount point is usable.
 pub fn mount_servers(
@@ -93,10 +91,7 @@ pub fn mount_servers(
         outcome
     });
     remote.door().finish_recording();
-    let told = runtime.block_on(async { tokio::time::timeout(FAREWELL, remote.farewell()).await });
-    if told.is_err() {
-        tracing::warn!("the server could not be told that this client goes; it will notice");
-    }
+    runtime.block_on(remote.farewell());
     runtime.shutdown_background();
     Ok(outcome?)
 }

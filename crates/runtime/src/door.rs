@@ -228,7 +228,16 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
         let create = |bytes: &[u8], node, perm: u32, umask| {
             let (open, exclusive) = (None, true);
             let perm = perm & mode::PERMISSIONS;
-            plain(Request::Create { dir: ino, name: name(bytes)?, node, perm, umask, open, exclusive })
+            plain(Request::Create {
+                dir: ino,
+                name: name(bytes)?,
+                node,
+                perm,
+                umask,
+                open,
+                exclusive,
+                early: None,
+            })
         };
         match request.op {
             Op::Lookup { name: bytes } => plain(Request::Lookup { dir: ino, name: name(bytes)? }),
@@ -256,8 +265,16 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::Create { name: bytes, flags, mode: perm, umask, kill_suid_gid } => {
                 let open = Some(open_how(flags, kill_suid_gid));
                 let (name, perm, exclusive) = (name(bytes)?, perm & mode::PERMISSIONS, flags & O_EXCL != 0);
-                let request =
-                    Request::Create { dir: ino, name, node: NewNode::Regular, perm, umask, open, exclusive };
+                let request = Request::Create {
+                    dir: ino,
+                    name,
+                    node: NewNode::Regular,
+                    perm,
+                    umask,
+                    open,
+                    exclusive,
+                    early: None,
+                };
                 Ok((Call::Request(request), self.opening_form(flags)))
             }
             Op::TmpFile { mode: perm, umask, .. } => {
@@ -266,7 +283,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::Link { node, new_name } => {
                 plain(Request::Link { ino: Ino(node), dir: ino, name: name(new_name)? })
             }
-            Op::Unlink { name: bytes } => plain(Request::Unlink { dir: ino, name: name(bytes)? }),
+            Op::Unlink { name: bytes } => plain(Request::Unlink { dir: ino, name: name(bytes)?, time: None }),
             Op::RmDir { name: bytes } => plain(Request::RmDir { dir: ino, name: name(bytes)? }),
             Op::Rename { name: from, new_parent, new_name, flags } => {
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;

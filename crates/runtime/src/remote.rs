@@ -28,6 +28,12 @@ use direct::Direct;
 use line::Line;
 pub use line::Messages;
 
+/// How long a server may take to do what callers have been told that it has done: no session lasts longer without a connection.
+const PATIENCE: Duration = Duration::from_secs(60);
+const SETTLING: Duration = Duration::from_millis(5);
+/// How long it may take to tell servers that this client goes.
+const FAREWELL: Duration = Duration::from_secs(5);
+
 /// A door's sessions with the metadata servers of a cluster.
 pub struct Remote<D: Door> {
     /// Held while what a server has sent is taken, before `inner`: what one tells of a name, and another of its inode, is told
@@ -172,8 +178,26 @@ impl<D: Door> Remote<D> {
         self.settle(inner, told);
     }
 
-    /// Tells the servers that this client goes, and waits until that is sent.
+    /// Waits until servers have done all that callers were told of, and tells them that this client goes.
     pub async fn farewell(&self) {
+        let left = || self.cached(|sessions, _| sessions.unanswered_changes()).unwrap_or(0);
+        let settled = async {
+            while left() > 0 {
+                tokio::time::sleep(SETTLING).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, settled).await.is_err() {
+            tracing::error!(
+                changes = left(),
+                "no server has answered changes of which programs have been told that they were made"
+            );
+        }
+        if tokio::time::timeout(FAREWELL, self.say_goodbye()).await.is_err() {
+            tracing::warn!("a server could not be told that this client goes; it will notice");
+        }
+    }
+
+    async fn say_goodbye(&self) {
         self.direct.close();
         let senders = self.lock().map(|mut inner| {
             inner.lines.iter_mut().filter_map(|line| line.sender.take()).collect::<Vec<_>>()
@@ -234,6 +258,12 @@ impl<D: Door> Remote<D> {
             ForDoor::Recall(recalls) => self.door.recall(&recalls),
             ForDoor::Changed(inos) => self.door.changed(&inos),
             ForDoor::Groups { rank, id, pid } => self.tell_groups(rank, id, pid),
+            ForDoor::Failed { dir, name, errno } => tracing::warn!(
+                dir = dir.0,
+                name = %String::from_utf8_lossy(&name),
+                %errno,
+                "a file could not be made or removed, of which its program has been told that it was"
+            ),
             ForDoor::Unlocked(files) => tracing::warn!(
                 files,
                 "the server has given up this client's locks, for it had not heard of it for too long"

@@ -213,6 +213,7 @@ async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops
             umask: 0,
             open: None,
             exclusive: true,
+            early: None,
         };
         let below = RequestId(ids.start);
         let message = FromClient::Request { id: RequestId(id), below, caller: Caller::SERVER, request };

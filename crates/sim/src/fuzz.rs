@@ -2,6 +2,7 @@
 //! the calls, and at the end all must come to rest and be clean. A run is a function of its seed.
 
 mod acls;
+mod alone;
 mod locks;
 mod policies;
 mod quotas;

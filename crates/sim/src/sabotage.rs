@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use espalier_meta::{Event, Io, IoDone, PeerMessage, StreamCall, StreamDone, TransactionId};
 use espalier_proto::{
-    DataReply, DataRequest, Errno, FromClient, FromData, FromServer, Ino, Position, Reply, Request,
+    DataReply, DataRequest, Errno, FileType, FromClient, FromData, FromServer, Ino, Position, Reply, Request,
     RequestId, SetAttr, ToData, Touched,
 };
 
@@ -69,13 +69,17 @@ pub enum Breakage {
     UnclaimedLock,
     /// Who waits for a lock is not told that he has it.
     UntoldLock,
+    /// A client takes itself to be alone in each directory that it changes.
+    AssumedAlone,
+    /// A file of which callers have been told is not made.
+    UnmadeFile,
 }
 
 /// A frame begins with the sequence number of its first event.
 const SEQUENCE: usize = 8;
 
 impl Breakage {
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::IgnoredRevocation,
         Self::UnwrittenJournal,
         Self::UnsyncedJournal,
@@ -103,6 +107,8 @@ impl Breakage {
         Self::KeptLock,
         Self::UnclaimedLock,
         Self::UntoldLock,
+        Self::AssumedAlone,
+        Self::UnmadeFile,
     ];
 }
 
@@ -240,6 +246,24 @@ impl Saboteur for Spoiler {
             }
             (Breakage::KeptMask, message) => Arrival::Taken(self.with_old_mask(message)),
             (Breakage::UntoldLock, Message::FromServer(FromServer::Locked { .. })) => Arrival::Swallowed,
+            (Breakage::AssumedAlone, mut message) => {
+                if let Message::FromServer(FromServer::Reply { touched, .. }) = &mut message {
+                    let dir = touched.attrs.iter().find(|attr| attr.kind == FileType::Directory);
+                    touched.exclusive = dir.map(|attr| attr.ino);
+                }
+                Arrival::Taken(message)
+            }
+            (
+                Breakage::UnmadeFile,
+                Message::FromClient(FromClient::Request {
+                    id,
+                    request: Request::Create { early: Some(_), .. },
+                    ..
+                }),
+            ) => {
+                let (lease_ms, touched, result) = (0, Touched::default(), Err(Errno::ENOSPC));
+                Arrival::Answered(Message::FromServer(FromServer::Reply { id, lease_ms, touched, result }))
+            }
             (what, Message::FromClient(FromClient::Request { id, request, .. }))
                 if is_ignored_lock(what, &request) =>
             {

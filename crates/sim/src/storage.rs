@@ -393,6 +393,7 @@ mod tests {
             umask,
             open,
             exclusive,
+            early: None,
         }
     }
 

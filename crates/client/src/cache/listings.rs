@@ -132,7 +132,10 @@ impl Cache {
         let record = self.records.get(&dirent.ino).filter(|record| is_same && record.lookups > 0)?;
         let until = self.records.get(&dir)?.names.get(&dirent.name)?.until.min(record.lease);
         let (attr, cacheable, home) = (self.attr(dirent.ino, now)?, true, Home::Table);
-        Some((Entry { attr, cacheable, name_leased: true, attr_leased: true, home, proof: 0 }, until))
+        Some((
+            Entry { attr, cacheable, name_leased: true, attr_leased: true, alone: false, home, proof: 0 },
+            until,
+        ))
     }
 
     /// Holds back what is more than the call wants of what has just been told, and remembers where the listing goes on.
@@ -212,7 +215,15 @@ mod tests {
             let dirent = |(cursor, name): (&u64, &Name)| {
                 let (ino, kind) = (Ino(*cursor), FileType::Regular);
                 let (attr, cacheable, home) = (attr(ino.0, kind, *cursor), true, Home::Table);
-                let entry = Entry { attr, cacheable, name_leased: true, attr_leased: true, home, proof: 0 };
+                let entry = Entry {
+                    attr,
+                    cacheable,
+                    name_leased: true,
+                    attr_leased: true,
+                    alone: false,
+                    home,
+                    proof: 0,
+                };
                 Dirent { name: name.clone(), ino, kind, cursor: *cursor, entry: Some(entry) }
             };
             let entries = rest.by_ref().take(limit as usize).map(dirent).collect();
@@ -256,7 +267,7 @@ mod tests {
         }
 
         fn unlink(&mut self, dirent: &Dirent) {
-            let call = Call::Request(Request::Unlink { dir: DIR, name: dirent.name.clone() });
+            let call = Call::Request(Request::Unlink { dir: DIR, name: dirent.name.clone(), time: None });
             drop(self.cache.sent(&call, self.now));
             self.names.remove(&dirent.cursor);
             self.cache.answered(&call, Some(&Answer::Done), 0, self.now);

@@ -15,6 +15,11 @@ pub(super) struct Record {
     pub users: u64,
     /// When the lease on it is over; 0: there is none.
     pub lease: u64,
+    /// The number of the exclusive lease on it, and when that is over; 0: there is none.
+    pub exclusive: u64,
+    pub exclusive_until: u64,
+    /// That of the exclusive lease on its directory under which it was told that nobody else knew it.
+    pub alone: u64,
     /// There are many of which nothing but the counts is known.
     pub attr: Option<Box<Attr>>,
     /// Until then it stays known, whoever uses it.
@@ -36,6 +41,8 @@ pub(super) struct Known {
 
 impl Known {
     pub const LAPSED: Self = Self { binding: None, until: 0 };
+    /// By the lease on the directory it is not there: that lasts, but users who were told so are not told when it ends.
+    pub const TOLD_ABSENT: Self = Self { binding: Some(Binding::Absent), until: 0 };
 
     pub fn at(&self, now: u64) -> Option<Binding> {
         self.binding.filter(|_| self.until > now)
@@ -64,7 +71,7 @@ impl Record {
 
     /// Returns how many names are known no longer.
     pub fn drop_lease(&mut self) -> usize {
-        (self.lease, self.attr) = (0, None);
+        (self.lease, self.exclusive, self.attr) = (0, 0, None);
         self.drop_names()
     }
 

@@ -25,6 +25,7 @@ fn entry(ino: u64, size: u64) -> Answer {
         cacheable: true,
         name_leased: true,
         attr_leased: true,
+        alone: false,
         home: Home::Table,
         proof: 0,
     })
@@ -96,7 +97,12 @@ fn revocations_and_own_changes_empty_it() {
     cache.revoke(&Lease::Inode { ino: Ino(7) });
     assert_eq!(cache.attr(Ino(7), 10), None);
     fill(&mut cache);
-    cache.answered(&Call::Request(Request::Unlink { dir: DIR, name: name("a") }), Some(&Answer::Done), 0, 10);
+    cache.answered(
+        &Call::Request(Request::Unlink { dir: DIR, name: name("a"), time: None }),
+        Some(&Answer::Done),
+        0,
+        10,
+    );
     assert_eq!((cache.name(DIR, &name("a"), 10), cache.attr(DIR, 10)), (None, None));
     assert!(cache.is_leased(DIR, 10), "its own changes do not end a client's leases");
     fill(&mut cache);
@@ -175,7 +181,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
                 leases.remove(&Ino(ino));
             }
             9 => {
-                let subject = Call::Request(Request::Unlink { dir: DIR, name: text.clone() });
+                let subject = Call::Request(Request::Unlink { dir: DIR, name: text.clone(), time: None });
                 cache.answered(&subject, Some(&Answer::Done), 0, now);
                 names.remove(&text);
                 cache.touched(Ino(ino));
@@ -223,6 +229,7 @@ fn made(ino: u64, kind: FileType) -> Answer {
         cacheable: true,
         name_leased: true,
         attr_leased: true,
+        alone: false,
         home: Home::Table,
         proof: 0,
     })
@@ -230,7 +237,16 @@ fn made(ino: u64, kind: FileType) -> Answer {
 
 fn create(dir: Ino, text: &str, node: NewNode) -> Call<'static> {
     let (name, open) = (name(text), None);
-    Call::Request(Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: true })
+    Call::Request(Request::Create {
+        dir,
+        name,
+        node,
+        perm: 0o644,
+        umask: 0,
+        open,
+        exclusive: true,
+        early: None,
+    })
 }
 
 /// With a directory 7 that was just made.
@@ -260,7 +276,7 @@ fn who_has_made_a_directory_knows_what_is_not_in_it() {
     assert_eq!(found.attr.ino, Ino(8));
     // Its own lease is over, and it is still no name that is not there.
     assert_eq!(cache.name(NEW, &name("a"), 60), None);
-    let remove = Call::Request(Request::Unlink { dir: NEW, name: name("a") });
+    let remove = Call::Request(Request::Unlink { dir: NEW, name: name("a"), time: None });
     cache.answered(&remove, None, 0, 60);
     assert_eq!(cache.name(NEW, &name("a"), 60), None, "it has failed");
     cache.answered(&remove, Some(&Answer::Done), 0, 60);
@@ -370,14 +386,14 @@ fn what_a_change_tells_takes_the_place_of_what_was_known() {
     let mut cache = with_new_directory(10);
     let attrs = |size, nlink| {
         let attr = Attr { nlink, ..attr(NEW.0, FileType::Directory, size) };
-        Touched { attrs: vec![attr], others: vec![] }
+        Touched { attrs: vec![attr], ..Touched::default() }
     };
     cache.changed(&attrs(5, 2), 100, 0);
     assert_eq!(cache.attr(NEW, 0).map(|attr| attr.size), Some(5));
     cache.changed(&attrs(6, 2), 0, 0);
     assert_eq!(cache.attr(NEW, 0), None, "without a lease it is not cached");
     cache.changed(&attrs(6, 2), 100, 0);
-    cache.changed(&Touched { attrs: vec![], others: vec![NEW] }, 100, 0);
+    cache.changed(&Touched { others: vec![NEW], ..Touched::default() }, 100, 0);
     assert_eq!(cache.attr(NEW, 0), None);
     assert!(cache.name(NEW, &name("a"), 0).is_some(), "it goes on to know the names");
     cache.changed(&attrs(0, 0), 100, 0);
@@ -414,7 +430,7 @@ fn what_own_calls_under_way_may_change_is_not_answered() {
     let told = |ino| Answer::Attr(attr(ino, FileType::Regular, 1));
     cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 10);
     cache.answered(&ask(8), Some(&told(8)), 50, 10);
-    let unlink = |text| Call::Request(Request::Unlink { dir: DIR, name: name(text) });
+    let unlink = |text| Call::Request(Request::Unlink { dir: DIR, name: name(text), time: None });
     let changes = cache.sent(&unlink("a"), 10);
     // It was asked for before, and is told now.
     cache.answered(&ask(7), Some(&told(7)), 50, 10);

@@ -3,7 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Delegation, Errno, FromClient, Ino, Lease, Rank, Recall, RequestId};
+use espalier_proto::{Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Recall, RequestId};
 
 use crate::{Answer, Work};
 
@@ -37,6 +37,8 @@ pub enum ForDoor<T> {
     Groups { rank: Rank, id: RequestId, pid: u32 },
     /// A server has given up this client's locks on so many files, for it had not heard of it for too long.
     Unlocked(usize),
+    /// A name's change of which a caller was told could not be done: nothing but that it would be durable was promised of it.
+    Failed { dir: Ino, name: Name, errno: Errno },
 }
 
 /// Something that data servers are to do.

@@ -28,10 +28,16 @@ impl Rights {
     /// Whether the client may ask for this.
     ///
     /// # Errors
-    /// `EROFS`, and `EINVAL` for what no client would ask.
+    /// `EROFS`, `EPERM`, and `EINVAL` for what no client would ask.
     pub fn check(&self, request: &Request) -> Result<(), Errno> {
         request.check()?;
-        if self.read_only && request.is_change() { Err(Errno::EROFS) } else { Ok(()) }
+        // It does not know as whom its callers act, nor so what they may do.
+        let is_early = matches!(request, Request::TakeNumbers { .. });
+        match (self.read_only && request.is_change(), self.root_squash && is_early) {
+            (true, _) => Err(Errno::EROFS),
+            (_, true) => Err(Errno::EPERM),
+            _ => Ok(()),
+        }
     }
 
     /// As [`Self::check`], for a stream. `data`: what is to be written.

@@ -5,6 +5,7 @@
 //! their term is over. Without leases ([`Config::lease_ms`](crate::Config)) none of this costs anything.
 
 mod contention;
+mod exclusive;
 mod table;
 
 use alloc::boxed::Box;
@@ -21,6 +22,7 @@ use crate::state::{Cached, Home, State};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 
+use exclusive::named_dir;
 pub(crate) use table::{Key, Leases};
 
 /// What a reply tells.
@@ -53,6 +55,8 @@ struct Promised {
     refused: bool,
     /// With attributes of which each has a lease of its own.
     touched: Touched,
+    /// In which the request has named something.
+    dir: Option<Ino>,
 }
 
 impl Meta {
@@ -96,13 +100,14 @@ impl Meta {
         attr: Attr,
     ) -> Entry {
         let mut home = Home::Table;
+        let alone = self.is_alone_with(cx.client, attr.ino);
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
             cached.lookups += 1;
             home = cached.told_home();
         }
         let name_leased = name.is_some_and(|(dir, hash)| self.tell(cx, dir, Some(hash)));
         let proof = self.proof(cx.client, attr.ino, Proven::Told);
-        Entry { attr, cacheable, name_leased, attr_leased: self.tell(cx, attr.ino, None), home, proof }
+        Entry { attr, cacheable, name_leased, attr_leased: self.tell(cx, attr.ino, None), alone, home, proof }
     }
 
     /// The reply tells of an inode, or of a name with this hash: whether it may be cached.
@@ -135,7 +140,7 @@ impl Meta {
     /// The reply is to leave later.
     pub(crate) fn promise(
         &mut self,
-        client: ClientId,
+        task: &Task,
         mut told: Told,
         result: &Result<Reply, Errno>,
         now: u64,
@@ -143,6 +148,7 @@ impl Meta {
         if self.leases.is_none() {
             return Promise::default();
         }
+        let client = task.from;
         told.touched.sort_unstable();
         told.touched.dedup();
         let touched = self.attributes(client, &told.touched, result, now);
@@ -156,7 +162,8 @@ impl Meta {
                 leases.promise(client, &[Key::inode(attr.ino)], now);
             }
         }
-        Promise(Some(Box::new(Promised { keys, turn, refused: told.refused, touched })))
+        let dir = named_dir(&task.request);
+        Promise(Some(Box::new(Promised { keys, turn, refused: told.refused, touched, dir })))
     }
 
     /// What is told of inodes that have been changed, besides the reply.
@@ -183,12 +190,12 @@ impl Meta {
         let (Some(leases), Promise(Some(promised))) = (&mut self.leases, promise) else {
             return Default::default();
         };
-        let Promised { keys, turn, refused, touched } = &**promised;
+        let Promised { keys, turn, refused, touched, dir } = &**promised;
         let tells = *refused || !keys.is_empty();
         let mut is_kept = !keys.is_empty() && leases.keep(client, keys, *turn, now);
         // One lease is for all that a reply tells.
         let may_tell = is_kept || !tells;
-        let mut left = Touched { attrs: Vec::new(), others: touched.others.clone() };
+        let mut left = Touched { others: touched.others.clone(), ..Touched::default() };
         for attr in &touched.attrs {
             if may_tell && leases.keep(client, &[Key::inode(attr.ino)], *turn, now) {
                 is_kept = true;
@@ -197,6 +204,9 @@ impl Meta {
                 left.others.push(attr.ino);
             }
         }
+        let dir = dir.filter(|dir| self.may_be_alone_in(client, *dir));
+        left.exclusive = dir.filter(|dir| self.give_exclusive(client, *dir, now));
+        is_kept |= left.exclusive.is_some();
         (self.config.lease_ms.filter(|_| is_kept).unwrap_or(0), left)
     }
 
@@ -346,6 +356,7 @@ impl State {
             | Event::Moved { .. }
             | Event::Reserved { .. }
             | Event::Pool { .. }
+            | Event::Given { .. }
             // What these change has been revoked before (`Meta::revoke_edits`).
             | Event::Began
             | Event::Prepared { .. }

@@ -14,10 +14,12 @@ use crate::trash::ITSELF;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     ino: Ino,
-    /// Of a name in the directory `ino`; 0, which no name has: the inode itself. Should two names ever have the same, a
+    /// Of a name in the directory `ino`; 0, which no name has: the inode itself; [`EXCLUSIVE`], which none has either: that nobody else knows the directory. Should two names ever have the same, a
     /// lease on one of them may end its holder's lease on the other unheard: it may then be out of date until its term is over.
     hash: u64,
 }
+
+const EXCLUSIVE: u64 = 1;
 
 impl Key {
     pub(crate) fn inode(ino: Ino) -> Self {
@@ -26,6 +28,10 @@ impl Key {
 
     pub(crate) fn name(dir: Ino, hash: u64) -> Self {
         Self { ino: dir, hash }
+    }
+
+    pub(crate) fn exclusive(dir: Ino) -> Self {
+        Self { ino: dir, hash: EXCLUSIVE }
     }
 
     pub(crate) fn as_inode(self) -> Option<Ino> {
@@ -185,6 +191,11 @@ impl Leases {
         kept
     }
 
+    /// Directories that some client may be alone in.
+    pub(crate) fn exclusive(&self) -> Vec<Ino> {
+        self.holders.keys().filter(|key| key.hash == EXCLUSIVE).map(|key| key.ino).collect()
+    }
+
     fn lasting_ms(&self) -> u64 {
         self.term_ms + Self::MARGIN_MS
     }
@@ -215,13 +226,18 @@ impl Leases {
             holder.revocation = number;
             let lease = match name {
                 Some(name) => Lease::Name { dir: key.ino, name: name.clone() },
+                None if key.hash == EXCLUSIVE => Lease::Exclusive { dir: key.ino },
                 None => Lease::Inode { ino: key.ino },
             };
             let revocation = Revocation { client, number, lease };
             self.outgoing.push(revocation.clone());
             self.revocations.insert(number, Asked { revocation, key, at: now });
-            let contention = if key.hash == 0 { &mut self.inodes } else { &mut self.names };
-            contention.note(key.ino, now);
+            match key.hash {
+                0 => self.inodes.note(key.ino, now),
+                // Nobody gets one on a directory that others know.
+                EXCLUSIVE => {}
+                _ => self.names.note(key.ino, now),
+            }
         }
         is_held
     }

@@ -64,6 +64,7 @@ impl Meta {
             {
                 return Ok(());
             }
+            self.share(cx, level.from)?;
             let dir = self.state.dir(level.from)?;
             cx.check(dir, Access::READ | Access::EXEC)?;
             let is_removed = self.state.is_removed(level.from)?;
@@ -173,7 +174,7 @@ impl Meta {
             _ => NewNode::Regular,
         };
         let perm = inode.perm & plain_perm(inode.is_dir());
-        let mut copy = self.new_inode(cx, to, &node, (perm, request.umask))?;
+        let mut copy = self.new_inode(cx, to, &node, (perm, request.umask), None)?;
         if let Body::Stuffed { .. } = inode.body {
             copy.body = inode.body.clone();
         }

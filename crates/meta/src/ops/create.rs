@@ -13,6 +13,7 @@ use crate::step::Step;
 impl Meta {
     /// A new name for a new inode of any kind (`open` with `O_CREAT`, `mkdir`, `mknod`, `symlink`). `modes`: the
     /// permissions asked for, and the umask. With `open`, the file is opened too; unless `exclusive`, it may be there.
+    /// `early`: its number, which the client's callers know; there is nothing that the client would have to do yet.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn create(
         &mut self,
@@ -23,6 +24,7 @@ impl Meta {
         modes: (u32, u32),
         open: Option<OpenHow>,
         exclusive: bool,
+        early: Option<Ino>,
     ) -> Step<Reply> {
         let parent = self.state.dir(dir)?;
         cx.check(parent, Access::EXEC)?;
@@ -50,9 +52,9 @@ impl Meta {
             let place = is_named.then_some((dir, slot.hash));
             return Ok(Reply::Created(self.entry(cx, place, cacheable && is_named, attr), opened));
         }
-        let mut inode = self.new_inode(cx, dir, node, modes)?;
+        let mut inode = self.new_inode(cx, dir, node, modes, early)?;
         let parent = self.state.dir(dir)?;
-        if matches!(node, NewNode::Regular) && self.wants_bare(parent) {
+        if matches!(node, NewNode::Regular) && early.is_none() && self.wants_bare(parent) {
             inode.strip_to(parent);
         }
         if let Some(rank) = self.home_elsewhere(cx, &inode) {
@@ -62,7 +64,9 @@ impl Meta {
         let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
         let mut delegation = None;
         if !inode.is_bare() {
-            if let Some(made) = self.make(cx, &inode, limited)? {
+            if early.is_none()
+                && let Some(made) = self.make(cx, &inode, limited)?
+            {
                 return Ok(made);
             }
         } else {
@@ -89,15 +93,24 @@ impl Meta {
     }
 
     /// An inode that the caller may make in a directory, with what it inherits from there.
-    pub(crate) fn new_inode(&self, cx: &Cx<'_>, dir: Ino, node: &NewNode, modes: (u32, u32)) -> Step<Inode> {
+    pub(crate) fn new_inode(
+        &self,
+        cx: &Cx<'_>,
+        dir: Ino,
+        node: &NewNode,
+        modes: (u32, u32),
+        early: Option<Ino>,
+    ) -> Step<Inode> {
         self.growable()?;
         let parent = self.state.dir(dir)?;
         if self.state.is_removed(dir)? {
             return Err(Errno::ENOENT.into());
         }
         cx.check_change(parent)?;
-        let (ino, file) = match node {
-            NewNode::Regular => self.new_file(parent)?,
+        let (ino, file) = match (node, early) {
+            (NewNode::Regular, Some(ino)) => (self.given_ino(cx.client, ino)?, Body::STUFFED),
+            (NewNode::Regular, None) => self.new_file(parent)?,
+            (_, Some(_)) => return Err(Errno::EINVAL.into()),
             _ => (self.new_ino()?, Body::Node),
         };
         let (kind, rdev, body) = match node {

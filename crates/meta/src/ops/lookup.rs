@@ -27,6 +27,7 @@ impl Meta {
             }
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
+        self.share(cx, ino)?;
         let (attr, unmeasured) = self.attr_or_grant(cx, ino)?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
         Ok(Reply::Entry(entry).unless_unmeasured(unmeasured))

@@ -26,6 +26,7 @@ mod set_layout;
 mod setattr;
 mod statfs;
 mod sweep;
+mod take_numbers;
 mod tmpfile;
 mod unlink;
 mod usage;

@@ -93,6 +93,9 @@ impl Meta {
         cacheable: bool,
         found: Vec<(Slot, Target)>,
     ) -> Step<Vec<Dirent>> {
+        for ino in found.iter().filter_map(|(_, target)| target.ino()) {
+            self.share(cx, ino)?;
+        }
         let mut inodes = Vec::with_capacity(found.len());
         for (_, target) in &found {
             if let Some(ino) = target.ino().filter(|ino| ino.rank() == dir.rank()) {

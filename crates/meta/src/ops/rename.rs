@@ -28,7 +28,15 @@ impl Meta {
         if from.0 != to.0 && (self.is_bounded(to.0)? || (exchange && self.is_bounded(from.0)?)) {
             self.count_open(cx)?;
         }
-        let inode = self.victim(cx, from.0, from.1)?;
+        let (moved, replaced) =
+            (self.victim(cx, from.0, from.1)?.ino, self.state.target(to.0, &self.state.slot(to.1))?);
+        if let Some(ino) = replaced.ino() {
+            self.share(cx, ino)?;
+        }
+        if from.0 != to.0 && self.state.limits_below(to.0)?.is_any() {
+            self.share_all(cx)?;
+        }
+        let inode = self.state.inode(moved)?;
         let (from_dir, to_dir) = (self.state.dir(from.0)?, self.state.dir(to.0)?);
         cx.check(to_dir, Access::EXEC)?;
         let target = self.state.target(to.0, &self.state.slot(to.1))?.ino();
@@ -74,7 +82,7 @@ impl Meta {
         let replaced = target.map(|target| target.ino);
         let whiteout = flags
             .contains(RenameFlags::WHITEOUT)
-            .then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0)).map(Box::new));
+            .then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0), None).map(Box::new));
         let whiteout = whiteout.transpose()?;
         let mut gains = Vec::new();
         let mut losses: Vec<_> = target.map(|target| (to.0, target.weight())).into_iter().collect();

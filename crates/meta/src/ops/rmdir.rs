@@ -12,9 +12,10 @@ impl Meta {
                 _ => Err(Errno::ENOTDIR.into()),
             };
         }
-        let inode = self.victim(cx, dir, name)?;
-        check_empty(inode)?;
-        self.remove(cx, dir, name, inode.ino)
+        let ino = self.victim(cx, dir, name)?.ino;
+        self.share(cx, ino)?;
+        check_empty(self.state.inode(ino)?)?;
+        self.remove(cx, dir, name, ino)
     }
 }
 

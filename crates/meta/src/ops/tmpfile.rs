@@ -8,7 +8,7 @@ use crate::step::Step;
 impl Meta {
     /// `open` with `O_TMPFILE`: a file without a name, which `link` may give it one.
     pub(crate) fn tmpfile(&mut self, cx: &mut Cx<'_>, dir: Ino, perm: u32, umask: u32) -> Step<Reply> {
-        let mut inode = self.new_inode(cx, dir, &NewNode::Regular, (perm, umask))?;
+        let mut inode = self.new_inode(cx, dir, &NewNode::Regular, (perm, umask), None)?;
         inode.nlink = 0;
         let attr = inode.attr(None);
         self.draw(&inode);

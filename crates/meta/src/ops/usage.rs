@@ -92,6 +92,7 @@ impl Meta {
         let new = value.map(|value| number(value).ok_or(Errno::EINVAL)).transpose()?;
         *limit = new.filter(|max| *max > 0);
         self.count_open(cx)?;
+        self.share_all(cx)?;
         self.commit(cx, &Event::SetQuota { dir, quota, time: cx.now })?;
         Ok(Reply::Done)
     }

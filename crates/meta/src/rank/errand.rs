@@ -193,9 +193,7 @@ impl Meta {
         }
         self.writable()?;
         self.state.load_names(&part.edits)?;
-        for at in 0..part.edits.len() {
-            self.check_edit(cx, &part.edits, at)?;
-        }
+        self.check_edits(cx, &part.edits)?;
         let makes = part.edits.iter().any(|edit| matches!(edit, Edit::Make { .. }));
         let new_ino = makes.then(|| self.new_ino()).transpose()?;
         self.revoke_edits(cx, &part.edits)?;
@@ -221,6 +219,16 @@ impl Meta {
         self.append(&Event::Prepared { id, part })?;
         self.ranks.claims.insert(id, core::mem::take(cx.claims));
         Ok(Answer::Ready { vote: self.state.sequence, named })
+    }
+
+    /// Whether edits can be made, one after the other.
+    pub(crate) fn check_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
+        for edit in edits {
+            if let Edit::Unlink { ino, .. } = edit {
+                self.share(cx, *ino)?;
+            }
+        }
+        (0..edits.len()).try_for_each(|at| self.check_edit(cx, edits, at))
     }
 
     /// Whether an edit can be made, after those before it: everything about it that only this rank knows.

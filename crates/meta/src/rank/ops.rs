@@ -41,6 +41,7 @@ impl Meta {
         if kind == DIRECTORY {
             // It may have moved to a dentry of this rank meanwhile.
             self.state.dir(ino)?;
+            self.share(cx, ino)?;
         }
         let mut attr = self.attr(cx, self.state.inode(ino)?)?;
         let Some(how) = open else { return Ok(Reply::Entry(self.entry(cx, None, false, attr))) };
@@ -201,7 +202,7 @@ impl Meta {
             return Ok(true);
         }
         let whiteout = flags.contains(RenameFlags::WHITEOUT);
-        let whiteout = whiteout.then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0)));
+        let whiteout = whiteout.then(|| self.new_inode(cx, from.0, &NewNode::CharDevice(0), (0, 0), None));
 
         let uid = cx.caller.uid;
         let moves = |ino, from, to, sticky: bool, replaces| Edit::Move {
@@ -230,9 +231,7 @@ impl Meta {
             edits.insert(0, Edit::Make { inode: Box::new(inode) });
         }
         let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
-        for at in 0..own.len() {
-            self.check_edit(cx, &own, at)?;
-        }
+        self.check_edits(cx, &own)?;
         self.revoke_edits(cx, &own)?;
         self.agree(cx, &others)?;
         self.commit_edits(cx, own)?;

@@ -262,7 +262,7 @@ pub(super) fn make_sound(inode: &mut Inode) {
         (FileType::Directory, Body::Node) => inode.body = Body::Directory(Directory::empty(Ino::ROOT)),
         (_, Body::Node) => {
             inode.kind = FileType::Regular;
-            inode.body = Body::Stuffed { size: 0, stored: 0 };
+            inode.body = Body::STUFFED;
         }
     }
 }

@@ -16,7 +16,7 @@ use siphasher::sip::SipHasher13;
 
 use crate::check::Finding;
 use crate::record::{Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
-use crate::session::is_kept;
+use crate::session::{given_below, is_kept};
 use tree::Tree;
 
 /// What is to be done, in this order: streams are made and copied, all streams that are left are settled, `writes` become
@@ -43,6 +43,8 @@ pub struct Repair {
     claims: BTreeMap<Ino, Vec<Claim>>,
     names: Vec<Named>,
     contents: Contents,
+    /// Clients have numbers below.
+    given: u64,
     done: Vec<Finding>,
 }
 
@@ -98,6 +100,7 @@ impl Repair {
             claims: BTreeMap::new(),
             names: Vec::new(),
             contents: Contents::default(),
+            given: 0,
             done: Vec::new(),
         }
     }
@@ -112,8 +115,11 @@ impl Repair {
                 understood => understood.is_some() || self.inode(object, key, value),
             },
             ObjectKind::Orphans => decode(value).is_ok_and(|inode| self.claim(inode, Place::Orphan)),
-            // It says nothing that the other records depend on.
-            ObjectKind::Sessions if object == ObjectId::SESSIONS && is_kept(key, value) => return,
+            // It says nothing else that the other records depend on.
+            ObjectKind::Sessions if object == ObjectId::SESSIONS && is_kept(key, value) => {
+                self.given = self.given.max(given_below(key, value));
+                return;
+            }
             ObjectKind::Sessions => false,
         };
         self.stored.insert((object, key.to_vec()), fingerprint(value));
@@ -208,7 +214,8 @@ impl Repair {
             let what = "the record about the whole file system was missing or damaged, and is made anew";
             self.done.push(Finding { ino: None, what: what.into() });
         }
-        let mut tree = Tree::new(self, old.as_ref().map_or(0, |old| old.next_ino));
+        let next_ino = old.as_ref().map_or(0, |old| old.next_ino).max(self.given);
+        let mut tree = Tree::new(self, next_ino);
         tree.join();
         tree.sort_contents();
         tree.derive();

@@ -124,7 +124,7 @@ impl Tree {
         let time = self.now;
         let body = match kind {
             FileType::Directory => Body::Directory(Directory::empty(Ino::ROOT)),
-            _ => Body::Stuffed { size: 0, stored: 0 },
+            _ => Body::STUFFED,
         };
         let inode = Inode {
             ino,

@@ -47,6 +47,11 @@ pub enum Outcome {
     Made {
         ino: Ino,
     },
+    /// The client has been given inode numbers.
+    Numbers {
+        first: Ino,
+        count: u32,
+    },
 }
 
 impl Outcome {
@@ -69,6 +74,7 @@ impl Outcome {
                 | Request::RemoveTree { .. }
                 | Request::SetLayout { .. }
                 | Request::Purge { .. }
+                | Request::TakeNumbers { .. }
                 | Request::CopyTree(_)
                 | Request::Find { open: Some(_), .. }
         );
@@ -81,6 +87,7 @@ impl Outcome {
             (_, Err(errno)) => Self::Failed(*errno),
             // The machine removes itself what it finds when it is started anew.
             (_, Ok(Reply::Done | Reply::Orphaned(..))) => Self::Done,
+            (_, Ok(Reply::Numbers { first, count, .. })) => Self::Numbers { first: *first, count: *count },
             (_, Ok(Reply::Made(made))) => Self::Made { ino: made.ino },
             (_, Ok(Reply::Attr(attr))) => Self::Attr(attr.ino),
             (_, Ok(Reply::Entry(entry))) => given(entry, None),
@@ -121,7 +128,7 @@ impl Meta {
                 // No lease is given on what is told late.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
                 let proof = self.proof(cx.client, *ino, Proven::Told);
-                let entry = Entry { attr, cacheable, name_leased, attr_leased, home, proof };
+                let entry = Entry { attr, cacheable, name_leased, attr_leased, alone: false, home, proof };
                 if opened.is_some() { Reply::Created(entry, how) } else { Reply::Entry(entry) }
             }
             Outcome::Made { ino } => {
@@ -137,6 +144,9 @@ impl Meta {
                 Reply::Made(Box::new(Made { ino: *ino, opened, delegation }))
             }
             Outcome::Streamed => Reply::Streamed,
+            Outcome::Numbers { first, count } => {
+                Reply::Numbers { first: *first, count: *count, time: cx.now }
+            }
             Outcome::Written(written) => Reply::Written(*written),
             // It is not told again, but done.
             Outcome::Appending { .. } => return Err(Errno::EIO.into()),

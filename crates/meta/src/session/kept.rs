@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Home, Ino, ObjectId, Rank, RequestId, TableWrite};
 
 use super::completed::Outcome;
+use super::unused::Unused;
 use crate::rank::{Tally, Transaction, TransactionId};
 use crate::record::{Corrupt, decode, encode};
 use crate::snapshot::Changed;
@@ -16,7 +17,16 @@ use crate::state::{State, Track};
 pub(crate) struct Kept {
     /// What requests of it have come to that changed something, and whose answers it may not have.
     pub completed: BTreeMap<RequestId, Outcome>,
+    /// The numbers that it has for new files.
+    pub unused: Unused,
     pub track: Track,
+}
+
+/// What is written of it: as in [`Kept`].
+type Record = (BTreeMap<RequestId, Outcome>, Unused);
+
+fn parse(value: &[u8]) -> Result<Record, Corrupt> {
+    decode::<Record>(value).and_then(|record| if record.1.is_sound() { Ok(record) } else { Err(Corrupt) })
 }
 
 impl State {
@@ -46,12 +56,16 @@ impl State {
             {
                 first.remove();
             }
+            // What the client has been told of is there: the number is used, if it had one for it.
+            if let Outcome::Given { ino, .. } = outcome {
+                kept.unused.take(*ino);
+            }
             kept.completed.insert(id, outcome.clone());
         }
     }
 
     /// The record is about to change, or to go.
-    fn touch_session(&mut self, client: ClientId) -> Option<&mut Kept> {
+    pub(super) fn touch_session(&mut self, client: ClientId) -> Option<&mut Kept> {
         let epoch = self.epoch;
         let was = self.sessions.get(&client)?.track.epoch;
         if was != epoch {
@@ -69,7 +83,8 @@ impl State {
     pub(crate) fn encode_session(&mut self, client: ClientId) {
         let Some(kept) = self.sessions.get_mut(&client) else { return };
         kept.track = Track { epoch: 0, written: self.epoch - 1, stored: true };
-        let (key, value) = (KeptKey::Session(client).to_bytes(), Some(encode(&kept.completed)));
+        let (key, value) =
+            (KeptKey::Session(client).to_bytes(), Some(encode(&(&kept.completed, &kept.unused))));
         self.snapshot.writes.push(TableWrite { object: ObjectId::SESSIONS, key, value });
     }
 
@@ -77,7 +92,8 @@ impl State {
     pub(crate) fn loaded_kept(&mut self, key: &[u8], value: &[u8]) -> Result<(), Corrupt> {
         match KeptKey::from_bytes(key).ok_or(Corrupt)? {
             KeptKey::Session(client) => {
-                let kept = Kept { completed: decode(value)?, track: Track::STORED };
+                let (completed, unused) = parse(value)?;
+                let kept = Kept { completed, unused, track: Track::STORED };
                 self.sessions.insert(client, kept);
                 Ok(())
             }
@@ -150,10 +166,18 @@ impl KeptKey {
     }
 }
 
+/// Below which number a record of [`ObjectId::SESSIONS`] says that numbers have been given to its client.
+pub(crate) fn given_below(key: &[u8], value: &[u8]) -> u64 {
+    match KeptKey::from_bytes(key) {
+        Some(KeptKey::Session(_)) => parse(value).map_or(0, |(_, unused)| unused.end()),
+        _ => 0,
+    }
+}
+
 /// Whether a record of [`ObjectId::SESSIONS`] is sound.
 pub fn is_kept(key: &[u8], value: &[u8]) -> bool {
     match KeptKey::from_bytes(key) {
-        Some(KeptKey::Session(_)) => decode::<BTreeMap<RequestId, Outcome>>(value).is_ok(),
+        Some(KeptKey::Session(_)) => parse(value).is_ok(),
         Some(KeptKey::Moved(_)) => decode::<Home>(value).is_ok(),
         Some(KeptKey::Transaction(_)) => Transaction::is_kept(value),
         Some(KeptKey::Tally(_)) => decode::<Tally>(value).is_ok(),

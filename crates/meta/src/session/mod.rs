@@ -11,12 +11,14 @@ mod proof;
 mod reclaim;
 mod restart;
 mod subtree;
+mod unused;
 
 pub use completed::Outcome;
 pub use kept::is_kept;
-pub(crate) use kept::{Kept, KeptKey};
+pub(crate) use kept::{Kept, KeptKey, given_below};
 pub(crate) use proof::Proven;
 pub(crate) use reclaim::Reclaimed;
+pub(crate) use unused::Unused;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};

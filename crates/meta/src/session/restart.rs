@@ -74,6 +74,7 @@ impl Meta {
         // What there has never been nobody can have.
         let next_ino = self.state.next_ino;
         let hash_key = self.state.hash_key;
+        let mut alone = Vec::new();
         for held in held.iter().filter(|held| held.ino.0 < next_ino) {
             let proves = |proof, what| proof == prove(&hash_key, client, held.ino, what);
             let lookups = if proves(held.told, Proven::Told) { held.lookups } else { 0 };
@@ -89,8 +90,15 @@ impl Meta {
                 session.hold(held.ino, hold);
                 self.state.reclaim(hold.of(held.ino, held.home));
             }
+            if held.exclusive && hold.lookups > 0 {
+                alone.push(held.ino);
+            }
         }
-        if last && core::mem::take(&mut session.awaited) {
+        let is_over = last && core::mem::take(&mut session.awaited);
+        for dir in alone {
+            self.give_exclusive(client, dir, now.uptime_ms);
+        }
+        if is_over {
             self.await_no_more(now, out);
         }
         Ok(Reply::Done)
@@ -127,8 +135,7 @@ impl Meta {
     /// Clients that have not said yet what they have, since the machine began. Until then, or until their sessions end, what
     /// they may have is not freed.
     pub fn awaited(&self) -> Vec<ClientId> {
-        let clients = self.sessions.clients.iter().filter(|(_, session)| session.awaited);
-        let mut awaited: Vec<ClientId> = clients.map(|(client, _)| *client).collect();
+        let mut awaited: Vec<ClientId> = self.sessions.awaited_clients().collect();
         awaited.sort_unstable();
         awaited
     }
@@ -153,6 +160,15 @@ impl Sessions {
         self.awaited > 0
     }
 
+    pub(crate) fn awaited_clients(&self) -> impl Iterator<Item = ClientId> {
+        self.clients.iter().filter(|(_, session)| session.awaited).map(|(client, _)| *client)
+    }
+
+    /// Clients that have not said yet what they have may use what they were told.
+    pub(crate) fn leases_may_last(&self) -> bool {
+        self.awaited > 0 && !self.leases_over
+    }
+
     /// Changes must wait: clients may use what they were told, or too much would be kept for them.
     pub(crate) fn must_wait(&self) -> bool {
         self.awaited > 0 && (!self.leases_over || self.unclaimed.len() >= MAX_UNCLAIMED)
@@ -169,6 +185,7 @@ impl Sessions {
 
 impl Hold {
     fn of(self, ino: Ino, home: Home) -> Held {
-        Held { ino, home, lookups: self.lookups, opens: self.opens, told: 0, opened: 0 }
+        let (lookups, opens) = (self.lookups, self.opens);
+        Held { ino, home, lookups, opens, told: 0, opened: 0, exclusive: false }
     }
 }

@@ -43,6 +43,7 @@ impl Meta {
         let is_here = root.rank() == own;
         if is_here {
             self.state.dir(root)?;
+            self.share(cx, root)?;
         }
         let session = self.sessions.clients.get_mut(&client).ok_or(Errno::ESTALE)?;
         if session.root == Some(root) {

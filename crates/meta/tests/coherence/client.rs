@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use espalier_client::{Answer, Binding, Cache, Call, Changes, Opening, Users};
 use espalier_proto::*;
 
+#[expect(clippy::large_enum_variant, reason = "nearly all are replies")]
 pub enum Message {
     Reply { id: u64, lease_ms: u32, touched: Touched, result: Result<Reply, Errno> },
     Revoke { number: u64, lease: Lease },
@@ -98,6 +99,7 @@ impl Client {
     pub fn forget(&mut self, lease: &Lease) {
         match lease {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
+            Lease::Exclusive { .. } => {}
             Lease::Inode { ino } => self.things.retain(|(of, _), _| of != ino),
         }
     }
@@ -297,7 +299,7 @@ fn changed_names(request: &Request) -> Vec<(Ino, Name)> {
     match request {
         Request::Create { dir, name, .. }
         | Request::Link { dir, name, .. }
-        | Request::Unlink { dir, name }
+        | Request::Unlink { dir, name, .. }
         | Request::RmDir { dir, name } => vec![(*dir, name.clone())],
         Request::Rename { from_dir, from, to_dir, to, .. } => {
             vec![(*from_dir, from.clone()), (*to_dir, to.clone())]

@@ -37,6 +37,7 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
             umask: 0,
             open: random.bool().then(|| open_how(Access::WRITE, random.bool())),
             exclusive: random.u8(..4) == 0,
+            early: None,
         },
         54..57 => Request::Create {
             dir: if tree.dirs.len() < 12 { dir } else { Ino::ROOT },
@@ -46,9 +47,10 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
             umask: 0,
             open: None,
             exclusive: true,
+            early: None,
         },
         57..61 => Request::Link { ino: file, dir, name: new },
-        61..67 => Request::Unlink { dir: at, name: named },
+        61..67 => Request::Unlink { dir: at, name: named, time: None },
         67..68 => Request::RmDir { dir: at, name: named },
         68..74 => {
             let flags = if random.u8(..4) == 0 { RenameFlags::EXCHANGE } else { RenameFlags::empty() };

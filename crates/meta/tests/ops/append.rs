@@ -55,11 +55,19 @@ impl Server {
             umask: 0,
             open: Some(how),
             exclusive: true,
+            early: None,
         };
         let Ok(Reply::Created(entry, opened)) = fs.ask(create) else { panic!("no file") };
         let ino = entry.attr.ino;
-        let one =
-            Held { ino, home: entry.home, lookups: 1, opens: 1, told: entry.proof, opened: opened.proof };
+        let one = Held {
+            ino,
+            home: entry.home,
+            lookups: 1,
+            opens: 1,
+            told: entry.proof,
+            opened: opened.proof,
+            exclusive: false,
+        };
         let mut server = Self { fs, ino, held: [one; 2] };
         assert_eq!(server.append(ONE, 2, &BEFORE[..50]), Ok(Reply::Done));
         assert_eq!(server.append(ONE, 3, &BEFORE[50..]), Ok(Reply::Streamed));

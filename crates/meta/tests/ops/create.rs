@@ -1,12 +1,23 @@
 use espalier_meta::{Config, Input};
+use espalier_policy::Key;
 use espalier_proto::*;
 
+use super::set_layout::{ONE, OTHER, ask, cluster};
+use super::take_numbers::{early, server, take};
 use crate::harness::{Harness, ROOT_CALLER, STRIP, config, everywhere, name, open_how, under_faults, user};
 
 fn create(fs: &mut Harness, caller: &Caller, path: &str, node: NewNode) -> Result<Attr, Errno> {
     let (dir, name) = fs.place(path)?;
-    let request =
-        Request::Create { dir, name, node, perm: 0o7777, umask: 0o022, open: None, exclusive: true };
+    let request = Request::Create {
+        dir,
+        name,
+        node,
+        perm: 0o7777,
+        umask: 0o022,
+        open: None,
+        exclusive: true,
+        early: None,
+    };
     match fs.ask_as(caller, request)? {
         Reply::Entry(entry) => Ok(entry.attr),
         other => panic!("{other:?}"),
@@ -64,13 +75,14 @@ fn what_is_there_is_opened_unless_exclusive() {
             umask: 0,
             open: Some(open_how(Access::WRITE, false)),
             exclusive,
+            early: None,
         };
         assert_eq!(fs.ask(request(true)), Err(Errno::EEXIST));
         let Ok(Reply::Created(entry, _)) = fs.ask(request(false)) else { panic!("it is opened") };
         assert_eq!((entry.attr.ino, entry.attr.size), (ino, 5));
         assert_eq!(fs.ask_as(&user(5), request(false)), Err(Errno::EACCES));
         // Opened, it outlives its name.
-        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file") }).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None }).unwrap();
         fs.forget(ino);
         assert_eq!(fs.read(ino), b"bytes");
         fs.ask(Request::Release { ino }).unwrap();
@@ -85,8 +97,16 @@ fn what_is_there_and_big_is_told_to_be_empty_when_it_is_emptied() {
         assert!(fs.is_streamed(file));
         let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, true)));
         let (perm, umask, exclusive) = (0o644, 0, false);
-        let request =
-            Request::Create { dir: Ino::ROOT, name: name("file"), node, perm, umask, open, exclusive };
+        let request = Request::Create {
+            dir: Ino::ROOT,
+            name: name("file"),
+            node,
+            perm,
+            umask,
+            open,
+            exclusive,
+            early: None,
+        };
         let Ok(Reply::Created(entry, _)) = fs.ask(request) else { panic!("it is there") };
         assert_eq!((entry.attr.size, entry.attr.blocks), (0, 0));
         assert_eq!(fs.attr("file").size, 0);
@@ -102,11 +122,19 @@ fn what_has_been_emptied_is_opened_whatever_becomes_of_its_name() {
         fs.shuffle = Some(fastrand::Rng::with_seed(0));
         let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, true)));
         let (perm, umask, exclusive) = (0o644, 0, false);
-        let request =
-            Request::Create { dir: Ino::ROOT, name: name("file"), node, perm, umask, open, exclusive };
+        let request = Request::Create {
+            dir: Ino::ROOT,
+            name: name("file"),
+            node,
+            perm,
+            umask,
+            open,
+            exclusive,
+            early: None,
+        };
         let create = fs.send(&ROOT_CALLER, request);
         (0..steps).for_each(|_| _ = fs.settle_one());
-        fs.send(&ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file") });
+        fs.send(&ROOT_CALLER, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None });
         while fs.settle_one() {}
         let Ok(Reply::Created(entry, _)) = &fs.answers[&create] else { panic!("it can be made") };
         let is_opened = entry.attr.ino == file;
@@ -140,9 +168,102 @@ fn a_full_store_takes_no_more_but_lets_go() {
     fs.file("file", b"");
     fs.input(Input::Space { free: 0 });
     assert_eq!(fs.create(Ino::ROOT, "new", NewNode::Regular), Err(Errno::ENOSPC));
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file") }).unwrap();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None }).unwrap();
     fs.input(Input::Space { free: 1 });
     assert!(fs.create(Ino::ROOT, "new", NewNode::Regular).is_ok());
+}
+
+#[test]
+fn a_file_that_a_client_has_told_its_callers_of_is_as_it_has_said() {
+    let fs = &mut server();
+    let (first, end) = take(fs, ONE);
+    let time = Time::new(fs.now.secs - 3, 5);
+    let Ok(Reply::Entry(entry)) = ask(fs, ONE, early("a", first + 7, time)) else { panic!("it is made") };
+    assert_eq!((entry.attr.ino, entry.attr.size, entry.attr.streamed), (Ino(first + 7), 0, false));
+    assert_eq!([entry.attr.mtime, entry.attr.ctime, entry.attr.btime], [time; 3]);
+    let Ok(Reply::Attr(dir)) = ask(fs, ONE, Request::GetAttr { ino: Ino::ROOT }) else {
+        panic!("it is there")
+    };
+    assert_eq!([dir.mtime, dir.ctime], [time; 2]);
+    // A number is for one file, of this client, and one that it has been given.
+    let files = fs.meta.files();
+    for (client, ino) in [(ONE, first + 7), (OTHER, first), (ONE, end), (ONE, 1), (ONE, u64::MAX)] {
+        assert_eq!(ask(fs, client, early("b", ino, time)), Err(Errno::EINVAL), "{ino} of {client:?}");
+    }
+    let mut fifo = early("b", first, time);
+    if let Request::Create { node, .. } = &mut fifo {
+        *node = NewNode::Fifo;
+    }
+    assert_eq!(ask(fs, ONE, fifo), Err(Errno::EINVAL));
+    assert_eq!(fs.meta.files(), files);
+    // What is there stays, and the number is not used.
+    assert_eq!(ask(fs, ONE, early("a", first, time)), Err(Errno::EEXIST));
+    let mut open_it = early("a", first, time);
+    if let Request::Create { open, exclusive, .. } = &mut open_it {
+        (*open, *exclusive) = (Some(open_how(Access::READ, false)), false);
+    }
+    let Ok(Reply::Created(entry, _)) = ask(fs, ONE, open_it) else { panic!("it is opened") };
+    assert_eq!(entry.attr.ino, Ino(first + 7));
+    let Ok(Reply::Entry(entry)) = ask(fs, ONE, early("b", first, time)) else { panic!("it is made") };
+    assert_eq!(entry.attr.ino, Ino(first));
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say() {
+    for settings in [&[(Key::Stuffing, "false")][..], &[(Key::NoMetafile, "true")], &[]] {
+        // Clients are to make files themselves.
+        let fs = &mut cluster(settings);
+        let policy = b"user.espalier.stuffing".as_slice().into();
+        let (value, mode) = (b"false".as_slice().into(), XattrMode::Any);
+        ask(fs, ONE, Request::SetXattr { ino: Ino::ROOT, name: policy, value, mode, kill_sgid: false })
+            .unwrap();
+        let (first, time) = (take(fs, ONE).0, fs.now);
+        let mut request = early("file", first, time);
+        if let Request::Create { open, .. } = &mut request {
+            *open = Some(open_how(Access::WRITE, false));
+        }
+        let Ok(Reply::Created(entry, opened)) = ask(fs, ONE, request) else { panic!("it is made") };
+        assert_eq!((entry.attr.ino, entry.attr.perm), (Ino(first), 0o644));
+        assert!(!entry.attr.streamed && !opened.streamed);
+        let ino = entry.attr.ino;
+        let write = Request::Write { ino, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false };
+        assert_eq!(ask(fs, ONE, write), Ok(Reply::Done), "with its inode");
+        let name = b"user.espalier.policy".as_slice().into();
+        let Ok(Reply::Bytes(policy)) = ask(fs, ONE, Request::GetXattr { ino, name }) else {
+            panic!("it has one")
+        };
+        assert!(String::from_utf8(policy).unwrap().contains("stuffing"), "as others have");
+        assert_eq!(fs.fsck(), []);
+    }
+}
+
+#[test]
+fn a_client_is_believed_the_time_if_it_is_about_now() {
+    let fs = &mut server();
+    let (first, end) = take(fs, ONE);
+    let now = Time::new(5000, 500);
+    let told = [
+        (Time::new(4990, 500), true),
+        (Time::new(4990, 499), false),
+        (Time::new(5010, 500), true),
+        (Time::new(5010, 501), false),
+        (Time::new(i64::MIN, 0), false),
+        (Time::new(i64::MAX, 999_999_999), false),
+    ];
+    for ((time, is_believed), ino) in told.into_iter().zip(first..end) {
+        // It counts on with each request.
+        fs.now = Time { nanos: now.nanos - 1, ..now };
+        let Ok(Reply::Entry(entry)) = ask(fs, ONE, early(&ino.to_string(), ino, time)) else {
+            panic!("it is made")
+        };
+        assert_eq!(entry.attr.mtime, if is_believed { time } else { now }, "{time:?}");
+    }
+    // No second has so many.
+    fs.now = now;
+    let request = early("odd", first + 9, Time { secs: 5000, nanos: u32::MAX });
+    let Ok(Reply::Entry(entry)) = ask(fs, ONE, request) else { panic!("it is made") };
+    assert_eq!(entry.attr.mtime, Time::new(5000, 999_999_999));
 }
 
 #[test]
@@ -158,7 +279,8 @@ fn is_whole_under_faults() {
     under_faults(before, |fs| {
         let (dir, name) = fs.place("dir/old")?;
         let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
-        let request = Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: false };
+        let request =
+            Request::Create { dir, name, node, perm: 0o644, umask: 0, open, exclusive: false, early: None };
         fs.ask_as(&ROOT_CALLER, request)
     });
 }

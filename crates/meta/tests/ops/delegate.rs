@@ -36,7 +36,7 @@ fn ask(fs: &mut Harness, client: ClientId, request: Request) -> Result<Reply, Er
 fn big(fs: &mut Harness, client: ClientId, file: &str) -> Ino {
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
-    let create = Request::Create { dir, name: name(file), node, perm, umask, open, exclusive };
+    let create = Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None };
     let Ok(Reply::Created(entry, _)) = ask(fs, client, create) else { panic!("not created") };
     let write = Request::Write {
         ino: entry.attr.ino,
@@ -71,7 +71,7 @@ fn who_outgrows_the_strip_is_given_a_capability() {
     connect(&mut fs);
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
-    let create = Request::Create { dir, name: name("file"), node, perm, umask, open, exclusive };
+    let create = Request::Create { dir, name: name("file"), node, perm, umask, open, exclusive, early: None };
     let Ok(Reply::Created(entry, _)) = ask(&mut fs, ONE, create) else { panic!("not created") };
     let ino = entry.attr.ino;
     let mut write = |offset| {
@@ -152,6 +152,7 @@ fn what_is_no_data_servers_is_asked_for_here() {
             umask: 0,
             open: Some(open_how(Access::WRITE, false)),
             exclusive: true,
+            early: None,
         },
     ) else {
         panic!("not created")

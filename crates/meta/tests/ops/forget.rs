@@ -3,7 +3,7 @@ use espalier_proto::*;
 use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults};
 
 fn unlink(fs: &mut Harness, text: &str) -> Result<Reply, Errno> {
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(text) })
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: name(text), time: None })
 }
 
 fn files(fs: &mut Harness) -> u64 {

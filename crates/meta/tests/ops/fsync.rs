@@ -56,7 +56,10 @@ fn after_a_failed_sync_nothing_is_acknowledged_any_more() {
         assert_eq!(fsync(&mut fs, "lost"), Err(Errno::EIO));
         assert_eq!(fs.write(Ino(2), 0, b"x"), Err(Errno::EIO));
         assert_eq!(fs.create(Ino::ROOT, "new", NewNode::Regular), Err(Errno::EIO));
-        assert_eq!(fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file") }), Err(Errno::EIO));
+        assert_eq!(
+            fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None }),
+            Err(Errno::EIO)
+        );
         fs.checkpoint();
     }
     let ino = fs.walk("file").unwrap();

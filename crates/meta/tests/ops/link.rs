@@ -43,7 +43,7 @@ fn what_has_lost_its_names_gets_no_new_one() {
     everywhere(|fs| {
         fs.file("file", b"");
         let ino = fs.open("file");
-        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file") }).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None }).unwrap();
         let request = Request::Link { ino, dir: Ino::ROOT, name: name("new") };
         assert_eq!(fs.ask(request), Err(Errno::ENOENT));
         fs.ask(Request::Release { ino }).unwrap();

@@ -22,7 +22,7 @@ fn what_is_open_exists_until_its_last_release() {
         let ino = fs.file("file", b"bytes");
         open(fs, &ROOT_CALLER, "file", read()).unwrap();
         open(fs, &ROOT_CALLER, "file", read()).unwrap();
-        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file") }).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None }).unwrap();
         fs.forget(ino);
         fs.ask(Request::Release { ino }).unwrap();
         assert_eq!(fs.read(ino), b"bytes");

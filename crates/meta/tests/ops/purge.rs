@@ -8,7 +8,7 @@ use super::set_layout::{ONE, OTHER, STRIPED, ask, cluster, file};
 use crate::harness::{Harness, name, open_how};
 
 fn unlink(fs: &mut Harness, client: ClientId) -> Result<Reply, Errno> {
-    ask(fs, client, Request::Unlink { dir: Ino::ROOT, name: name("file") })
+    ask(fs, client, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None })
 }
 
 fn open(fs: &mut Harness, client: ClientId, ino: Ino) -> Result<Reply, Errno> {

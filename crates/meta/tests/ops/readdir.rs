@@ -48,7 +48,7 @@ fn what_stays_is_listed_once_whatever_else_changes() {
         let Ok(Reply::Listing { entries, .. }) = page(fs, "dir", 0, 5, false) else { panic!("no listing") };
         // One that was listed goes, one that was not, and a new one comes.
         for gone in [&all[1], &all[10]] {
-            fs.ask(Request::Unlink { dir, name: gone.name.clone() }).unwrap();
+            fs.ask(Request::Unlink { dir, name: gone.name.clone(), time: None }).unwrap();
         }
         fs.file("dir/new", b"");
         let after = entries.last().unwrap().cursor;

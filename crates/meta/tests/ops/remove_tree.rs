@@ -95,7 +95,7 @@ fn directories_in_use_below_are_empty_and_stay_so() {
             assert!(matches!(listing, Ok(Reply::Listing { entries, end: true, .. }) if entries.is_empty()));
             assert!(matches!(fs.ask(Request::Lookup { dir, name: name("file") }), Ok(Reply::Absent { .. })));
             assert_eq!(fs.create(dir, "new", NewNode::Regular), Err(Errno::ENOENT));
-            assert_eq!(fs.ask(Request::Unlink { dir, name: name("file") }), Err(Errno::ENOENT));
+            assert_eq!(fs.ask(Request::Unlink { dir, name: name("file"), time: None }), Err(Errno::ENOENT));
             let (from, to, flags) = (name("file"), name("saved"), RenameFlags::empty());
             let rename = Request::Rename { from_dir: dir, from, to_dir: Ino::ROOT, to, flags };
             assert_eq!(fs.ask(rename), Err(Errno::ENOENT));

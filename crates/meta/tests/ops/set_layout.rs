@@ -25,7 +25,7 @@ pub fn cluster(settings: &[(Key, &str)]) -> Harness {
     fs
 }
 
-fn connect(fs: &mut Harness) {
+pub fn connect(fs: &mut Harness) {
     for client in [ONE, OTHER] {
         fs.input(Input::Connect { client, leases: false });
     }
@@ -42,7 +42,7 @@ pub fn ask(fs: &mut Harness, client: ClientId, request: Request) -> Result<Reply
 fn create(fs: &mut Harness, client: ClientId, exclusive: bool) -> Result<Reply, Errno> {
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, name, perm, umask) = (Ino::ROOT, name("file"), 0o644, 0);
-    ask(fs, client, Request::Create { dir, name, node, perm, umask, open, exclusive })
+    ask(fs, client, Request::Create { dir, name, node, perm, umask, open, exclusive, early: None })
 }
 
 fn made(fs: &mut Harness, client: ClientId) -> Made {
@@ -172,7 +172,7 @@ fn a_machine_that_was_started_anew_goes_on() {
     connect(&mut fs);
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, file, perm, umask, exclusive) = (Ino::ROOT, name("file"), 0o644, 0, true);
-    let request = Request::Create { dir, name: file, node, perm, umask, open, exclusive };
+    let request = Request::Create { dir, name: file, node, perm, umask, open, exclusive, early: None };
     let caller = ROOT_CALLER;
     let reclaim = Request::Reclaim { held: vec![], last: true };
     for (from, number, request) in [(OTHER, 1, reclaim.clone()), (ONE, id + 1, reclaim), (ONE, id, request)] {

@@ -56,7 +56,7 @@ fn frees_all_in_steps() {
         assert_eq!((fs.figure(Ino::ROOT, "rfiles"), fs.figure(Ino::ROOT, "rbytes")), (Ok(6), Ok(30)));
         // Others come in between.
         fs.create(Ino::ROOT, "probe", NewNode::Regular).unwrap();
-        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("probe") }).unwrap();
+        fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("probe"), time: None }).unwrap();
         fs.settle();
         fs.lazy = false;
         check_rest(fs, "");

@@ -8,7 +8,7 @@ fn unlink(fs: &mut Harness, path: &str) -> Result<Reply, Errno> {
 
 fn unlink_as(fs: &mut Harness, caller: &Caller, path: &str) -> Result<Reply, Errno> {
     let (dir, name) = fs.place(path)?;
-    fs.ask_as(caller, Request::Unlink { dir, name })
+    fs.ask_as(caller, Request::Unlink { dir, name, time: None })
 }
 
 #[test]
@@ -74,6 +74,24 @@ fn errors_come_in_order() {
         assert_eq!(unlink_as(fs, &other, "dir/file"), Err(Errno::EPERM));
         fs.chown("dir/file", 5, 5);
         assert_eq!(unlink_as(fs, &other, "dir/file"), Ok(Reply::Done));
+    });
+}
+
+#[test]
+fn the_time_is_the_one_that_was_told_if_it_is_about_now() {
+    everywhere(|fs| {
+        for (skew, is_believed) in [(-11, false), (-9, true), (0, true), (9, true), (11, false)] {
+            fs.file("file", b"bytes");
+            let ino = fs.open("file");
+            let time = Time::new(fs.now.secs + skew, 0);
+            fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: Some(time) }).unwrap();
+            let expected = if is_believed { time } else { fs.now };
+            assert_eq!(fs.attr_of(ino).ctime, expected);
+            let dir = fs.attr_of(Ino::ROOT);
+            assert_eq!([dir.mtime, dir.ctime], [expected; 2]);
+            fs.ask(Request::Release { ino }).unwrap();
+            fs.forget(ino);
+        }
     });
 }
 

@@ -47,7 +47,7 @@ impl Cache {
         };
         match request {
             Request::Create { dir, name: it, .. }
-            | Request::Unlink { dir, name: it }
+            | Request::Unlink { dir, name: it, .. }
             | Request::RmDir { dir, name: it } => name(dir, it),
             Request::Link { ino, dir, name: it } => {
                 name(dir, it);
@@ -67,6 +67,7 @@ impl Cache {
     pub fn give_up(&mut self, lease: &Lease) {
         match lease {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
+            Lease::Exclusive { .. } => {}
             Lease::Inode { ino } => drop(self.attrs.remove(ino)),
         }
     }

@@ -169,7 +169,10 @@ impl Cluster {
     fn mkdir(&mut self, dir: Ino, file: &str) -> Ino {
         let (perm, umask, open, exclusive) = (0o755, 0, None, true);
         let node = NewNode::Directory;
-        self.ask_now(0, Request::Create { dir, name: name(file), node, perm, umask, open, exclusive });
+        self.ask_now(
+            0,
+            Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None },
+        );
         let Some(Request::Find { ino, .. }) = self.clients[0].next.pop_front() else {
             return *self.clients[0].dirs.last().unwrap();
         };
@@ -512,6 +515,7 @@ impl Cluster {
             umask: 0,
             open: None,
             exclusive: true,
+            early: None,
         };
         let kind = match self.setting.moving {
             true if dirs.len() > 3 && random.u8(..10) > 0 => 62,
@@ -522,7 +526,7 @@ impl Cluster {
             0..25 => create(NewNode::Directory),
             25..35 => create(NewNode::Regular),
             35..45 => Request::Link { ino, dir, name },
-            45..52 => Request::Unlink { dir, name },
+            45..52 => Request::Unlink { dir, name, time: None },
             52..62 => Request::RmDir { dir, name },
             62..85 => {
                 let flags = match random.u8(..6) {

@@ -140,6 +140,8 @@ impl Door for FuseDoor {
                 drop(revoking);
                 after(self.notifiers.get().map(|notifiers| &notifiers.names), done);
             }
+            // The kernel knows nothing of it.
+            Lease::Exclusive { .. } => done(),
             Lease::Inode { ino } => {
                 self.tell([News::Attributes(*ino)].into());
                 after(self.notifiers.get().map(|notifiers| &notifiers.inodes), Once::new(done));

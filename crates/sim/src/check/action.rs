@@ -162,12 +162,12 @@ impl Action {
             Request::ReadLink { ino } => Self::ReadLink { ino },
             Request::GetXattr { ino, name } => Self::GetXattr { ino, name, of_bare: false },
             Request::ListXattr { ino } => Self::ListXattr { ino },
-            Request::Create { dir, name, node, perm, umask, open, exclusive } => {
+            Request::Create { dir, name, node, perm, umask, open, exclusive, .. } => {
                 let open = open.map(|how| how.truncate);
                 Self::Create { dir, name, node, perm, umask, open, exclusive }
             }
             Request::Link { ino, dir, name } => Self::Link { ino, dir, name },
-            Request::Unlink { dir, name } => Self::Unlink { dir, name },
+            Request::Unlink { dir, name, .. } => Self::Unlink { dir, name },
             Request::RmDir { dir, name } => Self::RmDir { dir, name },
             Request::Rename { from_dir, from, to_dir, to, flags } => {
                 Self::Rename { from: (from_dir, from), to: (to_dir, to), flags }

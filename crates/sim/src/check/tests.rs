@@ -64,7 +64,7 @@ fn attr(ino: u64, kind: FileType, nlink: u32, size: u64) -> Attr {
 
 fn entry(attr: Attr) -> Answer {
     let (cacheable, name_leased, attr_leased, home, proof) = (true, false, false, Home::Table, 0);
-    Answer::Entry(Entry { attr, cacheable, name_leased, attr_leased, home, proof })
+    Answer::Entry(Entry { attr, cacheable, name_leased, attr_leased, alone: false, home, proof })
 }
 
 fn file(ino: u64) -> Answer {
@@ -85,7 +85,16 @@ fn listing(entries: &[(&str, u64)]) -> Answer {
 
 fn make(dir: u64, text: &str, node: NewNode) -> Call<'static> {
     let (perm, umask, open, exclusive) = (0o755, 0, None, true);
-    Call::Request(Request::Create { dir: Ino(dir), name: name(text), node, perm, umask, open, exclusive })
+    Call::Request(Request::Create {
+        dir: Ino(dir),
+        name: name(text),
+        node,
+        perm,
+        umask,
+        open,
+        exclusive,
+        early: None,
+    })
 }
 
 fn create(text: &str) -> Call<'static> {
@@ -101,7 +110,7 @@ fn lookup(text: &str) -> Call<'static> {
 }
 
 fn unlink(text: &str) -> Call<'static> {
-    Call::Request(Request::Unlink { dir: Ino::ROOT, name: name(text) })
+    Call::Request(Request::Unlink { dir: Ino::ROOT, name: name(text), time: None })
 }
 
 fn rename(from: (u64, &str), to: (u64, &str), flags: RenameFlags) -> Call<'static> {

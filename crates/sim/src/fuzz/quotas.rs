@@ -105,7 +105,7 @@ impl Trials {
                 let (node, perm, umask, open, exclusive) = (NewNode::Regular, 0o644, 0, None, true);
                 // It is no bad one.
                 let name = Name::new(text.as_bytes()).unwrap_or_else(|_| Name::lowest());
-                Request::Create { dir, name, node, perm, umask, open, exclusive }
+                Request::Create { dir, name, node, perm, umask, open, exclusive, early: None }
             }
         }))
     }

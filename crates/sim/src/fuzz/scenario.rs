@@ -8,10 +8,10 @@ use rand::Rng;
 use rand::seq::IndexedRandom;
 
 use super::acls;
-use super::locks;
 use super::policies::Live;
 use super::quotas;
 use super::wander::Habits;
+use super::{alone, locks};
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
@@ -66,6 +66,7 @@ impl Case {
             quotas: habit_of_quotas(seed, strip),
             acls,
             locks: locks::are_in(seed),
+            alone: alone::are_in(seed),
         };
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);

@@ -11,6 +11,7 @@ use espalier_proto::{
 use rand::Rng;
 
 use super::acls::{self, Lists};
+use super::alone::Alone;
 use super::locks::{self, Locker};
 use super::policies::{Live, Policies};
 use super::quotas;
@@ -43,6 +44,8 @@ pub struct Habits {
     pub acls: Option<acls::Habit>,
     /// Files are locked.
     pub locks: bool,
+    /// Processes have directories of their own now and then.
+    pub alone: bool,
 }
 
 /// See the module's description.
@@ -67,6 +70,7 @@ pub struct Wanderer {
     policies: Option<Policies>,
     lists: Option<Lists>,
     locker: Locker,
+    alone: Option<Alone>,
 }
 
 impl Wanderer {
@@ -94,12 +98,16 @@ impl Wanderer {
             policies: live.map(|live| Policies::new(live, number)),
             lists: habits.acls.map(|habit| Lists::new(habit, number)),
             locker: Locker::new(number),
+            alone: habits.alone.then(|| Alone::new(number)),
         }
     }
 
     fn learn(&mut self, answer: &Result<Answer, Errno>) {
         let asked = self.asked.take();
         asked.iter().for_each(|asked| self.locker.learn(asked, answer));
+        if let (Some(alone), Some(asked)) = (&mut self.alone, &asked) {
+            alone.learn(asked, answer);
+        }
         match (asked, answer) {
             (_, Ok(Answer::Entry(entry))) => self.know(entry.attr.ino, entry.attr.kind),
             (_, Ok(Answer::Created(Entry { attr, .. }, _))) => {
@@ -141,6 +149,11 @@ impl Wanderer {
         if let Some((dir, after)) = self.listing.take() {
             return Call::Request(Request::ReadDir { dir, after, limit: 2, plus: random.random() });
         }
+        // What is open there may be read and written meanwhile.
+        let alone = self.alone.as_mut().filter(|_| random.random_range(0..4) > 0);
+        if let Some(request) = alone.and_then(|alone| alone.next(random)) {
+            return Call::Request(request);
+        }
         if let Some(habit) = self.habits.quotas {
             // Others than the superuser are refused.
             let dir = recent(random, &self.dirs);
@@ -175,7 +188,7 @@ impl Wanderer {
         let umask = [0, 0, 0o022, 0o077][random.random_range(0..4)];
         let create = |node, open, exclusive| {
             let (name, perm) = (name.clone(), any_perm);
-            Request::Create { dir, name, node, perm, umask, open, exclusive }
+            Request::Create { dir, name, node, perm, umask, open, exclusive, early: None }
         };
         match random.random_range(0..100) {
             0..12 => create(NewNode::Directory, None, true),
@@ -195,7 +208,7 @@ impl Wanderer {
                 Some(ino) => Request::Link { ino, dir, name },
                 None => Request::Lookup { dir, name },
             },
-            67..78 => Request::Unlink { dir, name },
+            67..78 => Request::Unlink { dir, name, time: None },
             78..85 => Request::RmDir { dir, name },
             85..88 => {
                 let perm = Some([0o700, 0o750, 0o755, 0o777, 0o1777][random.random_range(0..5)]);
@@ -233,7 +246,7 @@ impl Wanderer {
             None => {
                 let (dir, name, node) = (Ino::ROOT, any_name(random), NewNode::Regular);
                 let (perm, umask, open, exclusive) = (0o777, 0, Some(how(random)), false);
-                Request::Create { dir, name, node, perm, umask, open, exclusive }
+                Request::Create { dir, name, node, perm, umask, open, exclusive, early: None }
             }
         })
     }
@@ -301,7 +314,16 @@ impl Wanderer {
                 let how = OpenHow { access, kill_suid_gid: false, truncate: false, sync: false };
                 let (node, open) = (NewNode::Regular, Some(how));
                 let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o644, 0, true);
-                Some(Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive }))
+                Some(Call::Request(Request::Create {
+                    dir,
+                    name,
+                    node,
+                    perm,
+                    umask,
+                    open,
+                    exclusive,
+                    early: None,
+                }))
             }
             (2, Some(ino)) => {
                 let data = self.new_bytes(2 * self.habits.strip).into();

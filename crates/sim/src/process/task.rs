@@ -323,7 +323,7 @@ impl Task {
                 if place.is_dir {
                     return Err(Errno::ENOTDIR);
                 }
-                ask(Request::Unlink { dir: place.dir, name: place.name.clone() })
+                ask(Request::Unlink { dir: place.dir, name: place.name.clone(), time: None })
             }
             Op::RmDir { .. } => {
                 let place = there(end()?, Errno::EBUSY)?;
@@ -444,7 +444,7 @@ fn ask_call(call: Call<'static>) -> Turn {
 fn create(kernel: &Kernel, place: &Place, node: NewNode, perm: u32) -> Turn {
     let (dir, name, perm, umask) =
         (place.dir, place.name.clone(), perm & mode::PERMISSIONS, kernel.identity.umask);
-    ask(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true })
+    ask(Request::Create { dir, name, node, perm, umask, open: None, exclusive: true, early: None })
 }
 
 fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn, Errno> {
@@ -464,7 +464,7 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn,
         End::Place(place) => {
             let (dir, name, umask) = (place.dir, place.name.clone(), kernel.identity.umask);
             let (node, open, perm) = (NewNode::Regular, Some(how), perm & mode::PERMISSIONS);
-            return Ok(ask(Request::Create { dir, name, node, perm, umask, open, exclusive }));
+            return Ok(ask(Request::Create { dir, name, node, perm, umask, open, exclusive, early: None }));
         }
     };
     match found.kind {

@@ -82,7 +82,7 @@ impl Tree {
             (Request::TmpFile { .. }, Some(inode)) => drop(self.made.insert(inode.ino)),
             (
                 Request::Link { dir, name, .. }
-                | Request::Unlink { dir, name }
+                | Request::Unlink { dir, name, .. }
                 | Request::RmDir { dir, name },
                 _,
             ) => drop(self.changed.insert((*dir, name.clone()))),

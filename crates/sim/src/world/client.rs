@@ -365,7 +365,8 @@ impl Client {
                     ForDoor::Distrust(_)
                     | ForDoor::Recall(_)
                     | ForDoor::Changed(_)
-                    | ForDoor::Unlocked(_) => {}
+                    | ForDoor::Unlocked(_)
+                    | ForDoor::Failed { .. } => {}
                 }
             }
         }
@@ -501,6 +502,9 @@ impl Client {
             }
         }
         self.go_on(fabric);
+        if self.leaves {
+            self.leave(fabric);
+        }
         fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: 0 });
     }
 
@@ -514,7 +518,11 @@ impl Client {
         }
     }
 
+    /// Unless servers still have to do what its processes have been told of: then later.
     fn say_goodbye(&mut self, fabric: &mut Fabric<'_>, rank: Rank) {
+        if self.sessions.unanswered_changes() > 0 {
+            return;
+        }
         if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
             fabric.send(wire, self.node, Message::FromClient(FromClient::Goodbye));
             // It is not to be reached any more: the server closes the connection.

@@ -106,7 +106,16 @@ fn what_is_new_has_the_default_list_as_far_as_its_mode_lets_it_and_no_umask() {
     let made = |perm| Ok(entry(shown(3, FileType::Directory, perm)));
     let new = |perm| {
         let (dir, name, node) = (Ino(2), name("e"), NewNode::Directory);
-        Call::Request(Request::Create { dir, name, node, perm, umask: 0o077, open: None, exclusive: true })
+        Call::Request(Request::Create {
+            dir,
+            name,
+            node,
+            perm,
+            umask: 0o077,
+            open: None,
+            exclusive: true,
+            early: None,
+        })
     };
     let default = list(7, 5, 0, 7);
     let mut run = with(DEFAULT_LIST, default.clone());

@@ -17,7 +17,7 @@ fn limit_told(name: &[u8]) -> Call<'static> {
 }
 
 fn remove(text: &str) -> Call<'static> {
-    Call::Request(Request::Unlink { dir: Ino(2), name: name(text) })
+    Call::Request(Request::Unlink { dir: Ino(2), name: name(text), time: None })
 }
 
 fn new(text: &str) -> Call<'static> {

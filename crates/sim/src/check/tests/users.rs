@@ -28,7 +28,7 @@ fn owned(perm: u32) -> Run {
 }
 
 fn remove() -> Call<'static> {
-    Call::Request(Request::Unlink { dir: Ino(2), name: name("f") })
+    Call::Request(Request::Unlink { dir: Ino(2), name: name("f"), time: None })
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn empty() -> Call<'static> {
     let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: true, sync: false };
     let (dir, node, perm, umask) = (Ino::ROOT, NewNode::Regular, 0o755, 0);
     let (name, open, exclusive) = (name("f"), Some(how), false);
-    Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive })
+    Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive, early: None })
 }
 
 fn emptied() -> Answer {

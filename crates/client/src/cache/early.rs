@@ -1,0 +1,208 @@
+//! What this client has done in directories that it is alone in and told its callers before the server has answered: what is known of the names
+//! and attributes is what this client has told, whatever older answers say that come meanwhile.
+
+use espalier_proto::{Attr, Entry, FileType, Home, Ino, Name, Time, mode};
+use hashbrown::{HashMap, HashSet};
+use rustc_hash::FxBuildHasher;
+
+use super::{Binding, Cache, Users};
+
+/// What is told and not answered.
+#[derive(Debug, Default)]
+pub(super) struct Early {
+    /// The last number of an exclusive lease.
+    leases: u64,
+    names: HashSet<(Ino, Name), FxBuildHasher>,
+    /// How often.
+    inodes: HashMap<Ino, u32, FxBuildHasher>,
+}
+
+impl Early {
+    /// Whether what a server tells of an inode is older than what is known.
+    pub fn is_of(&self, ino: Ino) -> bool {
+        !self.inodes.is_empty() && self.inodes.contains_key(&ino)
+    }
+
+    /// The same of a name.
+    pub fn is_named(&self, dir: Ino, name: &Name) -> bool {
+        self.is_of(dir) && self.names.contains(&(dir, name.clone()))
+    }
+}
+
+impl Cache {
+    /// A reply has said that the lease on a directory is exclusive until then, and has told of these inodes, which nobody else knew.
+    pub fn alone(&mut self, dir: Ino, inos: &[Ino], until: u64, now: u64) {
+        let Some(record) = self.records.get_mut(&dir).filter(|record| record.lease > now) else { return };
+        if record.exclusive == 0 || record.exclusive_until <= now {
+            self.early.leases += 1;
+            record.exclusive = self.early.leases;
+        }
+        record.exclusive_until = until;
+        let lease = record.exclusive;
+        for ino in inos {
+            if let Some(record) = self.records.get_mut(ino) {
+                record.alone = lease;
+            }
+        }
+    }
+
+    /// Others may come to know a directory.
+    pub(super) fn share(&mut self, dir: Ino) {
+        if let Some(record) = self.records.get_mut(&dir) {
+            record.exclusive = 0;
+        }
+    }
+
+    /// Others may know an inode.
+    pub(super) fn not_alone(&mut self, ino: Ino) {
+        if let Some(record) = self.records.get_mut(&ino) {
+            record.alone = 0;
+        }
+    }
+
+    /// The attributes of a directory in which nobody else sees what this client does.
+    pub fn alone_in(&self, dir: Ino, now: u64) -> Option<Attr> {
+        self.records.get(&dir).filter(|record| record.exclusive > 0 && record.exclusive_until > now)?;
+        self.attr(dir, now)
+    }
+
+    /// Whether it is known that a name is not there, if only by the lease on its directory.
+    pub fn is_absent(&self, dir: Ino, name: &Name, now: u64) -> bool {
+        let Some(record) = self.records.get(&dir).filter(|record| record.lease > now) else { return false };
+        match record.names.get(name) {
+            None => record.is_whole(),
+            Some(known) => known.binding == Some(Binding::Absent) && (known.until > now || record.is_whole()),
+        }
+    }
+
+    /// The attributes of what has a name in such a directory, if nobody else knows that either.
+    pub fn alone_with(&self, dir: Ino, name: &Name, now: u64) -> Option<Attr> {
+        let Binding::Inode(ino, _) = self.name(dir, name, now)? else { return None };
+        let lease = self.records.get(&dir)?.exclusive;
+        self.records.get(&ino).filter(|record| lease > 0 && record.alone == lease)?;
+        self.attr(ino, now)
+    }
+
+    /// Whether anything has been told of an inode, or of what is in it, that is not answered.
+    pub fn is_early(&self, ino: Ino) -> bool {
+        self.early.is_of(ino)
+    }
+
+    /// The same of a name.
+    pub fn is_early_name(&self, dir: Ino, name: &Name) -> bool {
+        self.early.is_named(dir, name)
+    }
+
+    /// Callers are told that a file has been made in a directory that this client is alone in, with these attributes. Returns what they
+    /// are told, and when the lease ends.
+    pub fn make_early(
+        &mut self,
+        (dir, name): (Ino, &Name),
+        parent: &Attr,
+        attr: Attr,
+        now: u64,
+    ) -> (Entry, u64) {
+        let record = self.records.get(&dir);
+        let lease = record.map_or((now, 0), |record| (record.lease, record.exclusive));
+        let (until, exclusive) = lease;
+        self.change_early(dir, 1, attr.mtime);
+        self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
+        self.tell(&attr, until, 0, now);
+        let counts = self.users == Users::Tell;
+        if let Some(record) = self.records.get_mut(&attr.ino) {
+            record.users += u64::from(counts);
+            record.alone = exclusive;
+        }
+        self.begin_early(dir, name, attr.ino);
+        let cacheable = parent.perm & mode::ANY_EXEC == mode::ANY_EXEC;
+        let (name_leased, attr_leased, alone, home) = (true, true, true, Home::Table);
+        (Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 0 }, until)
+    }
+
+    /// Callers are told that a file's name has been removed.
+    pub fn remove_early(&mut self, dir: Ino, name: &Name, ino: Ino, time: Time) {
+        self.change_early(dir, -1, time);
+        self.unbind(dir, name);
+        self.drop_lease(ino);
+        self.begin_early(dir, name, ino);
+    }
+
+    fn change_early(&mut self, dir: Ino, entries: i64, time: Time) {
+        self.listings.lose(dir);
+        if let Some(attr) = self.records.get_mut(&dir).and_then(|record| record.attr.as_mut()) {
+            attr.size = attr.size.saturating_add_signed(entries);
+            (attr.mtime, attr.ctime) = (time, time);
+        }
+    }
+
+    fn begin_early(&mut self, dir: Ino, name: &Name, ino: Ino) {
+        self.early.names.insert((dir, name.clone()));
+        for ino in [dir, ino] {
+            *self.early.inodes.entry(ino).or_default() += 1;
+        }
+    }
+
+    /// What was told of a name and its inode is answered.
+    pub fn end_early(&mut self, dir: Ino, name: &Name, ino: Ino) {
+        self.early.names.remove(&(dir, name.clone()));
+        for ino in [dir, ino] {
+            if let Some(count) = self.early.inodes.get_mut(&ino) {
+                *count -= 1;
+                if *count == 0 {
+                    self.early.inodes.remove(&ino);
+                }
+            }
+        }
+    }
+
+    /// A file that has been told of is made. After [`Self::end_early`].
+    pub fn made_early(&mut self, dir: Ino, name: &Name, entry: &Entry, until: u64, now: u64) {
+        let (attr, counts) = (&entry.attr, self.users == Users::Tell);
+        if entry.name_leased {
+            self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
+        }
+        let until = if entry.attr_leased { until } else { 0 };
+        self.tell(attr, until, 1, now);
+        // Those who were told are counted already.
+        if let Some(record) = self.records.get_mut(&attr.ino).filter(|_| counts) {
+            record.users = record.users.saturating_sub(1);
+            if record.users == 0 && record.lease <= now {
+                self.remove(attr.ino);
+            }
+        }
+    }
+
+    /// A file's name that was told to be removed is. After [`Self::end_early`].
+    pub fn removed_early(&mut self, dir: Ino, name: &Name) {
+        // An older answer may have told of it since.
+        self.unbind(dir, name);
+    }
+
+    /// What was told could not be done. After [`Self::end_early`].
+    pub fn failed_early(&mut self, dir: Ino, name: &Name, ino: Ino) {
+        self.doubt(dir, name);
+        self.drop_lease(ino);
+        self.drop_lease(dir);
+    }
+}
+
+/// A file that is new: what its server will tell of it.
+pub fn new_file(ino: Ino, (perm, uid, gid): (u32, u32, u32), time: Time) -> Attr {
+    Attr {
+        ino,
+        kind: FileType::Regular,
+        perm,
+        nlink: 1,
+        uid,
+        gid,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+        streamed: false,
+        bare: true,
+    }
+}

@@ -1,0 +1,34 @@
+//! The root, which the door knows by another number.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Attr, Ino};
+
+use super::Sessions;
+use crate::Answer;
+
+impl<T> Sessions<T> {
+    pub(super) fn real(&self, ino: Ino) -> Ino {
+        if ino == Ino::ROOT { self.root } else { ino }
+    }
+
+    pub(super) fn shown_as(&self, ino: Ino) -> Ino {
+        if ino == self.root { Ino::ROOT } else { ino }
+    }
+
+    pub(super) fn shown_all(&self, mut inos: Vec<Ino>) -> Vec<Ino> {
+        inos.iter_mut().for_each(|ino| *ino = self.shown_as(*ino));
+        inos
+    }
+
+    pub(super) fn shown(&self, mut answer: Answer) -> Answer {
+        // No other names the root: no name stands for it.
+        if let Answer::Attr(Attr { ino, .. })
+        | Answer::Listing { parent: ino, .. }
+        | Answer::Removed { dir: ino, .. } = &mut answer
+        {
+            *ino = self.shown_as(*ino);
+        }
+        answer
+    }
+}

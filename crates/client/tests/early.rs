@@ -1,0 +1,497 @@
+//! Changes that callers are told of before the server has answered.
+
+use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Sessions, Told, Users};
+use espalier_proto::{
+    Access, Attr, Caller, Dirent, Early, Entry, Errno, FileType, FromClient, FromServer, Held, Home, Ino,
+    Lease, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, Time, Touched,
+    Welcome,
+};
+
+const RANK: Rank = Rank(0);
+const DIR: Ino = Ino(10);
+const FIRST: u64 = 1000;
+const TERM: u32 = 10_000;
+
+/// A client's machine, and its server's side of the conversation.
+struct World {
+    sessions: Sessions<u64>,
+    now: u64,
+    calls: u64,
+    /// What has been sent and not answered.
+    sent: Vec<(RequestId, Caller, Request)>,
+    revoked: Vec<u64>,
+    held: Vec<Held>,
+    door: Vec<ForDoor<u64>>,
+}
+
+fn name(text: &str) -> Name {
+    Name::new(text.as_bytes()).expect("a name")
+}
+
+fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
+    let (time, blocks) = (Time::new(1, 0), 0);
+    let (perm, nlink, uid, gid, rdev) = (0o755, 1, 0, 0, 0);
+    let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
+    #[rustfmt::skip]
+    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare };
+    attr
+}
+
+fn entry(attr: Attr, alone: bool) -> Entry {
+    let (cacheable, name_leased, attr_leased, home) = (true, true, true, Home::Table);
+    Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 1 }
+}
+
+fn make(file: &str, node: NewNode) -> Request {
+    let (perm, umask, open, exclusive, early) = (0o666, 0o022, None, true, None);
+    Request::Create { dir: DIR, name: name(file), node, perm, umask, open, exclusive, early }
+}
+
+fn create(file: &str, open: bool) -> Request {
+    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: false };
+    let (node, perm, umask, exclusive, early) = (NewNode::Regular, 0o666, 0o022, true, None);
+    Request::Create {
+        dir: DIR,
+        name: name(file),
+        node,
+        perm,
+        umask,
+        open: open.then_some(how),
+        exclusive,
+        early,
+    }
+}
+
+fn unlink(file: &str) -> Request {
+    Request::Unlink { dir: DIR, name: name(file), time: None }
+}
+
+fn lookup(file: &str) -> Request {
+    Request::Lookup { dir: DIR, name: name(file) }
+}
+
+fn user(uid: u32, gid: u32) -> Caller {
+    Caller { uid, gid, pid: 77, groups: None }
+}
+
+impl World {
+    /// A client that has listed a directory with one file in it and is alone in it.
+    fn new() -> Self {
+        let mut world = Self::without_numbers();
+        // Whoever makes a change under leases asks for numbers.
+        world.call(make("fifo", NewNode::Fifo));
+        let (id, ..) = world.last();
+        let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 2)], ..Touched::default() };
+        let fifo = entry(attr(Ino(12), FileType::Fifo, 0), true);
+        world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
+        let (id, _, request) = world.last();
+        assert_eq!(request, Request::TakeNumbers { rank: RANK, count: 256 });
+        let numbers = Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0) };
+        world.reply(id, Touched::default(), Ok(numbers));
+        world.door.clear();
+        world
+    }
+
+    fn without_numbers() -> Self {
+        let sessions = Sessions::new(Cache::new(1000, Users::Tell), 1, true);
+        let (sent, revoked, held, door) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut world = Self { sessions, now: 100, calls: 0, sent, revoked, held, door };
+        world.connect(1, true);
+        // That the directory is known comes from what is told of its name.
+        let root = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
+        world.call(root);
+        let (id, ..) = world.last();
+        let dir = entry(attr(DIR, FileType::Directory, 1), true);
+        world.reply(id, Touched::default(), Ok(Reply::Entry(dir)));
+        world.list();
+        world
+    }
+
+    fn list(&mut self) {
+        self.call(Request::ReadDir { dir: DIR, after: 0, limit: 10, plus: true });
+        let (id, ..) = self.last();
+        self.reply_listing(id);
+    }
+
+    fn reply_listing(&mut self, id: RequestId) {
+        let old = entry(attr(Ino(11), FileType::Regular, 0), true);
+        let dirent =
+            Dirent { name: name("old"), ino: Ino(11), kind: FileType::Regular, cursor: 7, entry: Some(old) };
+        let listing = Reply::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true };
+        self.reply(id, Touched { exclusive: Some(DIR), ..Touched::default() }, Ok(listing));
+    }
+
+    fn connect(&mut self, incarnation: u64, resumed: bool) {
+        let servers = ServerMap::NONE;
+        let (window, session_ms, root) = (1024, 60_000, Ino::ROOT);
+        let welcome = Welcome { incarnation, resumed, window, session_ms, rank: RANK, root, servers };
+        let mut told = Told::default();
+        self.sessions.disconnected(RANK);
+        self.sent.clear();
+        self.sessions.connected(RANK, &welcome, &mut told);
+        self.take(told);
+        for reclaim in self
+            .sent
+            .extract_if(.., |(_, _, request)| matches!(request, Request::Reclaim { .. }))
+            .collect::<Vec<_>>()
+        {
+            let Request::Reclaim { held, .. } = reclaim.2 else { continue };
+            self.held.extend(held);
+            self.reply(reclaim.0, Touched::default(), Ok(Reply::Done));
+        }
+    }
+
+    fn take(&mut self, told: Told<u64>) {
+        for (_, message) in told.send {
+            match message {
+                FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
+                FromClient::Revoked { number } => self.revoked.push(number),
+                _ => {}
+            }
+        }
+        self.door.extend(told.door);
+    }
+
+    fn call_as(&mut self, caller: Caller, call: Call<'static>) -> u64 {
+        self.calls += 1;
+        let mut told = Told::default();
+        if let Some((result, lease_ms)) = self.sessions.answer(self.now, &call) {
+            self.door.push(ForDoor::Answer { ticket: self.calls, result, lease_ms });
+        } else {
+            let asked = Asked { call_id: self.calls, caller, call, ticket: self.calls };
+            self.sessions.call(self.now, asked, &mut told);
+        }
+        self.take(told);
+        self.calls
+    }
+
+    fn call(&mut self, request: Request) -> u64 {
+        self.call_as(user(0, 0), Call::Request(request))
+    }
+
+    fn last(&self) -> (RequestId, Caller, Request) {
+        self.sent.last().cloned().expect("something was sent")
+    }
+
+    fn reply(&mut self, id: RequestId, touched: Touched, result: Result<Reply, Errno>) {
+        self.sent.retain(|(sent, ..)| *sent != id);
+        let mut told = Told::default();
+        self.sessions.received(
+            self.now,
+            RANK,
+            FromServer::Reply { id, lease_ms: TERM, touched, result },
+            &mut told,
+        );
+        self.take(told);
+    }
+
+    /// The server makes a file as it was asked to.
+    fn made(&mut self, id: RequestId, ino: u64, entries: u64) {
+        let how = Opened { streamed: false, keep_cache: true, limited: false, proof: 3 };
+        let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
+        let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, entries)], ..Touched::default() };
+        let touched = Touched { exclusive: Some(DIR), ..touched };
+        self.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));
+    }
+
+    /// The answer to a call, if it is answered.
+    fn answer(&mut self, call: u64) -> Option<Result<Answer, Errno>> {
+        let is_it =
+            |told: &mut ForDoor<u64>| matches!(told, ForDoor::Answer { ticket, .. } if *ticket == call);
+        match self.door.extract_if(.., is_it).next()? {
+            ForDoor::Answer { result, .. } => Some(result),
+            _ => None,
+        }
+    }
+
+    fn is_answered(&mut self, request: Request) -> bool {
+        let call = self.call(request);
+        self.answer(call).is_some()
+    }
+
+    fn size_of_dir(&mut self) -> Option<u64> {
+        let call = self.call(Request::GetAttr { ino: DIR });
+        match self.answer(call)? {
+            Ok(Answer::Attr(attr)) => Some(attr.size),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn revoke(&mut self, number: u64) {
+        let mut told = Told::default();
+        let revoke = FromServer::Revoke { number, lease: Lease::Exclusive { dir: DIR } };
+        self.sessions.received(self.now, RANK, revoke, &mut told);
+        self.take(told);
+    }
+}
+
+#[test]
+fn a_file_is_made_at_once_as_the_server_will_say() {
+    let mut world = World::new();
+    world.now += 2500;
+    // As a kernel does before.
+    let call = world.call(lookup("new"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Absent { .. }))));
+    let call = world.call(create("new", true));
+    let Some(Ok(Answer::Created(told, opening))) = world.answer(call) else { panic!("{:?}", world.door) };
+    let time = Time::new(502, 500_000_000);
+    let expected = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    let expected = Attr { atime: time, mtime: time, ctime: time, btime: time, ..expected };
+    assert_eq!((told.attr, opening.ino), (expected, Ino(FIRST)));
+    let (id, _, request) = world.last();
+    let early = Some(Early { ino: Ino(FIRST), time });
+    assert!(matches!(request, Request::Create { early: it, .. } if it == early));
+    // What is known is what was told.
+    assert_eq!(world.size_of_dir(), Some(3));
+    let call = world.call(lookup("new"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Entry(entry))) if entry.attr == expected));
+    world.made(id, FIRST, 3);
+    assert!(world.door.is_empty(), "{:?}", world.door);
+    assert_eq!(world.size_of_dir(), Some(3));
+    // The kernel forgets it, and asks again.
+    world.sessions.forget(Ino(FIRST), 2);
+    let call = world.call(lookup("new"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Entry(_)))));
+}
+
+#[test]
+fn many_are_under_way_and_answers_are_older_than_what_was_told() {
+    let mut world = World::new();
+    for file in ["a", "b", "c"] {
+        assert!(world.is_answered(create(file, false)));
+    }
+    let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
+    assert_eq!(world.size_of_dir(), Some(5));
+    world.made(ids[0], FIRST, 3);
+    assert_eq!(world.size_of_dir(), Some(5));
+    world.made(ids[1], FIRST + 1, 4);
+    world.made(ids[2], FIRST + 2, 5);
+    assert_eq!(world.size_of_dir(), Some(5));
+}
+
+type Event = fn(&mut World);
+
+#[test]
+fn who_is_not_sure_waits() {
+    let cases: [(&str, Event); 6] = [
+        ("the lease was given back", |world| world.revoke(3)),
+        ("the lease is over", |world| world.now += u64::from(TERM)),
+        ("the server's clock was asked for long ago", |world| {
+            world.now += 55_000;
+            world.list();
+            world.now += 6_000;
+        }),
+        ("there is no connection", |world| world.sessions.disconnected(RANK)),
+        ("the directory's rights are about to change", |world| {
+            world.call(Request::SetAttr { ino: DIR, set: Default::default() });
+        }),
+        ("the directory may be removed", |world| {
+            world.call(Request::RmDir { dir: Ino::ROOT, name: name("dir") });
+        }),
+    ];
+    for (why, happens) in cases {
+        let mut world = World::new();
+        happens(&mut world);
+        assert!(!world.is_answered(create("new", false)), "{why}");
+    }
+    let mut world = World::without_numbers();
+    assert!(!world.is_answered(create("new", false)), "there are no numbers");
+    let mut world = World::new();
+    assert!(!world.is_answered(create("old", false)), "there is such a name");
+    assert!(!world.is_answered(make("new", NewNode::Directory)), "others are told of it");
+    for ((uid, gid), may) in [((0, 5), true), ((5, 5), false)] {
+        let mut world = World::new();
+        let call = world.call_as(user(uid, gid), Call::Request(create(&uid.to_string(), false)));
+        assert_eq!(world.answer(call).is_some(), may, "{uid}");
+    }
+}
+
+#[test]
+fn what_depends_on_it_comes_behind_it() {
+    let mut world = World::new();
+    let made = world.call(create("new", true));
+    assert!(world.answer(made).is_some());
+    let (id, ..) = world.last();
+    let ino = Ino(FIRST);
+    let write = Call::Write { ino, offset: 0, data: b"bytes".into(), kill_suid_gid: false };
+    let calls = [
+        write,
+        Call::Request(Request::Fsync { ino: DIR }),
+        Call::Request(Request::SetXattr {
+            ino,
+            name: (*b"user.x").into(),
+            value: (*b"1").into(),
+            mode: espalier_proto::XattrMode::Any,
+            kill_sgid: false,
+        }),
+        Call::Request(unlink("new")),
+        Call::Release { ino },
+    ];
+    for call in calls {
+        let call = world.call_as(user(0, 0), call);
+        assert!(world.answer(call).is_none());
+    }
+    assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
+    // Others do not wait.
+    assert!(world.is_answered(create("other", false)));
+    world.call(make("dir", NewNode::Directory));
+    assert_eq!(world.sent.len(), 3);
+    world.made(id, FIRST, 3);
+    let kinds: Vec<_> = world.sent.iter().map(|(_, _, request)| core::mem::discriminant(request)).collect();
+    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Write { .. })), "{kinds:?}");
+    assert!(
+        !world.sent.iter().any(|(_, _, request)| matches!(request, Request::Fsync { .. })),
+        "not all is done"
+    );
+}
+
+#[test]
+fn a_lease_is_given_back_when_all_that_was_told_under_it_is_done() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", false)));
+    let (id, ..) = world.last();
+    world.revoke(3);
+    assert_eq!(world.revoked, []);
+    assert!(!world.is_answered(create("other", false)));
+    world.made(id, FIRST, 3);
+    assert_eq!(world.revoked, [3]);
+    world.revoke(4);
+    assert_eq!(world.revoked, [3, 4], "nothing is under way");
+}
+
+#[test]
+fn a_name_is_removed_at_once_and_older_answers_do_not_bring_it_back() {
+    let mut world = World::new();
+    let listing = Request::ReadDir { dir: DIR, after: 0, limit: 5, plus: true };
+    world.call(listing);
+    let (lists, ..) = world.last();
+    let call = world.call(unlink("old"));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Done))));
+    let (id, _, request) = world.last();
+    assert!(matches!(request, Request::Unlink { time: Some(_), .. }));
+    assert_eq!(world.size_of_dir(), Some(1));
+    world.reply_listing(lists);
+    let call = world.call(lookup("old"));
+    assert!(!matches!(world.answer(call), Some(Ok(Answer::Entry(_)))));
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 1)], ..Touched::default() };
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Done));
+    assert_eq!(world.size_of_dir(), Some(1));
+    let call = world.call(lookup("old"));
+    assert!(!matches!(world.answer(call), Some(Ok(Answer::Entry(_)))));
+}
+
+#[test]
+fn what_is_open_or_known_to_others_is_not_removed_at_once() {
+    let mut world = World::new();
+    let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
+    world.call(Request::Open { ino: Ino(11), how });
+    let (id, ..) = world.last();
+    let opened = Opened { streamed: false, keep_cache: true, limited: false, proof: 3 };
+    world.reply(id, Touched::default(), Ok(Reply::Opened(opened)));
+    assert!(!world.is_answered(unlink("old")), "it is open");
+
+    let mut world = World::new();
+    world.revoke(3);
+    // Somebody else may have come to know it meanwhile, and the directory is known to nobody else again.
+    world.call(make("pipe", NewNode::Fifo));
+    let (id, ..) = world.last();
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 3)], ..Touched::default() };
+    let pipe = entry(attr(Ino(13), FileType::Fifo, 0), true);
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(pipe)));
+    assert!(world.is_answered(unlink("pipe")));
+    assert!(!world.is_answered(unlink("old")), "somebody else may know it");
+}
+
+#[test]
+fn what_could_not_be_done_is_told_to_whoever_wants_it_to_be_durable() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (id, ..) = world.last();
+    world.reply(id, Touched::default(), Err(Errno::ENOSPC));
+    let told = &world.door[..];
+    assert!(matches!(told, [ForDoor::Distrust(_), ForDoor::Failed { errno: Errno::ENOSPC, .. }]), "{told:?}");
+    assert!(!world.is_answered(lookup("new")), "nothing is known of it");
+    for (ino, errno) in [(DIR, Some(Errno::ENOSPC)), (DIR, None), (Ino(FIRST), Some(Errno::ENOSPC))] {
+        let call = world.call(Request::Fsync { ino });
+        assert_eq!(world.answer(call).map(|answer| answer.expect_err("a failure")), errno);
+    }
+}
+
+#[test]
+fn a_new_connection_does_what_was_told() {
+    for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
+        let mut world = World::new();
+        assert!(world.is_answered(create("new", true)));
+        let (id, ..) = world.last();
+        world.held.clear();
+        world.connect(incarnation, resumed);
+        let is_again = world.sent.iter().any(|(sent, _, request)| {
+            *sent == id && matches!(request, Request::Create { early: Some(_), .. })
+        });
+        let is_failed =
+            world.door.iter().any(|told| matches!(told, ForDoor::Failed { errno: Errno::EIO, .. }));
+        assert_eq!((is_again, is_failed), (resumed, !resumed), "{incarnation}");
+        let is_alone = world.held.iter().any(|held| held.ino == DIR && held.exclusive);
+        assert_eq!(is_alone, incarnation == 2 && resumed, "a server that is started anew is told");
+    }
+}
+
+#[test]
+fn who_waits_for_what_was_told_can_be_interrupted() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let call = world.call(Request::GetXattr { ino: Ino(FIRST), name: (*b"user.x").into() });
+    let mut told = Told::default();
+    assert_eq!(world.sessions.interrupt(call, |_| false, |_| false, &mut told), Interrupt::Survived);
+    assert_eq!(world.sessions.interrupt(call, |_| true, |_| false, &mut told), Interrupt::Heard);
+    assert!(matches!(told.door[..], [ForDoor::Answer { result: Err(Errno::EINTR), .. }]));
+}
+
+/// As a kernel goes about it: what it looks up it asks for before each file, and it closes each.
+#[test]
+fn the_third_file_in_a_new_directory_is_made_at_once() {
+    let mut world = World::without_numbers();
+    let new = Ino(20);
+    let in_new = |file: &str| match create(file, true) {
+        Request::Create { name, node, perm, umask, open, exclusive, early, .. } => {
+            Request::Create { dir: new, name, node, perm, umask, open, exclusive, early }
+        }
+        other => other,
+    };
+    world.call(Request::Create {
+        dir: DIR,
+        name: name("new"),
+        node: NewNode::Directory,
+        perm: 0o755,
+        umask: 0,
+        open: None,
+        exclusive: true,
+        early: None,
+    });
+    let (id, ..) = world.last();
+    world.reply(id, Touched::default(), Ok(Reply::Entry(entry(attr(new, FileType::Directory, 0), true))));
+    for (at, file) in ["a", "b", "c", "d"].into_iter().enumerate() {
+        world.door.clear();
+        let call = world.call(Request::Lookup { dir: new, name: name(file) });
+        assert!(matches!(world.answer(call), Some(Ok(Answer::Absent { .. }))), "{file}");
+        let call = world.call(Request::GetAttr { ino: new });
+        assert!(world.answer(call).is_some(), "{file}");
+        let call = world.call(in_new(file));
+        assert_eq!(world.answer(call).is_some(), at > 1, "{file}");
+        let made = world.sent.iter().find(|(_, _, request)| matches!(request, Request::Create { .. }));
+        let (id, ..) = made.cloned().expect("it is sent");
+        let ino = if at > 1 { FIRST + at as u64 - 2 } else { 50 + at as u64 };
+        let touched =
+            Touched { attrs: vec![attr(new, FileType::Directory, at as u64 + 1)], ..Touched::default() };
+        let how = Opened { streamed: false, keep_cache: true, limited: false, proof: 3 };
+        let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
+        let touched = Touched { exclusive: (at > 0).then_some(new), ..touched };
+        world.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));
+        world.call_as(user(0, 0), Call::Release { ino: Ino(ino) });
+        let takes = world.sent.iter().find(|(_, _, request)| matches!(request, Request::TakeNumbers { .. }));
+        if let Some((id, ..)) = takes.cloned() {
+            let numbers = Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0) };
+            world.reply(id, Touched::default(), Ok(numbers));
+        }
+    }
+}

@@ -1,0 +1,30 @@
+use espalier_proto::{Errno, Ino, Rank, Reply};
+
+use crate::event::Event;
+use crate::machine::{Cx, Meta};
+use crate::session::Unused;
+use crate::step::{Step, Stop, Wait};
+
+impl Meta {
+    /// Gives the client numbers for files that it tells its callers of before it asks for them to be made.
+    pub(crate) fn take_numbers(&mut self, cx: &mut Cx<'_>, rank: Rank, count: u32) -> Step<Reply> {
+        let time = cx.now;
+        if count == 0 {
+            return Ok(Reply::Numbers { first: Ino(0), count, time });
+        }
+        self.growable()?;
+        let kept = self.state.sessions.get(&cx.client).filter(|_| rank == self.config.rank);
+        let kept = kept.ok_or(Errno::EINVAL)?;
+        if kept.unused.len() + u64::from(count) > Unused::MAX {
+            return Err(Errno::EAGAIN.into());
+        }
+        let (client, first) = (cx.client, Ino(self.state.next_ino));
+        if !self.may_give(first.0 + u64::from(count) - 1) {
+            return Err(Stop::Wait(Wait::Durable));
+        }
+        self.commit(cx, &Event::Given { client, first, count })?;
+        // Its callers are going to be told of them.
+        cx.durable = true;
+        Ok(Reply::Numbers { first, count, time })
+    }
+}

@@ -1,0 +1,104 @@
+//! Inode numbers that a client has been given and that no file has: it tells its callers of files by them before the server has made
+//! these. They are the client's until its session ends; then nobody ever has them.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Ino};
+use serde::{Deserialize, Serialize};
+
+use crate::state::State;
+
+/// Numbers as runs, each up to an end, in ascending order.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Unused(Vec<(u64, u64)>);
+
+impl Unused {
+    /// So many a client may have: bounds what is kept of it.
+    pub(crate) const MAX: u64 = 1024;
+
+    pub(crate) fn len(&self) -> u64 {
+        self.0.iter().map(|(first, end)| end - first).sum()
+    }
+
+    fn place(&self, ino: Ino) -> Option<usize> {
+        self.0.iter().position(|(first, end)| (*first..*end).contains(&ino.0))
+    }
+
+    pub(crate) fn has(&self, ino: Ino) -> bool {
+        self.place(ino).is_some()
+    }
+
+    /// These are above all that there are.
+    fn add(&mut self, first: u64, end: u64) {
+        match self.0.last_mut() {
+            Some((_, last)) if *last == first => *last = end,
+            _ => self.0.push((first, end)),
+        }
+    }
+
+    pub(super) fn take(&mut self, ino: Ino) {
+        let Some(at) = self.place(ino) else { return };
+        let (first, end) = self.0[at];
+        let left = [(first, ino.0), (ino.0 + 1, end)];
+        self.0.splice(at..=at, left.into_iter().filter(|(first, end)| first < end));
+    }
+
+    /// The first number above all of them.
+    pub(crate) fn end(&self) -> u64 {
+        self.0.last().map_or(0, |(_, end)| *end)
+    }
+
+    /// Whether a record can be so.
+    pub(super) fn is_sound(&self) -> bool {
+        let follows = |two: &[(u64, u64)]| two[0].1 <= two[1].0;
+        self.0.iter().all(|(first, end)| first < end)
+            && self.0.windows(2).all(follows)
+            && self.len() <= Self::MAX
+    }
+}
+
+impl State {
+    pub(crate) fn apply_given(&mut self, client: ClientId, first: Ino, count: u32) {
+        let end = first.0 + u64::from(count);
+        self.next_ino = self.next_ino.max(end);
+        if let Some(kept) = self.touch_session(client) {
+            kept.unused.add(first.0, end);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_as_few_as_can_be() {
+        let mut unused = Unused::default();
+        unused.add(10, 14);
+        unused.add(14, 16);
+        unused.add(20, 21);
+        assert_eq!(unused.0, [(10, 16), (20, 21)]);
+        for (ino, left) in [
+            (12, &[(10, 12), (13, 16), (20, 21)][..]),
+            (12, &[(10, 12), (13, 16), (20, 21)]),
+            (20, &[(10, 12), (13, 16)]),
+            (10, &[(11, 12), (13, 16)]),
+            (11, &[(13, 16)]),
+            (15, &[(13, 15)]),
+            (16, &[(13, 15)]),
+        ] {
+            unused.take(Ino(ino));
+            assert_eq!(unused.0, left, "after {ino}");
+            assert!(unused.is_sound() && !unused.has(Ino(ino)));
+        }
+        assert_eq!((unused.len(), unused.end()), (2, 15));
+    }
+
+    #[test]
+    fn what_no_server_has_written_is_not_sound() {
+        for runs in [&[(3, 3)][..], &[(4, 3)], &[(3, 5), (4, 6)], &[(5, 6), (3, 4)], &[(0, 1025)]] {
+            assert!(!Unused(runs.to_vec()).is_sound(), "{runs:?}");
+        }
+        assert!(Unused(Vec::from([(3, 5), (5, 6)])).is_sound());
+    }
+}

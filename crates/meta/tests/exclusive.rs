@@ -1,0 +1,275 @@
+//! Exclusive leases: who gets one, and who waits for whom before he comes to know a directory that somebody is alone in.
+#![allow(clippy::unwrap_used)]
+
+mod harness;
+
+use espalier_meta::{Acknowledge, Config, Input};
+use espalier_proto::*;
+use harness::{Harness, ROOT_CALLER, name};
+
+const TERM: u32 = 10_000;
+
+struct Client {
+    id: ClientId,
+    next: u64,
+}
+
+impl Client {
+    fn connect(fs: &mut Harness, number: u64) -> Self {
+        let id = ClientId(100 + number);
+        fs.input(Input::Connect { client: id, leases: true });
+        Self { id, next: number << 32 }
+    }
+
+    /// One that wants numbers, as those do who tell their callers early.
+    fn early(fs: &mut Harness, number: u64) -> Self {
+        let mut client = Self::connect(fs, number);
+        assert!(matches!(
+            client.ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }),
+            Ok(Reply::Numbers { .. })
+        ));
+        client
+    }
+
+    fn send(&mut self, fs: &mut Harness, request: Request) -> u64 {
+        self.next += 1;
+        let (from, id) = (self.id, RequestId(self.next));
+        fs.input(Input::Request { from, id, below: id, caller: ROOT_CALLER, request });
+        self.next
+    }
+
+    fn ask(&mut self, fs: &mut Harness, request: Request) -> Result<Reply, Errno> {
+        self.ask_for(fs, request).0
+    }
+
+    /// And of which directory the reply says that the client is alone in it. All give up what they are asked for.
+    fn ask_for(&mut self, fs: &mut Harness, request: Request) -> (Result<Reply, Errno>, Option<Ino>) {
+        let id = self.send(fs, request);
+        while !fs.answers.contains_key(&id) && !fs.revocations.is_empty() {
+            give_up(fs);
+        }
+        (fs.answers.remove(&id).expect("an answer"), fs.leases[&id].1.exclusive)
+    }
+
+    fn alone_after(&mut self, fs: &mut Harness, request: Request) -> Option<Ino> {
+        let (reply, alone) = self.ask_for(fs, request);
+        reply.unwrap();
+        alone
+    }
+
+    fn make(&mut self, fs: &mut Harness, dir: Ino, what: &str, node: NewNode) -> Ino {
+        match self.ask(fs, create(dir, what, node)) {
+            Ok(Reply::Entry(entry)) => entry.attr.ino,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn fs() -> Harness {
+    let acknowledge = Acknowledge::Written;
+    let config = Config { session_ms: Some(60_000), lease_ms: Some(TERM), acknowledge, ..harness::config() };
+    Harness::with(config)
+}
+
+fn create(dir: Ino, file: &str, node: NewNode) -> Request {
+    let (perm, umask, open, exclusive) = (0o755, 0, None, true);
+    Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early: None }
+}
+
+fn lookup(dir: Ino, file: &str) -> Request {
+    Request::Lookup { dir, name: name(file) }
+}
+
+fn rmdir(dir: Ino, name_: &str) -> Request {
+    Request::RmDir { dir, name: name(name_) }
+}
+
+/// Answers what clients were asked to give up, and says who was asked for which directory.
+fn give_up(fs: &mut Harness) -> Vec<(ClientId, Lease)> {
+    let revocations = std::mem::take(&mut fs.revocations);
+    for revocation in &revocations {
+        fs.input(Input::Revoked { client: revocation.client, number: revocation.number });
+    }
+    revocations.into_iter().map(|revocation| (revocation.client, revocation.lease)).collect()
+}
+
+/// Two clients, and a directory in which the first is alone.
+fn alone() -> (Harness, Client, Client, Ino) {
+    let mut fs = fs();
+    let (mut one, other) = (Client::early(&mut fs, 1), Client::early(&mut fs, 2));
+    let dir = one.make(&mut fs, Ino::ROOT, "dir", NewNode::Directory);
+    assert_eq!(one.alone_after(&mut fs, create(dir, "file", NewNode::Regular)), Some(dir));
+    fs.revocations.clear();
+    (fs, one, other, dir)
+}
+
+/// What another client asks waits until the first has given its lease up, and that is asked for once.
+fn waits_for(
+    fs: &mut Harness,
+    (one, other): (&Client, &mut Client),
+    dir: Ino,
+    request: Request,
+) -> Result<Reply, Errno> {
+    let id = other.send(fs, request.clone());
+    assert_eq!(fs.answers.get(&id), None, "{request:?}");
+    let asked = give_up(fs);
+    assert!(asked.contains(&(one.id, Lease::Exclusive { dir })), "{request:?}: {asked:?}");
+    while !fs.revocations.is_empty() {
+        give_up(fs);
+    }
+    fs.answers.remove(&id).expect("an answer")
+}
+
+#[test]
+fn a_client_is_alone_in_a_directory_that_nobody_else_knows() {
+    let (mut fs, mut one, mut other, dir) = alone();
+    for request in [
+        lookup(dir, "file"),
+        lookup(dir, "absent"),
+        Request::ReadDir { dir, after: 0, limit: 10, plus: true },
+        Request::Unlink { dir, name: name("file"), time: None },
+    ] {
+        assert_eq!(one.alone_after(&mut fs, request.clone()), Some(dir), "{request:?}");
+    }
+    // Everybody knows the root.
+    assert_eq!(one.alone_after(&mut fs, create(Ino::ROOT, "file", NewNode::Regular)), None);
+    waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
+    assert_eq!(one.alone_after(&mut fs, lookup(dir, "absent")), None);
+    // Until the other has forgotten it.
+    other.ask(&mut fs, Request::Forget { ino: dir, lookups: 1 }).unwrap();
+    fs.uptime_ms += 60_000;
+    assert_eq!(one.alone_after(&mut fs, create(dir, "other", NewNode::Regular)), Some(dir));
+}
+
+#[test]
+fn whoever_comes_to_know_a_directory_waits_for_who_is_alone_in_it() {
+    let looks: [fn(Ino) -> Request; 4] = [
+        |_| lookup(Ino::ROOT, "dir"),
+        |_| Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true },
+        |_| rmdir(Ino::ROOT, "dir"),
+        |_| Request::Rename {
+            from_dir: Ino::ROOT,
+            from: name("empty"),
+            to_dir: Ino::ROOT,
+            to: name("dir"),
+            flags: RenameFlags::empty(),
+        },
+    ];
+    for (at, look) in looks.into_iter().enumerate() {
+        let (mut fs, mut one, mut other, dir) = alone();
+        other.make(&mut fs, Ino::ROOT, "empty", NewNode::Directory);
+        fs.revocations.clear();
+        let came = waits_for(&mut fs, (&one, &mut other), dir, look(dir));
+        // It would not have been found to be so without what the first has made.
+        assert_eq!(came.err(), (at > 1).then_some(Errno::ENOTEMPTY), "{at}");
+        let after = one.alone_after(&mut fs, create(dir, "again", NewNode::Regular));
+        assert_eq!(after, (at > 1).then_some(dir), "{at}");
+    }
+}
+
+#[test]
+fn a_listing_without_attributes_makes_nobody_known() {
+    let (mut fs, mut one, mut other, dir) = alone();
+    other.ask(&mut fs, Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: false }).unwrap();
+    assert!(fs.revocations.is_empty());
+    assert_eq!(one.alone_after(&mut fs, lookup(dir, "file")), Some(dir));
+}
+
+#[test]
+fn nobody_is_alone_where_a_change_could_be_refused_later() {
+    let (mut fs, mut one, mut other, dir) = alone();
+    // A quota ends all exclusive leases, and there are none as long as it is there.
+    let quota = |value: &[u8]| Request::SetXattr {
+        ino: Ino::ROOT,
+        name: (*b"user.espalier.quota.max_files").into(),
+        value: value.into(),
+        mode: XattrMode::Any,
+        kill_sgid: false,
+    };
+    waits_for(&mut fs, (&one, &mut other), dir, quota(b"100")).unwrap();
+    fs.uptime_ms += 60_000;
+    assert_eq!(one.alone_after(&mut fs, create(dir, "two", NewNode::Regular)), None);
+    other.ask(&mut fs, quota(b"0")).unwrap();
+    fs.uptime_ms += 60_000;
+    assert_eq!(one.alone_after(&mut fs, create(dir, "three", NewNode::Regular)), Some(dir));
+    // What files take from a default access control list clients do not know.
+    let acl: Vec<u8> = [
+        &2u32.to_le_bytes()[..],
+        &[1, 0, 7, 0, 255, 255, 255, 255, 4, 0, 5, 0, 255, 255, 255, 255, 0x20, 0, 5, 0, 255, 255, 255, 255],
+    ]
+    .concat();
+    let default = (*b"system.posix_acl_default").into();
+    let (value, mode) = (acl.into(), XattrMode::Any);
+    one.ask(&mut fs, Request::SetXattr { ino: dir, name: default, value, mode, kill_sgid: false }).unwrap();
+    assert_eq!(one.alone_after(&mut fs, create(dir, "four", NewNode::Regular)), None);
+}
+
+#[test]
+fn nobody_is_alone_who_does_not_want_to_be() {
+    let mut fs = fs();
+    let mut one = Client::connect(&mut fs, 1);
+    let dir = one.make(&mut fs, Ino::ROOT, "dir", NewNode::Directory);
+    assert_eq!(one.alone_after(&mut fs, create(dir, "file", NewNode::Regular)), None);
+}
+
+#[test]
+fn files_are_told_to_be_unknown_to_others_as_long_as_they_are() {
+    let (mut fs, mut one, mut other, dir) = alone();
+    let alone = |reply: Result<Reply, Errno>| match reply {
+        Ok(Reply::Entry(entry)) => entry.alone,
+        other => panic!("{other:?}"),
+    };
+    assert!(alone(one.ask(&mut fs, lookup(dir, "file"))));
+    waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
+    assert!(!alone(other.ask(&mut fs, lookup(dir, "file"))));
+    assert!(!alone(one.ask(&mut fs, lookup(dir, "file"))));
+}
+
+/// A client's lease ends with its session, and with its term.
+#[test]
+fn nobody_waits_for_who_is_gone() {
+    let (mut fs, one, mut other, dir) = alone();
+    let id = other.send(&mut fs, lookup(Ino::ROOT, "dir"));
+    for _ in 0..12 {
+        fs.uptime_ms += 1000;
+        fs.input(Input::Tick);
+    }
+    assert!(fs.answers.remove(&id).is_some_and(|answer| answer.is_ok()), "{dir} {}", one.id.0);
+}
+
+/// After a restart nobody is told of a directory before all who may have been alone in it have said what they have; who has told
+/// his callers what is not done yet is alone in it again.
+#[test]
+fn a_restarted_server_gives_nobody_away() {
+    for is_exclusive in [false, true] {
+        let (mut fs, mut one, mut other, dir) = alone();
+        let entry = match one.ask(&mut fs, lookup(Ino::ROOT, "dir")) {
+            Ok(Reply::Entry(entry)) => entry,
+            reply => panic!("{reply:?}"),
+        };
+        let held = Held {
+            ino: dir,
+            home: entry.home,
+            lookups: 1,
+            opens: 0,
+            told: entry.proof,
+            opened: 0,
+            exclusive: is_exclusive,
+        };
+        one.ask(&mut fs, Request::Fsync { ino: dir }).unwrap();
+        let mut fs = fs.crash();
+        for client in [one.id, other.id] {
+            fs.input(Input::Connect { client, leases: true });
+        }
+        other.ask(&mut fs, Request::Reclaim { held: Vec::new(), last: true }).unwrap();
+        let looks = other.send(&mut fs, lookup(Ino::ROOT, "dir"));
+        assert_eq!(fs.answers.get(&looks), None, "the first may be alone in it");
+        one.ask(&mut fs, Request::Reclaim { held: vec![held], last: true }).unwrap();
+        assert_eq!(fs.answers.contains_key(&looks), !is_exclusive);
+        if is_exclusive {
+            one.make(&mut fs, dir, "told before", NewNode::Regular);
+            assert_eq!(give_up(&mut fs), [(one.id, Lease::Exclusive { dir })]);
+            assert!(fs.answers.contains_key(&looks));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Directories that a process makes and is alone in for a while, as programs that unpack or compile something are: until somebody else
+//! lists the root, its client tells it of changes before servers have made them.
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{Access, Errno, Ino, Name, NewNode, OpenHow, Request};
+use rand::Rng;
+
+use crate::random::{Random, Seed};
+
+/// In so many runs processes are alone now and then.
+const EVERY: u32 = 6;
+/// One of so many calls makes a new directory.
+const SELDOM: u32 = 25;
+/// Calls in one.
+const CALLS: u32 = 12;
+const NAMES: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
+
+pub fn are_in(seed: u64) -> bool {
+    Seed(seed).random("fuzz alone", 0).random_range(0..EVERY) == 0
+}
+
+/// Where a process is alone.
+#[derive(Debug)]
+pub struct Alone {
+    number: u32,
+    made: u32,
+    /// And how many calls follow.
+    dir: Option<(Ino, u32)>,
+}
+
+impl Alone {
+    pub fn new(number: u32) -> Self {
+        Self { number, made: 0, dir: None }
+    }
+
+    /// What comes of its calls.
+    pub fn learn(&mut self, asked: &Call<'_>, answer: &Result<Answer, Errno>) {
+        if let (
+            Call::Request(Request::Create { node: NewNode::Directory, name, .. }),
+            Ok(Answer::Entry(entry)),
+        ) = (asked, answer)
+            && *name == self.name()
+        {
+            self.dir = Some((entry.attr.ino, CALLS));
+        }
+    }
+
+    fn name(&self) -> Name {
+        Name::new(format!("own {} {}", self.number, self.made).as_bytes()).unwrap_or_else(|_| Name::lowest())
+    }
+
+    /// What is asked next there, if anything is.
+    pub fn next(&mut self, random: &mut Random) -> Option<Request> {
+        let Some((dir, left)) = self.dir.filter(|(_, left)| *left > 0) else {
+            if random.random_range(0..SELDOM) > 0 {
+                return None;
+            }
+            self.made += 1;
+            let (perm, umask, open, exclusive, early) = (0o777, 0, None, true, None);
+            let (dir, name, node) = (Ino::ROOT, self.name(), NewNode::Directory);
+            return Some(Request::Create { dir, name, node, perm, umask, open, exclusive, early });
+        };
+        self.dir = Some((dir, left - 1));
+        let name = Name::new(NAMES[random.random_range(0..NAMES.len())].as_bytes()).ok()?;
+        let access = Access::READ | Access::WRITE;
+        let how = OpenHow { access, kill_suid_gid: false, truncate: random.random(), sync: false };
+        Some(match random.random_range(0..20) {
+            0..9 => {
+                let (node, perm, umask, early) = (NewNode::Regular, 0o666, 0o022, None);
+                let (open, exclusive) = (random.random::<bool>().then_some(how), random.random());
+                Request::Create { dir, name, node, perm, umask, open, exclusive, early }
+            }
+            9..14 => Request::Unlink { dir, name, time: None },
+            14..16 => Request::Lookup { dir, name },
+            16 | 17 => Request::GetAttr { ino: dir },
+            18 => Request::ReadDir { dir, after: 0, limit: 100, plus: random.random() },
+            _ => Request::Fsync { ino: dir },
+        })
+    }
+}
