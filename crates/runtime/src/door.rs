@@ -2,6 +2,7 @@
 
 mod answer;
 mod locks;
+mod overlap;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,6 +19,7 @@ use espalier_proto::{
 
 use answer::{Once, answer_data};
 use locks::Lockers;
+use overlap::{Overlaps, Read};
 
 use crate::bulk::{self, Copies, CopyKey};
 use crate::caller::dies;
@@ -56,6 +58,7 @@ pub struct FuseDoor {
     shares_locks: bool,
     next_handle: AtomicU64,
     lockers: Lockers,
+    overlaps: Overlaps<Ticket>,
     notifiers: OnceLock<Notifiers>,
     recorder: OnceLock<Recorder>,
     /// Known once the first request may come, as is the next.
@@ -108,8 +111,15 @@ enum Form {
     /// Of a file that is opened to be appended to, which may end elsewhere than the kernel believes: it must not cache what is
     /// written.
     Append,
-    /// Of a direct write that must be durable when it returns: the kernel sends no FSYNC after it. With the request's number.
-    SyncedWrite(Ino, u64),
+    /// See `overlap.rs`.
+    Read(Box<Read>),
+    /// Of a write under this number. `sync`: past the kernel's cache, and to be durable when it returns: the kernel sends no FSYNC
+    /// after it.
+    Write {
+        ino: Ino,
+        unique: u64,
+        sync: bool,
+    },
     /// Of the FSYNC after that, so many bytes.
     Written(u32),
     Flush,
@@ -169,7 +179,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
                 return reply.none();
             }
             Op::Interrupt { unique } => {
-                return match self.calls.interrupt(*unique, dies) {
+                return match self.calls.door().interrupt(&*self.calls, *unique) {
                     // It may have overtaken what it is about: the kernel then sends it again.
                     Interrupt::Unknown => reply.error(Errno::EAGAIN.raw()),
                     Interrupt::Heard => reply.none(),
@@ -209,7 +219,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
             }
             _ => {}
         }
-        let caller = Caller { uid: request.uid, gid: request.gid, pid: request.pid, groups: None };
+        let caller = caller(&request);
         match self.call(&request) {
             Ok((call, form)) => {
                 let recorder = self.calls.door().recorder.get();
@@ -306,15 +316,26 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                     OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
                 plain(Request::Open { ino, how })
             }
-            Op::Read { offset, size, flags, .. } => {
+            Op::Read { handle, offset, size, flags, .. } => {
                 let noatime = flags & O_NOATIME != 0;
-                Ok((Call::Read { ino, offset, size, noatime }, Form::Plain))
+                let mut form = Form::Plain;
+                if self.is_shared && handle & DIRECT == 0 {
+                    let read = Read { unique, ino, offset, size, noatime, caller: caller(request) };
+                    self.calls.door().overlaps.read(ino, unique, offset, size.into());
+                    form = Form::Read(Box::new(read));
+                }
+                Ok((Call::Read { ino, offset, size, noatime }, form))
             }
             Op::Write { handle, offset, data, kill_suid_gid, flags, .. } => {
-                let offset = if self.is_shared && flags & O_APPEND != 0 { END } else { offset };
+                let appends = self.is_shared && flags & O_APPEND != 0;
+                if self.is_shared {
+                    let length = (!appends).then_some(data.len() as u64);
+                    self.calls.door().overlaps.write(ino, unique, offset, length);
+                }
                 let sync = handle & DIRECT != 0 && flags & O_DSYNC != 0;
-                let form = if sync { Form::SyncedWrite(ino, request.unique) } else { Form::Plain };
-                Ok((Call::Write { ino, offset, data: data.into(), kill_suid_gid }, form))
+                let offset = if appends { END } else { offset };
+                let call = Call::Write { ino, offset, data: data.into(), kill_suid_gid };
+                Ok((call, Form::Write { ino, unique, sync }))
             }
             Op::Release { .. } | Op::ReleaseDir { .. } => Ok((Call::Release { ino }, Form::Plain)),
             Op::Flush { lock_owner, .. } if self.calls.door().shares_locks => {
@@ -427,6 +448,7 @@ impl FuseDoor {
                 .contains(fuse::InitFlags::POSIX_LOCKS.union(fuse::InitFlags::FLOCK_LOCKS)),
             next_handle: AtomicU64::new(1),
             lockers: Lockers::default(),
+            overlaps: Overlaps::default(),
             notifiers: OnceLock::new(),
             recorder: OnceLock::new(),
             transport: OnceLock::new(),
@@ -463,7 +485,7 @@ impl FuseDoor {
     pub(crate) fn look_after_signals(&self, calls: &impl Calls<Self>) {
         let signalled = std::mem::take(&mut *self.signalled.lock().unwrap_or_else(PoisonError::into_inner));
         for call in signalled {
-            if calls.interrupt(call, dies) == Interrupt::Survived {
+            if self.interrupt(calls, call) == Interrupt::Survived {
                 self.survived(call);
             }
         }
@@ -482,6 +504,10 @@ fn process(number: u64) -> LockOwner {
 /// Bulk work of root's is checked by nobody else.
 fn check_root(request: &fuse::Request<'_>) -> Result<(), Errno> {
     if request.uid == 0 && !bulk::is_capable(request.pid) { Err(Errno::EPERM) } else { Ok(()) }
+}
+
+fn caller(request: &fuse::Request<'_>) -> Caller {
+    Caller { uid: request.uid, gid: request.gid, pid: request.pid, groups: None }
 }
 
 fn name(bytes: &[u8]) -> Result<Name, Errno> {

@@ -39,6 +39,7 @@ impl Door for FuseDoor {
         outcome: Result<Outcome<'_>, Errno>,
         lease: Duration,
     ) {
+        let Some(ticket) = self.settle_overlaps(calls, ticket) else { return };
         let Ticket { reply, form, begun } = ticket;
         if let (Some(begun), Some(recorder)) = (begun, self.recorder.get()) {
             recorder.end(*begun, &outcome);
@@ -74,7 +75,7 @@ impl Door for FuseDoor {
                 reply.entry(&fuse::Entry::absent(lease));
             }
             (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
-            (Answer::Written(written), Form::SyncedWrite(ino, unique)) => {
+            (Answer::Written(written), Form::Write { ino, unique, sync: true }) => {
                 let ticket = Ticket { reply, form: Form::Written(written), begun: None };
                 calls.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
