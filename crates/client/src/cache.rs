@@ -210,8 +210,10 @@ impl Cache {
             }
         }
         self.distrust_subject(&subject);
-        // They may come to have names where others see them.
-        inos.iter().flatten().for_each(|ino| self.not_alone(*ino));
+        if call.stream().is_none() {
+            // They may come to have names where others see them.
+            inos.iter().flatten().for_each(|ino| self.not_alone(*ino));
+        }
         self.changing.begin(inos.into_iter())
     }
 

@@ -395,7 +395,7 @@ impl Sighting {
 fn write(call: &Call<'_>, kill_suid_gid: bool) -> Next {
     match *call {
         Call::Write { ino, offset, ref data, .. } => {
-            Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid })
+            Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid, time: None })
         }
         _ => Next::Answer(Err(Errno::EIO)),
     }

@@ -9,7 +9,7 @@ use espalier_proto::{
     Access, Caller, Entry, Errno, FromClient, Held, Home, Ino, LockOwner, Opened, Reply, Request, RequestId,
     StreamIo, Welcome,
 };
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use crate::locks::{Asker, Locks, Noted};
@@ -325,8 +325,14 @@ impl Link {
         }
     }
 
-    /// What is sent over a new connection, after the server has answered the first message.
-    pub fn connected(&mut self, welcome: &Welcome, out: &mut Vec<FromClient>) -> Begun {
+    /// What is sent over a new connection, after the server has answered the first message. `early`: directories of whose changes callers
+    /// have been told before the server has answered.
+    pub fn connected(
+        &mut self,
+        welcome: &Welcome,
+        early: &BTreeSet<Ino>,
+        out: &mut Vec<FromClient>,
+    ) -> Begun {
         let mut begun = Begun::default();
         self.connected = true;
         self.window = u64::from(welcome.window).max(1);
@@ -349,7 +355,7 @@ impl Link {
                 begun.unlocked = self.locks.lose();
             }
             self.incarnation = Some(welcome.incarnation);
-            self.reclaim();
+            self.reclaim(early);
         }
         // That they have been given what they wait for may not have come.
         for id in core::mem::take(&mut self.asked_again) {
@@ -375,8 +381,7 @@ impl Link {
     }
 
     /// Makes the requests that tell what is held.
-    fn reclaim(&mut self) {
-        let early: HashSet<Ino, FxBuildHasher> = self.unanswered.values().filter_map(told_early_in).collect();
+    fn reclaim(&mut self, early: &BTreeSet<Ino>) {
         let held: Vec<_> = self
             .held
             .iter()
@@ -434,16 +439,5 @@ impl Link {
             Message::Request(caller, request) => FromClient::Request { id, below, caller, request },
             Message::Stream(io, data) => FromClient::Stream { id, below, io, data },
         }));
-    }
-}
-
-/// In which directory callers have been told already of what a request changes.
-fn told_early_in(message: &Message) -> Option<Ino> {
-    match message {
-        Message::Request(
-            _,
-            Request::Create { dir, early: Some(_), .. } | Request::Unlink { dir, time: Some(_), .. },
-        ) => Some(*dir),
-        _ => None,
     }
 }

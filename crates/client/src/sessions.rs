@@ -2,13 +2,14 @@
 //! call of its door to its answer, whatever becomes of connections and servers meanwhile.
 
 mod asking;
+mod behind;
 mod early;
 mod end;
 mod own;
 mod root;
 mod told;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -20,6 +21,7 @@ use espalier_proto::{
 use crate::cache::Page;
 use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting};
 use asking::Asking;
+use behind::Behind;
 use early::Early;
 use end::{Course, End, Parked, Seen};
 use own::{Left, Own, Step};
@@ -44,7 +46,8 @@ pub struct Sessions<T> {
     shares_names: bool,
     /// Calls that wait for data servers.
     asking: Asking<T>,
-    early: Early<T>,
+    early: Early,
+    behind: Behind<T>,
 }
 
 /// A call as it comes from the door.
@@ -63,8 +66,9 @@ impl<T> Sessions<T> {
     /// told.
     pub fn new(cache: Cache, ranks: usize, shares_names: bool) -> Self {
         let (client, asking) = (Client { server_appends: true, ..Client::default() }, Asking::default());
-        let (ends, root, early) = (BTreeMap::new(), Ino::ROOT, Early::default());
-        Self { client, cache, ends, ranks, root, shares_names, asking, early }
+        let (ends, root) = (BTreeMap::new(), Ino::ROOT);
+        let (early, behind) = (Early::default(), Behind::default());
+        Self { client, cache, ends, ranks, root, shares_names, asking, early, behind }
     }
 
     /// What [`Welcome::root`] says, before the first call.
@@ -158,13 +162,20 @@ impl<T> Sessions<T> {
     }
 
     fn take(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
-        if let Some((answer, lease_ms)) = self.answer_early(now, &asked) {
+        if let Some((answer, lease_ms)) =
+            self.change_early(now, &asked).or_else(|| self.write_early(now, &asked))
+        {
             return told.door.push(ForDoor::Answer { ticket: asked.ticket, result: Ok(answer), lease_ms });
         }
         if self.close_early(&asked.call) {
             return told.answer(asked.ticket, Ok(Answer::Done));
         }
         let Some(asked) = self.keep_behind(now, asked) else { return };
+        self.take_after(now, asked, told);
+    }
+
+    /// Takes a call when all is answered that it depends on.
+    fn take_after(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
         if let Some(errno) = self.early_error(&asked.call) {
             return told.answer(asked.ticket, Err(errno));
         }
@@ -252,8 +263,9 @@ impl<T> Sessions<T> {
             // Another directory has come to its place.
             told.door.push(ForDoor::Distrust([Ino::ROOT].into()));
         }
+        let early = if welcome.resumed { self.early.dirs() } else { BTreeSet::new() };
         let Some(end) = self.end(rank) else { return };
-        let Begun { distrust, lost, unlocked } = end.link.connected(welcome, &mut end.out);
+        let Begun { distrust, lost, unlocked } = end.link.connected(welcome, &early, &mut end.out);
         if !unlocked.is_empty() {
             told.door.push(ForDoor::Unlocked(unlocked.len()));
         }
@@ -543,7 +555,7 @@ impl<T> Sessions<T> {
         };
         let id = match next {
             Next::Answer(result) => {
-                let result = result.map(|answer| self.shown(answer));
+                let result = result.map(|answer| self.shown(self.cache.as_told(answer)));
                 return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
             }
             Next::Data(delegation, work) => {

@@ -11,6 +11,7 @@ const RANK: Rank = Rank(0);
 const DIR: Ino = Ino(10);
 const FIRST: u64 = 1000;
 const TERM: u32 = 10_000;
+const STRIP: u32 = 100;
 
 /// A client's machine, and its server's side of the conversation.
 struct World {
@@ -70,6 +71,10 @@ fn lookup(file: &str) -> Request {
     Request::Lookup { dir: DIR, name: name(file) }
 }
 
+fn write(ino: u64, offset: u64, data: &'static [u8]) -> Call<'static> {
+    Call::Write { ino: Ino(ino), offset, data: data.into(), kill_suid_gid: false }
+}
+
 fn user(uid: u32, gid: u32) -> Caller {
     Caller { uid, gid, pid: 77, groups: None }
 }
@@ -86,7 +91,7 @@ impl World {
         world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
         let (id, _, request) = world.last();
         assert_eq!(request, Request::TakeNumbers { rank: RANK, count: 256 });
-        let numbers = Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0) };
+        let numbers = Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0), strip: STRIP };
         world.reply(id, Touched::default(), Ok(numbers));
         world.door.clear();
         world
@@ -209,8 +214,26 @@ impl World {
         self.answer(call).is_some()
     }
 
+    /// Whether a write is answered.
+    fn is_written(&mut self, write: Call<'static>) -> bool {
+        let call = self.call_as(user(0, 0), write);
+        matches!(self.answer(call), Some(Ok(Answer::Written(_))))
+    }
+
+    /// The last request for a write, if that is what has been sent last.
+    fn last_write(&self) -> Option<(RequestId, u64, Option<Time>)> {
+        match self.sent.last()? {
+            (id, _, Request::Write { offset, time, .. }) => Some((*id, *offset, *time)),
+            _ => None,
+        }
+    }
+
     fn size_of_dir(&mut self) -> Option<u64> {
-        let call = self.call(Request::GetAttr { ino: DIR });
+        self.size_of(DIR)
+    }
+
+    fn size_of(&mut self, ino: Ino) -> Option<u64> {
+        let call = self.call(Request::GetAttr { ino });
         match self.answer(call)? {
             Ok(Answer::Attr(attr)) => Some(attr.size),
             other => panic!("{other:?}"),
@@ -313,9 +336,8 @@ fn what_depends_on_it_comes_behind_it() {
     assert!(world.answer(made).is_some());
     let (id, ..) = world.last();
     let ino = Ino(FIRST);
-    let write = Call::Write { ino, offset: 0, data: b"bytes".into(), kill_suid_gid: false };
     let calls = [
-        write,
+        Call::Read { ino, offset: 0, size: 5, noatime: false },
         Call::Request(Request::Fsync { ino: DIR }),
         Call::Request(Request::SetXattr {
             ino,
@@ -338,11 +360,8 @@ fn what_depends_on_it_comes_behind_it() {
     assert_eq!(world.sent.len(), 3);
     world.made(id, FIRST, 3);
     let kinds: Vec<_> = world.sent.iter().map(|(_, _, request)| core::mem::discriminant(request)).collect();
-    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Write { .. })), "{kinds:?}");
-    assert!(
-        !world.sent.iter().any(|(_, _, request)| matches!(request, Request::Fsync { .. })),
-        "not all is done"
-    );
+    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Read { .. })), "{kinds:?}");
+    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Fsync { .. })), "{kinds:?}");
 }
 
 #[test]
@@ -490,8 +509,157 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
         world.call_as(user(0, 0), Call::Release { ino: Ino(ino) });
         let takes = world.sent.iter().find(|(_, _, request)| matches!(request, Request::TakeNumbers { .. }));
         if let Some((id, ..)) = takes.cloned() {
-            let numbers = Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0) };
+            let numbers =
+                Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0), strip: STRIP };
             world.reply(id, Touched::default(), Ok(numbers));
         }
     }
+}
+
+#[test]
+fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (made, ..) = world.last();
+    world.now += 1500;
+    assert!(world.is_written(write(FIRST, 0, b"some")));
+    assert!(world.is_written(write(FIRST, espalier_proto::END, b" bytes")));
+    assert_eq!((world.size_of(Ino(FIRST)), world.sent.len()), (Some(10), 1));
+    world.made(made, FIRST, 3);
+    let time = Some(Time::new(501, 500_000_000));
+    let Some((id, 0, sent)) = world.last_write() else { panic!("{:?}", world.sent) };
+    assert_eq!((sent, world.sent.len()), (time, 1), "the second one comes after the first");
+    assert_eq!(world.size_of(Ino(FIRST)), Some(10), "as was told");
+    let call = world.call(lookup("new"));
+    let Some(Ok(Answer::Entry(told))) = world.answer(call) else { panic!("{:?}", world.door) };
+    assert_eq!((told.attr.size, told.attr.blocks, Some(told.attr.mtime)), (10, 1, time));
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    let Some((id, offset, _)) = world.last_write() else { panic!("{:?}", world.sent) };
+    assert_eq!((offset, world.sent.len()), (espalier_proto::END, 1));
+    let sync = world.call(Request::Fsync { ino: Ino(FIRST) });
+    assert_eq!(world.sent.len(), 1, "it waits");
+    let written = Attr { size: 10, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    world.reply(id, Touched { attrs: vec![written], ..Touched::default() }, Ok(Reply::Done));
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::Fsync { ino: Ino(FIRST) });
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    assert!(matches!(world.answer(sync), Some(Ok(Answer::Done))));
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+}
+
+#[test]
+fn a_new_file_is_closed_and_removed_after_what_was_written() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (made, ..) = world.last();
+    assert!(world.is_written(write(FIRST, 0, b"bytes")));
+    let call = world.call_as(user(0, 0), Call::Release { ino: Ino(FIRST) });
+    assert!(world.answer(call).is_some());
+    world.revoke(3);
+    world.made(made, FIRST, 3);
+    let unlink = world.call(unlink("new"));
+    assert!(world.answer(unlink).is_none());
+    let (id, ..) = world.last_write().expect("it is sent");
+    assert_eq!((&world.revoked[..], world.sent.len()), (&[][..], 1), "others would see it without its bytes");
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    assert_eq!(world.revoked, [3]);
+    let mut told = Told::default();
+    world.sessions.tick(world.now, |_| false, &mut told);
+    world.take(told);
+    let requests: Vec<_> = world.sent.iter().map(|(_, _, request)| request.clone()).collect();
+    let [Request::Unlink { .. }, Request::ForgetAll { released, .. }] = &requests[..] else {
+        panic!("{requests:?}")
+    };
+    assert_eq!(released, &[Ino(FIRST)]);
+}
+
+#[test]
+fn only_small_writes_to_new_files_that_nobody_else_knows_are_told_at_once() {
+    let cases: [(&str, Event, Call<'_>); 6] = [
+        ("it outgrows the strip", |_| (), write(FIRST, 96, b"bytes")),
+        ("it has been there before", |_| (), write(11, 0, b"bytes")),
+        ("others may know it", |world| world.revoke(3), write(FIRST, 0, b"bytes")),
+        ("the lease is over", |world| world.now += u64::from(TERM), write(FIRST, 0, b"bytes")),
+        (
+            "it is truncated before",
+            |world| {
+                let set = espalier_proto::SetAttr { size: Some(0), ..Default::default() };
+                world.call(Request::SetAttr { ino: Ino(FIRST), set });
+            },
+            write(FIRST, 0, b"bytes"),
+        ),
+        (
+            "it is closed, and may be open elsewhere",
+            |world| {
+                world.call_as(user(0, 0), Call::Release { ino: Ino(FIRST) });
+            },
+            write(FIRST, 0, b"bytes"),
+        ),
+    ];
+    for (why, happens, write) in cases {
+        let mut world = World::new();
+        assert!(world.is_answered(create("new", true)));
+        happens(&mut world);
+        assert!(!world.is_written(write), "{why}");
+    }
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    assert!(world.is_written(write(FIRST, 95, b"bytes")), "it just fits");
+}
+
+#[test]
+fn what_could_not_be_written_is_told_to_whoever_wants_the_file_to_be_durable() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (made, ..) = world.last();
+    assert!(world.is_written(write(FIRST, 0, b"bytes")));
+    world.made(made, FIRST, 3);
+    let (id, ..) = world.last_write().expect("it is sent");
+    world.reply(id, Touched::default(), Err(Errno::EIO));
+    let told = &world.door[..];
+    assert!(matches!(told, [ForDoor::Distrust(_), ForDoor::Failed { name: None, .. }]), "{told:?}");
+    for (ino, errno) in [(DIR, None), (Ino(FIRST), Some(Errno::EIO)), (Ino(FIRST), None)] {
+        let call = world.call(Request::Fsync { ino });
+        assert_eq!(world.answer(call).map(|answer| answer.expect_err("a failure")), errno);
+    }
+}
+
+#[test]
+fn what_was_written_is_lost_with_its_session_and_else_sent_again() {
+    for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
+        let mut world = World::new();
+        assert!(world.is_answered(create("new", true)));
+        let (made, ..) = world.last();
+        assert!(world.is_written(write(FIRST, 0, b"one")));
+        assert!(world.is_written(write(FIRST, 3, b"two")));
+        world.made(made, FIRST, 3);
+        world.held.clear();
+        world.connect(incarnation, resumed);
+        let failed = world.door.iter().filter(|told| matches!(told, ForDoor::Failed { .. })).count();
+        assert_eq!((world.last_write().is_some(), failed), (resumed, if resumed { 0 } else { 2 }));
+        let is_alone = world.held.iter().any(|held| held.ino == DIR && held.exclusive);
+        assert_eq!(is_alone, incarnation == 2 && resumed, "others would see the file without its bytes");
+        assert_eq!(world.sessions.unanswered_changes(), if resumed { 2 } else { 0 });
+    }
+}
+
+#[test]
+fn who_waits_does_not_wait_for_what_is_told_later() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("a", false)));
+    let (first, ..) = world.last();
+    let listing = Request::ReadDir { dir: DIR, after: 0, limit: 5, plus: true };
+    world.call(Request::Fsync { ino: DIR });
+    world.call(listing.clone());
+    assert!(world.is_answered(create("b", false)));
+    assert_eq!(world.sent.len(), 2);
+    world.made(first, FIRST, 3);
+    let requests: Vec<_> = world.sent.iter().map(|(_, _, request)| request.clone()).collect();
+    assert_eq!(requests[1..], [Request::Fsync { ino: DIR }, listing]);
+    // What is told of the directory with an older answer is as callers have been told.
+    let call = world.call(Request::Lookup { dir: Ino::ROOT, name: name("other") });
+    let (id, ..) = world.last();
+    world.reply(id, Touched::default(), Ok(Reply::Entry(entry(attr(DIR, FileType::Directory, 3), true))));
+    let Some(Ok(Answer::Entry(told))) = world.answer(call) else { panic!("{:?}", world.door) };
+    assert_eq!(told.attr.size, 4);
 }

@@ -87,7 +87,7 @@ fn created(ino: u64) -> Result<Reply, Errno> {
 /// A link whose first connection has begun.
 fn connected() -> Link {
     let (mut link, mut out) = (Link::default(), Vec::new());
-    assert_eq!(link.connected(&welcome(1, false), &mut out), Begun::default());
+    assert_eq!(link.connected(&welcome(1, false), &[].into(), &mut out), Begun::default());
     // A new session holds nothing, and says so.
     assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true }]);
     link.answered(RequestId(1), &Ok(Reply::Done), true, &mut out);
@@ -121,7 +121,7 @@ fn what_was_not_answered_is_sent_again() {
     // Nothing is sent without a connection, and it cannot be said when an answer would come.
     let late = link.ask(Caller::SERVER, stat(9), &mut out);
     assert!(!link.cancel(late, &mut out) && out.is_empty());
-    assert_eq!(link.connected(&welcome(1, true), &mut out), Begun::default());
+    assert_eq!(link.connected(&welcome(1, true), &[].into(), &mut out), Begun::default());
     assert_eq!(numbers(&mut out), [(2, 2), (4, 2), (5, 2)]);
     assert!(link.cancel(late, &mut out));
     assert_eq!(out, [FromClient::Cancel { id: late }]);
@@ -140,7 +140,7 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
     link.ask(Caller::SERVER, stat(5), &mut out);
     link.disconnected();
     out.clear();
-    let begun = link.connected(&welcome(2, true), &mut out);
+    let begun = link.connected(&welcome(2, true), &[].into(), &mut out);
     let mut distrusted = begun.distrust.unwrap();
     distrusted.sort();
     assert_eq!((distrusted, begun.lost), (vec![Ino(5), Ino(6)], vec![]));
@@ -175,7 +175,7 @@ fn what_was_opened_for_writing_is_proved_to_be() {
         incarnation += 1;
         link.disconnected();
         let mut out = Vec::new();
-        link.connected(&welcome(incarnation, true), &mut out);
+        link.connected(&welcome(incarnation, true), &[].into(), &mut out);
         let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
         held[0].opened
     };
@@ -201,7 +201,7 @@ fn what_is_let_go_is_held_until_the_server_has_answered() {
     let held = |link: &mut Link, incarnation| {
         let mut out = Vec::new();
         link.disconnected();
-        link.connected(&welcome(incarnation, true), &mut out);
+        link.connected(&welcome(incarnation, true), &[].into(), &mut out);
         let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
         held.iter().map(|held| (held.lookups, held.opens)).collect::<Vec<_>>()
     };
@@ -220,7 +220,7 @@ fn of_a_lost_session_nobody_knows_what_was_done() {
     }
     link.disconnected();
     out.clear();
-    let begun = link.connected(&welcome(1, false), &mut out);
+    let begun = link.connected(&welcome(1, false), &[].into(), &mut out);
     assert_eq!((begun.distrust, begun.lost), (Some(vec![]), (2..=5).map(RequestId).collect()));
     // The fifth had waited for the window.
     assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true }, stat(5)]);
@@ -290,13 +290,13 @@ fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
     ];
     for (held, under_way, said) in cases {
         let (mut link, mut out) = (Link::default(), Vec::new());
-        link.connected(&welcome(1, false), &mut out);
+        link.connected(&welcome(1, false), &[].into(), &mut out);
         let id = link.ask(Caller::SERVER, ask(held), &mut out);
         link.answered(id, &Ok(Reply::Done), true, &mut out);
         link.ask(Caller::SERVER, under_way.clone(), &mut out);
         link.disconnected();
         out.clear();
-        link.connected(&welcome(2, true), &mut out);
+        link.connected(&welcome(2, true), &[].into(), &mut out);
         let requests = requests(&mut out);
         let told: Vec<_> = requests
             .iter()

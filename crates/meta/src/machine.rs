@@ -334,7 +334,7 @@ impl Meta {
             Request::Open { ino, how } => self.open(cx, *ino, *how),
             Request::Release { ino } => self.release(cx, *ino),
             Request::Read { ino, offset, size, noatime } => self.read(cx, *ino, *offset, *size, *noatime),
-            Request::Write { ino, offset, data, kill_suid_gid } => {
+            Request::Write { ino, offset, data, kill_suid_gid, .. } => {
                 self.write(cx, *ino, *offset, data, *kill_suid_gid)
             }
             Request::Allocate { ino, offset, length, mode } => {

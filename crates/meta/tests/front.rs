@@ -351,7 +351,8 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     let Ok(Reply::Created(entry, _)) = made else { panic!("{made:?}") };
     let ino = entry.attr.ino;
     let read = StreamIo::Read { ino, offset: 0, size: 10 };
-    let write = Request::Write { ino, offset: 0, data: vec![1; STRIP as usize], kill_suid_gid: false };
+    let write =
+        Request::Write { ino, offset: 0, data: vec![1; STRIP as usize], kill_suid_gid: false, time: None };
     server.ask(ONE, write).unwrap();
     let set = SetAttr { size: Some(100), ..SetAttr::default() };
     server.ask(ONE, Request::SetAttr { ino, set }).unwrap();

@@ -164,7 +164,13 @@ fn what_others_have_cached_is_revoked_before_it_changes() {
     let requests: Vec<(Request, Vec<Request>, Vec<Lease>)> = vec![
         (chmod(file, 0o640), vec![getattr(file)], vec![Lease::Inode { ino: file }]),
         (
-            Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false },
+            Request::Write {
+                ino: file,
+                offset: 0,
+                data: b"bytes".to_vec(),
+                kill_suid_gid: false,
+                time: None,
+            },
             vec![Request::Read { ino: file, offset: 0, size: 10, noatime: false }],
             vec![Lease::Inode { ino: file }],
         ),

@@ -110,7 +110,7 @@ impl World {
         let welcome = Welcome { incarnation: self.incarnation, resumed: connected.resumed, ..END };
         let peer = &mut self.peers[at];
         let mut out = Vec::new();
-        let begun = peer.link.connected(&welcome, &mut out);
+        let begun = peer.link.connected(&welcome, &[].into(), &mut out);
         for id in begun.lost {
             peer.calls.remove(&id);
         }

@@ -139,7 +139,7 @@ impl Ranks {
 
     fn write(&mut self, ino: Ino, bytes: usize) {
         let (data, kill_suid_gid) = (vec![1; bytes], false);
-        assert!(self.ask(Request::Write { ino, offset: 0, data, kill_suid_gid }).is_ok());
+        assert!(self.ask(Request::Write { ino, offset: 0, data, kill_suid_gid, time: None }).is_ok());
     }
 
     fn fsck(&mut self) {
@@ -265,7 +265,8 @@ fn a_file_is_used_under_a_name_at_another_rank() {
     let (near, far) = (fs.mkdir_at(0, Ino::ROOT, "near", 0o755), fs.mkdir_at(1, Ino::ROOT, "far", 0o755));
     let file = fs.create_as(&ROOT_CALLER, near, "file", NewNode::Regular, 0o644);
     fs.ask(Request::Open { ino: file, how: open_how(Access::WRITE, false) }).unwrap();
-    let write = Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false };
+    let write =
+        Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false, time: None };
     assert_eq!(fs.ask(write), Ok(Reply::Done));
     assert_eq!(fs.rename((near, "file"), (far, "there")), Ok(Reply::Done));
     let create = |open, exclusive| Request::Create {
@@ -522,7 +523,10 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     fs.tell_usage();
     fs.write(file, 20);
     let (data, kill_suid_gid) = (vec![1; 21], false);
-    assert_eq!(fs.ask(Request::Write { ino: file, offset: 0, data, kill_suid_gid }), Err(Errno::EDQUOT));
+    assert_eq!(
+        fs.ask(Request::Write { ino: file, offset: 0, data, kill_suid_gid, time: None }),
+        Err(Errno::EDQUOT)
+    );
     fs.fsck();
 }
 

@@ -267,7 +267,7 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
     let truncate = SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() };
     for request in [
         Request::Read { ino, offset: 0, size: 9, noatime: false },
-        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false },
+        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
         Request::Extend { ino, offset: 0, length: 9, from: None },
         Request::SetAttr { ino, set: truncate },
@@ -584,8 +584,8 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
         Request::Open { ino: file, how: open_how(Access::WRITE, true) },
         Request::SetAttr { ino: file, set: SetAttr { perm: Some(0o611), ..SetAttr::default() } },
         Request::SetAttr { ino: file, set: SetAttr { size: Some(3), ..SetAttr::default() } },
-        Request::Write { ino: file, offset: 5, data: b"more".to_vec(), kill_suid_gid: false },
-        Request::Write { ino: file, offset: END, data: b"more".to_vec(), kill_suid_gid: false },
+        Request::Write { ino: file, offset: 5, data: b"more".to_vec(), kill_suid_gid: false, time: None },
+        Request::Write { ino: file, offset: END, data: b"more".to_vec(), kill_suid_gid: false, time: None },
         Request::Allocate { ino: file, offset: 0, length: 30, mode: AllocateMode::empty() },
         Request::SetXattr {
             ino: file,
@@ -620,7 +620,16 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
     make(fs, client, full, "in it", NewNode::Regular);
     (has[1].opens, has[1].opened) = (1, client.open(fs, file));
     client
-        .ask(fs, Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false })
+        .ask(
+            fs,
+            Request::Write {
+                ino: file,
+                offset: 0,
+                data: b"bytes".to_vec(),
+                kill_suid_gid: false,
+                time: None,
+            },
+        )
         .unwrap();
     let xattr = b"user.there".as_slice().into();
     let (value, mode) = ([2; 3].into(), XattrMode::Any);
@@ -643,7 +652,7 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
             Reply::Created(unleased(entry), Opened { keep_cache: false, proof: 0, ..how })
         }
         Reply::Numbers { first, count, .. } => {
-            Reply::Numbers { first: first.min(NEW), count, time: Time::default() }
+            Reply::Numbers { first: first.min(NEW), count, time: Time::default(), strip: 0 }
         }
         // What of it clients may have been told otherwise.
         Reply::Copied(copied) => Reply::Copied(Box::new(Copied { made: vec![], changed: vec![], ..*copied })),
@@ -856,8 +865,11 @@ fn open_files_without_a_name_survive_a_restart() {
             let reply = one.ask(&mut fs, create(Ino::ROOT, file, NewNode::Regular)).unwrap();
             let ino = entry(Ok(reply.clone()));
             let opened = one.open(&mut fs, ino);
-            one.ask(&mut fs, Request::Write { ino, offset: 0, data: file.into(), kill_suid_gid: false })
-                .unwrap();
+            one.ask(
+                &mut fs,
+                Request::Write { ino, offset: 0, data: file.into(), kill_suid_gid: false, time: None },
+            )
+            .unwrap();
             one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name(file), time: None }).unwrap();
             has.push(Held { opened, ..held(&reply, 1, 1) });
         }
@@ -958,7 +970,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     let ino = entry(Ok(reply.clone()));
     let truncate = SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() };
     let changes = [
-        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false },
+        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
         Request::Extend { ino, offset: 0, length: 9, from: None },
         Request::Delegate { ino, access: Access::READ | Access::WRITE },
@@ -1257,9 +1269,13 @@ impl Lane {
         let last = self.names.last().cloned();
         match (rng.u8(0..8), last) {
             (7, _) => Request::Fsync { ino },
-            (0 | 1, Some(_)) if self.bytes.len() < 60 => {
-                Request::Write { ino, offset: END, data: vec![rng.u8(1..); 5], kill_suid_gid: false }
-            }
+            (0 | 1, Some(_)) if self.bytes.len() < 60 => Request::Write {
+                ino,
+                offset: END,
+                data: vec![rng.u8(1..); 5],
+                kill_suid_gid: false,
+                time: None,
+            },
             (2, Some(from)) => {
                 Request::Rename { from_dir: dir, from, to_dir: dir, to: fresh, flags: RenameFlags::empty() }
             }

@@ -46,7 +46,7 @@ fn make(fs: &mut Harness, text: &str, size: u64) -> Result<Ino, Errno> {
         other => panic!("{other:?}"),
     };
     let data: Vec<u8> = (0..STRIP as u8).collect();
-    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false })?;
+    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false, time: None })?;
     fs.ask(resize(ino, size))?;
     Ok(ino)
 }
@@ -306,7 +306,7 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
         panic!("no file")
     };
     let data = vec![1; STRIP as usize];
-    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false }).unwrap();
+    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false, time: None }).unwrap();
     fs.ask(resize(ino, 100)).unwrap();
     let espalier_meta::Place::Servers(layout) = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 }) else {
         panic!("it is not on data servers")

@@ -35,7 +35,7 @@ fn limits() -> Limits {
 fn write(id: u64, offset: u64, length: usize) -> FromClient {
     let caller = Caller { uid: 1, gid: 2, pid: 3, groups: None };
     let data = vec![offset as u8; length];
-    let request = Request::Write { ino: Ino(9), offset, data, kill_suid_gid: false };
+    let request = Request::Write { ino: Ino(9), offset, data, kill_suid_gid: false, time: None };
     FromClient::Request { id: RequestId(id), below: RequestId(0), caller, request }
 }
 

@@ -188,7 +188,7 @@ impl Request {
     pub fn time(&self) -> Option<Time> {
         match self {
             Self::Create { early, .. } => early.map(|early| early.time),
-            Self::Unlink { time, .. } => *time,
+            Self::Unlink { time, .. } | Self::Write { time, .. } => *time,
             _ => None,
         }
     }
@@ -300,7 +300,7 @@ mod tests {
             (Request::Forget { ino: INO, lookups: 1 }, Errno::EINVAL),
             (Request::SetAttr { ino: INO, set }, Errno::EINVAL),
             (Request::Rename { from_dir: INO, from: name(), to_dir: INO, to: name(), flags }, Errno::EINVAL),
-            (Request::Write { ino: INO, offset: 0, data, kill_suid_gid: false }, Errno::EINVAL),
+            (Request::Write { ino: INO, offset: 0, data, kill_suid_gid: false, time: None }, Errno::EINVAL),
             (Request::Read { ino: INO, offset: 0, size: u32::MAX, noatime: false }, Errno::EINVAL),
             (Request::Allocate { ino: INO, offset: 0, length: 1, mode }, Errno::EOPNOTSUPP),
             (Request::ReadDir { dir: INO, after: 0, limit: u32::MAX, plus: true }, Errno::EINVAL),

@@ -159,6 +159,8 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
         kill_suid_gid: bool,
+        /// As [`Early::time`].
+        time: Option<Time>,
     },
     Allocate {
         ino: Ino,
@@ -423,6 +425,8 @@ pub enum Reply {
         first: Ino,
         count: u32,
         time: Time,
+        /// Files of up to so many bytes lie with their metadata.
+        strip: u32,
     },
 }
 

@@ -258,11 +258,16 @@ impl<D: Door> Remote<D> {
             ForDoor::Recall(recalls) => self.door.recall(&recalls),
             ForDoor::Changed(inos) => self.door.changed(&inos),
             ForDoor::Groups { rank, id, pid } => self.tell_groups(rank, id, pid),
-            ForDoor::Failed { dir, name, errno } => tracing::warn!(
+            ForDoor::Failed { dir, name: Some(name), errno, .. } => tracing::warn!(
                 dir = dir.0,
                 name = %String::from_utf8_lossy(&name),
                 %errno,
                 "a file could not be made or removed, of which its program has been told that it was"
+            ),
+            ForDoor::Failed { ino, name: None, errno, .. } => tracing::warn!(
+                ino = ino.0,
+                %errno,
+                "what a program has written to a new file could not be written"
             ),
             ForDoor::Unlocked(files) => tracing::warn!(
                 files,

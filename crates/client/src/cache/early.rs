@@ -6,6 +6,7 @@ use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use super::{Binding, Cache, Users};
+use crate::Answer;
 
 /// What is told and not answered.
 #[derive(Debug, Default)]
@@ -83,6 +84,36 @@ impl Cache {
         self.attr(ino, now)
     }
 
+    /// The attributes of a file that this client has made in a directory in which it is alone, if nobody else knows it.
+    pub fn alone_writing(&self, dir: Ino, ino: Ino, now: u64) -> Option<Attr> {
+        self.alone_in(dir, now)?;
+        let lease = self.records.get(&dir)?.exclusive;
+        self.records.get(&ino).filter(|record| record.alone == lease)?;
+        self.attr(ino, now)
+    }
+
+    /// An answer as callers may hear it: they are not told again of how things were before what they were told.
+    pub fn as_told(&self, mut answer: Answer) -> Answer {
+        let correct = |attr: &mut Attr| {
+            let told = self.records.get(&attr.ino).and_then(|record| record.attr.as_deref());
+            if let Some(told) = told.filter(|_| self.early.is_of(attr.ino)) {
+                *attr = *told;
+            }
+        };
+        match &mut answer {
+            Answer::Attr(attr) => correct(attr),
+            Answer::Entry(entry) | Answer::Created(entry, _) => correct(&mut entry.attr),
+            Answer::Listing { entries, .. } => {
+                entries
+                    .iter_mut()
+                    .filter_map(|dirent| dirent.entry.as_mut())
+                    .for_each(|it| correct(&mut it.attr));
+            }
+            _ => {}
+        }
+        answer
+    }
+
     /// Whether anything has been told of an inode, or of what is in it, that is not answered.
     pub fn is_early(&self, ino: Ino) -> bool {
         self.early.is_of(ino)
@@ -113,7 +144,7 @@ impl Cache {
             record.users += u64::from(counts);
             record.alone = exclusive;
         }
-        self.begin_early(dir, name, attr.ino);
+        self.begin_early(dir, Some(name), attr.ino);
         let cacheable = parent.perm & mode::ANY_EXEC == mode::ANY_EXEC;
         let (name_leased, attr_leased, alone, home) = (true, true, true, Home::Table);
         (Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 0 }, until)
@@ -124,7 +155,17 @@ impl Cache {
         self.change_early(dir, -1, time);
         self.unbind(dir, name);
         self.drop_lease(ino);
-        self.begin_early(dir, name, ino);
+        self.begin_early(dir, Some(name), ino);
+    }
+
+    /// Callers are told that such a file has been written to, up to `end` bytes.
+    pub fn written_early(&mut self, dir: Ino, ino: Ino, end: u64, time: Time) {
+        if let Some(attr) = self.records.get_mut(&ino).and_then(|record| record.attr.as_mut()) {
+            attr.size = attr.size.max(end);
+            attr.blocks = attr.blocks.max(end.div_ceil(512));
+            (attr.mtime, attr.ctime) = (time, time);
+        }
+        self.begin_early(dir, None, ino);
     }
 
     fn change_early(&mut self, dir: Ino, entries: i64, time: Time) {
@@ -135,16 +176,18 @@ impl Cache {
         }
     }
 
-    fn begin_early(&mut self, dir: Ino, name: &Name, ino: Ino) {
-        self.early.names.insert((dir, name.clone()));
+    fn begin_early(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
+        self.early.names.extend(name.map(|name| (dir, name.clone())));
         for ino in [dir, ino] {
             *self.early.inodes.entry(ino).or_default() += 1;
         }
     }
 
-    /// What was told of a name and its inode is answered.
-    pub fn end_early(&mut self, dir: Ino, name: &Name, ino: Ino) {
-        self.early.names.remove(&(dir, name.clone()));
+    /// What was told of an inode, and of its name, is answered.
+    pub fn end_early(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
+        if let Some(name) = name {
+            self.early.names.remove(&(dir, name.clone()));
+        }
         for ino in [dir, ino] {
             if let Some(count) = self.early.inodes.get_mut(&ino) {
                 *count -= 1;
@@ -179,10 +222,12 @@ impl Cache {
     }
 
     /// What was told could not be done. After [`Self::end_early`].
-    pub fn failed_early(&mut self, dir: Ino, name: &Name, ino: Ino) {
-        self.doubt(dir, name);
+    pub fn failed_early(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
         self.drop_lease(ino);
-        self.drop_lease(dir);
+        if let Some(name) = name {
+            self.doubt(dir, name);
+            self.drop_lease(dir);
+        }
     }
 }
 

@@ -3,19 +3,19 @@
 //! kept back until they are answered: other calls about the same names and inodes, whatever is to be durable, and the lease, if the server
 //! wants it back.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    self as proto, Attr, Caller, Errno, FileType, FromClient, Ino, Name, NewNode, Opened, Rank, Reply,
-    Request, RequestId, Time, Touched, mode,
+    self as proto, Attr, Caller, END, Errno, FileType, Ino, Name, NewNode, Opened, Rank, Reply, Request,
+    RequestId, Time, Touched, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::{Asked, ForDoor, Sessions, Told};
 use crate::cache::new_file;
-use crate::{Answer, Binding, Call, Interrupt};
+use crate::{Answer, Call};
 
 /// So many changes may be told and not answered: more than a network holds, and few enough that who comes behind them does not wait for long.
 const MOST: usize = 64;
@@ -29,16 +29,17 @@ const REFUSED_MS: u64 = 60_000;
 /// How a file is opened that has just been made.
 const NEW: Opened = Opened { streamed: false, keep_cache: true, limited: false, proof: 0 };
 
-/// What has been told and not answered, and what waits for that.
-#[derive(Debug)]
-pub(super) struct Early<T> {
+/// What has been told and not answered.
+#[derive(Debug, Default)]
+pub(super) struct Early {
     changes: HashMap<(Rank, RequestId), Change, FxBuildHasher>,
+    /// Writes that are sent when what was told of their files before is answered, in their order.
+    unsent: VecDeque<Unsent>,
+    /// The number of the last one.
+    last: u64,
+    /// In which directories files lie that have been made so and are open since.
+    open: HashMap<Ino, Ino, FxBuildHasher>,
     supplies: BTreeMap<Rank, Supply>,
-    /// Calls that come after what has been told, in their order.
-    behind: VecDeque<Asked<'static, T>>,
-    /// New files that have been closed.
-    closed: Vec<Ino>,
-    revoked: Vec<Revoked>,
     /// What could not be done is to be told to whoever wants it to be durable.
     failed: BTreeMap<Ino, Errno>,
 }
@@ -46,16 +47,28 @@ pub(super) struct Early<T> {
 /// A change that callers have been told of.
 #[derive(Debug)]
 struct Change {
+    /// They count up.
+    number: u64,
     dir: Ino,
-    name: Name,
+    /// `None`: it is one of the file's bytes.
+    name: Option<Name>,
     ino: Ino,
     sent: u64,
+}
+
+#[derive(Debug)]
+struct Unsent {
+    change: Change,
+    caller: Caller,
+    request: Request,
 }
 
 /// What a server has given for changes to come.
 #[derive(Debug, Default)]
 struct Supply {
     numbers: VecDeque<Ino>,
+    /// Bytes of a file that lies with its metadata, at most.
+    strip: u64,
     /// What its clock has said, and when.
     clock: Option<(Time, u64)>,
     /// It has been asked for more.
@@ -64,30 +77,7 @@ struct Supply {
     refused_until: u64,
 }
 
-/// A lease that a server wants back.
-#[derive(Debug)]
-struct Revoked {
-    rank: Rank,
-    number: u64,
-    ino: Ino,
-    /// The door has given it up.
-    by_door: bool,
-}
-
-impl<T> Default for Early<T> {
-    fn default() -> Self {
-        Self {
-            changes: HashMap::default(),
-            supplies: BTreeMap::new(),
-            behind: VecDeque::new(),
-            closed: Vec::new(),
-            revoked: Vec::new(),
-            failed: BTreeMap::new(),
-        }
-    }
-}
-
-impl<T> Early<T> {
+impl Early {
     /// Whether a request makes a change that callers have been told of.
     pub fn is_change(&self, rank: Rank, id: RequestId) -> bool {
         self.changes.contains_key(&(rank, id))
@@ -96,6 +86,39 @@ impl<T> Early<T> {
     /// When it was sent.
     pub fn sent(&self, rank: Rank, id: RequestId) -> Option<u64> {
         self.changes.get(&(rank, id)).map(|change| change.sent)
+    }
+
+    /// The number of the last change that was told.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+
+    /// Whether one that is like that, by its directory and its file, is left of those up to a number.
+    pub fn is_any_left(&self, last: u64, is_it: impl Fn(Ino, Ino) -> bool) -> bool {
+        self.left().any(|change| change.number <= last && is_it(change.dir, change.ino))
+    }
+
+    /// In which directories they are.
+    pub fn dirs(&self) -> BTreeSet<Ino> {
+        self.left().map(|change| change.dir).collect()
+    }
+
+    /// A file is closed. Whoever has it open besides writes as to any other.
+    pub fn closed(&mut self, ino: Ino) {
+        self.open.remove(&ino);
+    }
+
+    fn left(&self) -> impl Iterator<Item = &Change> {
+        self.changes.values().chain(self.unsent.iter().map(|unsent| &unsent.change))
+    }
+
+    fn count(&self) -> usize {
+        self.changes.len() + self.unsent.len()
+    }
+
+    fn new_change(&mut self, dir: Ino, name: Option<Name>, ino: Ino, now: u64) -> Change {
+        self.last += 1;
+        Change { number: self.last, dir, name, ino, sent: now }
     }
 }
 
@@ -121,7 +144,7 @@ impl<T> Sessions<T> {
 
     /// Answers a call that changes a directory which this client is alone in, and sends it. Returns for how many milliseconds the answer
     /// may be cached.
-    pub(super) fn answer_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+    pub(super) fn change_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &asked.call else { return None };
         let (Request::Create { dir, name, node: NewNode::Regular, .. } | Request::Unlink { dir, name, .. }) =
             request
@@ -130,9 +153,8 @@ impl<T> Sessions<T> {
         };
         let (dir, rank) = (*dir, dir.rank());
         let parent = self.cache.alone_in(dir, now).filter(|_| self.shares_names)?;
-        let time = self.early.supplies.get(&rank)?.time(now)?;
-        let is_ready = self.ends.get(&rank)?.link.is_ready() && self.early.changes.len() < MOST;
-        if !is_ready || self.cache.is_early_name(dir, name) || !may_change(&parent, &asked.caller) {
+        let time = self.may_tell(now, rank)?;
+        if self.cache.is_early_name(dir, name) || !may_change(&parent, &asked.caller) {
             return None;
         }
         let (ino, request, answer, left) = match request {
@@ -151,7 +173,10 @@ impl<T> Sessions<T> {
                     *early = Some(proto::Early { ino, time });
                 }
                 let answer = match open {
-                    Some(_) => Answer::Created(entry, self.client.opened(ino, NEW)),
+                    Some(_) => {
+                        self.early.open.insert(ino, dir);
+                        Answer::Created(entry, self.client.opened(ino, NEW))
+                    }
                     None => Answer::Entry(entry),
                 };
                 (ino, request, answer, until - now)
@@ -161,16 +186,67 @@ impl<T> Sessions<T> {
                 let is_plain = attr.kind != FileType::Directory && attr.nlink == 1 && !attr.streamed;
                 let owners = [0, attr.uid, parent.uid];
                 let may = parent.perm & mode::STICKY == 0 || owners.contains(&asked.caller.uid);
-                if !is_plain || !may || self.client.files.contains_key(&attr.ino) {
+                let is_used = self.client.files.contains_key(&attr.ino) || self.cache.is_early(attr.ino);
+                if !is_plain || !may || is_used {
                     return None;
                 }
                 self.cache.remove_early(dir, name, attr.ino, time);
                 (attr.ino, Request::Unlink { dir, name: name.clone(), time: Some(time) }, Answer::Done, 0)
             }
         };
-        let id = self.end(rank)?.ask(asked.caller.clone(), request);
-        self.early.changes.insert((rank, id), Change { dir, name: name.clone(), ino, sent: now });
+        let change = self.early.new_change(dir, Some(name.clone()), ino, now);
+        self.send_early(rank, change, asked.caller.clone(), request);
         Some((answer, left))
+    }
+
+    /// Answers a write to a file that was made so and is open since, as long as it stays small. It is sent when what was told of the
+    /// file before is answered.
+    pub(super) fn write_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+        let Call::Write { ino, offset, data, kill_suid_gid: false } = &asked.call else { return None };
+        let (ino, rank) = (*ino, ino.rank());
+        let dir = *self.early.open.get(&ino)?;
+        let attr = self.cache.alone_writing(dir, ino, now).filter(|attr| !attr.streamed)?;
+        let time = self.may_tell(now, rank)?;
+        let start = if *offset == END { attr.size } else { *offset };
+        let end = start.checked_add(data.len() as u64)?;
+        if data.is_empty() || end > self.early.supplies.get(&rank)?.strip || self.behind.is_any_about(ino) {
+            return None;
+        }
+        let is_first = !self.cache.is_early(ino);
+        self.cache.written_early(dir, ino, end, time);
+        let change = self.early.new_change(dir, None, ino, now);
+        let (data, kill_suid_gid, time) = (data.to_vec(), false, Some(time));
+        let answer = Answer::Written(data.len() as u32);
+        let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time };
+        let caller = asked.caller.clone();
+        if is_first {
+            self.send_early(rank, change, caller, request);
+        } else {
+            self.early.unsent.push_back(Unsent { change, caller, request });
+        }
+        Some((answer, 0))
+    }
+
+    /// The time of a change, if one may be told now.
+    fn may_tell(&self, now: u64, rank: Rank) -> Option<Time> {
+        let is_ready = self.ends.get(&rank)?.link.is_ready() && self.early.count() < MOST;
+        self.early.supplies.get(&rank)?.time(now).filter(|_| is_ready)
+    }
+
+    fn send_early(&mut self, rank: Rank, change: Change, caller: Caller, request: Request) {
+        if let Some(end) = self.end(rank) {
+            let id = end.ask(caller, request);
+            self.early.changes.insert((rank, id), change);
+        }
+    }
+
+    /// What was told of a file is answered: what has waited for that is sent.
+    fn send_next(&mut self, now: u64, of: Ino) {
+        let at = self.early.unsent.iter().position(|unsent| unsent.change.ino == of);
+        if let Some(Unsent { mut change, caller, request }) = at.and_then(|at| self.early.unsent.remove(at)) {
+            change.sent = now;
+            self.send_early(of.rank(), change, caller, request);
+        }
     }
 
     /// Takes what a server says of a change that was told early. Whether it is one.
@@ -182,36 +258,42 @@ impl<T> Sessions<T> {
         result: &Result<Reply, Errno>,
         told: &mut Told<T>,
     ) -> bool {
-        let Some(Change { dir, name, ino, sent }) = self.early.changes.remove(&of) else { return false };
-        self.cache.end_early(dir, &name, ino);
+        let Some(change) = self.early.changes.remove(&of) else { return false };
+        let Change { dir, name: ref of_name, ino, sent, .. } = change;
+        self.cache.end_early(dir, of_name.as_ref(), ino);
         let lease = lease.saturating_sub(now.saturating_sub(sent) + 1);
-        match result {
-            Ok(Reply::Entry(entry) | Reply::Created(entry, _)) if entry.attr.ino == ino => {
+        match (result, of_name) {
+            (Ok(Reply::Entry(entry) | Reply::Created(entry, _)), Some(name)) if entry.attr.ino == ino => {
                 let until = if lease == 0 { 0 } else { now + lease };
-                self.cache.made_early(dir, &name, entry, until, now);
+                self.cache.made_early(dir, name, entry, until, now);
                 if until == 0 || !entry.name_leased || !entry.attr_leased {
                     // Callers were told that they may cache it.
                     told.door.push(ForDoor::Distrust([ino].into()));
                 }
             }
-            Ok(Reply::Done) => self.cache.removed_early(dir, &name),
-            Ok(_) => self.early_failed((dir, name, ino), Errno::EIO, told),
-            Err(errno) => self.early_failed((dir, name, ino), *errno, told),
+            (Ok(Reply::Done), Some(name)) => self.cache.removed_early(dir, name),
+            (Ok(Reply::Done), None) => {}
+            (Ok(_), _) => self.early_failed(change, Errno::EIO, told),
+            (Err(errno), _) => self.early_failed(change, *errno, told),
         }
         self.cache.changed(touched, lease, now);
+        self.send_next(now, ino);
         true
     }
 
-    fn early_failed(&mut self, (dir, name, ino): (Ino, Name, Ino), errno: Errno, told: &mut Told<T>) {
-        self.cache.failed_early(dir, &name, ino);
-        for ino in [dir, ino] {
+    fn early_failed(&mut self, change: Change, errno: Errno, told: &mut Told<T>) {
+        let Change { dir, name, ino, .. } = change;
+        self.cache.failed_early(dir, name.as_ref(), ino);
+        let is_named = name.is_some();
+        for ino in [Some(ino), is_named.then_some(dir)].into_iter().flatten() {
             self.early.failed.entry(ino).or_insert(errno);
         }
         while self.early.failed.len() > MOST {
             self.early.failed.pop_first();
         }
-        told.door.push(ForDoor::Distrust([self.shown_as(dir), ino].into()));
-        told.door.push(ForDoor::Failed { dir: self.shown_as(dir), name, errno });
+        let dir = self.shown_as(dir);
+        told.door.push(ForDoor::Distrust([ino].into_iter().chain(is_named.then_some(dir)).collect()));
+        told.door.push(ForDoor::Failed { dir, ino, name, errno });
     }
 
     /// What could not be done of what was told, if whoever wants it to be durable has not been told yet. Of the root: of all.
@@ -223,138 +305,9 @@ impl<T> Sessions<T> {
         }
     }
 
-    // ---- Waiting for what was told
-
-    /// Keeps a call back if it depends on what was told and is not answered.
-    pub(super) fn keep_behind<'a>(&mut self, now: u64, asked: Asked<'a, T>) -> Option<Asked<'a, T>> {
-        if !self.comes_behind(now, &asked.call) {
-            return Some(asked);
-        }
-        let Asked { call_id, caller, call, ticket } = asked;
-        self.early.behind.push_back(Asked { call_id, caller, call: call.into_owned(), ticket });
-        None
-    }
-
-    fn comes_behind(&self, now: u64, call: &Call<'_>) -> bool {
-        if self.early.changes.is_empty() {
-            return false;
-        }
-        let is_any = |inos: &[Ino]| inos.iter().any(|ino| self.cache.is_early(*ino));
-        let is_named = |dir: Ino, name: &Name| {
-            self.cache.is_early_name(dir, name)
-                || match self.cache.name(dir, name, now) {
-                    Some(Binding::Inode(ino, _)) => self.cache.is_early(ino),
-                    Some(Binding::Absent) => false,
-                    None => true,
-                }
-        };
-        match call {
-            Call::Request(request) => match request {
-                // Everything that was done before is to be durable, or is about to be counted, copied or removed.
-                Request::Fsync { .. }
-                | Request::StatFs { .. }
-                | Request::CopyTree(_)
-                | Request::RemoveTree { .. } => true,
-                Request::Lookup { dir, name }
-                | Request::Create { dir, name, .. }
-                | Request::Unlink { dir, name, .. }
-                | Request::RmDir { dir, name } => is_named(*dir, name),
-                Request::Link { ino, dir, name } => is_any(&[*ino]) || is_named(*dir, name),
-                Request::Rename { from_dir, from, to_dir, to, .. } => {
-                    is_named(*from_dir, from) || is_named(*to_dir, to)
-                }
-                request => {
-                    let mut is_early = false;
-                    request.clone().each_inode(&mut |ino| is_early |= self.cache.is_early(*ino));
-                    is_early
-                }
-            },
-            Call::Copy { from, to, .. } => is_any(&[*from, *to]),
-            Call::Read { ino, .. }
-            | Call::Write { ino, .. }
-            | Call::Allocate { ino, .. }
-            | Call::Seek { ino, .. }
-            | Call::Release { ino } => is_any(&[*ino]),
-        }
-    }
-
-    /// A new file is closed, of which the server is told when it has made it. Whether that is so.
-    pub(super) fn close_early(&mut self, call: &Call<'_>) -> bool {
-        let Call::Release { ino } = *call else { return false };
-        let is_early = self.cache.is_early(ino)
-            && !self.early.behind.iter().any(|asked| asked.call.stream() == Some(ino));
-        if is_early {
-            let _ = self.client.start(call);
-            self.early.closed.push(ino);
-        }
-        is_early
-    }
-
-    /// Something that was told has been answered: what waits for that goes on.
-    pub(super) fn go_on_behind(&mut self, now: u64, told: &mut Told<T>) {
-        for ino in self.early.closed.extract_if(.., |ino| !self.cache.is_early(*ino)).collect::<Vec<_>>() {
-            if let Some(end) = self.end(ino.rank()) {
-                end.link.release(ino, &mut end.out);
-            }
-        }
-        let cache = &self.cache;
-        let is_due = |revoked: &mut Revoked| revoked.by_door && !cache.is_early(revoked.ino);
-        for Revoked { rank, number, .. } in self.early.revoked.extract_if(.., is_due) {
-            told.send.push((rank, FromClient::Revoked { number }));
-        }
-        let mut kept = VecDeque::new();
-        while let Some(asked) = self.early.behind.pop_front() {
-            if self.comes_behind(now, &asked.call) {
-                kept.push_back(asked);
-            } else {
-                self.take(now, asked, told);
-            }
-        }
-        kept.append(&mut self.early.behind);
-        self.early.behind = kept;
-    }
-
-    /// As [`Sessions::interrupt`], of calls that are kept back.
-    pub(super) fn interrupt_behind(
-        &mut self,
-        call_id: u64,
-        dies: impl Fn(u32) -> bool,
-        told: &mut Told<T>,
-    ) -> Option<Interrupt> {
-        let at = self.early.behind.iter().position(|asked| asked.call_id == call_id)?;
-        if !self.early.behind.get(at).is_some_and(|asked| dies(asked.caller.pid)) {
-            return Some(Interrupt::Survived);
-        }
-        let asked = self.early.behind.remove(at)?;
-        told.answer(asked.ticket, Err(Errno::EINTR));
-        Some(Interrupt::Heard)
-    }
-
-    /// A server wants a lease back: it gets it when what was told under it is answered.
-    pub(super) fn revoke_early(&mut self, rank: Rank, number: u64, ino: Ino) {
-        let is_known = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
-        if self.cache.is_early(ino) && !self.early.revoked.iter().any(is_known) {
-            self.early.revoked.push(Revoked { rank, number, ino, by_door: false });
-        }
-    }
-
-    /// The door has given up a lease. Whether the server is to be told so now.
-    pub(super) fn is_given_up(&mut self, rank: Rank, number: u64) -> bool {
-        let is_it = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
-        let Some(at) = self.early.revoked.iter().position(is_it) else { return true };
-        if let Some(revoked) =
-            self.early.revoked.get_mut(at).filter(|revoked| self.cache.is_early(revoked.ino))
-        {
-            revoked.by_door = true;
-            return false;
-        }
-        self.early.revoked.swap_remove(at);
-        true
-    }
-
     /// How many changes callers have been told of that no server has answered.
     pub fn unanswered_changes(&self) -> usize {
-        self.early.changes.len()
+        self.early.count()
     }
 
     // ---- Servers
@@ -383,7 +336,8 @@ impl<T> Sessions<T> {
         let Some(supply) = supply else { return false };
         supply.asked = None;
         match result {
-            Ok(Reply::Numbers { first, count, time }) => {
+            Ok(Reply::Numbers { first, count, time, strip }) => {
+                supply.strip = u64::from(*strip);
                 supply.numbers.extend((first.0..first.0 + u64::from(*count)).map(Ino));
                 supply.clock = Some((*time, now));
             }
@@ -401,16 +355,21 @@ impl<T> Sessions<T> {
         told: &mut Told<T>,
     ) {
         if is_new {
-            self.early.revoked.retain(|revoked| revoked.rank != rank);
+            self.behind.forget_revoked(rank);
         }
+        let mut changes: Vec<_> =
+            lost.iter().filter_map(|id| self.early.changes.remove(&(rank, *id))).collect();
         if is_lost {
             self.early.supplies.remove(&rank);
+            // Their files are not open any more.
+            let unsent = core::mem::take(&mut self.early.unsent).into_iter();
+            let (lost, kept) = unsent.partition::<VecDeque<_>, _>(|unsent| unsent.change.ino.rank() == rank);
+            self.early.unsent = kept;
+            changes.extend(lost.into_iter().map(|unsent| unsent.change));
         }
-        for id in lost {
-            if let Some(Change { dir, name, ino, .. }) = self.early.changes.remove(&(rank, *id)) {
-                self.cache.end_early(dir, &name, ino);
-                self.early_failed((dir, name, ino), Errno::EIO, told);
-            }
+        for change in changes {
+            self.cache.end_early(change.dir, change.name.as_ref(), change.ino);
+            self.early_failed(change, Errno::EIO, told);
         }
     }
 }

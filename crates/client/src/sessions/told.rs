@@ -37,8 +37,8 @@ pub enum ForDoor<T> {
     Groups { rank: Rank, id: RequestId, pid: u32 },
     /// A server has given up this client's locks on so many files, for it had not heard of it for too long.
     Unlocked(usize),
-    /// A name's change of which a caller was told could not be done: nothing but that it would be durable was promised of it.
-    Failed { dir: Ino, name: Name, errno: Errno },
+    /// A change of which a caller was told could not be done: of a name in a directory, or else of a file's bytes.
+    Failed { dir: Ino, ino: Ino, name: Option<Name>, errno: Errno },
 }
 
 /// Something that data servers are to do.

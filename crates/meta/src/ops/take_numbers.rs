@@ -8,9 +8,9 @@ use crate::step::{Step, Stop, Wait};
 impl Meta {
     /// Gives the client numbers for files that it tells its callers of before it asks for them to be made.
     pub(crate) fn take_numbers(&mut self, cx: &mut Cx<'_>, rank: Rank, count: u32) -> Step<Reply> {
-        let time = cx.now;
+        let (time, strip) = (cx.now, self.config.strip_bytes);
         if count == 0 {
-            return Ok(Reply::Numbers { first: Ino(0), count, time });
+            return Ok(Reply::Numbers { first: Ino(0), count, time, strip });
         }
         self.growable()?;
         let kept = self.state.sessions.get(&cx.client).filter(|_| rank == self.config.rank);
@@ -25,6 +25,6 @@ impl Meta {
         self.commit(cx, &Event::Given { client, first, count })?;
         // Its callers are going to be told of them.
         cx.durable = true;
-        Ok(Reply::Numbers { first, count, time })
+        Ok(Reply::Numbers { first, count, time, strip })
     }
 }

@@ -145,7 +145,7 @@ impl Meta {
             }
             Outcome::Streamed => Reply::Streamed,
             Outcome::Numbers { first, count } => {
-                Reply::Numbers { first: *first, count: *count, time: cx.now }
+                Reply::Numbers { first: *first, count: *count, time: cx.now, strip: self.config.strip_bytes }
             }
             Outcome::Written(written) => Reply::Written(*written),
             // It is not told again, but done.

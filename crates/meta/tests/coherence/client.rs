@@ -256,7 +256,7 @@ impl Client {
 /// The call that a request comes from.
 pub fn call_of(request: &Request) -> Call<'static> {
     match *request {
-        Request::Write { ino, offset, ref data, kill_suid_gid } => {
+        Request::Write { ino, offset, ref data, kill_suid_gid, time: None } => {
             Call::Write { ino, offset, data: data.clone().into(), kill_suid_gid }
         }
         Request::Extend { ino, offset, length, .. } => {

@@ -127,7 +127,7 @@ impl Harness {
     }
 
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<Reply, Errno> {
-        self.ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid: false })
+        self.ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid: false, time: None })
     }
 
     pub fn read(&mut self, ino: Ino) -> Vec<u8> {

@@ -227,7 +227,8 @@ fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say
         assert_eq!((entry.attr.ino, entry.attr.perm), (Ino(first), 0o644));
         assert!(!entry.attr.streamed && !opened.streamed);
         let ino = entry.attr.ino;
-        let write = Request::Write { ino, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false };
+        let write =
+            Request::Write { ino, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false, time: None };
         assert_eq!(ask(fs, ONE, write), Ok(Reply::Done), "with its inode");
         let name = b"user.espalier.policy".as_slice().into();
         let Ok(Reply::Bytes(policy)) = ask(fs, ONE, Request::GetXattr { ino, name }) else {

@@ -43,6 +43,7 @@ fn big(fs: &mut Harness, client: ClientId, file: &str) -> Ino {
         offset: 0,
         data: vec![1; STRIP as usize + 1],
         kill_suid_gid: false,
+        time: None,
     };
     assert_eq!(ask(fs, client, write), Ok(Reply::Streamed));
     entry.attr.ino
@@ -76,7 +77,7 @@ fn who_outgrows_the_strip_is_given_a_capability() {
     let ino = entry.attr.ino;
     let mut write = |offset| {
         let data = vec![1; STRIP as usize];
-        ask(&mut fs, ONE, Request::Write { ino, offset, data, kill_suid_gid: false })
+        ask(&mut fs, ONE, Request::Write { ino, offset, data, kill_suid_gid: false, time: None })
     };
     assert_eq!(write(0), Ok(Reply::Done));
     for _ in 0..2 {

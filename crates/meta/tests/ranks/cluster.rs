@@ -354,7 +354,7 @@ impl Cluster {
                         servers: ServerMap::NONE,
                     };
                     let mut out = Vec::new();
-                    let begun = line.link.connected(&welcome, &mut out);
+                    let begun = line.link.connected(&welcome, &[].into(), &mut out);
                     if begun.distrust.is_some() {
                         it.cache.distrust(rank);
                     }

@@ -112,7 +112,7 @@ pub async fn tls() -> (Server, Client) {
 
 /// A request with a payload.
 pub fn write(id: u64, data: Vec<u8>) -> FromClient {
-    let request = Request::Write { ino: Ino(9), offset: id, data, kill_suid_gid: false };
+    let request = Request::Write { ino: Ino(9), offset: id, data, kill_suid_gid: false, time: None };
     request_of(id, request)
 }
 

@@ -2,7 +2,7 @@
 //! lists the root, its client tells it of changes before servers have made them.
 
 use espalier_client::{Answer, Call};
-use espalier_proto::{Access, Errno, Ino, Name, NewNode, OpenHow, Request};
+use espalier_proto::{Access, Errno, FileType, Ino, Name, NewNode, OpenHow, Request};
 use rand::Rng;
 
 use crate::random::{Random, Seed};
@@ -26,11 +26,13 @@ pub struct Alone {
     made: u32,
     /// And how many calls follow.
     dir: Option<(Ino, u32)>,
+    /// The file that it has made and opened last, as long as it writes to it.
+    file: Option<Ino>,
 }
 
 impl Alone {
     pub fn new(number: u32) -> Self {
-        Self { number, made: 0, dir: None }
+        Self { number, made: 0, dir: None, file: None }
     }
 
     /// What comes of its calls.
@@ -43,6 +45,16 @@ impl Alone {
         {
             self.dir = Some((entry.attr.ino, CALLS));
         }
+        if let (Call::Request(Request::Create { dir, .. }), Ok(Answer::Created(entry, _))) = (asked, answer) {
+            let is_new = entry.attr.kind == FileType::Regular && self.dir.is_some_and(|(own, _)| own == *dir);
+            self.file = is_new.then_some(entry.attr.ino);
+        }
+    }
+
+    /// The file that it has just made, if it goes on with that.
+    pub fn file(&mut self, random: &mut Random, is_open: impl Fn(&Ino) -> bool) -> Option<Ino> {
+        self.file = self.file.filter(is_open);
+        self.file.filter(|_| random.random_range(0..4) > 0)
     }
 
     fn name(&self) -> Name {

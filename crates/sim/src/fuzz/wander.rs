@@ -149,6 +149,10 @@ impl Wanderer {
         if let Some((dir, after)) = self.listing.take() {
             return Call::Request(Request::ReadDir { dir, after, limit: 2, plus: random.random() });
         }
+        let is_open = |ino: &Ino| self.open.contains_key(ino);
+        if let Some(ino) = self.alone.as_mut().and_then(|alone| alone.file(random, is_open)) {
+            return self.about_new_file(random, ino);
+        }
         // What is open there may be read and written meanwhile.
         let alone = self.alone.as_mut().filter(|_| random.random_range(0..4) > 0);
         if let Some(request) = alone.and_then(|alone| alone.next(random)) {
@@ -284,6 +288,25 @@ impl Wanderer {
                 Some(ino) => Call::Request(Request::Open { ino, how: how(random) }),
                 None => Call::Request(Request::GetAttr { ino }),
             },
+            _ => self.close(ino),
+        }
+    }
+
+    /// What a process does with a file that it has just made where it is alone: most are small.
+    fn about_new_file(&mut self, random: &mut Random, ino: Ino) -> Call<'static> {
+        let most = if random.random_range(0..8) == 0 { 2 * self.habits.strip } else { self.habits.strip / 4 };
+        let length = random.random_range(1..=most.max(1));
+        match random.random_range(0..10) {
+            0..3 => {
+                Call::Write { ino, offset: END, data: self.new_bytes(length).into(), kill_suid_gid: false }
+            }
+            3..5 => {
+                let offset = random.random_range(0..most.max(1));
+                Call::Write { ino, offset, data: self.new_bytes(length).into(), kill_suid_gid: false }
+            }
+            5 => Call::Read { ino, offset: 0, size: most as u32, noatime: random.random() },
+            6 => Call::Request(Request::GetAttr { ino }),
+            7 => Call::Request(Request::Fsync { ino }),
             _ => self.close(ino),
         }
     }

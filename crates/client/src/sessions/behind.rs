@@ -1,0 +1,192 @@
+//! What waits until changes are answered that callers have been told of: calls that depend on them, files that have been closed,
+//! and leases that servers want back.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use espalier_proto::{Errno, FromClient, Ino, Name, Rank, Request};
+
+use super::{Asked, Sessions, Told};
+use crate::{Binding, Call, Interrupt};
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct Behind<T> {
+    /// In their order, each with the number of the last change that had been told by then.
+    calls: VecDeque<(u64, Asked<'static, T>)>,
+    /// New files that have been closed.
+    closed: Vec<Ino>,
+    revoked: Vec<Revoked>,
+}
+
+/// A lease that a server wants back.
+#[derive(Debug)]
+struct Revoked {
+    rank: Rank,
+    number: u64,
+    ino: Ino,
+    /// The door has given it up.
+    by_door: bool,
+}
+
+impl<T> Default for Behind<T> {
+    fn default() -> Self {
+        Self { calls: VecDeque::new(), closed: Vec::new(), revoked: Vec::new() }
+    }
+}
+
+impl<T> Behind<T> {
+    /// Whether a call waits that is about an inode.
+    pub fn is_any_about(&self, ino: Ino) -> bool {
+        self.calls.iter().any(|(_, asked)| is_about(&asked.call, |it| it == ino))
+    }
+
+    /// What was wanted back by a server that has begun anew is not any more.
+    pub fn forget_revoked(&mut self, rank: Rank) {
+        self.revoked.retain(|revoked| revoked.rank != rank);
+    }
+}
+
+impl<T> Sessions<T> {
+    /// Keeps a call back if it depends on what was told and is not answered.
+    pub(super) fn keep_behind<'a>(&mut self, now: u64, asked: Asked<'a, T>) -> Option<Asked<'a, T>> {
+        let last = self.early.last();
+        if !self.comes_behind(now, &asked.call, last) {
+            return Some(asked);
+        }
+        let Asked { call_id, caller, call, ticket } = asked;
+        self.behind.calls.push_back((last, Asked { call_id, caller, call: call.into_owned(), ticket }));
+        None
+    }
+
+    /// Whether a call depends on any change up to one that is not answered. Changes that are told later it does not wait for, lest
+    /// it waits for ever.
+    fn comes_behind(&self, now: u64, call: &Call<'_>, last: u64) -> bool {
+        if !self.early.is_any_left(last, |_, _| true) {
+            return false;
+        }
+        let is_left = |of: Ino| {
+            self.cache.is_early(of) && self.early.is_any_left(last, |dir, ino| dir == of || ino == of)
+        };
+        // `unknown`: whether it may be anything that a name stands for of which nothing is known.
+        let is_named = |dir: Ino, name: &Name, unknown: bool| {
+            self.cache.is_early_name(dir, name)
+                || match self.cache.name(dir, name, now) {
+                    Some(Binding::Inode(ino, _)) => is_left(ino),
+                    Some(Binding::Absent) => false,
+                    None => unknown,
+                }
+        };
+        match call {
+            Call::Request(request) => match request {
+                // Everything that was done before is to be durable, or is about to be counted, copied or removed.
+                Request::Fsync { .. }
+                | Request::StatFs { .. }
+                | Request::CopyTree(_)
+                | Request::RemoveTree { .. } => true,
+                // Of what is found so callers are told what they have been told.
+                Request::Lookup { dir, name } => is_named(*dir, name, false),
+                Request::Create { dir, name, .. }
+                | Request::Unlink { dir, name, .. }
+                | Request::RmDir { dir, name } => is_named(*dir, name, true),
+                Request::Link { ino, dir, name } => is_left(*ino) || is_named(*dir, name, true),
+                Request::Rename { from_dir, from, to_dir, to, .. } => {
+                    is_named(*from_dir, from, true) || is_named(*to_dir, to, true)
+                }
+                _ => is_about(call, is_left),
+            },
+            call => is_about(call, is_left),
+        }
+    }
+
+    /// A new file is closed, of which the server is told when it has made it. Whether that is so.
+    pub(super) fn close_early(&mut self, call: &Call<'_>) -> bool {
+        let Call::Release { ino } = *call else { return false };
+        self.early.closed(ino);
+        let is_early = self.cache.is_early(ino) && !self.behind.is_any_about(ino);
+        if is_early {
+            let _ = self.client.start(call);
+            self.behind.closed.push(ino);
+        }
+        is_early
+    }
+
+    /// Something that was told has been answered: what waits for that goes on.
+    pub(super) fn go_on_behind(&mut self, now: u64, told: &mut Told<T>) {
+        for ino in self.behind.closed.extract_if(.., |ino| !self.cache.is_early(*ino)).collect::<Vec<_>>() {
+            if let Some(end) = self.end(ino.rank()) {
+                end.link.release(ino, &mut end.out);
+            }
+        }
+        let cache = &self.cache;
+        let is_due = |revoked: &mut Revoked| revoked.by_door && !cache.is_early(revoked.ino);
+        for Revoked { rank, number, .. } in self.behind.revoked.extract_if(.., is_due) {
+            told.send.push((rank, FromClient::Revoked { number }));
+        }
+        let mut kept = VecDeque::new();
+        while let Some((last, asked)) = self.behind.calls.pop_front() {
+            if self.comes_behind(now, &asked.call, last) {
+                kept.push_back((last, asked));
+            } else {
+                self.take_after(now, asked, told);
+            }
+        }
+        kept.append(&mut self.behind.calls);
+        self.behind.calls = kept;
+    }
+
+    /// As [`Sessions::interrupt`], of calls that are kept back.
+    pub(super) fn interrupt_behind(
+        &mut self,
+        call_id: u64,
+        dies: impl Fn(u32) -> bool,
+        told: &mut Told<T>,
+    ) -> Option<Interrupt> {
+        let at = self.behind.calls.iter().position(|(_, asked)| asked.call_id == call_id)?;
+        if !self.behind.calls.get(at).is_some_and(|(_, asked)| dies(asked.caller.pid)) {
+            return Some(Interrupt::Survived);
+        }
+        let (_, asked) = self.behind.calls.remove(at)?;
+        told.answer(asked.ticket, Err(Errno::EINTR));
+        Some(Interrupt::Heard)
+    }
+
+    /// A server wants a lease back: it gets it when what was told under it is answered.
+    pub(super) fn revoke_early(&mut self, rank: Rank, number: u64, ino: Ino) {
+        let is_known = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
+        if self.cache.is_early(ino) && !self.behind.revoked.iter().any(is_known) {
+            self.behind.revoked.push(Revoked { rank, number, ino, by_door: false });
+        }
+    }
+
+    /// The door has given up a lease. Whether the server is to be told so now.
+    pub(super) fn is_given_up(&mut self, rank: Rank, number: u64) -> bool {
+        let is_it = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
+        let Some(at) = self.behind.revoked.iter().position(is_it) else { return true };
+        if let Some(revoked) =
+            self.behind.revoked.get_mut(at).filter(|revoked| self.cache.is_early(revoked.ino))
+        {
+            revoked.by_door = true;
+            return false;
+        }
+        self.behind.revoked.swap_remove(at);
+        true
+    }
+}
+
+/// Whether a call is about such an inode, which it names by its number.
+fn is_about(call: &Call<'_>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
+    match call {
+        Call::Request(request) => {
+            let mut is_any = false;
+            request.clone().each_inode(&mut |ino| is_any |= is_one(*ino));
+            is_any
+        }
+        Call::Copy { from, to, .. } => is_one(*from) || is_one(*to),
+        Call::Read { ino, .. }
+        | Call::Write { ino, .. }
+        | Call::Allocate { ino, .. }
+        | Call::Seek { ino, .. }
+        | Call::Release { ino } => is_one(*ino),
+    }
+}
