@@ -55,8 +55,12 @@ pub(crate) enum Held {
 
 #[derive(Debug)]
 pub(crate) struct Journal {
-    /// Events that have not been handed to the driver.
+    /// Events that have not been handed to the driver, after those of `changes`.
     frame: Vec<u8>,
+    /// Frames of changes that are committed each by itself, and their last events.
+    changes: VecDeque<(Vec<u8>, u64)>,
+    /// The bytes of these.
+    bytes_of_changes: usize,
     /// The memory of an earlier frame, to be used again: new memory costs a page fault for every page.
     spare: Vec<u8>,
     /// The sequence number of the last event in `frame`.
@@ -74,8 +78,6 @@ pub(crate) struct Journal {
     written: u64,
     /// What waits for its event to be durable, in the order of these. This is the coalescing queue.
     held: VecDeque<(u64, Held)>,
-    /// Where in `frame` changes end that are committed each by itself, and their last events.
-    commits: VecDeque<(usize, u64)>,
     /// What waits for its event to be written.
     unwritten: VecDeque<(u64, Held)>,
     /// Where the journal ends, as far as the driver has told.
@@ -116,6 +118,8 @@ impl Journal {
     ) -> Self {
         Self {
             frame: Vec::new(),
+            changes: VecDeque::new(),
+            bytes_of_changes: 0,
             spare: Vec::new(),
             last: sequence,
             in_flight: None,
@@ -125,7 +129,6 @@ impl Journal {
             durable: sequence,
             written: sequence,
             held: VecDeque::new(),
-            commits: VecDeque::new(),
             unwritten: VecDeque::new(),
             end,
             used,
@@ -151,15 +154,7 @@ impl Journal {
     /// Keeps an answer until it may leave. Gives it back if that is now. `until`: it says that everything up to this event is durable.
     pub(crate) fn hold_answer(&mut self, until: u64, answer: Held) -> Option<Held> {
         if until > self.durable {
-            self.hold(until, answer);
-            let is_alone = self.high_watermark <= 1 && self.acknowledge == Acknowledge::Durable;
-            if is_alone
-                && until == self.last
-                && !self.frame.is_empty()
-                && self.commits.back().is_none_or(|(_, last)| *last < self.last)
-            {
-                self.commits.push_back((self.frame.len(), self.last));
-            }
+            self.hold_change(until, answer);
             None
         } else if self.acknowledge == Acknowledge::Written {
             self.hold_written(answer)
@@ -177,6 +172,18 @@ impl Journal {
         None
     }
 
+    /// As [`Self::hold`], and the events so far are a change: it may be that it is to be committed by itself.
+    pub(crate) fn hold_change(&mut self, until: u64, held: Held) {
+        self.hold(until, held);
+        let is_alone = self.high_watermark <= 1 && self.acknowledge == Acknowledge::Durable;
+        if is_alone && until == self.last && !self.frame.is_empty() {
+            let change = core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare));
+            self.bytes_of_changes += change.len();
+            self.changes.push_back((change, self.last));
+        }
+    }
+
+    /// Keeps something until everything up to an event is durable.
     pub(crate) fn hold(&mut self, until: u64, held: Held) {
         let at = self.held.partition_point(|(sequence, _)| *sequence <= until);
         self.held.insert(at, (until, held));
@@ -201,7 +208,12 @@ impl Journal {
     }
 
     fn pending_bytes(&self) -> u64 {
-        self.used + self.in_flight.map_or(0, |frame| frame.bytes) + self.frame.len() as u64
+        self.used + self.in_flight.map_or(0, |frame| frame.bytes) + self.bytes() as u64
+    }
+
+    /// Of events that have not been handed out.
+    fn bytes(&self) -> usize {
+        self.bytes_of_changes + self.frame.len()
     }
 
     /// The frame to append now, and whether to sync, if any. `queued`: the length of the scheduling queue.
@@ -212,7 +224,7 @@ impl Journal {
         let waiting = self.held.len();
         let coalesced = waiting > 0 && (queued < self.low_watermark || waiting >= self.high_watermark);
         let mut sync = coalesced || (flush && self.unsynced);
-        let is_full = self.frame.len() >= Self::FRAME_BYTES;
+        let is_full = self.bytes() >= Self::FRAME_BYTES;
         let is_awaited = !self.unwritten.is_empty() && queued == 0;
         if self.acknowledge == Acknowledge::Written {
             self.sync_due |= core::mem::take(&mut sync);
@@ -235,16 +247,11 @@ impl Journal {
 
     /// All events that have not been handed out; or those of one change, if each is committed by itself. And the last of them.
     fn take_frame(&mut self) -> (Vec<u8>, u64) {
-        let mut rest = core::mem::take(&mut self.spare);
-        let Some((end, last)) = self.commits.pop_front().filter(|(end, _)| *end < self.frame.len()) else {
-            return (core::mem::replace(&mut self.frame, rest), self.last);
-        };
-        rest.extend_from_slice(&(last + 1).to_le_bytes());
-        let begin = rest.len();
-        rest.extend_from_slice(&self.frame[end..]);
-        self.commits.iter_mut().for_each(|(other, _)| *other = *other - end + begin);
-        self.frame.truncate(end);
-        (core::mem::replace(&mut self.frame, rest), last)
+        if let Some((change, last)) = self.changes.pop_front() {
+            self.bytes_of_changes -= change.len();
+            return (change, last);
+        }
+        (core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare)), self.last)
     }
 
     /// Whether all that is written is to be synced now.
@@ -445,6 +452,24 @@ mod tests {
         (1..=6).for_each(|ino| Event::Purge { ino: Ino(ino) }.encode(&mut events));
         assert_eq!(whole, events);
         assert!(journal.next_frame(0, true).is_none() && journal.is_quiet());
+    }
+
+    #[test]
+    fn what_another_rank_asks_for_has_a_commit_of_its_own_too() {
+        let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 1), Acknowledge::Durable);
+        for sequence in 1..=4 {
+            journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
+            // As a part of a transaction, or something that nobody has asked for.
+            if sequence <= 2 {
+                journal.hold_change(sequence, Held::Pool);
+            } else {
+                journal.hold(sequence, Held::Pool);
+            }
+        }
+        for released in [1, 1, 2] {
+            assert!(matches!(journal.next_frame(0, false), Some((_, true))));
+            assert_eq!(journal.appended(Ok((Position(10), 10))).len(), released);
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What has been changed and is not durable yet, where changes are acknowledged when they are
 //! ([`Acknowledge::Durable`](crate::Acknowledge)). Whoever is told of that waits for it, too: a crash would take back what he was told.
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Reply};
@@ -17,6 +18,8 @@ use crate::step::Step;
 pub(crate) struct Uncommitted {
     /// The last event that changed each of these.
     changed: Map<Key, u64>,
+    /// What each has changed, in their order.
+    order: VecDeque<(u64, Key)>,
     /// The last event that changed any.
     last: u64,
 }
@@ -30,13 +33,18 @@ impl Uncommitted {
     pub(crate) fn note(&mut self, event: u64, keys: Vec<Key>) {
         if !keys.is_empty() {
             self.last = event;
+            self.order.extend(keys.iter().map(|key| (event, *key)));
             self.changed.extend(keys.into_iter().map(|key| (key, event)));
         }
     }
 
     /// Every event up to this one is durable.
     pub(crate) fn forget(&mut self, durable: u64) {
-        self.changed.retain(|_, event| *event > durable);
+        while let Some((_, key)) = self.order.pop_front_if(|(event, _)| *event <= durable) {
+            if self.changed.get(&key).is_some_and(|event| *event <= durable) {
+                self.changed.remove(&key);
+            }
+        }
     }
 }
 

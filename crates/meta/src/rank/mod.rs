@@ -98,7 +98,9 @@ impl Meta {
         if self.state.sequence <= self.journal.durable {
             self.tell_rank(to, message);
         } else if self.journal.broken.is_none() {
-            self.journal.hold(self.state.sequence, Held::Peer(to, message));
+            let is_part = matches!(message, PeerMessage::Answer { .. });
+            let (until, held) = (self.state.sequence, Held::Peer(to, message));
+            if is_part { self.journal.hold_change(until, held) } else { self.journal.hold(until, held) }
         }
     }
 
