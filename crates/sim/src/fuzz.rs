@@ -3,6 +3,7 @@
 
 mod acls;
 mod alone;
+mod fates;
 mod locks;
 mod policies;
 mod quotas;

@@ -2,7 +2,7 @@
 
 use espalier_client::{Answer, Call};
 use espalier_meta::{Io, IoDone};
-use espalier_proto::{Caller, Errno};
+use espalier_proto::{Caller, ClientId, Errno, FromClient, Rank, Reply, RequestId};
 use espalier_timeline::Log;
 
 use crate::message::Message;
@@ -20,6 +20,20 @@ pub trait Observer {
     fn invoked(&mut self, _now: Nanos, _client: u32, _call: u64, _caller: &Caller, _what: &Call<'_>) {}
 
     fn answered(&mut self, _now: Nanos, _client: u32, _call: u64, _result: &Result<Answer, Errno>) {}
+
+    /// A client's call asks a metadata server, perhaps once more.
+    fn asked(&mut self, _client: u32, _call: u64, _rank: Rank, _message: &FromClient) {}
+
+    /// A metadata server has answered a request, whether or not the client hears of it.
+    fn replied(
+        &mut self,
+        _now: Nanos,
+        _rank: Rank,
+        _client: ClientId,
+        _id: RequestId,
+        _result: &Result<Reply, Errno>,
+    ) {
+    }
 
     /// An operation of a client's process has ended.
     fn finished(&mut self, _client: u32, _process: u32, _done: &Done) {}

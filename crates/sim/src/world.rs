@@ -32,6 +32,7 @@ use crate::source::{Started, Workload};
 use crate::storage::StorageError;
 use crate::time::Nanos;
 use crate::trace::{Replay, TraceError};
+pub use client::FIRST as FIRST_CLIENT;
 use client::{Client, Reached};
 use data::DataServer;
 use end::Stage;

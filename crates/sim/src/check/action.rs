@@ -216,6 +216,17 @@ impl Action {
         )
     }
 
+    /// If it does not fail, something is changed by it.
+    pub fn shows(&self) -> bool {
+        matches!(
+            self,
+            Self::Create { exclusive: true, .. }
+                | Self::Link { .. }
+                | Self::Unlink { .. }
+                | Self::RmDir { .. }
+        )
+    }
+
     /// In which directories it changes names.
     pub fn changed_dirs(&self) -> Vec<Ino> {
         match self {

@@ -21,6 +21,7 @@ mod search;
 #[cfg(test)]
 mod tests;
 mod tree;
+mod untold;
 mod usage;
 mod violation;
 
@@ -38,7 +39,8 @@ use believed::Believed;
 use bytes::Bytes;
 use durable::{Durability, Logged};
 pub use locks::Locks;
-use outcome::{Told, is_refusal, is_unknown};
+pub use outcome::is_unknown;
+use outcome::{Told, is_refusal};
 pub use permit::Who;
 use policy::{Born, Server, Vague};
 pub use policy::{EFFECTIVE, LAYOUT, of_server};
@@ -46,6 +48,8 @@ use quota::Quotas;
 pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
 use search::{Part, PartId, Search, World};
 use tree::{Base, Tree};
+pub use untold::Fate;
+use untold::tells_dir;
 pub use usage::ALL as USAGES;
 pub use violation::{Violation, shortened};
 
@@ -99,6 +103,8 @@ pub struct Checker {
     /// What has been asked, and may be carried out at any time.
     pending: BTreeMap<PartId, Part>,
     asked: BTreeMap<(ClientId, u64), Asked>,
+    /// Of calls whose callers are not told what has come of them.
+    untold: BTreeMap<(ClientId, u64), Vec<PartId>>,
     next: u64,
     bytes: Bytes,
     quotas: Quotas,
@@ -153,6 +159,7 @@ impl Checker {
             worlds: [World::default()].into(),
             pending: BTreeMap::new(),
             asked: BTreeMap::new(),
+            untold: BTreeMap::new(),
             next: 1,
             bytes: Bytes::new(scattered, unstuffed && !live),
             quotas: Quotas::new(several_ranks),
@@ -212,7 +219,8 @@ impl Checker {
         for (at, action) in checked.enumerate() {
             let id = PartId(number, at as u32);
             if let Some(vague) = &mut self.vague {
-                let others = self.pending.iter().map(|(id, part)| (id.0, &part.action));
+                let others = self.pending.iter().filter(|(_, part)| part.over.is_none());
+                let others = others.map(|(id, part)| (id.0, &part.action));
                 let under_way: Vec<(u64, &Action)> = others.chain([(number, &action)]).collect();
                 let tree = |world: &World| Tree { base: &self.base, changes: world.changes.clone() };
                 let is_by_client = |dir| self.worlds.iter().any(|world| tree(world).is_by_client(dir));
@@ -224,7 +232,8 @@ impl Checker {
             }
             let (is_answered, is_blurred, may_be_lost) = (true, false, false);
             let who = who.clone();
-            self.pending.insert(id, Part { action, who, is_answered, is_blurred, may_be_lost });
+            let part = Part { action, who, is_answered, is_blurred, may_be_lost, since: now, over: None };
+            self.pending.insert(id, part);
             parts.push(id);
         }
         let is_whole = matches!(call, Call::Request(Request::ReadDir { after: 0, .. }));
@@ -282,7 +291,7 @@ impl Checker {
                 self.bytes.end(now, asked.since, action, told, others);
             }
         } else {
-            self.give_up(&asked.parts);
+            self.give_up((client, call_id), &asked.parts);
         }
         self.forget_lost();
         let actions = parts.into_iter().map(|(_, action)| action).collect();
@@ -296,7 +305,7 @@ impl Checker {
         let calls: Vec<_> = self.asked.range((client, 0)..=(client, u64::MAX)).map(|(key, _)| *key).collect();
         for key in calls {
             let Some(asked) = self.asked.remove(&key) else { continue };
-            self.give_up(&asked.parts);
+            self.give_up(key, &asked.parts);
             let actions = asked.parts.iter().filter_map(|id| self.pending.get(id));
             let actions = actions.map(|part| part.action.clone()).collect();
             self.remember(client, asked, None, "never answered".into(), actions);
@@ -316,6 +325,7 @@ impl Checker {
         for (id, part) in &mut self.pending {
             // What directories want may be what they wanted before.
             part.action.spread(|_| self.bare);
+            part.over.iter_mut().for_each(|over| over.is_done = false);
             part.may_be_lost |=
                 durability.tells_early() && durability.calls.get(id).is_some_and(|it| it.rank == rank);
         }
@@ -446,11 +456,12 @@ impl Checker {
                     .as_ref()
                     .is_some_and(|believed| believed.explains(now, client, action, result));
             let is_lost = self.bytes.is_of_lost(action);
-            // Its number was told when answers were not checked.
-            let is_unknown = |dir| self.worlds.iter().any(|world| self.tree(world).numbered(dir).is_none());
-            if result.is_ok() && action.changed_dirs().into_iter().any(is_unknown) {
+            if result.is_ok() && !self.knows(&action.changed_dirs()) {
                 self.given_up = true;
                 return Ok(());
+            }
+            if may_be_old && !self.given_up && tells_dir(result, |dir| !self.is_told(dir)) {
+                self.learn(*id, &told);
             }
             if self.given_up || may_be_old || is_unchecked || is_believed || is_lost {
                 self.pending.remove(id);
@@ -547,7 +558,8 @@ impl Checker {
     }
 
     /// What has been asked may have been done, or be done at any time; nobody will say.
-    fn give_up(&mut self, parts: &[PartId]) {
+    fn give_up(&mut self, call: (ClientId, u64), parts: &[PartId]) {
+        self.untold.insert(call, parts.to_vec());
         for id in parts {
             match self.pending.get_mut(id) {
                 Some(part) if !part.action.is_read() => part.is_answered = false,
@@ -561,6 +573,14 @@ impl Checker {
     /// Moves what all worlds have in common to the base.
     fn settle(&mut self, now: Nanos) {
         let mut worlds: Vec<World> = std::mem::take(&mut self.worlds).into_iter().collect();
+        let is_past = |(id, part): &(&PartId, &Part)| {
+            part.over.is_some() && worlds.iter().all(|world| world.is_done(**id))
+        };
+        let past: Vec<PartId> = self.pending.iter().filter(is_past).map(|(id, _)| *id).collect();
+        for id in past {
+            self.pending.remove(&id);
+            worlds.iter_mut().for_each(|world| world.forget(id));
+        }
         if let Some(durability) = &mut self.durability {
             durability.settle(&self.base, &mut worlds, self.strip, now);
         }

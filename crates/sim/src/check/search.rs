@@ -13,6 +13,7 @@ use super::durable::{self, Log, Logged};
 use super::outcome::{Outcome, Told};
 use super::permit::Who;
 use super::tree::{Base, Changes, Record, Strips, Tree};
+use crate::Nanos;
 
 /// An action: of which call, and which of its actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,6 +29,16 @@ pub struct Part {
     pub is_blurred: bool,
     /// Its rank has lost power meanwhile, and may have said just before that it was done.
     pub may_be_lost: bool,
+    pub since: Nanos,
+    pub over: Option<Over>,
+}
+
+/// Of a call whose caller is not told what has come of it: nothing more comes of it from then on.
+#[derive(Clone, Copy, Debug)]
+pub struct Over {
+    pub at: Nanos,
+    /// It has been carried out by then.
+    pub is_done: bool,
 }
 
 /// A tree that there may be, with what was carried out and has not been answered.
@@ -54,6 +65,12 @@ impl World {
 
     pub fn with(&self, changes: Changes) -> Self {
         Self { changes, log: self.log.clone(), done: self.done.clone(), seen: self.seen.clone() }
+    }
+
+    /// An action has been done, or never will be.
+    pub fn forget(&mut self, id: PartId) {
+        self.done.remove(&id);
+        self.seen.remove(&id);
     }
 
     /// An action has not been done after all.
@@ -212,7 +229,8 @@ impl<'a> Search<'a> {
     fn ends(&mut self, world: &World, found: &mut BTreeSet<World>) -> bool {
         let mut is_enough = false;
         // If a number was learnt, it may be that of another inode, which was made later.
-        let is_as_before = |explained: &World| explained.changes == world.changes;
+        let is_as_before =
+            |explained: &World| (&explained.changes, &explained.done) == (&world.changes, &world.done);
         for outcome in world.seen.get(&self.id).into_iter().flatten() {
             let explained = self.is_told(world, outcome);
             is_enough |= explained.as_ref().is_some_and(is_as_before);
@@ -256,7 +274,9 @@ impl<'a> Search<'a> {
     fn is_told(&mut self, world: &World, outcome: &Outcome) -> Option<World> {
         let mut tree = Tree { base: self.base, changes: world.changes.clone() };
         if self.told.is(outcome, &mut tree) {
-            return Some(world.with(tree.changes));
+            let told = world.with(tree.changes);
+            // In that world it has been carried out before, in due order.
+            return if world.is_done(self.id) { Some(told) } else { self.in_time(told, self.id) };
         }
         if self.possible.len() < super::violation::TOLD {
             self.possible.insert(super::violation::shortened(outcome));
@@ -267,10 +287,25 @@ impl<'a> Search<'a> {
     /// A world in which an action is done, too, if that changes anything.
     fn carry_out(&self, world: &World, id: PartId) -> Option<World> {
         let (next, outcome) = self.perform(world, id);
-        let mut next = self.record(world, next?, id);
+        let mut next = self.in_time(self.record(world, next?, id), id)?;
         next.seen.remove(&id);
         next.done.insert(id, if self.pending[&id].is_answered { outcome } else { Outcome::Unknown });
         Some(next)
+    }
+
+    /// What was over when an action was asked for, and has not been carried out before that, never will be. `None`: it has been.
+    fn in_time(&self, mut world: World, id: PartId) -> Option<World> {
+        let Part { action, since, .. } = &self.pending[&id];
+        for (other, part) in self.pending {
+            let over = part.over.filter(|over| over.at < *since && !world.is_done(*other));
+            let Some(over) = over.filter(|_| part.action.conflicts(action)) else { continue };
+            if over.is_done {
+                return None;
+            }
+            world.seen.remove(other);
+            world.done.insert(*other, Outcome::Unknown);
+        }
+        Some(world)
     }
 
     /// What a change makes of a world, if anything, and what it comes to.

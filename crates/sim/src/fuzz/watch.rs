@@ -5,16 +5,18 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 use espalier_client::{Answer, Call};
-use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank};
+use espalier_proto::{Caller, ClientId, Errno, FromClient, FromServer, Rank, Reply, RequestId};
 
+use super::fates::{CallId, Fates};
 use super::repeats::Repeats;
 use super::scenario::Case;
 use crate::Nanos;
-use crate::check::{Checker, Locks, Rules, Violation, of_server, shortened};
+use crate::check::{Checker, Fate, Locks, Rules, Violation, of_server, shortened};
 use crate::message::Message;
 use crate::observe::{Node, Observer};
 use crate::scenario::Caching;
 use crate::storage::{Left, Loss};
+use crate::world::FIRST_CLIENT;
 
 /// What was said, for people.
 #[derive(Debug, Default)]
@@ -43,6 +45,7 @@ pub struct Watch {
     /// Which clients have had sessions with which ranks.
     sessions: BTreeSet<(u32, Rank)>,
     repeats: Repeats,
+    fates: Fates,
     calls: u64,
     /// The call that the trace is about, while it is under way: of which client, and what that calls it.
     traced: Option<(u32, u64)>,
@@ -79,6 +82,7 @@ impl Watch {
             dark: BTreeSet::new(),
             sessions: BTreeSet::new(),
             repeats: Repeats::default(),
+            fates: Fates::default(),
             calls: 0,
             traced: None,
         }
@@ -87,6 +91,13 @@ impl Watch {
     fn find(&mut self, result: Result<(), Box<Violation>>) {
         if let (Err(violation), None) = (result, &self.violation) {
             self.violation = Some(violation);
+        }
+    }
+
+    /// Nothing more comes of a call whose caller was not told what has.
+    fn settle(&mut self, over: impl IntoIterator<Item = (CallId, Nanos, Fate)>) {
+        for ((client, call), at, fate) in over {
+            self.checker.over(at, ClientId(client.into()), call, fate);
         }
     }
 
@@ -119,6 +130,7 @@ impl Observer for Eyes {
         }
         watch.checker.invoked(now, ClientId(client.into()), call, caller.into(), what);
         watch.locks.invoked(now, ClientId(client.into()), call, what);
+        watch.fates.invoked((client, call), what);
     }
 
     fn answered(&mut self, now: Nanos, client: u32, call: u64, result: &Result<Answer, Errno>) {
@@ -132,13 +144,36 @@ impl Observer for Eyes {
             let told = watch.checker.answered(now, ClientId(client.into()), call, result);
             watch.find(told);
             watch.find(held);
+            let over = watch.fates.answered(now, (client, call), result.as_ref().err().copied());
+            watch.settle(over);
         }
     }
 
-    fn arrived(&mut self, now: Nanos, from: Node, to: Node, _: &Message) {
+    fn asked(&mut self, client: u32, call: u64, rank: Rank, message: &FromClient) {
+        self.0.borrow_mut().fates.asked((client, call), rank, message);
+    }
+
+    fn replied(
+        &mut self,
+        now: Nanos,
+        rank: Rank,
+        client: ClientId,
+        id: RequestId,
+        result: &Result<Reply, Errno>,
+    ) {
+        let mut watch = self.0.borrow_mut();
+        let client = client.0.checked_sub(FIRST_CLIENT).and_then(|index| u32::try_from(index).ok());
+        let over = client.and_then(|client| watch.fates.replied(now, (client, rank, id), result));
+        watch.settle(over);
+    }
+
+    fn arrived(&mut self, now: Nanos, from: Node, to: Node, message: &Message) {
         let mut watch = self.0.borrow_mut();
         if let (Some(client), true) = (from.0.checked_sub(watch.servers), to.0 < watch.ranks) {
             watch.locks.heard(now, ClientId(client.into()), Rank(to.0 as u16));
+            if let Message::FromClient(message) = message {
+                watch.fates.arrived(client, Rank(to.0 as u16), message);
+            }
         }
     }
 
@@ -149,9 +184,12 @@ impl Observer for Eyes {
         watch.repeats.ended(node);
         let may_be_lost = watch.tells_early && (loss != Loss::Process || watch.disks_fail);
         if node.0 >= watch.servers {
-            let client = ClientId(u64::from(node.0 - watch.servers));
+            let index = node.0 - watch.servers;
+            let client = ClientId(index.into());
             watch.checker.lost(client);
             watch.locks.lost(client);
+            let over = watch.fates.lost(now, index);
+            watch.settle(over);
         } else if let (true, Some(left)) = (may_be_lost, left) {
             watch.dark.insert(node);
             watch.checker.distrust(Nanos::NEVER);
@@ -159,6 +197,10 @@ impl Observer for Eyes {
             watch.find(result);
         } else if loss != Loss::Process {
             watch.checker.data_lost_power();
+        }
+        if node.0 < watch.ranks {
+            let over = watch.fates.ended(now, Rank(node.0 as u16));
+            watch.settle(over);
         }
     }
 

@@ -30,6 +30,8 @@ use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
 use crate::world::spans::{asks, place_of};
 
+/// The first client's number; those before are machines' own.
+pub const FIRST: u64 = 100;
 /// Records that a client caches.
 const CACHED: usize = 65_536;
 /// From one tick of a client to the next.
@@ -111,8 +113,7 @@ impl Client {
     pub fn new(index: u32, node: Node, scenario: &Scenario, seed: Seed) -> Self {
         let number = u64::from(node.0);
         let session = scenario.cluster.session;
-        // The first numbers are machines' own.
-        let id = ClientId(100 + u64::from(index));
+        let id = ClientId(FIRST + u64::from(index));
         Self {
             node,
             index,
@@ -343,6 +344,11 @@ impl Client {
             for (rank, message) in std::mem::take(&mut self.told.send) {
                 self.trace_sent(fabric, rank, &message);
                 if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
+                    if let Some(call) =
+                        asks(&message).and_then(|(id, _)| self.sessions.call_of(rank, RequestId(id)))
+                    {
+                        fabric.observer.asked(self.index, call, rank, &message);
+                    }
                     fabric.send(wire, self.node, Message::FromClient(message));
                 }
             }

@@ -465,8 +465,9 @@ impl Server {
                 }
             }
             for (client, message) in routed.send {
-                if let FromServer::Reply { id, .. } = &message {
+                if let FromServer::Reply { id, result, .. } = &message {
                     fabric.end_span(self.place(), self.served_to(client, id.0));
+                    fabric.observer.replied(fabric.now, self.rank, client, *id, result);
                 }
                 if let Some(&wire) = self.clients.get(&client) {
                     let message = self.complete(message);

@@ -1,0 +1,82 @@
+//! What callers are not told is known all the same: what has come of a call that failed, or that nobody waits for any more; and for what a
+//! number stands that was told when answers were not checked.
+
+use std::collections::BTreeSet;
+
+use espalier_client::Answer;
+use espalier_proto::{ClientId, Errno, FileType, Ino};
+
+use super::outcome::Told;
+use super::search::{Over, PartId, Search, World};
+use super::tree::Tree;
+use super::{Checker, MANY_WORLDS};
+use crate::Nanos;
+
+/// What has come of a call whose caller is not told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    Done,
+    Nothing,
+    /// Nobody knows.
+    Either,
+}
+
+impl Checker {
+    /// Nothing more comes of a call from then on whose caller is not told what has.
+    pub fn over(&mut self, at: Nanos, client: ClientId, call_id: u64, fate: Fate) {
+        for id in self.untold.remove(&(client, call_id)).into_iter().flatten() {
+            let Some(part) = self.pending.get_mut(&id).filter(|part| !part.is_answered) else { continue };
+            // Bytes are changed by data servers, too.
+            if part.action.written().is_some() || part.action.empties() {
+                continue;
+            }
+            let is_done = fate == Fate::Done && part.action.shows();
+            part.over = Some(Over { at, is_done });
+            if fate == Fate::Nothing && self.worlds.iter().any(|world| !world.is_done(id)) {
+                self.worlds.retain(|world| !world.is_done(id));
+                self.pending.remove(&id);
+            }
+        }
+    }
+
+    /// Names have been changed in these: worlds in which nobody was told of them are none. `false`: then there are none.
+    pub(super) fn knows(&mut self, dirs: &[Ino]) -> bool {
+        let knows = |world: &World| {
+            let tree = Tree { base: &self.base, changes: world.changes.clone() };
+            dirs.iter().all(|dir| tree.numbered(*dir).is_some())
+        };
+        let is_known = self.worlds.iter().any(knows);
+        if is_known {
+            self.worlds.retain(knows);
+        }
+        is_known
+    }
+
+    /// In some world somebody was told of that number.
+    pub(super) fn is_told(&self, ino: Ino) -> bool {
+        self.worlds.iter().any(|world| self.tree(world).numbered(ino).is_some())
+    }
+
+    /// What is told may be old. If it is not, it tells which directory has a number of which nobody was told.
+    pub(super) fn learn(&mut self, id: PartId, told: &Told<'_>) {
+        let logged = self.durability.as_ref().map(|durability| &durability.calls);
+        let mut search = Search::new(&self.base, &self.pending, logged, self.strip, id, told);
+        let found: BTreeSet<World> = self.worlds.iter().flat_map(|world| search.explained(world)).collect();
+        if search.is_bounded() && found.len() < MANY_WORLDS {
+            self.worlds.extend(found);
+        }
+        let worlds = std::mem::take(&mut self.worlds).into_iter();
+        self.worlds = worlds.map(|world| world.without(id)).collect();
+    }
+}
+
+/// Whether an answer tells the number of such a directory.
+pub fn tells_dir(result: &Result<Answer, Errno>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
+    match result {
+        Ok(Answer::Entry(entry)) => entry.attr.kind == FileType::Directory && is_one(entry.attr.ino),
+        Ok(Answer::Listing { entries, .. }) => {
+            entries.iter().any(|entry| entry.kind == FileType::Directory && is_one(entry.ino))
+        }
+        _ => false,
+    }
+}
