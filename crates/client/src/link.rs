@@ -6,8 +6,8 @@ use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Caller, Entry, Errno, FromClient, Held, Home, Ino, LockOwner, Opened, Reply, Request, RequestId,
-    StreamIo, Welcome,
+    Access, Caller, Entry, Errno, FromClient, Held, Home, Ino, Lock, LockOwner, Opened, Reply, Request,
+    RequestId, StreamIo, Welcome,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -33,6 +33,8 @@ pub struct Link {
     reclaims: BTreeSet<u64>,
     /// Numbers of the requests that ask once more for locks that are waited for.
     asked_again: BTreeSet<u64>,
+    /// Numbers of the requests that make locks what they were before somebody was interrupted.
+    lowered: BTreeSet<u64>,
     held: HashMap<Ino, Hold, FxBuildHasher>,
     locks: Locks,
     /// Not told yet.
@@ -44,6 +46,16 @@ pub struct Link {
 enum Message {
     Request(Caller, Request),
     Stream(StreamIo, Vec<u8>),
+}
+
+impl Message {
+    /// Under which number nobody is to wait any longer.
+    fn stops(&self) -> Option<u64> {
+        match self {
+            Self::Request(_, Request::StopWaiting { wait, .. }) => Some(*wait),
+            _ => None,
+        }
+    }
 }
 
 /// What the server knows the client to hold of an inode.
@@ -81,6 +93,7 @@ impl Default for Link {
             incarnation: None,
             reclaims: BTreeSet::new(),
             asked_again: BTreeSet::new(),
+            lowered: BTreeSet::new(),
             held: HashMap::default(),
             locks: Locks::default(),
             forgotten: Vec::new(),
@@ -128,8 +141,16 @@ impl Link {
 
     /// The caller of a request no longer wants to wait. Whether the server is asked to give up; else nobody knows when it will answer.
     pub fn cancel(&mut self, id: RequestId, out: &mut Vec<FromClient>) -> bool {
-        if self.connected && self.unanswered.contains_key(&id.0) {
-            out.push(FromClient::Cancel { id });
+        match self.unanswered.get(&id.0) {
+            Some(_) if self.connected => out.push(FromClient::Cancel { id }),
+            Some(Message::Request(_, Request::Lock { ino, lock, wait })) => {
+                let (ino, lock, wait) = (*ino, *lock, *wait);
+                if let Some(wait) = wait {
+                    self.ask(Caller::SERVER, Request::StopWaiting { ino, lock, wait }, out);
+                }
+                self.take_back(ino, &lock, id.0, out);
+            }
+            _ => {}
         }
         self.connected
     }
@@ -171,6 +192,7 @@ impl Link {
         // It may have come before.
         let message = self.unanswered.remove(&id.0)?;
         self.reclaims.remove(&id.0);
+        self.lowered.remove(&id.0);
         let asked_again = self.asked_again.remove(&id.0);
         self.account(&message, result);
         let mut settled = None;
@@ -195,8 +217,8 @@ impl Link {
 
     // ---- Locks
 
-    /// Whether an owner may have anything of a file locked. What nobody has waited for the answer to may yet be given; who was told
-    /// that he was interrupted then has more than he knows, until he closes the file.
+    /// Whether an owner may have anything of a file locked. What nobody has waited for the answer to may yet be given, and is given
+    /// back then.
     pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
         let asks = |message: &Message| match message {
             Message::Request(
@@ -216,13 +238,29 @@ impl Link {
     /// A request that waits under this number is to wait no longer. Whether [`Self::answered`] will say what has come of it; else
     /// nobody knows when the server will answer.
     pub fn stop_waiting(&mut self, wait: u64, out: &mut Vec<FromClient>) -> bool {
-        if let Some(request) = self.locks.stop_waiting(wait) {
-            self.ask(Caller::SERVER, request, out);
+        if let Some((ino, lock)) = self.locks.waits_for(wait) {
+            self.ask(Caller::SERVER, Request::StopWaiting { ino, lock, wait }, out);
             if !self.connected {
                 self.locks.abandon(wait);
+                self.take_back(ino, &lock, self.next, out);
             }
         }
         self.connected
+    }
+
+    /// Nobody wants any more what a request asks for that may be given all the same, or has been: what its owner had before that is what
+    /// he is to have. `asked`: the request's number, or that of the next.
+    fn take_back(&mut self, ino: Ino, lock: &Lock, asked: u64, out: &mut Vec<FromClient>) {
+        let before = self.unanswered.range(..asked).filter_map(|(_, message)| match message {
+            Message::Request(_, request) => Some(request),
+            Message::Stream(..) => None,
+        });
+        for request in self.locks.without(ino, lock, before) {
+            if matches!(request, Request::Lock { .. }) {
+                self.lowered.insert(self.next);
+            }
+            self.ask(Caller::SERVER, request, out);
+        }
     }
 
     fn give_back(&mut self, message: &Message, reply: &Reply, out: &mut Vec<FromClient>) {
@@ -353,6 +391,9 @@ impl Link {
             }
             if self.incarnation.is_some() && !welcome.resumed {
                 begun.unlocked = self.locks.lose();
+                for id in core::mem::take(&mut self.lowered) {
+                    self.unanswered.remove(&id);
+                }
             }
             self.incarnation = Some(welcome.incarnation);
             self.reclaim(early);
@@ -361,7 +402,8 @@ impl Link {
         for id in core::mem::take(&mut self.asked_again) {
             self.unanswered.remove(&id);
         }
-        for request in self.locks.ask_again() {
+        let stopping: BTreeSet<u64> = self.unanswered.values().filter_map(Message::stops).collect();
+        for request in self.locks.ask_again(&stopping) {
             self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
             self.asked_again.insert(self.next);
             self.next += 1;

@@ -1,6 +1,6 @@
 //! Which locks a client has, and which it waits for: as the server knows it, so that it can be told so after a restart.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
 use espalier_proto::{Errno, Ino, Lock, LockKind, LockOwner, LockRanges, Reply, Request};
@@ -91,9 +91,55 @@ impl Locks {
         }
     }
 
-    pub(crate) fn stop_waiting(&self, wait: u64) -> Option<Request> {
-        let (ino, lock) = *self.waits.get(&wait)?;
-        Some(Request::StopWaiting { ino, lock, wait })
+    pub(crate) fn waits_for(&self, wait: u64) -> Option<(Ino, Lock)> {
+        self.waits.get(&wait).copied()
+    }
+
+    /// How an owner comes to have what he had before he got a lock. `before`: what was asked for before that and has not been answered.
+    pub(crate) fn without<'a>(
+        &self,
+        ino: Ino,
+        lock: &Lock,
+        before: impl Iterator<Item = &'a Request>,
+    ) -> Vec<Request> {
+        let mut had = LockRanges::default();
+        for range in self.held.get(&(ino, lock.owner)).iter().flat_map(|held| held.ranges.iter()) {
+            had.set(Some(range.kind), range.first, range.last);
+        }
+        for request in before {
+            match request {
+                Request::Unlock { ino: of, owner, first, last } if (*of, *owner) == (ino, lock.owner) => {
+                    had.set(None, *first, *last);
+                }
+                _ => {}
+            }
+        }
+        let (mut requests, owner, mut next) = (Vec::new(), lock.owner, Some(lock.first));
+        if had.covers(lock.kind, lock.first, lock.last) {
+            return requests;
+        }
+        if owner.flock {
+            // Whatever he had was given up first.
+            had = LockRanges::default();
+        }
+        let mut unlock = |first, last| requests.push(Request::Unlock { ino, owner, first, last });
+        let mut lowered = Vec::new();
+        for range in had.iter().filter(|range| range.first <= lock.last && lock.first <= range.last) {
+            let (first, last) = (range.first.max(lock.first), range.last.min(lock.last));
+            if let Some(from) = next.filter(|from| *from < first) {
+                unlock(from, first - 1);
+            }
+            if range.kind == LockKind::Shared && lock.kind == LockKind::Exclusive {
+                let lock = Lock { kind: LockKind::Shared, first, last, ..*lock };
+                lowered.push(Request::Lock { ino, lock, wait: None });
+            }
+            next = last.checked_add(1);
+        }
+        if let Some(from) = next.filter(|from| *from <= lock.last) {
+            unlock(from, lock.last);
+        }
+        requests.append(&mut lowered);
+        requests
     }
 
     /// Nobody waits under this number any longer.
@@ -143,14 +189,14 @@ impl Locks {
         files
     }
 
-    /// Asks for all that is waited for once more.
-    pub(crate) fn ask_again(&self) -> Vec<Request> {
+    /// Asks for all that is waited for once more, and is to be waited for.
+    pub(crate) fn ask_again(&self, stopping: &BTreeSet<u64>) -> Vec<Request> {
         let ask = |(wait, (ino, lock)): (&u64, &(Ino, Lock))| Request::Lock {
             ino: *ino,
             lock: *lock,
             wait: Some(*wait),
         };
-        self.waits.iter().map(ask).collect()
+        self.waits.iter().filter(|(wait, _)| !stopping.contains(wait)).map(ask).collect()
     }
 
     /// With `flock(2)`, one kind is given up before the other is taken.

@@ -2,7 +2,7 @@
 
 use alloc::boxed::Box;
 
-use espalier_proto::{ClientId, Errno, ObjectId, ObjectKind, Reply, RequestId};
+use espalier_proto::{ClientId, Errno, ObjectId, ObjectKind, Reply, Request, RequestId};
 
 use crate::io::Purpose;
 use crate::journal::Held;
@@ -122,9 +122,12 @@ impl Meta {
     /// Only what waits for room or for others may wait for long. A change that has been made cannot be called interrupted, and an
     /// `fsync` that says so makes databases panic: on a local file system it never does.
     pub(crate) fn cancel(&mut self, now: Now, from: ClientId, id: RequestId, out: &mut Outbox) {
-        let asked =
-            |number: &u64| self.tasks.get(number).is_some_and(|task| (task.from, task.id) == (from, id));
-        let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.swap_remove(at));
+        // Locks are given back all the same.
+        let gives_back =
+            |task: &Task| matches!(task.request, Request::Unlock { .. } | Request::StopWaiting { .. });
+        let is_it = |task: &Task| (task.from, task.id) == (from, id) && !gives_back(task);
+        let asked = |number: &u64| self.tasks.get(number).is_some_and(|task| is_it(task));
+        let roomless = self.roomless.iter().position(asked).map(|at| self.roomless.remove(at));
         let waiting = || self.leases.as_mut().and_then(|leases| leases.stop_waiting(asked));
         let among_ranks = || self.ranks.stop_waiting(asked);
         let ends = || self.sessions.ends.stop_waiting(asked);

@@ -1,5 +1,5 @@
 //! Locks between clients whose connections are lost and whose server is killed: nobody believes to have what another has,
-//! and nobody waits for what he could have.
+//! nobody waits for what he could have, and nobody has what he does not know of.
 #![allow(clippy::unwrap_used)]
 
 mod harness;
@@ -58,6 +58,8 @@ struct World {
     peers: Vec<Peer>,
     random: fastrand::Rng,
     calls: u64,
+    /// What was last told of whether something is locked.
+    in_the_way: Option<bool>,
     /// How often callers got what they had waited for, were interrupted, and lost their sessions.
     seen: [u32; 3],
 }
@@ -75,7 +77,7 @@ impl World {
         };
         let fs = Harness::on(Engine::Local, config());
         let (peers, random) = ((0..CLIENTS).map(peer).collect(), fastrand::Rng::with_seed(seed));
-        let mut world = Self { fs, incarnation: 1, peers, random, calls: 0, seen: [0; 3] };
+        let mut world = Self { fs, incarnation: 1, peers, random, calls: 0, in_the_way: None, seen: [0; 3] };
         for at in 0..CLIENTS {
             world.connect(at);
             let (dir, file) = (Ino::ROOT, name("file"));
@@ -270,6 +272,7 @@ impl World {
                 assert!(usual.contains(&errno), "{errno:?}");
             }
             (Request::Unlock { .. }, Ok(Reply::Done) | Err(Errno::EINTR)) => {}
+            (Request::TestLock { .. }, Ok(Reply::InTheWay(other))) => self.in_the_way = Some(other.is_some()),
             (request, other) => panic!("{request:?}: {other:?}"),
         }
     }
@@ -326,6 +329,29 @@ impl World {
         }
     }
 
+    /// Whether anybody has a byte locked.
+    fn is_locked(&mut self, at: usize, flock: bool, byte: u64) -> bool {
+        let owner = LockOwner { flock, number: 77 };
+        let (first, last) = if flock { (0, u64::MAX) } else { (byte, byte) };
+        let lock = Lock { owner, kind: LockKind::Exclusive, first, last, pid: 0 };
+        let ino = self.peers[at].file.unwrap();
+        self.ask(at, Request::TestLock { ino, lock });
+        self.settle();
+        self.in_the_way.take().unwrap()
+    }
+
+    /// All have what they believe to have, and nothing else.
+    fn check_known(&mut self, seed: u64) {
+        for (flock, byte) in [false, true].into_iter().flat_map(|flock| (0..BYTES).map(move |at| (flock, at)))
+        {
+            let owners = if flock { 2..3 } else { 0..2 };
+            let mut all = self.peers.iter().flat_map(|peer| &peer.bytes[owners.clone()]);
+            let is_believed = all.any(|bytes| bytes[byte].is_some());
+            let is_locked = self.is_locked(0, flock, byte as u64);
+            assert_eq!(is_locked, is_believed, "seed {seed}: flock {flock}, byte {byte}");
+        }
+    }
+
     /// All that is under way arrives.
     fn settle(&mut self) {
         while (0..CLIENTS).any(|at| self.serve(at) || self.hear(at)) {}
@@ -354,6 +380,14 @@ fn no_two_believe_to_have_one_lock_and_all_who_wait_get_theirs() {
                 995..997 => world.silence(at),
                 _ => {}
             }
+        }
+        for at in (0..CLIENTS).filter(|at| world.peers[*at].connection.is_none()).collect::<Vec<_>>() {
+            world.connect(at);
+        }
+        world.settle();
+        // Whose session ends at the server does not know of it yet.
+        if world.seen[2] == 0 {
+            world.check_known(seed);
         }
         // All come back, and give up what they have: whoever waits gets what he waits for.
         for _ in 0..CLIENTS * OWNERS + 1 {

@@ -28,6 +28,10 @@ impl Meta {
             Request::Lock { .. } | Request::TestLock { .. } if self.sessions.in_grace() => {
                 Err(Stop::Wait(Wait::Grace))
             }
+            // What was asked for before comes first.
+            Request::Unlock { .. } | Request::StopWaiting { .. } if self.awaits_locks(client) => {
+                Err(Stop::Wait(Wait::Grace))
+            }
             Request::Lock { ino, lock, wait } => match self.locks.lock(client, ino, lock, wait)? {
                 Asked::Locked => Ok(Reply::Done),
                 Asked::Waits => Ok(Reply::Waits),
@@ -46,6 +50,12 @@ impl Meta {
             }
             _ => Err(Errno::EINVAL.into()),
         }
+    }
+
+    /// A client has asked for locks that nobody is given yet.
+    fn awaits_locks(&self, client: ClientId) -> bool {
+        let tasks = self.roomless.iter().filter_map(|number| self.tasks.get(number));
+        tasks.into_iter().any(|task| task.from == client && matches!(task.request, Request::Lock { .. }))
     }
 
     /// A client that is awaited says which locks it has. It cannot have what another has said to have.
