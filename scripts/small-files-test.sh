@@ -3,8 +3,9 @@
 # while servers are killed, and leave nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
-conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
+target=$(realpath "${TARGET:-target}")
+bin=$target/release/espalier
+conformance=$target/release/espalier-conformance
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 cluster=$work/cluster
@@ -43,7 +44,7 @@ up
 url=espalier://127.0.0.1:17570/
 credentials=$cluster/clients/admin
 for mount in "$a" "$b"; do
-    "$bin" mount "$url" "$mount" -o "credentials=$credentials" --log-file "$mount.log"
+    "$bin" mount "$url" "$mount" -o "allow_other,credentials=$credentials" --log-file "$mount.log"
 done
 
 echo '== files are made as their directories want'
@@ -89,6 +90,33 @@ for dir in striped precreated client baseline; do
     if grep FAILED "$work/conformance" | grep -v relatime | grep .; then fail "not POSIX: $dir"; fi
     tail -n 1 "$work/conformance"
 done
+
+# Under each technique by itself, and under all that the paper has and none, as servers keep what they acknowledge.
+pjdfstest() {
+    for dir in "$@"; do
+        mkdir "$a/$dir/pjdfstest"
+        echo "pjdfstest: $dir"
+        TARGET=$target scripts/pjdfstest.sh "$a/$dir/pjdfstest" "$work/second" || fail "not POSIX: $dir"
+        rm -rf "$a/$dir/pjdfstest"
+    done
+}
+# settings LINE...: of all servers, from now on.
+settings() {
+    local server
+    "$bin" cluster down "$cluster" > /dev/null
+    for server in "$cluster"/server-*/server.toml; do
+        [ -e "$server.before" ] || cp "$server" "$server.before"
+        { printf '%s\n' "$@"; grep -Ev '^(sync|high_watermark|eager_bytes) =' "$server.before"; } > "$server"
+    done
+    up
+}
+mkdir "$work/second"
+pjdfstest stuffed striped precreated client baseline
+settings 'sync = true' 'high_watermark = 1' 'eager_bytes = 0'
+pjdfstest baseline
+settings 'sync = true'
+pjdfstest client stuffed
+settings 'sync = false'
 
 echo '== servers that are killed'
 # Each finds what it has written, and removes most of it.

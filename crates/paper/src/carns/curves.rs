@@ -32,11 +32,27 @@ impl Curves {
         names: &[&'static str],
         scenario: impl Fn(usize, u32) -> String,
     ) -> Result<Self, PaperError> {
+        Self::medians(setting, 1, clients, phases, names, scenario)
+    }
+
+    /// As [`Self::measure`], in so many trials: of each rate the median.
+    ///
+    /// # Errors
+    /// [`PaperError`]
+    pub fn medians(
+        setting: &Setting<'_>,
+        trials: usize,
+        clients: &'static [u32],
+        phases: &'static [Counted],
+        names: &[&'static str],
+        scenario: impl Fn(usize, u32) -> String,
+    ) -> Result<Self, PaperError> {
         let rates = |series: usize, clients: u32| {
             let tally = Trial::new(&scenario(series, clients))?.run(setting)?;
             phases.iter().map(|(_, number, kind)| Ok(tally.phase(*number, *kind)?.rate())).collect()
         };
-        Self::of("clients", clients, phases.iter().map(|(name, ..)| *name).collect(), names, rates)
+        let phases = phases.iter().map(|(name, ..)| *name).collect();
+        Self::in_turn(trials, "clients", clients, phases, names, rates)
     }
 
     /// `rates`: of each phase, in a series, by its number, with so many of what it is `over`.
@@ -50,12 +66,34 @@ impl Curves {
         names: &[&'static str],
         rates: impl Fn(usize, u32) -> Result<Vec<f64>, PaperError>,
     ) -> Result<Self, PaperError> {
-        let curve = |(number, name): (usize, &&'static str)| {
-            let curve: Result<_, PaperError> = counts.iter().map(|count| rates(number, *count)).collect();
-            Ok((*name, curve?))
+        Self::in_turn(1, over, counts, phases, names, rates)
+    }
+
+    /// In each trial series take turns, every other time backwards: what slows the machine down for a while slows all of them down.
+    fn in_turn(
+        trials: usize,
+        over: &'static str,
+        counts: &'static [u32],
+        phases: Vec<&'static str>,
+        names: &[&'static str],
+        rates: impl Fn(usize, u32) -> Result<Vec<f64>, PaperError>,
+    ) -> Result<Self, PaperError> {
+        let mut measured = vec![vec![vec![Vec::new(); phases.len()]; counts.len()]; names.len()];
+        for trial in 0..trials {
+            for (at, count) in counts.iter().enumerate() {
+                for turn in 0..names.len() {
+                    let series = if trial.is_multiple_of(2) { turn } else { names.len() - 1 - turn };
+                    let rates = rates(series, *count)?;
+                    measured[series][at].iter_mut().zip(rates).for_each(|(all, rate)| all.push(rate));
+                }
+            }
+        }
+        let curve = |(name, curve): (&&'static str, Vec<Vec<Vec<f64>>>)| {
+            let medians = |rates: Vec<Vec<f64>>| rates.into_iter().map(median).collect();
+            (*name, curve.into_iter().map(medians).collect())
         };
-        let series: Result<_, PaperError> = names.iter().enumerate().map(curve).collect();
-        Ok(Self { over, counts, phases, series: series? })
+        let series = names.iter().zip(measured).map(curve).collect();
+        Ok(Self { over, counts, phases, series })
     }
 
     /// The rate of the last series, by that of the first: of a phase, with the fewest or with the most.
@@ -107,4 +145,9 @@ impl Curves {
         });
         Table { name: "rates", columns, rows: rows.collect() }
     }
+}
+
+fn median(mut rates: Vec<f64>) -> f64 {
+    rates.sort_by(f64::total_cmp);
+    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
 }
