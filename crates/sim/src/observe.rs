@@ -41,6 +41,9 @@ pub trait Observer {
     /// A server has ended, or a client; of the latter nothing comes any more. `left`: of a metadata server's journal.
     fn crashed(&mut self, _now: Nanos, _node: Node, _loss: Loss, _left: Option<Left>) {}
 
+    /// A client has ended that had told its processes of changes which no server has answered.
+    fn forgot(&mut self) {}
+
     /// A server has begun again.
     fn began(&mut self, _now: Nanos, _node: Node) {}
 

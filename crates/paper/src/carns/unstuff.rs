@@ -27,7 +27,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let servers = servers(setting);
     // What messages take, and not what syncs do: those of the paper's servers are as long as 20 messages.
     let cluster = CLUSTER.replace("4.9 ms", "0 s");
-    let cluster = format!("[cluster]\nranks = 1\ndata = {servers}\n{cluster}");
+    let cluster = format!("[cluster]\nranks = 1\ndata = {servers}\ncache = \"ttl 100 ms\"\n{cluster}");
     let tally = Trial { crews: Box::new(crew), ..Trial::new(&cluster)? }.run(setting)?;
     let median = |write: u32| -> Result<f64, PaperError> {
         let mut latencies = tally.phase(phase(0, write), OpKind::Write)?.latencies.clone();

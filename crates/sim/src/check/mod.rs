@@ -312,6 +312,12 @@ impl Checker {
         }
     }
 
+    /// A client has ended that had told its processes of changes which no server has answered. They may be lost with it, and which of them
+    /// are nobody says.
+    pub fn forgotten(&mut self) {
+        self.given_up = true;
+    }
+
     /// A metadata server has lost power; of its journal that is left. See [`Self::distrust`], too.
     ///
     /// # Errors

@@ -204,6 +204,10 @@ impl Observer for Eyes {
         }
     }
 
+    fn forgot(&mut self) {
+        self.0.borrow_mut().checker.forgotten();
+    }
+
     fn began(&mut self, now: Nanos, node: Node) {
         let mut watch = self.0.borrow_mut();
         let name = watch.name(node);

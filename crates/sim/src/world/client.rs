@@ -172,6 +172,9 @@ impl Client {
             }
         }
         fabric.observer.crashed(fabric.now, self.node, Loss::Process, None);
+        if self.sessions.unanswered_changes() > 0 {
+            fabric.observer.forgot();
+        }
         fabric.drop_node(self.node, true);
     }
 
