@@ -18,6 +18,13 @@ const PAUSE: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
+impl Drop for Lock {
+    /// A child that was just forked may still have the descriptor: closing it here would leave the lock held.
+    fn drop(&mut self) {
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 impl Lock {
     /// Takes the lock for a writer.
     pub(crate) fn take(dir: &Path) -> Result<Self, StoreError> {
@@ -95,5 +102,20 @@ pub fn is_open(dir: &Path) -> bool {
 /// Whether the lock cannot be had so.
 fn is_held(dir: &Path, how: FlockOperation) -> bool {
     let Ok(file) = File::open(dir.join(FILE)) else { return false };
-    flock(&file, how) == Err(Errno::WOULDBLOCK)
+    flock(&Lock(file).0, how) == Err(Errno::WOULDBLOCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_is_let_go_while_a_child_has_its_descriptor() {
+        let dir = tempfile::tempdir().unwrap();
+        let lock = Lock::take(dir.path()).unwrap();
+        let _inherited = lock.0.try_clone().unwrap();
+        assert!(is_locked(dir.path()));
+        drop(lock);
+        assert!(!is_locked(dir.path()));
+    }
 }
