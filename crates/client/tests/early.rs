@@ -663,3 +663,17 @@ fn who_waits_does_not_wait_for_what_is_told_later() {
     let Some(Ok(Answer::Entry(told))) = world.answer(call) else { panic!("{:?}", world.door) };
     assert_eq!(told.attr.size, 4);
 }
+
+#[test]
+fn attributes_that_are_not_known_are_asked_for_once_when_all_is_answered() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("a", false)));
+    let (first, ..) = world.last();
+    // Of what is about to change nothing is known.
+    world.call(make("pipe", NewNode::Fifo));
+    let call = world.call(Request::GetAttr { ino: DIR });
+    assert!(world.answer(call).is_none());
+    assert_eq!(world.sent.len(), 2, "an answer would be older than what was told");
+    world.made(first, FIRST, 3);
+    assert_eq!(world.last().2, Request::GetAttr { ino: DIR });
+}

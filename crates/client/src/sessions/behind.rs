@@ -84,6 +84,9 @@ impl<T> Sessions<T> {
                 | Request::StatFs { .. }
                 | Request::CopyTree(_)
                 | Request::RemoveTree { .. } => true,
+                // They are not known, so that nothing more is told early of it; and an answer that came before all is answered would not be
+                // believed.
+                Request::GetAttr { ino } => self.cache.is_early(*ino),
                 // Of what is found so callers are told what they have been told.
                 Request::Lookup { dir, name } => is_named(*dir, name, false),
                 Request::Create { dir, name, .. }
