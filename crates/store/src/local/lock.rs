@@ -111,9 +111,9 @@ mod tests {
 
     #[test]
     fn a_lock_is_let_go_while_a_child_has_its_descriptor() {
-        let dir = tempfile::tempdir().unwrap();
-        let lock = Lock::take(dir.path()).unwrap();
-        let _inherited = lock.0.try_clone().unwrap();
+        let dir = tempfile::tempdir().expect("a directory");
+        let lock = Lock::take(dir.path()).expect("a lock");
+        let _inherited = lock.0.try_clone().expect("a descriptor");
         assert!(is_locked(dir.path()));
         drop(lock);
         assert!(!is_locked(dir.path()));
