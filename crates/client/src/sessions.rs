@@ -3,6 +3,7 @@
 
 mod asking;
 mod behind;
+mod course;
 mod early;
 mod end;
 mod own;
@@ -14,17 +15,17 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Attr, Caller, Entry, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall,
-    Reply, Request, RequestId, StreamIo, Touched, Welcome,
+    Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall, Request,
+    RequestId, Welcome,
 };
 
 use crate::cache::Page;
-use crate::{Answer, Begun, Binding, Cache, Call, Client, Next, Sighting};
+use crate::{Answer, Begun, Binding, Cache, Call, Client};
 use asking::Asking;
 use behind::Behind;
+use course::Course;
 use early::Early;
-use end::{Course, End, Parked, Seen};
-use own::{Left, Own, Step};
+use end::End;
 
 pub use asking::Outcome;
 pub use told::{DataAsk, ForDoor, Interrupt, Told};
@@ -162,11 +163,7 @@ impl<T> Sessions<T> {
     }
 
     fn take(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
-        if let Some((answer, lease_ms)) =
-            self.change_early(now, &asked).or_else(|| self.write_early(now, &asked))
-        {
-            return told.door.push(ForDoor::Answer { ticket: asked.ticket, result: Ok(answer), lease_ms });
-        }
+        let Some(asked) = self.tell_early(now, asked, told) else { return };
         if self.close_early(&asked.call) {
             return told.answer(asked.ticket, Ok(Answer::Done));
         }
@@ -380,274 +377,6 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    // ---- How a call goes on
-
-    fn reply(
-        &mut self,
-        now: u64,
-        (rank, id): (Rank, RequestId),
-        (lease, touched): (u64, Touched),
-        result: Result<Reply, Errno>,
-        told: &mut Told<T>,
-    ) {
-        let is_early = self.early.is_change(rank, id);
-        let Some(end) = self.end(rank) else { return };
-        let parked = end.parked.remove(&id);
-        let is_waited_for = parked.is_some() || is_early;
-        let over = end.link.answered(id, &result, is_waited_for, &mut end.out);
-        let waited = over.and_then(|wait| end.waits.remove(&wait));
-        // As long as that of what else it tells.
-        let sent = parked.as_ref().map(|parked| parked.sent).or_else(|| self.early.sent(rank, id));
-        let until = sent.map_or(0, |sent| sent.saturating_add(lease));
-        let alone = touched.exclusive.map(|dir| (dir, told_alone(&result)));
-        let changes = lease > 0 && !touched.attrs.is_empty();
-        if self.supplied(now, (rank, id), &result) {
-            return;
-        }
-        let was_told = self.early_reply(now, (rank, id), (lease, &touched), &result, told);
-        if let Some(waited) = waited {
-            told.answer(waited.ticket, result.map(|_| Answer::Done));
-        } else if !was_told {
-            self.settle(now, (rank, id), parked, (lease, touched), result, told);
-        }
-        if let Some((dir, inos)) = alone {
-            self.cache.alone(dir, &inos, until, now);
-        }
-        if changes {
-            self.supply(now, rank);
-        }
-        if was_told {
-            self.go_on_behind(now, told);
-        }
-    }
-
-    /// What a reply comes to for the call that waits for it, if any does.
-    fn settle(
-        &mut self,
-        now: u64,
-        (rank, id): (Rank, RequestId),
-        parked: Option<Parked<T>>,
-        (lease, touched): (u64, Touched),
-        result: Result<Reply, Errno>,
-        told: &mut Told<T>,
-    ) {
-        let Some(end) = self.end(rank) else { return };
-        let parked = match parked {
-            Some(parked) if result == Ok(Reply::Waits) => return end.wait(parked),
-            parked => parked,
-        };
-        let given_up = end.given_up.remove(&id);
-        // Of what nobody waits for it is not known when it was asked. Milliseconds that have begun count.
-        let sent = parked.as_ref().map(|parked| parked.sent);
-        let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
-        if let Some(parked) = parked {
-            self.lead_on(now, parked, result, lease, told);
-        }
-        self.cache.changed(&touched, lease, now);
-        if given_up {
-            // What it has changed was told to nobody.
-            self.cache.distrust();
-            let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
-            told.door.push(ForDoor::Distrust(self.shown_all(changed.collect())));
-        }
-    }
-
-    /// A call goes on with a server's reply. `lease`: what is left of it.
-    fn lead_on(
-        &mut self,
-        now: u64,
-        parked: Parked<T>,
-        result: Result<Reply, Errno>,
-        lease: u64,
-        told: &mut Told<T>,
-    ) {
-        let seen = parked.course.seen;
-        let Some(sighting) = seen.sighting else {
-            let (asked, mut course) = parked.into_asked();
-            let step = match course.own.take() {
-                Some(own) => own.go_on(&asked.call, result),
-                None => Own::begin(&asked.call, result),
-            };
-            return self.take_step(now, (asked, course), step, lease, told);
-        };
-        // The lease on the name may have ended since.
-        let left = seen.until.saturating_sub(now);
-        let sighting = Sighting { leased: left > 0, ..sighting };
-        let next = self.client.found(&parked.call, &sighting, seen.gone == Some(sighting.ino), result);
-        if let Next::Answer(result) = &next {
-            self.cache.found(result.as_ref().ok(), lease, now);
-        }
-        let lease = if left > 0 { lease.min(left) } else { lease };
-        let (asked, mut course) = parked.into_asked();
-        course.seen = Seen { gone: Some(sighting.ino), ..Seen::default() };
-        self.advance(now, (asked, course), next, lease, told);
-    }
-
-    /// A call goes on that the client may have to do step by step.
-    fn take_step(
-        &mut self,
-        now: u64,
-        (asked, mut course): (Asked<'static, T>, Course),
-        step: Step,
-        lease: u64,
-        told: &mut Told<T>,
-    ) {
-        let next = match step {
-            Step::Ask(own, request) => {
-                course.own = Some(own);
-                Next::Ask(request)
-            }
-            Step::Data(own, delegation, work) => {
-                course.own = Some(own);
-                Next::Data(delegation, work)
-            }
-            Step::Anew(left) => {
-                self.give_back(left);
-                self.client.start(&asked.call)
-            }
-            Step::Over(result, left) => {
-                self.give_back(left);
-                let mut next = self.client.reply(&asked.call, result);
-                if let Next::Answer(result) = &mut next {
-                    self.cache.answered(&asked.call, result.as_ref().ok(), lease, now);
-                    if let Ok(listing) = result {
-                        self.cache.hold_back(&asked.call, listing, now);
-                    }
-                }
-                next
-            }
-        };
-        self.advance(now, (asked, course), next, lease, told);
-    }
-
-    /// Leads a call on until it is finished or must wait. `lease`: of what has been told last.
-    fn advance(
-        &mut self,
-        now: u64,
-        (asked, mut course): (Asked<'_, T>, Course),
-        next: Next,
-        lease: u64,
-        told: &mut Told<T>,
-    ) {
-        let Asked { call_id, caller, call, ticket } = asked;
-        let rank = match &next {
-            Next::Answer(_) => Rank(0),
-            Next::Ask(request) | Next::Find(request, _) | Next::Tell(request, _) => request.rank(),
-            Next::Release(ino) => ino.rank(),
-            Next::Stream(io) => io.rank(),
-            Next::Data(delegation, _) => delegation.capability.ino.rank(),
-        };
-        if let Next::Find(_, sighting) = &next {
-            self.cache.sighted(&call, sighting, lease, now);
-            let until = if sighting.leased { now.saturating_add(lease) } else { 0 };
-            course.seen = Seen { sighting: Some(*sighting), until, ..course.seen };
-        }
-        if let Next::Tell(Request::Release { ino }, _) | Next::Release(ino) = next
-            && self.asking.puts_off(ino)
-        {
-            return told.answer(ticket, Ok(Answer::Done));
-        }
-        let page = if self.shares_names { Page::of(&call) } else { None };
-        let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
-        let Some(end) = self.end(rank) else {
-            // No server has told of such an inode.
-            return told.answer(ticket, Err(Errno::ESTALE));
-        };
-        let id = match next {
-            Next::Answer(result) => {
-                let result = result.map(|answer| self.shown(self.cache.as_told(answer)));
-                return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
-            }
-            Next::Data(delegation, work) => {
-                let call = call.into_owned();
-                let parked = Parked { call_id, caller, call, ticket, sent: now, course };
-                return self.asking.ask(parked, delegation, work, told);
-            }
-            Next::Tell(request, answer) => {
-                end.ask(caller, request);
-                return told.answer(ticket, Ok(answer));
-            }
-            Next::Release(ino) => {
-                end.link.release(ino, &mut end.out);
-                return told.answer(ticket, Ok(Answer::Done));
-            }
-            Next::Ask(mut request) | Next::Find(mut request, _) => {
-                if let (Request::ReadDir { limit, .. }, Some(more)) = (&mut request, entries) {
-                    *limit = more.max(*limit);
-                }
-                end.ask(caller.clone(), request)
-            }
-            Next::Stream(io) => {
-                let data = match (&call, io) {
-                    (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_vec(),
-                    _ => Vec::new(),
-                };
-                end.link.stream(io, data, &mut end.out)
-            }
-        };
-        let call = call.into_owned();
-        let interrupted = course.interrupted;
-        end.parked.insert(id, Parked { call_id, caller, call, ticket, sent: now, course });
-        if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
-            self.give_up(gone, Errno::EINTR, told);
-        }
-    }
-
-    /// Nobody waits any more for what comes of a call.
-    fn give_up(&mut self, parked: Parked<T>, errno: Errno, told: &mut Told<T>) {
-        if let Some(own) = &parked.course.own {
-            self.give_back(own.left());
-        }
-        told.answer(parked.ticket, Err(errno));
-    }
-
-    /// As [`Self::give_up`], of calls whose callers do not want to wait for data servers that cannot be reached.
-    fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
-        for parked in self.asking.give_up_stuck(is_stuck, told) {
-            self.give_up(parked, Errno::EINTR, told);
-        }
-    }
-
-    fn give_back(&mut self, left: Left) {
-        let (Left::Open(ino)
-        | Left::OpenNamed(ino)
-        | Left::Lookup(ino)
-        | Left::Created(ino)
-        | Left::Orphan(ino)) = left
-        else {
-            return;
-        };
-        if let (Left::Created(_), Some(end)) = (&left, self.end(ino.rank())) {
-            end.link.forget(ino, 1, &mut end.out);
-        }
-        // What is under way may still make datafiles.
-        let is_put_off = match left {
-            Left::Open(_) | Left::Created(_) => self.asking.puts_off(ino),
-            Left::OpenNamed(_) => {
-                self.asking.is_over(ino);
-                false
-            }
-            Left::Nothing | Left::Lookup(_) | Left::Orphan(_) => false,
-        };
-        let Some(end) = self.end(ino.rank()).filter(|_| !is_put_off) else { return };
-        match left {
-            Left::Open(_) => drop(end.ask(Caller::SERVER, Request::Release { ino })),
-            Left::OpenNamed(_) | Left::Created(_) => end.link.release(ino, &mut end.out),
-            Left::Lookup(_) => end.link.forget(ino, 1, &mut end.out),
-            Left::Orphan(_) => drop(end.ask(Caller::SERVER, Request::Purge { ino, removed: false })),
-            Left::Nothing => {}
-        }
-    }
-
-    /// The first step of a call for a name that is known to stand for an inode at another rank, of which nothing is known; and for how
-    /// long the name is known.
-    fn known_elsewhere(&self, now: u64, call: &Call<'_>) -> Option<(Next, u64)> {
-        let Call::Request(Request::Lookup { dir, name }) = call else { return None };
-        let (sighting, left) = self.cache.sighting(*dir, name, now)?;
-        let find = Request::Find { ino: sighting.ino, kind: sighting.kind, open: None };
-        Some((Next::Find(find, sighting), left))
-    }
-
     // ---- What is left
 
     fn end(&mut self, rank: Rank) -> Option<&mut End<T>> {
@@ -692,17 +421,5 @@ impl<T> Sessions<T> {
             }
             _ => false,
         })
-    }
-}
-
-/// The inodes that a reply tells of and that nobody but its client knew.
-fn told_alone(result: &Result<Reply, Errno>) -> Vec<Ino> {
-    let alone = |entry: &Entry| entry.alone.then_some(entry.attr.ino);
-    match result {
-        Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => alone(entry).into_iter().collect(),
-        Ok(Reply::Listing { entries, .. }) => {
-            entries.iter().filter_map(|dirent| dirent.entry.as_ref().and_then(alone)).collect()
-        }
-        _ => Vec::new(),
     }
 }

@@ -677,3 +677,31 @@ fn attributes_that_are_not_known_are_asked_for_once_when_all_is_answered() {
     world.made(first, FIRST, 3);
     assert_eq!(world.last().2, Request::GetAttr { ino: DIR });
 }
+
+#[test]
+fn who_comes_when_many_are_under_way_waits_for_one_of_them() {
+    const MOST: usize = 64;
+    let mut world = World::new();
+    for n in 0..MOST {
+        assert!(world.is_answered(create(&format!("n{n}"), false)));
+    }
+    let first = world.sent.first().expect("one was sent").0;
+    let [next, after] = ["next", "after"].map(|file| world.call(create(file, true)));
+    assert!(world.answer(next).is_none() && world.sent.len() == MOST);
+    world.made(first, FIRST, 3);
+    // It was told early.
+    let ino = FIRST + MOST as u64;
+    assert!(matches!(world.answer(next), Some(Ok(Answer::Created(told, _))) if told.attr.ino == Ino(ino)));
+    assert!(
+        matches!(world.last().2, Request::Create { early: Some(Early { ino: it, .. }), .. } if it == Ino(ino))
+    );
+    assert!(world.answer(after).is_none() && world.sent.len() == MOST);
+    // Nor is there room for a write to it.
+    let written = world.call_as(user(0, 0), write(ino, 0, b"four"));
+    let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
+    world.made(ids[0], FIRST + 1, 4);
+    assert!(world.answer(after).is_some() && world.answer(written).is_none());
+    world.made(ids[1], FIRST + 2, 5);
+    assert!(matches!(world.answer(written), Some(Ok(Answer::Written(4)))));
+    assert_eq!(world.size_of_dir(), Some(2 + MOST as u64 + 2));
+}

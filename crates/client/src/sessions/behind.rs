@@ -59,9 +59,12 @@ impl<T> Sessions<T> {
         None
     }
 
-    /// Whether a call depends on any change up to one that is not answered. Changes that are told later it does not wait for, lest
-    /// it waits for ever.
+    /// Whether a call waits for its turn to be told early, or depends on any change up to one that is not answered. Changes that are told
+    /// later it does not wait for, lest it waits for ever.
     fn comes_behind(&self, now: u64, call: &Call<'_>, last: u64) -> bool {
+        if self.waits_for_room(now, call) {
+            return true;
+        }
         if !self.early.is_any_left(last, |_, _| true) {
             return false;
         }
@@ -126,16 +129,14 @@ impl<T> Sessions<T> {
         for Revoked { rank, number, .. } in self.behind.revoked.extract_if(.., is_due) {
             told.send.push((rank, FromClient::Revoked { number }));
         }
-        let mut kept = VecDeque::new();
-        while let Some((last, asked)) = self.behind.calls.pop_front() {
+        for (last, asked) in core::mem::take(&mut self.behind.calls) {
+            let Some(asked) = self.tell_early(now, asked, told) else { continue };
             if self.comes_behind(now, &asked.call, last) {
-                kept.push_back((last, asked));
+                self.behind.calls.push_back((last, asked));
             } else {
                 self.take_after(now, asked, told);
             }
         }
-        kept.append(&mut self.behind.calls);
-        self.behind.calls = kept;
     }
 
     /// As [`Sessions::interrupt`], of calls that are kept back.

@@ -142,9 +142,34 @@ impl Supply {
 impl<T> Sessions<T> {
     // ---- Telling early
 
+    /// Answers a call before the server has, if it can be; returns it if not.
+    pub(super) fn tell_early<'a>(
+        &mut self,
+        now: u64,
+        asked: Asked<'a, T>,
+        told: &mut Told<T>,
+    ) -> Option<Asked<'a, T>> {
+        let early = self.change_early(now, &asked).or_else(|| self.write_early(now, &asked));
+        let Some((answer, lease_ms)) = early else { return Some(asked) };
+        told.door.push(ForDoor::Answer { ticket: asked.ticket, result: Ok(answer), lease_ms });
+        None
+    }
+
+    /// Whether a call could be told early if fewer others were under way.
+    pub(super) fn waits_for_room(&self, now: u64, call: &Call<'_>) -> bool {
+        let dir = match call {
+            Call::Request(
+                Request::Create { dir, node: NewNode::Regular, .. } | Request::Unlink { dir, .. },
+            ) => Some(*dir),
+            Call::Write { ino, .. } => self.early.open.get(ino).copied(),
+            _ => None,
+        };
+        self.early.count() >= MOST && dir.is_some_and(|dir| self.cache.alone_in(dir, now).is_some())
+    }
+
     /// Answers a call that changes a directory which this client is alone in, and sends it. Returns for how many milliseconds the answer
     /// may be cached.
-    pub(super) fn change_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+    fn change_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &asked.call else { return None };
         let (Request::Create { dir, name, node: NewNode::Regular, .. } | Request::Unlink { dir, name, .. }) =
             request
@@ -201,7 +226,7 @@ impl<T> Sessions<T> {
 
     /// Answers a write to a file that was made so and is open since, as long as it stays small. It is sent when what was told of the
     /// file before is answered.
-    pub(super) fn write_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+    fn write_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
         let Call::Write { ino, offset, data, kill_suid_gid: false } = &asked.call else { return None };
         let (ino, rank) = (*ino, ino.rank());
         let dir = *self.early.open.get(&ino)?;

@@ -2,13 +2,13 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, FromClient, Ino, Request, RequestId};
+use espalier_proto::{Caller, FromClient, Request, RequestId};
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
 use super::Asked;
-use super::own::Own;
-use crate::{Call, Changes, Link, Sighting};
+use super::course::Course;
+use crate::{Call, Link};
 
 /// A client's end of its session with one server.
 #[derive(Debug)]
@@ -33,29 +33,6 @@ pub(super) struct Parked<T> {
     pub ticket: T,
     pub sent: u64,
     pub course: Course,
-}
-
-/// How far a call has come.
-#[derive(Debug, Default)]
-pub(super) struct Course {
-    pub seen: Seen,
-    /// What the client does itself, if it does.
-    pub own: Option<Own>,
-    /// The caller does not want to wait any longer.
-    pub interrupted: bool,
-    #[expect(dead_code, reason = "it is enough that it is there")]
-    pub changes: Changes,
-}
-
-/// What another rank has told of the name that a call is about.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Seen {
-    /// What the name stands for, while the inode's rank is asked.
-    pub sighting: Option<Sighting>,
-    /// When the lease on the name ends; 0: there is none.
-    pub until: u64,
-    /// An inode that it has stood for, and that was gone by then.
-    pub gone: Option<Ino>,
 }
 
 impl<T> Parked<T> {
