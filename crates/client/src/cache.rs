@@ -284,13 +284,15 @@ impl Cache {
 
     /// A request has changed inodes, besides those that its reply tells of. `lease`: what is left of it, in ms.
     pub fn changed(&mut self, touched: &Touched, lease: u64, now: u64) {
-        for ino in &touched.others {
-            self.touched(*ino);
+        let untold = touched.attrs.iter().filter(|_| lease == 0).map(|attr| attr.ino);
+        for ino in touched.others.iter().copied().chain(untold) {
+            // What was told early and is not answered is newer.
+            if !self.is_early(ino) {
+                self.touched(ino);
+            }
         }
-        for attr in &touched.attrs {
-            if lease == 0 {
-                self.touched(attr.ino);
-            } else if attr.nlink == 0 {
+        for attr in touched.attrs.iter().filter(|_| lease > 0) {
+            if attr.nlink == 0 {
                 // Nobody needs it any more but those who use it, and it is there for as long as it is known.
                 self.drop_lease(attr.ino);
             } else if self.records.contains_key(&attr.ino) {

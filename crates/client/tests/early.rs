@@ -292,6 +292,27 @@ fn many_are_under_way_and_answers_are_older_than_what_was_told() {
     assert_eq!(world.size_of_dir(), Some(5));
 }
 
+#[test]
+fn what_was_told_is_known_though_the_server_does_not_say_it() {
+    let mut world = World::new();
+    for file in ["a", "b"] {
+        assert!(world.is_answered(create(file, false)));
+    }
+    let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
+    // By the time its answer leaves, the server has made the other one.
+    let touched = Touched { exclusive: Some(DIR), others: vec![DIR], ..Touched::default() };
+    let made = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    world.reply(ids[0], touched.clone(), Ok(Reply::Entry(entry(made, true))));
+    assert_eq!(world.size_of_dir(), Some(4));
+    assert!(world.is_answered(create("c", false)));
+    let (last, ..) = world.last();
+    world.made(ids[1], FIRST + 1, 4);
+    // Nothing is left that was told.
+    let made = Attr { perm: 0o644, ..attr(Ino(FIRST + 2), FileType::Regular, 0) };
+    world.reply(last, touched, Ok(Reply::Entry(entry(made, true))));
+    assert_eq!(world.size_of_dir(), None);
+}
+
 type Event = fn(&mut World);
 
 #[test]

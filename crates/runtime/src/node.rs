@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use espalier_client::{Answer, Call, Client, Interrupt, Next};
 use espalier_meta::{Cause, Input, IoId, Meta, Now, Outbox, Waiting};
-use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, StreamIo};
+use espalier_proto::{Caller, ClientId, Errno, Ino, LockOwner, Reply, Request, RequestId, Space, StreamIo};
 
 use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
@@ -275,6 +275,10 @@ impl<D: Door> Node<D> {
             Last::Answer(Ok(Answer::Bytes(bytes))) => self.answer(ticket, span, Ok(Outcome::Data(&bytes))),
             Last::Answer(Ok(Answer::StatFs(mut capacity))) => {
                 let space = self.errands.disk.space();
+                if let Ok(Space { available, .. }) = space {
+                    // Who is told that there is space can use it.
+                    self.feed(Input::Space { free: available });
+                }
                 let answer = space.map(|space| {
                     capacity.space = space;
                     Outcome::Answer(Answer::StatFs(capacity))
