@@ -103,7 +103,8 @@ impl<T> Sessions<T> {
 
     /// The door's number of the call that has asked a server that.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.ends.get(&rank)?.parked.get(&id).map(|parked| parked.call_id)
+        let parked = self.ends.get(&rank)?.parked.get(&id).map(|parked| parked.call_id);
+        parked.or_else(|| self.early.call_of(rank, id))
     }
 
     /// The same of what data servers are asked ([`DataAsk::number`]).

@@ -21,6 +21,9 @@ pub trait Observer {
 
     fn answered(&mut self, _now: Nanos, _client: u32, _call: u64, _result: &Result<Answer, Errno>) {}
 
+    /// The next answer is told before a server has answered: a [`Self::replied`] to what the call asks comes later.
+    fn told_early(&mut self, _client: u32, _call: u64) {}
+
     /// A client's call asks a metadata server, perhaps once more.
     fn asked(&mut self, _client: u32, _call: u64, _rank: Rank, _message: &FromClient) {}
 

@@ -49,6 +49,8 @@ pub(super) struct Early {
 struct Change {
     /// They count up.
     number: u64,
+    /// The door's number of the call.
+    call: u64,
     dir: Ino,
     /// `None`: it is one of the file's bytes.
     name: Option<Name>,
@@ -81,6 +83,11 @@ impl Early {
     /// Whether a request makes a change that callers have been told of.
     pub fn is_change(&self, rank: Rank, id: RequestId) -> bool {
         self.changes.contains_key(&(rank, id))
+    }
+
+    /// The door's number of the call that it was told for.
+    pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
+        self.changes.get(&(rank, id)).map(|change| change.call)
     }
 
     /// When it was sent.
@@ -116,9 +123,9 @@ impl Early {
         self.changes.len() + self.unsent.len()
     }
 
-    fn new_change(&mut self, dir: Ino, name: Option<Name>, ino: Ino, now: u64) -> Change {
+    fn new_change(&mut self, call: u64, (dir, name): (Ino, Option<Name>), ino: Ino, now: u64) -> Change {
         self.last += 1;
-        Change { number: self.last, dir, name, ino, sent: now }
+        Change { number: self.last, call, dir, name, ino, sent: now }
     }
 }
 
@@ -219,7 +226,7 @@ impl<T> Sessions<T> {
                 (attr.ino, Request::Unlink { dir, name: name.clone(), time: Some(time) }, Answer::Done, 0)
             }
         };
-        let change = self.early.new_change(dir, Some(name.clone()), ino, now);
+        let change = self.early.new_change(asked.call_id, (dir, Some(name.clone())), ino, now);
         self.send_early(rank, change, asked.caller.clone(), request);
         Some((answer, left))
     }
@@ -239,7 +246,7 @@ impl<T> Sessions<T> {
         }
         let is_first = !self.cache.is_early(ino);
         self.cache.written_early(dir, ino, end, time);
-        let change = self.early.new_change(dir, None, ino, now);
+        let change = self.early.new_change(asked.call_id, (dir, None), ino, now);
         let (data, kill_suid_gid, time) = (data.to_vec(), false, Some(time));
         let answer = Answer::Written(data.len() as u32);
         let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time };
@@ -333,6 +340,11 @@ impl<T> Sessions<T> {
     /// How many changes callers have been told of that no server has answered.
     pub fn unanswered_changes(&self) -> usize {
         self.early.count()
+    }
+
+    /// Whether a call was answered before a server has.
+    pub fn is_told_early(&self, call_id: u64) -> bool {
+        self.early.left().any(|change| change.call == call_id)
     }
 
     // ---- Servers

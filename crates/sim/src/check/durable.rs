@@ -59,6 +59,13 @@ impl Durability {
         *synced = since.max(*synced);
     }
 
+    /// A server has answered a call of these parts.
+    pub fn answered(&mut self, parts: &[PartId], now: Nanos) {
+        for id in parts {
+            self.calls.entry(*id).and_modify(|logged| logged.until = Some(now));
+        }
+    }
+
     /// What is answered may be lost.
     pub fn tells_early(&self) -> bool {
         self.within > Nanos::ZERO

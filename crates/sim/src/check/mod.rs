@@ -105,6 +105,8 @@ pub struct Checker {
     asked: BTreeMap<(ClientId, u64), Asked>,
     /// Of calls whose callers are not told what has come of them.
     untold: BTreeMap<(ClientId, u64), Vec<PartId>>,
+    /// Of calls that were answered before their servers have carried them out.
+    early: BTreeMap<(ClientId, u64), Vec<PartId>>,
     next: u64,
     bytes: Bytes,
     quotas: Quotas,
@@ -160,6 +162,7 @@ impl Checker {
             pending: BTreeMap::new(),
             asked: BTreeMap::new(),
             untold: BTreeMap::new(),
+            early: BTreeMap::new(),
             next: 1,
             bytes: Bytes::new(scattered, unstuffed && !live),
             quotas: Quotas::new(several_ranks),
@@ -274,8 +277,10 @@ impl Checker {
             if let (Some(ino), Ok(_)) = (asked.synced, result) {
                 durability.synced(ino.rank(), asked.since);
             }
-            for id in asked.parts.iter().filter(|_| is_over) {
-                durability.calls.entry(*id).and_modify(|logged| logged.until = Some(now));
+            match self.early.get_mut(&(client, call_id)) {
+                Some(parts) => parts.clone_from(&asked.parts),
+                None if is_over => durability.answered(&asked.parts, now),
+                None => {}
             }
         }
         if is_over {
@@ -298,6 +303,19 @@ impl Checker {
         let answer = violation::shortened(result);
         self.remember(client, asked, is_over.then_some(now), answer, actions);
         Ok(())
+    }
+
+    /// The next answer to a call is told before its server has carried it out.
+    pub fn told_early(&mut self, client: ClientId, call_id: u64) {
+        self.early.insert((client, call_id), Vec::new());
+    }
+
+    /// The server has answered what was told early.
+    pub fn carried_out(&mut self, now: Nanos, client: ClientId, call_id: u64) {
+        let parts = self.early.remove(&(client, call_id));
+        if let (Some(durability), Some(parts)) = (&mut self.durability, parts) {
+            durability.answered(&parts, now);
+        }
     }
 
     /// A client ends. What it has asked may be carried out all the same.
@@ -323,6 +341,8 @@ impl Checker {
     /// # Errors
     /// Nothing that may have been lost explains what was answered before.
     pub fn lost_power(&mut self, now: Nanos, rank: Rank, left: Left) -> Result<(), Box<Violation>> {
+        // It may not have heard yet of what was told early, and will carry it out some time.
+        self.given_up |= !self.early.is_empty();
         if self.given_up {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! What looks on at a run: it checks what is answered, and takes down what was said of a call.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use espalier_client::{Answer, Call};
@@ -46,6 +46,8 @@ pub struct Watch {
     sessions: BTreeSet<(u32, Rank)>,
     repeats: Repeats,
     fates: Fates,
+    /// Which calls ask what.
+    asked: BTreeMap<(u32, Rank, RequestId), u64>,
     calls: u64,
     /// The call that the trace is about, while it is under way: of which client, and what that calls it.
     traced: Option<(u32, u64)>,
@@ -83,6 +85,7 @@ impl Watch {
             sessions: BTreeSet::new(),
             repeats: Repeats::default(),
             fates: Fates::default(),
+            asked: BTreeMap::new(),
             calls: 0,
             traced: None,
         }
@@ -149,8 +152,16 @@ impl Observer for Eyes {
         }
     }
 
+    fn told_early(&mut self, client: u32, call: u64) {
+        self.0.borrow_mut().checker.told_early(ClientId(client.into()), call);
+    }
+
     fn asked(&mut self, client: u32, call: u64, rank: Rank, message: &FromClient) {
-        self.0.borrow_mut().fates.asked((client, call), rank, message);
+        let mut watch = self.0.borrow_mut();
+        watch.fates.asked((client, call), rank, message);
+        if let FromClient::Request { id, .. } = message {
+            watch.asked.insert((client, rank, *id), call);
+        }
     }
 
     fn replied(
@@ -163,7 +174,11 @@ impl Observer for Eyes {
     ) {
         let mut watch = self.0.borrow_mut();
         let client = client.0.checked_sub(FIRST_CLIENT).and_then(|index| u32::try_from(index).ok());
-        let over = client.and_then(|client| watch.fates.replied(now, (client, rank, id), result));
+        let Some(client) = client else { return };
+        if let Some(call) = watch.asked.remove(&(client, rank, id)) {
+            watch.checker.carried_out(now, ClientId(client.into()), call);
+        }
+        let over = watch.fates.replied(now, (client, rank, id), result);
         watch.settle(over);
     }
 

@@ -285,6 +285,9 @@ impl Client {
         if let (Some(believed), Some(call)) = (&mut self.believed, self.believable.remove(&ticket.call)) {
             believed.learn(self.clock.shown(fabric.now), &call, result);
         }
+        if self.sessions.is_told_early(ticket.call) {
+            fabric.observer.told_early(self.index, ticket.call);
+        }
         fabric.observer.answered(fabric.now, self.index, ticket.call, result);
         fabric.end_span(self.place(), self.called(ticket.call));
     }
