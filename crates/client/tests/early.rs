@@ -278,6 +278,29 @@ fn a_file_is_made_at_once_as_the_server_will_say() {
 }
 
 #[test]
+fn nothing_is_older_than_what_was_there_before() {
+    let mut world = World::new();
+    let told_at = |world: &mut World, ctime: Time, file: &str| {
+        world.call(lookup("old"));
+        let seen = Request::SetAttr { ino: Ino(11), set: Default::default() };
+        world.call(seen);
+        let (id, ..) = world.last();
+        let attr = Attr { ctime, ..attr(Ino(11), FileType::Regular, 0) };
+        world.reply(id, Touched::default(), Ok(Reply::Attr(attr)));
+        let call = world.call(create(file, false));
+        match world.answer(call) {
+            Some(Ok(Answer::Entry(entry))) => entry.attr.ctime,
+            other => panic!("{other:?}"),
+        }
+    };
+    // The server's clock is ahead of what is known of it.
+    let ahead = Time::new(500, 400_000_000);
+    assert_eq!(told_at(&mut world, ahead, "a"), ahead);
+    // One that had been set wrong says nothing.
+    assert_eq!(told_at(&mut world, Time::new(600, 0), "b"), ahead);
+}
+
+#[test]
 fn many_are_under_way_and_answers_are_older_than_what_was_told() {
     let mut world = World::new();
     for file in ["a", "b", "c"] {

@@ -56,6 +56,7 @@ impl<T> Sessions<T> {
         if self.supplied(now, (rank, id), &result) {
             return;
         }
+        self.hear_time(now, rank, &result, &touched);
         let was_told = self.early_reply(now, (rank, id), (lease, &touched), &result, told);
         if let Some(waited) = waited {
             told.answer(waited.ticket, result.map(|_| Answer::Done));

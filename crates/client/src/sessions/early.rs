@@ -23,6 +23,8 @@ const MOST: usize = 64;
 const STOCK: u32 = Request::MAX_NUMBERS;
 /// The server's clock is asked for again after so many milliseconds: this one may be slower.
 const CLOCK_MS: u64 = 60_000;
+/// Its clock may be ahead by so many milliseconds, as what it says shows: the reply that had told it has taken its time.
+const AHEAD_MS: u64 = 1_000;
 /// A server that gives no numbers, as to those who may only read, is asked again after so long.
 const REFUSED_MS: u64 = 60_000;
 
@@ -73,6 +75,8 @@ struct Supply {
     strip: u64,
     /// What its clock has said, and when.
     clock: Option<(Time, u64)>,
+    /// The latest time that it has told of anything.
+    latest: Time,
     /// It has been asked for more.
     asked: Option<RequestId>,
     /// It did not give any then, and is not asked before this time.
@@ -130,10 +134,10 @@ impl Early {
 }
 
 impl Supply {
-    /// The server's time, or a little before.
+    /// The server's time, or a little before; but not before what it has done already.
     fn time(&self, now: u64) -> Option<Time> {
         let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
-        Some(time.later(now - at))
+        Some(time.later(now - at).max(self.latest))
     }
 
     fn is_short(&self, now: u64) -> bool {
@@ -360,6 +364,30 @@ impl<T> Sessions<T> {
         if let Some(supply) = self.early.supplies.get_mut(&rank) {
             supply.asked = asked;
         }
+    }
+
+    /// What a server says tells what time it was there.
+    pub(super) fn hear_time(
+        &mut self,
+        now: u64,
+        rank: Rank,
+        result: &Result<Reply, Errno>,
+        touched: &Touched,
+    ) {
+        let Some(supply) = self.early.supplies.get_mut(&rank) else { return };
+        let Some(time) = supply.time(now) else { return };
+        let told = match result {
+            Ok(Reply::Attr(attr)) => Some(attr.ctime),
+            Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => Some(entry.attr.ctime),
+            Ok(Reply::Listing { entries, .. }) => {
+                entries.iter().filter_map(|dirent| Some(dirent.entry.as_ref()?.attr.ctime)).max()
+            }
+            _ => None,
+        };
+        let touched = touched.attrs.iter().map(|attr| attr.ctime);
+        // Of a clock that was set back since, no more.
+        let heard = touched.chain(told).filter(|told| *told < time.later(AHEAD_MS));
+        supply.latest = heard.fold(supply.latest, Time::max);
     }
 
     /// Takes what was asked for so. Whether it is that.
