@@ -103,8 +103,7 @@ impl<T> Sessions<T> {
 
     /// The door's number of the call that has asked a server that.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        let parked = self.ends.get(&rank)?.parked.get(&id).map(|parked| parked.call_id);
-        parked.or_else(|| self.early.call_of(rank, id))
+        self.ends.get(&rank)?.parked.get(&id).map(|parked| parked.call_id)
     }
 
     /// The same of what data servers are asked ([`DataAsk::number`]).

@@ -89,11 +89,6 @@ impl Early {
         self.changes.contains_key(&(rank, id))
     }
 
-    /// The door's number of the call that it was told for.
-    pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.changes.get(&(rank, id)).map(|change| change.call)
-    }
-
     /// When it was sent.
     pub fn sent(&self, rank: Rank, id: RequestId) -> Option<u64> {
         self.changes.get(&(rank, id)).map(|change| change.sent)
@@ -344,6 +339,11 @@ impl<T> Sessions<T> {
     /// How many changes callers have been told of that no server has answered.
     pub fn unanswered_changes(&self) -> usize {
         self.early.count()
+    }
+
+    /// As [`Self::call_of`], of calls that were answered before.
+    pub fn early_call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
+        self.early.changes.get(&(rank, id)).map(|change| change.call)
     }
 
     /// Whether a call was answered before a server has.

@@ -350,9 +350,11 @@ impl Client {
             for (rank, message) in std::mem::take(&mut self.told.send) {
                 self.trace_sent(fabric, rank, &message);
                 if let Some(wire) = self.lines.get(&rank).filter(|line| line.up).and_then(|line| line.wire) {
-                    if let Some(call) =
-                        asks(&message).and_then(|(id, _)| self.sessions.call_of(rank, RequestId(id)))
-                    {
+                    let id = asks(&message).map(|(id, _)| RequestId(id));
+                    let call = id.and_then(|id| {
+                        self.sessions.call_of(rank, id).or_else(|| self.sessions.early_call_of(rank, id))
+                    });
+                    if let Some(call) = call {
                         fabric.observer.asked(self.index, call, rank, &message);
                     }
                     fabric.send(wire, self.node, Message::FromClient(message));
