@@ -98,7 +98,9 @@ fn what_a_writer_has_left_behind_is_not_kept_twice() {
         // Otherwise it was the kernel that was short of memory. A few pages it was seen not to have.
         let kept = cached_pages(&file, 32 * MIB, 8 * MIB);
         assert!(kept > 7 * MIB / PAGE, "{kept} pages of what was written last");
-        assert_eq!((file.metadata().unwrap().len(), file.metadata().unwrap().blocks()), (40 << 20, 80 << 10));
+        let attr = file.metadata().unwrap();
+        // A fragmented file system below counts blocks of the file's map of extents, too.
+        assert!(attr.len() == 40 << 20 && (80 << 10..81 << 10).contains(&attr.blocks()), "{attr:?}");
         assert!(fs::read(dir.join("big")).unwrap() == bytes_at(0, length));
     });
 }
