@@ -15,6 +15,8 @@ pub struct DataLink<T> {
     phase: Phase,
     /// The server has said what it has of files that were never settled, or need not.
     known: bool,
+    /// What it was told last of the asker's journal: one that was started anew has forgotten.
+    durable: u64,
     /// All with smaller numbers have been sent over this connection.
     sent: u64,
     /// Bytes that go with those of them that have not been answered.
@@ -60,7 +62,15 @@ impl<T> DataLink<T> {
     /// `asks_for_new`: a metadata server wants to know first what datafiles were never settled.
     pub fn new(asks_for_new: bool) -> Self {
         let (next, known) = (ADMIT.0, !asks_for_new);
-        Self { next, unanswered: BTreeMap::new(), phase: Phase::Away, known, sent: 0, under_way: 0 }
+        Self {
+            next,
+            unanswered: BTreeMap::new(),
+            phase: Phase::Away,
+            known,
+            durable: 0,
+            sent: 0,
+            under_way: 0,
+        }
     }
 
     /// Whether the server can be asked now, as far as is known.
@@ -77,6 +87,9 @@ impl<T> DataLink<T> {
         out: &mut Vec<ToData>,
     ) -> RequestId {
         self.next += 1;
+        if let DataRequest::Settle { durable, .. } = request {
+            self.durable = self.durable.max(durable);
+        }
         self.unanswered.insert(self.next, Asked { request, capability, waits });
         self.fill(out);
         RequestId(self.next)
@@ -91,7 +104,7 @@ impl<T> DataLink<T> {
         out: &mut Vec<ToData>,
     ) {
         if let Some((below, live)) = admit {
-            out.push(plain(ADMIT, DataRequest::Admit { below, live }));
+            out.push(plain(ADMIT, DataRequest::Admit { below, live, durable: self.durable }));
         }
         self.unanswered.retain(|_, asked| interested(&asked.waits));
         (self.sent, self.under_way) = (0, 0);

@@ -21,7 +21,9 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ServerId, ToData};
+use espalier_proto::{
+    Capability, ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ServerId, ToData,
+};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -72,6 +74,12 @@ pub enum Input {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Io {
     Request(DataRequest),
+    /// A write. The datafile is listed as new if it is not there yet.
+    WriteNew {
+        ino: Ino,
+        offset: u64,
+        data: Vec<u8>,
+    },
     /// Make empty datafiles, durable together.
     Create(Vec<Ino>),
     /// Make it durable that what has been removed until now is gone.
@@ -104,8 +112,15 @@ struct Peer {
 struct UnderWay {
     /// The connection that waits for it.
     connection: u64,
+    /// Of a client: by what it is let.
+    capability: Option<Capability>,
+}
+
+impl UnderWay {
     /// Of a client: the session on whose behalf it is done.
-    session: Option<Session>,
+    fn session(&self) -> Option<Session> {
+        self.capability.as_ref().map(Session::of)
+    }
 }
 
 /// The data server's machine. See the crate's description.
@@ -116,6 +131,8 @@ pub struct Data {
     sessions: Sessions,
     /// What is answered when nothing is under way any more of sessions that have ended.
     admissions: Vec<Asked>,
+    /// Metadata servers that want to know what datafiles are new, when no client adds to them any more on behalf of such a session.
+    listings: Vec<Asked>,
     running: Map<IoId, Running>,
     files: Map<Ino, File>,
     next_io: u64,
@@ -245,7 +262,7 @@ impl Data {
         let is_client = matches!(from, Asker::Client(_));
         let capability = capability.filter(|_| is_client);
         let session = capability.as_ref().map(Session::of);
-        self.under_way.insert(asked, UnderWay { connection, session });
+        self.under_way.insert(asked, UnderWay { connection, capability });
         let may = !is_client || capability.is_some_and(|capability| capability.permits(&request));
         match request.check() {
             Err(errno) => self.answer(asked, Err(errno), out),
@@ -258,7 +275,7 @@ impl Data {
     }
 
     /// What a metadata server says of its sessions: answered when nothing is done any more for those that have ended.
-    fn admit(&mut self, asked: Asked, below: u64, live: Vec<u64>, out: &mut Outbox) {
+    fn admit(&mut self, asked: Asked, (below, live): (u64, Vec<u64>), out: &mut Outbox) {
         if let Asker::Server(server) = asked.0 {
             self.sessions.admit(server, below, live);
         }
@@ -269,12 +286,23 @@ impl Data {
     fn answer_admissions(&mut self, out: &mut Outbox) {
         for asked in core::mem::take(&mut self.admissions) {
             let of = |session: &Session| Asker::Server(session.server) == asked.0;
-            let mut sessions = self.under_way.values().filter_map(|under_way| under_way.session);
+            let mut sessions = self.under_way.values().filter_map(UnderWay::session);
             if sessions.any(|session| of(&session) && !self.sessions.has(session)) {
                 self.admissions.push(asked);
             } else {
                 self.answer(asked, Ok(DataReply::Done), out);
             }
+        }
+        for asked in core::mem::take(&mut self.listings) {
+            self.list_new(asked, out);
+        }
+    }
+
+    fn list_new(&mut self, asked: Asked, out: &mut Outbox) {
+        if self.admissions.iter().any(|(from, ..)| *from == asked.0) {
+            self.listings.push(asked);
+        } else {
+            self.run(Running::Request(asked, None), Io::Request(DataRequest::New), out);
         }
     }
 
@@ -295,8 +323,17 @@ impl Data {
     }
 
     fn take(&mut self, asked: Asked, request: DataRequest, out: &mut Outbox) {
-        if let DataRequest::Admit { below, live } = request {
-            return self.admit(asked, below, live, out);
+        if let (
+            Asker::Server(server),
+            DataRequest::Admit { durable, .. } | DataRequest::Settle { durable, .. },
+        ) = (asked.0, &request)
+        {
+            self.sessions.committed(server, *durable);
+        }
+        match request {
+            DataRequest::Admit { below, live, .. } => return self.admit(asked, (below, live), out),
+            DataRequest::New => return self.list_new(asked, out),
+            _ => {}
         }
         let Some((ino, how)) = used(&request) else {
             return self.run(Running::Request(asked, None), Io::Request(request), out);
@@ -321,7 +358,19 @@ impl Data {
             DataRequest::Remove { .. } => Running::Removal(asked, ino),
             _ => Running::Request(asked, Some((ino, how))),
         };
-        self.run(running, Io::Request(request), out);
+        let io = match request {
+            DataRequest::Write { ino, offset, data } if self.is_young(&asked) => {
+                Io::WriteNew { ino, offset, data }
+            }
+            request => Io::Request(request),
+        };
+        self.run(running, io, out);
+    }
+
+    /// Whether what it makes may belong to nothing.
+    fn is_young(&self, asked: &Asked) -> bool {
+        let capability = self.under_way.get(asked).and_then(|under_way| under_way.capability.as_ref());
+        capability.is_some_and(|capability| self.sessions.is_young(capability))
     }
 
     /// A request is done with a datafile: those that have waited for it come next.
@@ -370,9 +419,9 @@ impl Data {
     }
 
     fn answer(&mut self, asked: Asked, result: Result<DataReply, Errno>, out: &mut Outbox) {
-        let Some(UnderWay { connection, session }) = self.under_way.remove(&asked) else { return };
+        let Some(UnderWay { connection, capability }) = self.under_way.remove(&asked) else { return };
         out.replies.push((connection, FromData { id: asked.2, result }));
-        if session.is_some() && !self.admissions.is_empty() {
+        if capability.is_some() && !self.admissions.is_empty() {
             self.answer_admissions(out);
         }
         let (from, incarnation, _) = asked;
@@ -398,7 +447,7 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
         | DataRequest::Seek { ino, .. }
         | DataRequest::Sync { ino } => Some((*ino, Use::Shared)),
         DataRequest::Fill { ino, .. }
-        | DataRequest::Settle { ino }
+        | DataRequest::Settle { ino, .. }
         | DataRequest::Truncate { ino, .. }
         | DataRequest::SetMtime { ino, .. }
         | DataRequest::Create { ino, .. }

@@ -32,6 +32,8 @@ pub(crate) struct Sessions {
 #[derive(Debug)]
 struct Told {
     incarnation: u64,
+    /// So far its journal is durable, at least.
+    durable: u64,
     /// Once it has said anything.
     sessions: Option<Live>,
 }
@@ -47,10 +49,25 @@ struct Live {
 impl Sessions {
     /// A metadata server has connected. What it said before it was started anew is nothing any more.
     pub fn begin(&mut self, server: ServerId, incarnation: u64) {
-        let told = self.servers.entry(server).or_insert(Told { incarnation, sessions: None });
+        let anew = || Told { incarnation, durable: 0, sessions: None };
+        let told = self.servers.entry(server).or_insert_with(anew);
         if told.incarnation != incarnation {
-            *told = Told { incarnation, sessions: None };
+            *told = anew();
         }
+    }
+
+    /// So far a metadata server's journal is durable.
+    pub fn committed(&mut self, server: ServerId, durable: u64) {
+        if let Some(told) = self.servers.get_mut(&server) {
+            told.durable = told.durable.max(durable);
+        }
+    }
+
+    /// Whether the file to which a capability belongs may turn out not to have any datafiles.
+    pub fn is_young(&self, capability: &Capability) -> bool {
+        let Capability { server, incarnation, since, .. } = *capability;
+        let told = self.servers.get(&server).filter(|told| told.incarnation == incarnation);
+        since > told.map_or(0, |told| told.durable)
     }
 
     /// Which sessions go on. What is said again late brings none back to life.

@@ -35,7 +35,7 @@ impl Server {
     }
 
     fn admit(&mut self, id: u64, below: u64, live: &[u64]) {
-        self.ask(1, id, DataRequest::Admit { below, live: live.into() });
+        self.ask(1, id, DataRequest::Admit { below, live: live.into(), durable: 0 });
     }
 
     /// The results of the client's requests.
@@ -210,7 +210,7 @@ fn what_was_asked_before_a_restart_is_done_before_what_is_asked_after() {
 /// As the server's incarnation 1 gives it to a session.
 fn capability(session: u64) -> Capability {
     let access = Access::READ | Access::WRITE;
-    Capability { ino: FILE, access, server: SERVER, incarnation: 1, session, seal: [0; 32] }
+    Capability { ino: FILE, access, server: SERVER, incarnation: 1, session, since: 0, seal: [0; 32] }
 }
 
 fn with_client() -> Server {
@@ -243,7 +243,7 @@ fn clients_do_what_their_capabilities_say() {
         DataRequest::Precreate { inos: vec![FILE] },
         DataRequest::Discard { inos: vec![FILE] },
         DataRequest::New,
-        DataRequest::Admit { below: 1, live: vec![] },
+        DataRequest::Admit { below: 1, live: vec![], durable: 0 },
     ]
     .into_iter()
     .enumerate()
@@ -302,13 +302,61 @@ fn a_metadata_server_that_was_started_anew_knows_no_old_capabilities() {
     let next = Capability { incarnation: 2, ..capability(1) };
     server.ask_with(next, 3, write(1));
     assert_eq!(server.told(), [STALE, STALE], "it has not said anything yet");
-    server.ask(2, 1, DataRequest::Admit { below: 1, live: vec![] });
+    server.ask(2, 1, DataRequest::Admit { below: 1, live: vec![], durable: 0 });
     assert_eq!(server.answered(), [], "what the old one let a client do is under way");
     server.ask_with(next, 4, write(1));
     server.work();
     assert_eq!(server.answered(), [(9, 1), (2, 1)]);
     server.work();
     assert_eq!(server.told(), [DONE]);
+}
+
+#[test]
+fn what_a_client_makes_of_a_file_that_may_not_be_is_listed() {
+    let mut server = with_client();
+    server.admit(1, 1, &[]);
+    let young = Capability { since: 5, ..capability(1) };
+    let how = |server: &mut Server, capability, id| {
+        server.ask_with(capability, id, write(1));
+        matches!(server.work(), Io::WriteNew { ino: FILE, offset: 0, .. })
+    };
+    assert!(!how(&mut server, capability(1), 1));
+    assert!(how(&mut server, young, 2));
+    server.ask(1, 2, DataRequest::Settle { ino: Ino(8), durable: 4 });
+    server.work();
+    assert!(how(&mut server, young, 3));
+    server.ask(1, 3, DataRequest::Settle { ino: FILE, durable: 5 });
+    server.work();
+    server.ask(1, 4, DataRequest::Settle { ino: FILE, durable: 3 });
+    server.work();
+    assert!(!how(&mut server, young, 4), "it would stay on the list");
+    // One that has forgotten is told first.
+    let mut server = with_client();
+    server.ask(1, 1, DataRequest::Admit { below: 1, live: vec![], durable: 5 });
+    assert!(!how(&mut server, young, 1));
+    assert!(how(&mut server, Capability { since: 6, ..young }, 2));
+}
+
+#[test]
+fn new_datafiles_are_listed_when_no_old_session_adds_to_them() {
+    let mut server = with_client();
+    server.admit(1, 1, &[]);
+    server.answered();
+    let young = Capability { since: 5, ..capability(1) };
+    server.ask_with(young, 1, write(1));
+    server.ask_with(young, 2, write(2));
+    server.connect(2, 2);
+    server.ask(2, 1, DataRequest::Admit { below: 1, live: vec![], durable: 7 });
+    server.ask(2, 0, DataRequest::New);
+    for _ in 0..2 {
+        assert!(
+            matches!(server.work(), Io::WriteNew { .. }),
+            "the file that this server knows of is another"
+        );
+    }
+    assert_eq!(server.answered(), [(9, 1), (9, 2), (2, 1)]);
+    assert_eq!(server.work(), Io::Request(DataRequest::New));
+    assert_eq!(server.answered(), [(2, 0)]);
 }
 
 #[test]

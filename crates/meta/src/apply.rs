@@ -104,7 +104,7 @@ impl State {
                 self.strip(*ino)?;
                 self.drop_strip(*ino);
                 self.striped.get_or_insert_default().insert(*ino);
-                self.watched.insert(*ino, Watched::new(0));
+                self.watched.insert(*ino, Watched { outgrew: true, ..Watched::new(self.sequence) });
                 self.change(*ino, |inode| {
                     let (counted, layout) = (inode.counted_bytes(), Arc::clone(layout));
                     inode.body = Body::Striped { counted, layout };

@@ -11,6 +11,7 @@ use espalier_proto::{
 };
 
 use crate::event::Event;
+use crate::io::Purpose;
 use crate::machine::{Cx, Meta};
 use crate::record::Inode;
 use crate::session::Proven;
@@ -40,8 +41,8 @@ impl Meta {
     ) -> Step<Delegation> {
         let session = self.data_session(cx.client)?;
         // Who seals it says who has given it, and when.
-        let (server, incarnation, seal) = (ServerId(0), 0, [0; 32]);
-        let capability = Capability { ino, access, server, incarnation, session, seal };
+        let (server, incarnation, since, seal) = (ServerId(0), 0, 0, [0; 32]);
+        let capability = Capability { ino, access, server, incarnation, session, since, seal };
         Ok(Delegation { layout, capability, limited })
     }
 
@@ -115,8 +116,14 @@ impl Meta {
     pub(crate) fn leave_to_client(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Option<Reply> {
         let cached = self.state.cached(ino).ok()?;
         let own = self.sessions.lookups_of(cx.client, ino)?;
+        // What is on its way to a data server could come there after the removal by another connection, and make the datafile anew.
+        let makes = |purpose: &Purpose| matches!(purpose, Purpose::Stream(_, call) if call.makes(ino));
         let is_used = cached.inode.nlink > 0 || cached.opens > 0 || cached.lookups > own;
-        if is_used || self.sessions.in_grace() || !self.is_by_client(&cached.inode) {
+        if is_used
+            || self.io.values().any(makes)
+            || self.sessions.in_grace()
+            || !self.is_by_client(&cached.inode)
+        {
             return None;
         }
         let layout = cached.inode.layout().map(Arc::clone);

@@ -59,8 +59,7 @@ impl StreamCall {
                 }
                 DataRequest::Fill { ino, data, size, mtime, sync }
             }
-            Self::Settle { filled: Some(size), .. } if layout.local_size(place, size) == 0 => return None,
-            Self::Settle { ino, .. } => DataRequest::Settle { ino },
+            Self::Settle { ino, durable } => DataRequest::Settle { ino, durable },
             Self::Truncate { ino, size } => {
                 DataRequest::Truncate { ino, size: layout.local_size(place, size) }
             }

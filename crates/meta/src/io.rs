@@ -135,8 +135,9 @@ impl Meta {
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);
                 }
-                Held::SettleStream(ino, filled) => {
-                    let settle = self.stream_io(StreamCall::Settle { ino, filled });
+                Held::SettleStream(ino) => {
+                    let durable = self.journal.durable;
+                    let settle = self.stream_io(StreamCall::Settle { ino, durable });
                     self.ask(Purpose::SettleStream(ino), settle, out);
                 }
             }

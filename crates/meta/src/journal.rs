@@ -41,8 +41,7 @@ pub(crate) enum Held {
     /// The stream of an orphan is removed: had the removal of its last name been lost, it would be missed.
     RemoveStream(Ino),
     /// The stream of a file that has been unstuffed is no longer a new one.
-    /// And the size for which it was filled.
-    SettleStream(Ino, Option<u64>),
+    SettleStream(Ino),
     /// A session has begun, or goes on (`true`), or cannot.
     Session(ClientId, Result<bool, Errno>),
     /// Another rank is told something.
@@ -362,7 +361,7 @@ fn fail(held: Held, errno: Errno) -> Option<Held> {
         Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
         // It finds the journal broken.
         Held::Task(_) => Some(held),
-        Held::RemoveStream(_) | Held::SettleStream(..) | Held::Peer(..) | Held::Committed(_) | Held::Pool => {
+        Held::RemoveStream(_) | Held::SettleStream(_) | Held::Peer(..) | Held::Committed(_) | Held::Pool => {
             None
         }
     }

@@ -279,7 +279,7 @@ impl Recovery {
     ) -> Result<(Meta, Vec<StreamCall>), RecoveryError> {
         let unsettled = core::mem::take(&mut self.state.unsettled);
         let settle = |ino: &Ino| match unsettled.contains(ino) {
-            true => StreamCall::Settle { ino: *ino, filled: None },
+            true => StreamCall::Settle { ino: *ino, durable: self.state.sequence },
             false => StreamCall::Remove { ino: *ino },
         };
         let removed = self.removed.iter().map(|ino| StreamCall::Remove { ino: *ino });

@@ -49,6 +49,8 @@ pub(crate) struct Known {
 pub(crate) struct Watched {
     /// The sequence number of the event that says so. When it is durable, recovery is sure to look at the size.
     pub since: u64,
+    /// That is the event by which it came to have datafiles, and more than its strip.
+    pub outgrew: bool,
     /// The tick at which it was last opened for writing, closed or synced.
     pub used: u64,
     /// Since nobody had it open, it may have been opened for writing.
@@ -63,7 +65,8 @@ pub(crate) struct Watched {
 
 impl Watched {
     pub(crate) fn new(since: u64) -> Self {
-        Self { since, used: 0, written: true, unmeasured: false, synced: false, syncing: false }
+        let (outgrew, unmeasured, synced, syncing) = (false, false, false, false);
+        Self { since, outgrew, used: 0, written: true, unmeasured, synced, syncing }
     }
 }
 

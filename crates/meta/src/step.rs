@@ -104,10 +104,10 @@ pub enum StreamCall {
         offset: u64,
         bytes: Arc<Vec<u8>>,
     },
-    /// The file is known, durably, to have this stream. `filled`: it was filled for that size; `None`: that is not known.
+    /// The file is known, durably, to have this stream. `durable`: so far the journal is.
     Settle {
         ino: Ino,
-        filled: Option<u64>,
+        durable: u64,
     },
     Truncate {
         ino: Ino,
@@ -130,6 +130,11 @@ pub enum StreamCall {
 }
 
 impl StreamCall {
+    /// Whether it makes the file's stream if there is none.
+    pub(crate) fn makes(&self, stream: Ino) -> bool {
+        matches!(self, Self::Fill { ino, .. } | Self::Write { ino, .. } | Self::Truncate { ino, .. } if *ino == stream)
+    }
+
     /// What it is called where operations are traced.
     pub(crate) fn name(&self) -> &'static str {
         match self {

@@ -283,7 +283,7 @@ impl Meta {
     pub(crate) fn recover_striped(&mut self) {
         let unsettled = self.state.striped.iter().flat_map(BTreeSet::iter).copied();
         if self.config.striping.is_some() {
-            unsettled.for_each(|ino| self.journal.hold(self.state.sequence, Held::SettleStream(ino, None)));
+            unsettled.for_each(|ino| self.journal.hold(self.state.sequence, Held::SettleStream(ino)));
         }
         for (ino, watched) in &mut self.state.watched {
             let inode = self.state.inodes.get(ino).map(|cached| &cached.inode);

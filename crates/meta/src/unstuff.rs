@@ -85,7 +85,7 @@ impl Meta {
         };
         cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync, clean })?;
         self.commit(cx, &self.unstuffing(ino)?)?;
-        self.journal.hold(self.state.sequence, Held::SettleStream(ino, Some(size)));
+        self.journal.hold(self.state.sequence, Held::SettleStream(ino));
         self.filling.end(ino);
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use espalier_meta::{Acknowledge, Config, Input, Striping};
 use espalier_proto::*;
-use harness::{DataServers, Fault, Harness, STRIP, config, name, open_how};
+use harness::{DataServers, Fault, Harness, ROOT_CALLER, STRIP, config, name, open_how};
 
 const SERVERS: u16 = 4;
 const WIDTH: usize = 3;
@@ -239,8 +239,15 @@ fn a_crash_at_any_io_leaves_no_datafile_that_nobody_refers_to_and_loses_none() {
 #[test]
 fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
     let mut fs = cluster(Acknowledge::Volatile);
+    let ino = make(&mut fs, "file", STRIP).unwrap();
     fs.lazy = true;
-    let ino = make(&mut fs, "file", 100).unwrap();
+    let write = Request::Write { ino, offset: STRIP, data: vec![1], kill_suid_gid: false, time: None };
+    let id = fs.send(&ROOT_CALLER, write);
+    while !fs.answers.contains_key(&id) {
+        assert!(fs.settle_one());
+    }
+    assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Streamed)));
+    // Its journal is not durable yet.
     fs.data.down = true;
     fs.settle();
     fs.lazy = false;
@@ -261,7 +268,7 @@ fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
     fs = fs.crash();
     reach(&mut fs);
     assert_eq!(fs.data.files(), BTreeMap::from([(ino, WIDTH)]));
-    assert_eq!(fs.attr_of(ino).size, 100);
+    assert_eq!(fs.attr_of(ino).size, STRIP);
     for server in (0..SERVERS).map(ServerId) {
         assert_eq!(fs.data.ask(server, &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled in the end");
     }

@@ -17,6 +17,9 @@ pub struct Capability {
     pub incarnation: u64,
     /// The client's session, as that server counts those that have capabilities. From 1.
     pub session: u64,
+    /// The change, in that server's journal, by which the file came to have its datafiles; 0 if it is durable. Until it is, a datafile
+    /// that the client's writes make is one that the file may turn out not to have.
+    pub since: u64,
     /// Only servers of the cluster can make it, from all this and from who the client is.
     pub seal: [u8; 32],
 }

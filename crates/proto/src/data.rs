@@ -46,9 +46,10 @@ pub enum DataRequest {
         mtime: Time,
         sync: bool,
     },
-    /// The file is known, durably, to have this datafile.
+    /// The file is known, durably, to have this datafile. `durable`: as in `Admit`.
     Settle {
         ino: Ino,
+        durable: u64,
     },
     Truncate {
         ino: Ino,
@@ -66,14 +67,17 @@ pub enum DataRequest {
     Remove {
         ino: Ino,
     },
-    /// The datafiles that were filled and never settled.
+    /// The datafiles that were filled, or made by a client's write when that might turn out not to be wanted, and never settled. Answered
+    /// when nothing is under way any more of the sessions that an earlier `Admit` has ended.
     New,
     Space,
     /// Of the sessions that the metadata server counts, those below that number have ended, but for these: answered when nothing is
-    /// under way of any that has. Before this has come no client of that server is served.
+    /// under way of any that has. Before this has come no client of that server is served. `durable`: so far the journal of the metadata
+    /// server is, at least; more may be known from an earlier request.
     Admit {
         below: u64,
         live: Vec<u64>,
+        durable: u64,
     },
     /// Makes empty datafiles (carns III.A's batch create), whose time of change is the beginning of time: theirs is that of their
     /// files. Nobody does anything else with them meanwhile.

@@ -126,7 +126,7 @@ fn copy(from: &DataStore, to: &DataStore, ino: Ino) -> Result<(), Errno> {
     for request in [
         DataRequest::SetMtime { ino, mtime: stat.mtime },
         DataRequest::Sync { ino },
-        DataRequest::Settle { ino },
+        DataRequest::Settle { ino, durable: 0 },
     ] {
         to.execute(request)?;
     }

@@ -258,10 +258,12 @@ fn hex(bytes: &[u8]) -> String {
 fn carry_out(store: &LocalStore, repaired: &Repaired) -> Result<(), StoreError> {
     for ino in &repaired.empty {
         store.stream_create(*ino)?;
+        store.stream_truncate(*ino, 0)?;
         store.stream_sync(*ino)?;
     }
     for (from, to) in &repaired.copies {
         store.stream_create(*to)?;
+        store.stream_truncate(*to, 0)?;
         let (mut offset, size) = (0, store.stream_stat(*from)?.size);
         while offset < size {
             match store.stream_copy(*from, offset, *to, offset, size - offset)? {

@@ -118,7 +118,8 @@ impl Cluster {
     /// As the server 0 makes it for the client of that name, in the incarnation 1.
     fn capability(&self, name: &str, session: u64) -> Capability {
         let (server, access) = (ServerId(0), Access::READ | Access::WRITE);
-        let mut capability = Capability { ino: INO, access, server, incarnation: 1, session, seal: [0; 32] };
+        let mut capability =
+            Capability { ino: INO, access, server, incarnation: 1, session, since: 0, seal: [0; 32] };
         Holder::new(Some(&Identity::client(name).unwrap()), ClientId(0)).seal(&mut capability, &self.key);
         capability
     }
@@ -192,7 +193,7 @@ async fn clients_have_what_they_have_capabilities_for() {
     let capability = cluster.capability("alice", 1);
     let stale = Ok(DataReply::Stale);
     assert_eq!(ask_with(&mut alice, Some(capability), write()).await, stale, "of no server that is known");
-    let admit = |below, live: &[u64]| DataRequest::Admit { below, live: live.into() };
+    let admit = |below, live: &[u64]| DataRequest::Admit { below, live: live.into(), durable: 0 };
     assert_eq!(ask(&mut server, admit(1, &[])).await, Ok(DataReply::Done));
     assert_eq!(ask_with(&mut alice, Some(capability), write()).await, Ok(DataReply::Done));
     let read = || DataRequest::Read { ino: INO, offset: 5, size: 100 };
@@ -277,7 +278,10 @@ async fn a_client_that_does_not_read_is_not_in_the_way() {
     let cluster = Cluster::new();
     let service = Service::Delegated(ServerId(3));
     let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
-    assert_eq!(ask(&mut server, DataRequest::Admit { below: 1, live: vec![] }).await, Ok(DataReply::Done));
+    assert_eq!(
+        ask(&mut server, DataRequest::Admit { below: 1, live: vec![], durable: 0 }).await,
+        Ok(DataReply::Done)
+    );
     let bytes = DataRequest::Write { ino: INO, offset: 0, data: vec![1; 1 << 20] };
     assert_eq!(ask(&mut server, bytes).await, Ok(DataReply::Done));
     let (_, greedy) = reach(cluster.address, &cluster.client("greedy"), service).await.unwrap();

@@ -333,6 +333,7 @@ fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, Stor
         StreamCall::Measure(files) => return stats(&mut files.into_iter().map(|(ino, _)| ino)),
         StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {
             store.stream_create(ino)?;
+            store.stream_truncate(ino, 0)?;
             store.stream_write(ino, 0, &bytes)?;
             store.stream_truncate(ino, size)?;
             store.stream_set_mtime(ino, mtime)?;

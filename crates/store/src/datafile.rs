@@ -114,6 +114,15 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         Ok(DataReply::Done)
     }
 
+    /// Writes, and lists the datafile as new if it is not there yet.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn write_new(&self, ino: Ino, offset: u64, data: Vec<u8>) -> Result<DataReply, StoreError> {
+        self.store.stream_create(ino)?;
+        self.carry_out(DataRequest::Write { ino, offset, data })
+    }
+
     /// Does what is asked of a data server.
     ///
     /// # Errors
@@ -165,6 +174,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
             DataRequest::Fill { ino, size: 0, .. } => store.stream_remove(ino)?,
             DataRequest::Fill { ino, data, size, mtime, sync: sync_it } => {
                 store.stream_create(ino)?;
+                store.stream_truncate(ino, 0)?;
                 store.stream_write(ino, 0, &data)?;
                 store.stream_truncate(ino, size)?;
                 store.stream_set_mtime(ino, mtime)?;
@@ -172,7 +182,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                     store.stream_sync(ino)?;
                 }
             }
-            DataRequest::Settle { ino } => store.stream_settle(ino)?,
+            DataRequest::Settle { ino, .. } => store.stream_settle(ino)?,
             DataRequest::Sync { ino } => {
                 store.stream_sync(ino)?;
                 self.made.sync()?;

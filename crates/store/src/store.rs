@@ -40,7 +40,7 @@ pub trait Store: Send + Sync + 'static {
     /// Does a piece of background upkeep. Whether there is more to do.
     fn maintain(&self) -> Result<bool, StoreError>;
 
-    /// Makes an empty stream, listed as new until [`Self::stream_settle`]; one that is there already is emptied.
+    /// Makes an empty stream, listed as new until [`Self::stream_settle`]; one that is there already is left as it is.
     fn stream_create(&self, ino: Ino) -> Result<(), StoreError>;
 
     /// Takes a stream off the list of new ones, durably. One that is not on it, or absent, is fine.

@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use espalier_proto::{Access, Errno, Ino, Reply};
 
 use crate::machine::{Cx, Meta};
-use crate::step::Step;
+use crate::step::{Step, Stop, Wait};
 
 impl Meta {
     /// A client is about to read or write the bytes of a file that it has open, without the machine. What else a write would need
@@ -17,10 +17,25 @@ impl Meta {
             return Err(Errno::EACCES.into());
         }
         let limited = self.state.is_limited(ino)?;
+        let mut since = 0;
         if access.contains(Access::WRITE) {
-            self.watch(cx, ino)?;
+            since = self.watch_young(cx, ino)?;
             self.drop_capability(cx, ino)?;
         }
-        Ok(Reply::Delegated(Some(Box::new(self.grant(cx, ino, layout, access, limited)?))))
+        let mut delegation = self.grant(cx, ino, layout, access, limited)?;
+        delegation.capability.since = since;
+        Ok(Reply::Delegated(Some(Box::new(delegation))))
+    }
+
+    /// As [`Self::watch`], but that a file has just outgrown its strip need not be durable: data servers list what a client makes of it
+    /// since then, which is returned. Should that be forgotten, the file is small again, and they are asked for their lists.
+    fn watch_young(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<u64> {
+        let watched = self.state.watched.get(&ino);
+        let young = watched.filter(|watched| watched.outgrew && watched.since > self.journal.durable);
+        let since = young.map(|watched| watched.since);
+        match (self.watch(cx, ino), since) {
+            (Err(Stop::Wait(Wait::Durable)), Some(since)) => Ok(since),
+            (watched, _) => watched.map(|()| 0),
+        }
     }
 }

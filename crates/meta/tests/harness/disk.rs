@@ -243,6 +243,7 @@ fn stream(store: &dyn Store, call: StreamCall) -> Result<StreamDone, StoreError>
         }
         StreamCall::Fill { ino, bytes, size, mtime, sync, .. } => {
             store.stream_create(ino)?;
+            store.stream_truncate(ino, 0)?;
             store.stream_write(ino, 0, &bytes)?;
             store.stream_truncate(ino, size)?;
             store.stream_set_mtime(ino, mtime)?;

@@ -139,6 +139,26 @@ fn capabilities_are_for_those_who_have_the_file_open() {
     assert_eq!(listed(fs), 0);
 }
 
+/// Who has just made a file outgrow its strip goes on at once. The metadata server itself waits until that is durable.
+#[test]
+fn what_outgrows_its_strip_is_young_until_that_is_durable() {
+    let fs = &mut cluster();
+    fs.lazy = true;
+    let ino = big(fs, ONE, "big");
+    let since = |fs: &mut Harness, access| {
+        delegate(fs, ONE, ino, access).unwrap().expect("it is striped").capability.since
+    };
+    let young = since(fs, Access::WRITE);
+    assert_ne!(young, 0);
+    assert_eq!(since(fs, Access::READ), 0, "it makes nothing");
+    let extend = Request::Extend { ino, offset: 200, length: 1, from: None };
+    let id = fs.send_from(ONE, &ROOT_CALLER, extend);
+    assert!(!fs.answers.contains_key(&id));
+    fs.settle();
+    assert_eq!(fs.answers.remove(&id), Some(Ok(Reply::Granted)));
+    assert_eq!(since(fs, Access::WRITE), 0);
+}
+
 #[test]
 fn what_is_no_data_servers_is_asked_for_here() {
     let fs = &mut cluster();

@@ -1,11 +1,11 @@
 //! Files that clients remove themselves.
 
-use espalier_meta::Input;
+use espalier_meta::{Input, Io, StreamCall};
 use espalier_policy::Key;
 use espalier_proto::*;
 
 use super::set_layout::{ONE, OTHER, STRIPED, ask, cluster, file};
-use crate::harness::{Harness, name, open_how};
+use crate::harness::{Harness, ROOT_CALLER, name, open_how};
 
 fn unlink(fs: &mut Harness, client: ClientId) -> Result<Reply, Errno> {
     ask(fs, client, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None })
@@ -81,6 +81,29 @@ fn what_others_use_stays_and_is_the_machines() {
         assert_eq!(fs.fsck(), [], "{number}");
         assert_eq!(fs.data.all().len(), if number == 2 { 2 } else { 0 }, "{number}");
     }
+}
+
+/// It would come to the data server after the client's removal, by another connection.
+#[test]
+fn what_the_machine_is_truncating_it_removes_itself() {
+    let fs = &mut cluster(&STRIPED);
+    let ino = file(fs, ONE).ino;
+    fs.shuffle = Some(fastrand::Rng::with_seed(1));
+    let set = SetAttr { size: Some(0), ..SetAttr::default() };
+    let id = fs.send_from(ONE, &ROOT_CALLER, Request::SetAttr { ino, set });
+    let is_truncation = |(_, io): &(_, Io)| matches!(io, Io::Stream(StreamCall::Truncate { .. }, _));
+    while !fs.waiting.iter().any(is_truncation) {
+        assert!(fs.settle_one());
+    }
+    fs.shuffle = None;
+    let request = Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None };
+    let unlink = fs.send_from(ONE, &ROOT_CALLER, request);
+    assert_eq!(fs.answers.remove(&unlink), Some(Ok(Reply::Done)), "at once");
+    fs.settle();
+    assert!(fs.answers.remove(&id).is_some());
+    fs.input(Input::Leave { client: ONE });
+    assert_eq!(fs.fsck(), []);
+    assert_eq!(fs.data.all(), []);
 }
 
 #[test]

@@ -296,6 +296,9 @@ impl DataServer {
                 let kind = request.name();
                 steps.step(Layer::Store, kind, || self.store.execute(request))
             }
+            Io::WriteNew { ino, offset, data } => {
+                steps.step(Layer::Store, "write", || self.store.write_new(ino, offset, data))
+            }
             Io::Create(inos) => steps.step(Layer::Store, "create", || self.store.create(&inos)),
             Io::SyncRemoved => steps.step(Layer::Disk, "sync removed", || self.store.sync_removed()),
         };

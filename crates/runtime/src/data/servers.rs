@@ -130,7 +130,7 @@ impl DataServers {
     /// else.
     pub fn admit(&self, below: u64, live: Vec<u64>) -> Vec<Answer> {
         *self.sessions.lock().unwrap_or_else(PoisonError::into_inner) = (below, live.clone());
-        let request = DataRequest::Admit { below, live };
+        let request = DataRequest::Admit { below, live, durable: 0 };
         self.numbers().into_iter().map(|server| self.ask(server, request.clone(), None, &[])).collect()
     }
 

@@ -94,6 +94,14 @@ impl DataStore {
         self.files.create(inos, true).map_err(logged)
     }
 
+    /// Writes, and lists the datafile as new if it is not there yet.
+    ///
+    /// # Errors
+    /// As [`Self::sync_removed`].
+    pub fn write_new(&self, ino: Ino, offset: u64, data: Vec<u8>) -> Result<DataReply, Errno> {
+        self.files.write_new(ino, offset, data).map_err(logged)
+    }
+
     /// Does what is asked.
     ///
     /// # Errors

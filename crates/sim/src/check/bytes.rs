@@ -163,11 +163,18 @@ impl Bytes {
         action.written().or(read).is_some_and(|ino| self.is_lost(ino))
     }
 
-    /// Files whose size is not that of one instant since then.
-    pub fn loose<'a>(&self, since: Nanos, under_way: impl Iterator<Item = &'a Action>) -> BTreeSet<Ino> {
+    /// Files whose size is not that of one instant since then. Which file was emptied that was opened by its name need not be known yet.
+    pub fn loose<'a>(
+        &self,
+        since: Nanos,
+        mut under_way: impl Iterator<Item = &'a Action> + Clone,
+    ) -> BTreeSet<Ino> {
         let changed = self.changed.iter().filter(|(_, at)| **at >= since).map(|(ino, _)| *ino);
-        let changing = under_way.filter_map(Action::written).filter(|ino| self.is_big(*ino));
-        changed.chain(changing).chain(self.lost.iter().copied()).collect()
+        let changing = under_way.clone().filter_map(Action::written);
+        let any_is_emptied = self.scattered && (self.emptied >= since || under_way.any(Action::empties));
+        let emptied = self.extents.keys().copied().filter(|_| any_is_emptied);
+        let big = changing.chain(emptied).filter(|ino| self.is_big(*ino));
+        changed.chain(big).chain(self.lost.iter().copied()).collect()
     }
 
     /// What was read since then cannot be checked, nor sums of what nobody looks at: an append is at one place, but its bytes are not all there at once.

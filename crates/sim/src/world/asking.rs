@@ -179,7 +179,7 @@ impl<P> Asking<P> {
         live: Vec<u64>,
     ) -> Option<Came<P>> {
         self.sessions = (below, live.clone());
-        let request = DataRequest::Admit { below, live };
+        let request = DataRequest::Admit { below, live, durable: 0 };
         let asked = self.lines.keys().map(|server| (*server, request.clone())).collect();
         self.ask(fabric, purpose, asked, Vec::new())
     }

@@ -259,6 +259,7 @@ impl DataServer {
     fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, id: IoId, io: &Io) {
         let kind = match io {
             Io::Request(request) => request.name(),
+            Io::WriteNew { .. } => "write",
             Io::Create(_) => "create",
             Io::SyncRemoved => "sync removed",
         };
@@ -279,6 +280,8 @@ impl DataServer {
             Io::Create(inos) if self.sync => Access::Sync(NOTE * inos.len()),
             Io::Create(inos) => Access::Transfer(NOTE * inos.len()),
             Io::Request(DataRequest::Create { .. }) => Access::Transfer(NOTE),
+            Io::WriteNew { data, .. } if self.sync => Access::Sync(data.len()),
+            Io::WriteNew { data, .. } => Access::Transfer(data.len()),
             Io::Request(request) if self.sync && changes(request) => Access::Sync(request.bytes()),
             Io::Request(request) => Access::Transfer(request.bytes()),
         };
@@ -299,6 +302,7 @@ impl DataServer {
             _ if self.disk.fails => Err(StoreError::Refused(Errno::EIO)),
             Io::SyncRemoved => self.files.sync_removed(),
             Io::Create(inos) => self.files.create(&inos, true),
+            Io::WriteNew { ino, offset, data } => self.files.write_new(ino, offset, data),
             Io::Request(request) => self.files.carry_out(request),
         };
         self.count = self.count + self.count_of(&touched) - before;
@@ -319,7 +323,8 @@ fn touched(io: &Io) -> Vec<Ino> {
         Io::Create(inos) | Io::Request(DataRequest::Precreate { inos } | DataRequest::Discard { inos }) => {
             inos.clone()
         }
-        Io::Request(
+        Io::WriteNew { ino, .. }
+        | Io::Request(
             DataRequest::Write { ino, .. }
             | DataRequest::Allocate { ino, .. }
             | DataRequest::Truncate { ino, .. }

@@ -228,6 +228,7 @@ fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreErr
         }
         StreamCall::Fill { ino, bytes, size, mtime, .. } => {
             store.stream_create(ino)?;
+            store.stream_truncate(ino, 0)?;
             store.stream_write(ino, 0, &bytes)?;
             store.stream_truncate(ino, size)?;
             store.stream_set_mtime(ino, mtime)?;

@@ -38,11 +38,11 @@ impl Streams {
     pub(super) fn make(&self, ino: Ino) -> Result<(), StoreError> {
         self.check_writable()?;
         let path = self.places.new_path(ino);
-        let file = self.files.get(ino, || match self.open_file(ino)? {
+        let made = self.files.get(ino, || match self.open_file(ino)? {
             None => self.create_file(ino, &path, true).map(Some),
             found => Ok(found),
-        })?;
-        file.map_or(Ok(()), |file| file.set_len(0)).context("empty", &path)
+        });
+        made.map(drop)
     }
 
     pub(super) fn settle(&self, ino: Ino) -> Result<(), StoreError> {

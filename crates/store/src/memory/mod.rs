@@ -188,7 +188,7 @@ impl Store for MemoryStore {
 
     fn stream_create(&self, ino: Ino) -> Result<(), StoreError> {
         let found = self.state().streams.contains_key(&ino);
-        self.change(ino, |bytes| bytes.truncate(0))?;
+        self.change(ino, |_| Ok(()))?;
         if !found && let Some(stream) = self.state().streams.get_mut(&ino) {
             stream.new = true;
         }
