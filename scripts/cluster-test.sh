@@ -250,6 +250,16 @@ sed -i '/^\[clients.reader\]/{n;s/.*/read_only = false/}' "$work/cluster/server-
 "$bin" cluster reload "$work/cluster"
 writes() { echo more >> "$b/text"; }
 until_true writes
+# Commits and payloads, too, under the mounts that are there.
+sed -i -E '/^(high_watermark|eager_bytes) =/d; 1i high_watermark = 1\neager_bytes = 0' "$work/cluster/server-0/server.toml"
+: > "$work/cluster/server-0/log"
+"$bin" cluster reload "$work/cluster"
+until_true grep -q 'eager_bytes are as the configuration says' "$work/cluster/server-0/log"
+head -c 200000 /dev/urandom > "$work/bytes"
+cp "$work/bytes" "$a/bytes"
+cmp "$work/bytes" "$b/bytes"
+rm "$a/bytes"
+cp "$work/toml" "$work/cluster/server-0/server.toml"
 sed -i '/^\[clients.reader\]/{n;s/.*/refused = true/}' "$work/cluster/server-0/server.toml"
 "$bin" cluster reload "$work/cluster"
 # What it had locked others may have at once.

@@ -176,7 +176,8 @@ pub enum ClusterCommand {
         #[arg(long, value_name = "NUMBER")]
         server: u16,
     },
-    /// Have the metadata servers that run here read anew what `[clients]` in their configurations says.
+    /// Have the servers that run here read anew what can change while they run: `[clients]`, watermarks and `eager_bytes` in their
+    /// configurations.
     Reload {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,

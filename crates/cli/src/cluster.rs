@@ -294,7 +294,7 @@ fn url(addresses: &[String]) -> String {
 }
 
 fn reload(dir: &Path) -> Result<ExitCode> {
-    for server in servers(dir)?.iter().filter(|server| server.config.has(Role::Meta)) {
+    for server in servers(dir)? {
         if !server.signal(Signal::HUP)? {
             eprintln!("the server of {} does not run here: send SIGHUP to its process", server.dir.display());
         }

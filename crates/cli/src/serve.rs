@@ -5,6 +5,7 @@ use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -12,7 +13,7 @@ use espalier_meta::Rights;
 use espalier_net::{Limits, SealKey, Security};
 use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{
-    Access, DataRole, DataStore, MetaRole, OpenOptions, ReadAccess, ServeOptions, Striping,
+    Access, DataRole, DataStore, MetaRole, OpenOptions, ReadSettings, ServeOptions, Settings, Striping,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
@@ -327,6 +328,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
         metrics: config.metrics.as_deref().map(metrics_address).transpose()?,
         slow: Some(Duration::from_secs(1)),
         drain: DRAIN,
+        read_settings: Some(read_settings(file.clone())),
     };
     raise_limit(config.max_connections);
     let data_key = config.data_key.as_ref().map(|file| SealKey::load(&base.join(file))).transpose()?;
@@ -350,8 +352,7 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
             let (access, session_ms) = (Access { clients: config.clients }, config.session_seconds * 1000);
             let address = |entry: DataEntry| (ServerId(entry.number), entry.address);
             let data_servers = config.data.into_iter().map(address).collect();
-            let read_access = Some(read_access(file.clone()));
-            Some(MetaRole { volume, store, access, read_access, session_ms, ranks, data_servers, data_key })
+            Some(MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key })
         }
         false => None,
     };
@@ -365,11 +366,15 @@ pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Reads `[clients]` in a configuration anew.
-fn read_access(file: PathBuf) -> ReadAccess {
-    Box::new(move || {
+/// Reads anew in a configuration what can change while it is served.
+fn read_settings(file: PathBuf) -> ReadSettings {
+    Arc::new(move || {
         Config::read(&file)
-            .map(|config| Access { clients: config.clients })
+            .map(|config| Settings {
+                access: Access { clients: config.clients },
+                watermarks: (config.low_watermark, config.high_watermark),
+                eager_bytes: config.eager_bytes,
+            })
             .inspect_err(|error| tracing::error!("{error:#}: all stays as it is"))
             .ok()
     })

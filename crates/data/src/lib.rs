@@ -183,6 +183,11 @@ impl Data {
         Self { alone, ..Self::default() }
     }
 
+    /// As for [`Self::new`], from now on.
+    pub fn set_alone(&mut self, alone: bool) {
+        self.alone = alone;
+    }
+
     /// Takes one input. Whatever follows from it at once is in `out` on return.
     pub fn on(&mut self, input: Input, out: &mut Outbox) {
         match input {

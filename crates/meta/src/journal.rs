@@ -150,6 +150,11 @@ impl Journal {
         self.unsynced = true;
     }
 
+    /// What has been committed by itself until now stays so.
+    pub(crate) fn set_watermarks(&mut self, (low, high): (usize, usize)) {
+        (self.low_watermark, self.high_watermark) = (low, high);
+    }
+
     /// Keeps an answer until it may leave. Gives it back if that is now. `until`: it says that everything up to this event is durable.
     pub(crate) fn hold_answer(&mut self, until: u64, answer: Held) -> Option<Held> {
         if until > self.durable {
@@ -427,6 +432,30 @@ mod tests {
         assert_eq!(journal.appended(Ok((Position(10), 10))).len(), 1);
         assert!(journal.next_frame(0, false).is_some());
         assert_eq!(journal.appended(Ok((Position(20), 20))).len(), 2);
+    }
+
+    #[test]
+    fn watermarks_change_while_commits_are_put_off() {
+        let mut journal = journal();
+        let change = |journal: &mut Journal, sequence| {
+            journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
+            let reply = Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), Promise::default());
+            assert!(journal.hold_answer(sequence, reply).is_none());
+        };
+        let answers = |journal: &mut Journal| {
+            assert!(matches!(journal.next_frame(0, false), Some((_, true))));
+            journal.appended(Ok((Position(10), 10))).len()
+        };
+        (1..=3).for_each(|sequence| change(&mut journal, sequence));
+        assert!(journal.next_frame(5, false).is_none(), "put off");
+        journal.set_watermarks((1, 1));
+        (4..=5).for_each(|sequence| change(&mut journal, sequence));
+        assert_eq!(answers(&mut journal), 4, "what was put off goes with the next");
+        assert_eq!(answers(&mut journal), 1);
+        (6..=7).for_each(|sequence| change(&mut journal, sequence));
+        journal.set_watermarks((1, 8));
+        (8..=9).for_each(|sequence| change(&mut journal, sequence));
+        assert_eq!([(); 3].map(|()| answers(&mut journal)), [1, 1, 2]);
     }
 
     #[test]

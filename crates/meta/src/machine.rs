@@ -139,6 +139,7 @@ impl Meta {
             Input::Done { id, result } => self.done(now, id, result, out),
             Input::Place { ino } => self.find_place(now, ino, out),
             Input::NewDatafiles { server, inos } => self.new_datafiles(server, &inos, out),
+            Input::Watermarks { low, high } => self.journal.set_watermarks((low, high)),
             Input::Space { free } => {
                 (self.free_space, self.cloned) = (free, 0);
                 self.resume_roomless(now, out);

@@ -82,6 +82,11 @@ pub enum Input {
     Place {
         ino: Ino,
     },
+    /// Commits wait for each other otherwise from now on, as in [`Config::watermarks`](crate::Config).
+    Watermarks {
+        low: usize,
+        high: usize,
+    },
     /// Bytes that the store can still take.
     Space {
         free: u64,

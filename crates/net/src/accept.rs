@@ -1,6 +1,8 @@
 //! A server's side of the handshake.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use espalier_proto::{Hello, Welcome};
@@ -32,6 +34,8 @@ const TLS_HANDSHAKE: u8 = 22;
 pub struct Acceptor {
     security: Security,
     limits: Limits,
+    /// Instead of that of the limits, which it may have been set otherwise since.
+    eager_bytes: Arc<AtomicU32>,
 }
 
 /// A client that has said who it is, and waits for an answer.
@@ -69,7 +73,13 @@ impl Stream {
 
 impl Acceptor {
     pub fn new(security: Security, limits: Limits) -> Self {
-        Self { security, limits }
+        let eager_bytes = Arc::new(limits.eager_bytes.into());
+        Self { security, limits, eager_bytes }
+    }
+
+    /// Of connections that are made from now on.
+    pub fn set_eager_bytes(&self, bytes: u32) {
+        self.eager_bytes.store(bytes, Ordering::Relaxed);
     }
 
     /// Encrypts, and reads who connects. It takes as long as the client does, within the limit on handshakes and a second:
@@ -86,7 +96,9 @@ impl Acceptor {
         let read = timeout_at(deadline, stream.read()).await.map_err(|_| AcceptError::TimedOut(limit))?;
         let (error, refusal) = match (read, identity) {
             (Ok(greeting), Ok(identity)) => {
-                return Ok(Incoming { stream, identity, greeting, limits: self.limits.clone() });
+                let eager_bytes = self.eager_bytes.load(Ordering::Relaxed);
+                let limits = Limits { eager_bytes, ..self.limits.clone() };
+                return Ok(Incoming { stream, identity, greeting, limits });
             }
             (Ok(_), Err(error)) => {
                 let refusal = Refusal::new(Reason::Identity, error.to_string());

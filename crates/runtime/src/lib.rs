@@ -46,7 +46,7 @@ pub use mount::{MountOptions, mount, wanted};
 pub use ranks::{Undecided, resolve_lost};
 pub use remote::{Called, Messages, Remote, SessionState};
 pub use repair::{RepairReport, repair};
-pub use serve::{Access, DataRole, MetaRole, ReadAccess, ServeOptions, serve};
+pub use serve::{Access, DataRole, MetaRole, ReadSettings, ServeOptions, Settings, serve};
 pub use servers::{Conversation, Servers, UrlError, keep_connected, rank_count};
 pub use tracer::Traced;
 pub use volume::{MkfsOptions, OpenOptions, Volume, mkfs, mkfs_ranks};

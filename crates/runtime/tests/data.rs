@@ -43,6 +43,7 @@ fn data_server(dir: &Path, security: Security, key: SealKey) -> SocketAddr {
         metrics: Some(MetricsAddress::Unix(dir.join("metrics"))),
         slow: None,
         drain: Duration::from_secs(30),
+        read_settings: None,
     };
     let (ready, address) = channel();
     std::thread::spawn(move || {

@@ -45,7 +45,7 @@ fn role(store: &Path, ranks: Vec<String>) -> MetaRole {
     };
     let (volume, store) = (Volume::open(store, open).unwrap(), store.to_path_buf());
     let (access, data_servers, data_key) = (Access::default(), Vec::new(), None);
-    MetaRole { volume, store, access, read_access: None, session_ms, ranks, data_servers, data_key }
+    MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key }
 }
 
 fn options(security: Security) -> ServeOptions {
@@ -58,6 +58,7 @@ fn options(security: Security) -> ServeOptions {
         metrics: None,
         slow: None,
         drain: Duration::from_secs(30),
+        read_settings: None,
     }
 }
 

@@ -100,7 +100,6 @@ fn role(store: PathBuf, open: OpenOptions, ranks: Vec<String>) -> MetaRole {
         volume: Volume::open(&store, open).unwrap(),
         store,
         access: Access::default(),
-        read_access: None,
         session_ms: SESSION_MS,
         ranks,
         data_servers: Vec::new(),
@@ -121,6 +120,7 @@ fn run(dir: &Arc<tempfile::TempDir>, meta: Option<MetaRole>, data: Option<DataRo
         metrics: None,
         slow: None,
         drain: Duration::from_secs(30),
+        read_settings: None,
     };
     std::thread::spawn(move || {
         let _dir = dir;

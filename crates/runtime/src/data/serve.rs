@@ -87,6 +87,13 @@ impl DataServer {
         }
     }
 
+    /// As [`DataStore::alone`], from now on.
+    pub fn set_alone(&self, alone: bool) {
+        if let Ok(mut inner) = self.inner.lock() {
+            inner.machine.set_alone(alone);
+        }
+    }
+
     /// Peers that are connected.
     pub fn connections(&self) -> usize {
         self.inner.lock().map_or(0, |inner| inner.peers.len())

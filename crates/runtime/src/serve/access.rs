@@ -12,9 +12,6 @@ pub struct Access {
     pub clients: HashMap<String, Rights>,
 }
 
-/// Reads from a server's configuration who may connect; `None`: it cannot be read, and all stays as it is.
-pub type ReadAccess = Box<dyn Fn() -> Option<Access> + Send + Sync>;
-
 impl Access {
     /// The rights of a client; `None`: one that need not show who it is.
     ///

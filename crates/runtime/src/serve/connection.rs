@@ -4,14 +4,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use espalier_meta::{Begun, Refused};
+use espalier_meta::{Begun, Input, Refused};
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
 use espalier_proto::{ClientId, ClusterId, Hello, Ino, Rank, ServerMap, Service, Welcome};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-use super::access::{Access, ReadAccess};
+use super::Settings;
+use super::access::Access;
 use super::machine::{Guest, Origin, Server};
 use super::peers;
 use crate::capability::Holder;
@@ -60,8 +61,6 @@ pub struct Metadata {
     /// As clients are told.
     pub servers: ServerMap,
     pub access: RwLock<Arc<Access>>,
-    /// Who may connect, as that is configured now.
-    pub read_access: Option<ReadAccess>,
     /// Hashes clients: nobody can find another's session.
     pub secret: [u8; 16],
 }
@@ -70,6 +69,17 @@ impl Gate {
     /// For [`Self::handshakes`].
     pub fn turnstile() -> Semaphore {
         Semaphore::new(HANDSHAKES)
+    }
+
+    pub fn set(&self, Settings { access, watermarks: (low, high), eager_bytes }: Settings) {
+        self.acceptor.set_eager_bytes(eager_bytes);
+        if let Some(data) = &self.data {
+            data.set_alone(high == 1);
+        }
+        if let Some(meta) = &self.meta {
+            meta.server.feed(Input::Watermarks { low, high });
+            meta.set_access(access);
+        }
     }
 }
 
@@ -281,12 +291,11 @@ impl Metadata {
         Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads anew who may connect, and keeps the clients that are connected to that.
-    pub fn reload(&self) {
-        let Some(access) = self.read_access.as_ref().and_then(|read| read()).map(Arc::new) else { return };
+    /// Who may connect from now on; the clients that are connected are kept to it.
+    pub fn set_access(&self, access: Access) {
+        let access = Arc::new(access);
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&access);
         self.server.enforce(&access, None);
-        tracing::info!("who may connect, and what clients may do, is as the configuration says now");
     }
 
     fn is_peer(&self, from: Rank, to: Rank) -> bool {

@@ -26,14 +26,27 @@ use crate::error::Error;
 use crate::tracer::{Place, Tracer};
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
-pub use access::{Access, ReadAccess};
+pub use access::Access;
 use connection::{Gate, Metadata, accept};
 use delegate::Sealer;
 use machine::Server;
 use peers::Peers;
 
-/// How a server serves.
+/// What a server can be told while it serves.
 #[derive(Clone, Debug)]
+pub struct Settings {
+    pub access: Access,
+    /// Of commits, low and high (carns III.C).
+    pub watermarks: (usize, usize),
+    /// Of connections that are made from then on: as in [`Limits`].
+    pub eager_bytes: u32,
+}
+
+/// Reads them from a server's configuration; `None`: they cannot be read, and all stays as it is.
+pub type ReadSettings = Arc<dyn Fn() -> Option<Settings> + Send + Sync>;
+
+/// How a server serves.
+#[derive(Clone)]
 pub struct ServeOptions {
     pub listen: SocketAddr,
     pub security: Security,
@@ -46,6 +59,8 @@ pub struct ServeOptions {
     pub slow: Option<Duration>,
     /// How long stopping may take to write out what has not been written.
     pub drain: Duration,
+    /// What is done when the process is sent SIGHUP.
+    pub read_settings: Option<ReadSettings>,
 }
 
 /// The tree of files that a server serves.
@@ -54,8 +69,6 @@ pub struct MetaRole {
     /// Where the store is.
     pub store: PathBuf,
     pub access: Access,
-    /// Reads that anew when the process is sent SIGHUP.
-    pub read_access: Option<ReadAccess>,
     /// A client that is silent for so many milliseconds loses its session.
     pub session_ms: u32,
     /// Where the metadata servers are that share the tree, by rank, as `HOST:PORT`. Empty: there is no other.
@@ -161,7 +174,11 @@ pub fn serve(
             told.push((control, scope.spawn(move || control.serve(answer))));
         }
         let accepting = runtime.spawn(accept(Arc::clone(&gate), listener));
-        let reload = || gate.meta.iter().for_each(Metadata::reload);
+        let reload = || {
+            let Some(settings) = options.read_settings.as_ref().and_then(|read| read()) else { return };
+            gate.set(settings);
+            tracing::info!("clients, watermarks and eager_bytes are as the configuration says now");
+        };
         ready(address);
         runtime.block_on(told_to_end(reload));
         accepting.abort();
@@ -203,7 +220,7 @@ impl Tree {
         runtime: &Handle,
         incarnation: u64,
     ) -> Result<(Metadata, Self), Error> {
-        let MetaRole { volume, store, access, read_access, session_ms, ranks, data_servers, data_key } = role;
+        let MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key } = role;
         // Data servers tell metadata servers apart by their ranks.
         let number = ServerId(volume.superblock.rank.0);
         let sealer = data_key.map(|key| Sealer { key, number, incarnation });
@@ -246,7 +263,6 @@ impl Tree {
             session_ms,
             servers,
             access: RwLock::new(Arc::new(access)),
-            read_access,
             secret,
         };
         let (background, peers) = (Some(background), Some(peers));
