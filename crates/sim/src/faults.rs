@@ -33,6 +33,8 @@ pub struct FaultSettings {
     pub disk_failure: Option<Fault>,
     /// A server's disk is slow.
     pub slow_disk: Option<Fault>,
+    /// A server is told other watermarks: each change is committed by itself, or, if it is so else, many together.
+    pub reload: Option<Fault>,
     /// Everything takes so many times as long.
     pub slowness: Option<f64>,
 }
@@ -62,10 +64,11 @@ pub enum FaultKind {
     Late,
     DiskFailure,
     SlowDisk,
+    Reload,
 }
 
 impl FaultKind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Crash,
         Self::Power,
         Self::ClientCrash,
@@ -74,6 +77,7 @@ impl FaultKind {
         Self::Late,
         Self::DiskFailure,
         Self::SlowDisk,
+        Self::Reload,
     ];
 
     /// As scenarios name it.
@@ -87,6 +91,7 @@ impl FaultKind {
             Self::Late => "late",
             Self::DiskFailure => "disk_failure",
             Self::SlowDisk => "slow_disk",
+            Self::Reload => "reload",
         }
     }
 }
@@ -102,6 +107,7 @@ impl FaultSettings {
             FaultKind::Late => self.late.as_ref(),
             FaultKind::DiskFailure => self.disk_failure.as_ref(),
             FaultKind::SlowDisk => self.slow_disk.as_ref(),
+            FaultKind::Reload => self.reload.as_ref(),
         }
     }
 }

@@ -68,6 +68,30 @@ fn a_loss_of_power_leaves_a_clean_tree() {
     }
 }
 
+/// Each change has a sync of its own for so long as its server is told so.
+#[test]
+fn watermarks_change_under_way() {
+    let time = |settings: &str| {
+        let report = run(&format!(
+            "[cluster]\nclients = 14\ndurability = \"durable\"\n{settings}[disk]\nsync = \"10 ms\"\n[network]\npreset = \"free\"\n\
+             [[workload]]\nkind = \"create\"\nprocesses = 14\nfiles = 20\n"
+        ));
+        report.worked_s
+    };
+    let (together, alone) = (time(""), time("high_watermark = 1\n"));
+    let alone_from_then_on = time("[faults]\nreload = { at = [\"0 s\"], for = \"10 s\" }\n");
+    let together_from_then_on =
+        time("high_watermark = 1\n[faults]\nreload = { at = [\"0 s\"], for = \"10 s\" }\n");
+    let for_a_second = time("[faults]\nreload = { at = [\"0 s\"], for = \"1 s\" }\n");
+    assert!(alone > 4.0 * together, "{alone} s after {together} s");
+    assert!((alone_from_then_on / alone - 1.0).abs() < 0.1, "{alone_from_then_on} s, not {alone} s");
+    assert!(
+        (together_from_then_on / together - 1.0).abs() < 0.1,
+        "{together_from_then_on} s, not {together} s"
+    );
+    assert!((1.0 + together * 0.5..alone * 0.8).contains(&for_a_second), "{for_a_second} s");
+}
+
 /// Before that its server has not written out what it has.
 #[test]
 fn a_disk_that_fails_at_the_end_is_mended() {

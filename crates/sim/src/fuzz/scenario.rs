@@ -158,6 +158,9 @@ fn text(seed: u64, strip: u64, quiet: u64, random: &mut Random) -> String {
     if !crashes && locks::are_in(seed) && Seed(seed).random("fuzz locks", 1).random() {
         say("crash = { every = { exponential = \"1 s\" }, for = \"100 ms\" }".into());
     }
+    if Seed(seed).random("fuzz reload", 0).random_range(0..3) == 0 {
+        say("reload = { every = { exponential = \"1 s\" }, for = { exponential = \"300 ms\" } }".into());
+    }
     // By numbers of its own, so that a seed's scenario is else what it was. Late, when there is something to lose; and the metadata servers do
     // not lose power, so that more is known.
     if data != "0" && !is_dark && Seed(seed).random("fuzz data power", 0).random() {

@@ -1,5 +1,6 @@
 //! What breaks in a world, and how it is mended.
 
+use espalier_meta::Config;
 use rand::Rng;
 
 use crate::disk::Disk;
@@ -73,6 +74,11 @@ impl World<'_> {
                 }
                 self.fabric.after(lasts, Event::Mend(Mend::Speed(Node(node as u32))));
             }
+            FaultKind::Reload => {
+                let is_alone = self.scenario.cluster.high_watermark <= 1;
+                self.reload(node, if is_alone { Config::WATERMARKS } else { (1, 1) });
+                self.fabric.after(lasts, Event::Mend(Mend::Watermarks(Node(node as u32))));
+            }
         }
         Ok(())
     }
@@ -83,6 +89,14 @@ impl World<'_> {
             Some(&mut self.servers[node].disk)
         } else {
             self.data_at(Node(node as u32)).map(|server| &mut server.disk)
+        }
+    }
+
+    fn reload(&mut self, node: usize, watermarks: (usize, usize)) {
+        if let Some(server) = self.servers.get_mut(node) {
+            server.set_watermarks(&mut self.fabric, watermarks);
+        } else if let Some(server) = self.data_at(Node(node as u32)) {
+            server.set_alone(watermarks.1 <= 1);
         }
     }
 
@@ -150,6 +164,10 @@ impl World<'_> {
                 if let Some(disk) = self.disk(node.0 as usize) {
                     disk.slowness = 1.0;
                 }
+            }
+            Mend::Watermarks(node) => {
+                let watermarks = (self.scenario.cluster.low_watermark, self.scenario.cluster.high_watermark);
+                self.reload(node.0 as usize, watermarks);
             }
         }
         Ok(())

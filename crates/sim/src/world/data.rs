@@ -121,6 +121,14 @@ impl DataServer {
         fabric.observer.began(fabric.now, self.node);
     }
 
+    /// As its configuration says from now on, whether it is up or not.
+    pub fn set_alone(&mut self, alone: bool) {
+        self.alone = alone;
+        if let Some(machine) = &mut self.machine {
+            machine.set_alone(alone);
+        }
+    }
+
     /// # Errors
     /// Its journal is not one any more.
     pub fn crash(&mut self, fabric: &mut Fabric<'_>, loss: Loss) -> Result<(), StoreError> {

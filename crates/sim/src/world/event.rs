@@ -108,4 +108,6 @@ pub enum Mend {
     OnTime(Node),
     Disk(Node),
     Speed(Node),
+    /// A server has the watermarks of the scenario again.
+    Watermarks(Node),
 }

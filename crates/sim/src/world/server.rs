@@ -406,6 +406,12 @@ impl Server {
         fabric.after(self.clock.real(TICK), Event::Tick { node: self.node, start: self.start });
     }
 
+    /// As its configuration says from now on, whether it is up or not.
+    pub fn set_watermarks(&mut self, fabric: &mut Fabric<'_>, (low, high): (usize, usize)) {
+        self.config.watermarks = (low, high);
+        self.input(fabric, Input::Watermarks { low, high });
+    }
+
     // ---- What is traced
 
     fn place(&self) -> Place {
