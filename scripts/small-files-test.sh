@@ -115,6 +115,7 @@ pjdfstest stuffed striped precreated client baseline
 settings 'sync = true' 'high_watermark = 1' 'eager_bytes = 0'
 pjdfstest baseline
 settings 'sync = true'
+"$bin" policy "$a/client" --set coalescing=false
 pjdfstest client stuffed
 settings 'sync = false'
 

@@ -156,9 +156,10 @@ impl Journal {
     }
 
     /// Keeps an answer until it may leave. Gives it back if that is now. `until`: it says that everything up to this event is durable.
-    pub(crate) fn hold_answer(&mut self, until: u64, answer: Held) -> Option<Held> {
+    /// `coalescing`: as for [`Self::hold_change`].
+    pub(crate) fn hold_answer(&mut self, until: u64, answer: Held, coalescing: Option<bool>) -> Option<Held> {
         if until > self.durable {
-            self.hold_change(until, answer);
+            self.hold_change(until, answer, coalescing);
             None
         } else if self.acknowledge == Acknowledge::Written {
             self.hold_written(answer)
@@ -176,11 +177,16 @@ impl Journal {
         None
     }
 
-    /// As [`Self::hold`], and the events so far are a change: it may be that it is to be committed by itself.
-    pub(crate) fn hold_change(&mut self, until: u64, held: Held) {
+    /// As [`Self::hold`], and the events so far are a change: it may be that it is to be committed by itself. `coalescing`: it is not, or it is;
+    /// `None`: as watermarks have it.
+    pub(crate) fn hold_change(&mut self, until: u64, held: Held, coalescing: Option<bool>) {
         self.hold(until, held);
-        let is_alone = self.high_watermark <= 1 && self.acknowledge == Acknowledge::Durable;
-        if is_alone && until == self.last && !self.frame.is_empty() {
+        let is_alone = !coalescing.unwrap_or(self.high_watermark > 1);
+        if is_alone
+            && self.acknowledge == Acknowledge::Durable
+            && until == self.last
+            && !self.frame.is_empty()
+        {
             let change = core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare));
             self.bytes_of_changes += change.len();
             self.changes.push_back((change, self.last));
@@ -227,7 +233,7 @@ impl Journal {
         }
         let waiting = self.held.len();
         let coalesced = waiting > 0 && (queued < self.low_watermark || waiting >= self.high_watermark);
-        let mut sync = coalesced || (flush && self.unsynced);
+        let mut sync = coalesced || !self.changes.is_empty() || (flush && self.unsynced);
         let is_full = self.bytes() >= Self::FRAME_BYTES;
         let is_awaited = !self.unwritten.is_empty() && queued == 0;
         if self.acknowledge == Acknowledge::Written {
@@ -440,7 +446,7 @@ mod tests {
         let change = |journal: &mut Journal, sequence| {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
             let reply = Held::Reply(ClientId(1), RequestId(sequence), Ok(Reply::Done), Promise::default());
-            assert!(journal.hold_answer(sequence, reply).is_none());
+            assert!(journal.hold_answer(sequence, reply, None).is_none());
         };
         let answers = |journal: &mut Journal| {
             assert!(matches!(journal.next_frame(0, false), Some((_, true))));
@@ -459,16 +465,38 @@ mod tests {
     }
 
     #[test]
+    fn some_changes_are_committed_by_themselves_and_others_together() {
+        for watermarks in [(1, 8), (1, 1)] {
+            let mut journal = Journal::new(0, Position(0), 0, 64 << 20, watermarks, Acknowledge::Durable);
+            for (sequence, coalescing) in [(1, true), (2, true), (3, false), (4, false), (5, true), (6, true)]
+            {
+                journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
+                journal.hold_change(sequence, Held::Pool, Some(coalescing));
+            }
+            // A commit is of all before it, too; and one that is not to be shared is not put off.
+            for released in [3, 1] {
+                assert!(matches!(journal.next_frame(5, false), Some((_, true))));
+                assert_eq!(journal.appended(Ok((Position(10), 10))).len(), released);
+            }
+            assert_eq!(journal.next_frame(5, false).is_none(), watermarks == (1, 8), "put off");
+            if watermarks == (1, 8) {
+                assert!(matches!(journal.next_frame(0, false), Some((_, true))));
+            }
+            assert_eq!(journal.appended(Ok((Position(10), 10))).len(), 2);
+        }
+    }
+
+    #[test]
     fn without_coalescing_each_operation_has_a_commit_of_its_own() {
         let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 1), Acknowledge::Durable);
         let reply = |id| Held::Reply(ClientId(1), RequestId(id), Ok(Reply::Done), Promise::default());
         for sequence in [1, 3, 5] {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
             journal.append(sequence + 1, &Event::Purge { ino: Ino(sequence + 1) });
-            assert!(journal.hold_answer(sequence + 1, reply(sequence)).is_none());
+            assert!(journal.hold_answer(sequence + 1, reply(sequence), None).is_none());
         }
         // This one has changed nothing, and waits for the last.
-        assert!(journal.hold_answer(6, reply(7)).is_none());
+        assert!(journal.hold_answer(6, reply(7), None).is_none());
         let mut whole = Vec::new();
         for (first, answers) in [(1_u64, 1), (3, 1), (5, 2)] {
             let Some((frame, sync)) = journal.next_frame(9, false) else { panic!("a frame of {first}") };
@@ -489,7 +517,7 @@ mod tests {
             journal.append(sequence, &Event::Purge { ino: Ino(sequence) });
             // As a part of a transaction, or something that nobody has asked for.
             if sequence <= 2 {
-                journal.hold_change(sequence, Held::Pool);
+                journal.hold_change(sequence, Held::Pool, None);
             } else {
                 journal.hold(sequence, Held::Pool);
             }

@@ -207,6 +207,7 @@ impl Meta {
             page: task.page,
             durable: false,
             changed: task.changed,
+            coalescing: task.coalescing,
             told: Told::default(),
             claims: &mut task.claims,
             streams_have_changed: !task.streams.is_empty() && task.streams_since != self.streams_changed,
@@ -219,7 +220,7 @@ impl Meta {
             (None, None) => self.dispatch(&mut cx, &mut task.request),
         };
         let (durable, told) = (cx.durable, cx.told);
-        task.changed = cx.changed;
+        (task.changed, task.coalescing) = (cx.changed, cx.coalescing);
         let outcome = match outcome {
             Err(Stop::Fail(Errno::EAGAIN)) if self.start_over(&mut task) => Err(Stop::Wait(Wait::While)),
             outcome => outcome,
@@ -287,7 +288,7 @@ impl Meta {
         let until = if durable || is_change { self.state.sequence } else { self.told_of(&told, &result) };
         let promise = self.promise(task, told, &result, now.uptime_ms);
         let answer = Held::Reply(task.from, task.id, result, promise);
-        match self.journal.hold_answer(until, answer) {
+        match self.journal.hold_answer(until, answer, task.coalescing.or(self.config.policy.coalescing())) {
             Some(Held::Reply(to, id, result, promise)) => self.answer(now, (to, id), result, &promise, out),
             _ => out.waiting.push((task.from, task.id, Waiting::Journal)),
         }
@@ -428,7 +429,15 @@ impl Meta {
     pub(crate) fn commit(&mut self, cx: &mut Cx<'_>, event: &Event) -> Step<()> {
         self.revoke(cx, event)?;
         cx.changed = true;
-        self.append(event)
+        self.append(event)?;
+        cx.coalescing = cx.coalescing.or(self.coalescing(event));
+        Ok(())
+    }
+
+    /// Whether changes of what the event is about share commits, if that has a policy that says so.
+    fn coalescing(&self, event: &Event) -> Option<bool> {
+        let known = event.addressed().into_iter().flatten().filter_map(|ino| self.state.inode(ino).ok());
+        known.filter_map(|inode| inode.policy().coalescing()).next()
     }
 
     /// As [`Self::commit`], for nobody.

@@ -24,6 +24,8 @@ pub(crate) struct Cx<'a> {
     pub durable: bool,
     /// Has the operation changed anything?
     pub changed: bool,
+    /// What it has changed says whether it shares commits.
+    pub coalescing: Option<bool>,
     /// What its reply tells, as far as it may be cached.
     pub told: Told,
     /// What it keeps others from caching until it is done.
@@ -117,8 +119,10 @@ pub(crate) struct Task {
     pub page: Option<Page>,
     /// The last load, which must not be asked for again.
     pub loaded: Option<Load>,
-    /// It has changed something in an earlier step.
+    /// It has changed something in an earlier step, ...
     pub changed: bool,
+    /// ... whose policy says whether it shares commits.
+    pub coalescing: Option<bool>,
     pub progress: Progress,
     /// It was done by an earlier incarnation: what is to be told again.
     pub again: Option<Box<Outcome>>,
@@ -142,6 +146,7 @@ impl Task {
             page,
             loaded,
             changed,
+            coalescing: None,
             progress,
             again: None,
             dealings: None,

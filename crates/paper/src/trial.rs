@@ -13,6 +13,33 @@ use crate::play::{Called, Crew, play};
 use crate::tally::Tally;
 use crate::{Place, Setting};
 
+/// What is measured in each of so many ways, by number: of each figure the median of so many trials. Ways take turns, every other time backwards: what
+/// slows the machine down for a while slows all of them down.
+///
+/// # Errors
+/// As a measurement.
+pub(crate) fn medians(
+    trials: usize,
+    ways: usize,
+    measure: impl Fn(usize) -> Result<Vec<f64>, PaperError>,
+) -> Result<Vec<Vec<f64>>, PaperError> {
+    let mut measured: Vec<Vec<Vec<f64>>> = vec![Vec::new(); ways];
+    for trial in 0..trials {
+        for turn in 0..ways {
+            let way = if trial.is_multiple_of(2) { turn } else { ways - 1 - turn };
+            let figures = measure(way)?;
+            measured[way].resize(figures.len(), Vec::new());
+            measured[way].iter_mut().zip(figures).for_each(|(all, figure)| all.push(figure));
+        }
+    }
+    Ok(measured.into_iter().map(|way| way.into_iter().map(median).collect()).collect())
+}
+
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures.get(figures.len() / 2).copied().unwrap_or(0.0)
+}
+
 /// Events between two looks at whether the run is to be stopped.
 const STEP: u64 = 100_000;
 

@@ -21,11 +21,12 @@ pub enum Key {
     Precreation,
     NoMetafile,
     Create,
+    Coalescing,
 }
 
 impl Key {
     /// In the order in which they can be set one after the other.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::NumDfiles,
         Self::DistName,
         Self::DistParams,
@@ -33,6 +34,7 @@ impl Key {
         Self::Precreation,
         Self::NoMetafile,
         Self::Create,
+        Self::Coalescing,
     ];
 
     pub fn name(self) -> &'static str {
@@ -44,6 +46,7 @@ impl Key {
             Self::Precreation => "precreation",
             Self::NoMetafile => "no_metafile",
             Self::Create => "create",
+            Self::Coalescing => "coalescing",
         }
     }
 
@@ -69,6 +72,7 @@ pub enum Setting {
     Precreation(bool),
     NoMetafile(bool),
     Create(Creator),
+    Coalescing(bool),
 }
 
 /// Who makes a file, message for message.
@@ -105,13 +109,14 @@ pub struct Policy {
     precreation: Option<bool>,
     no_metafile: Option<bool>,
     create: Option<Creator>,
+    coalescing: Option<bool>,
 }
 
 /// What a policy cannot say.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error(
-        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile and create"
+        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile, create and coalescing"
     )]
     Unknown(String),
     #[error("num_dfiles is a number of data servers, 1 to {MAX_DFILES}, and not `{0}`")]
@@ -123,7 +128,7 @@ pub enum PolicyError {
          bytes, each SIZE 1 to 1G as in 65536 or 64K, and not `{0}`"
     )]
     DistParams(String),
-    #[error("stuffing and precreation are true or false, and not `{0}`")]
+    #[error("stuffing, precreation and coalescing are true or false, and not `{0}`")]
     Switch(String),
     #[error("no_metafile is true or false, or 1 or 0, and not `{0}`")]
     NoMetafile(String),
@@ -148,6 +153,7 @@ impl Policy {
         precreation: None,
         no_metafile: None,
         create: None,
+        coalescing: None,
     };
 
     pub fn is_empty(&self) -> bool {
@@ -164,6 +170,7 @@ impl Policy {
             Key::Precreation => self.precreation.map(|on| on.to_string()),
             Key::NoMetafile => self.no_metafile.map(|on| on.to_string()),
             Key::Create => self.create.map(|creator| creator.name().into()),
+            Key::Coalescing => self.coalescing.map(|on| on.to_string()),
         }
     }
 
@@ -191,6 +198,7 @@ impl Policy {
             Key::Create => {
                 Setting::Create(Creator::parse(text).ok_or_else(|| PolicyError::Create(quoted(text)))?)
             }
+            Key::Coalescing => Setting::Coalescing(parse_switch(text)?),
         };
         self.put(setting)
     }
@@ -205,6 +213,7 @@ impl Policy {
             Setting::Precreation(on) => new.precreation = Some(on),
             Setting::NoMetafile(on) => new.no_metafile = Some(on),
             Setting::Create(creator) => new.create = Some(creator),
+            Setting::Coalescing(on) => new.coalescing = Some(on),
         }
         if let (Some(name), Some(params)) = (new.dist_name, &new.dist_params)
             && params.of() != name
@@ -224,6 +233,7 @@ impl Policy {
             Key::Precreation => self.precreation = None,
             Key::NoMetafile => self.no_metafile = None,
             Key::Create => self.create = None,
+            Key::Coalescing => self.coalescing = None,
         }
     }
 
@@ -236,6 +246,7 @@ impl Policy {
         policy.precreation = self.precreation.or(other.precreation);
         policy.no_metafile = self.no_metafile.or(other.no_metafile);
         policy.create = self.create.or(other.create);
+        policy.coalescing = self.coalescing.or(other.coalescing);
         match (self.distribution(), other.distribution()) {
             (None, _) => {
                 (policy.dist_name, policy.dist_params) = (other.dist_name, other.dist_params.clone())
@@ -292,6 +303,11 @@ impl Policy {
         self.create
     }
 
+    /// Changes in it, and of its files, share commits with others that wait for one (carns III.C); else each is committed by itself.
+    pub fn coalescing(&self) -> Option<bool> {
+        self.coalescing
+    }
+
     /// As TOML.
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
@@ -310,8 +326,16 @@ fn parse_switch(text: &str) -> Result<bool, PolicyError> {
 
 impl From<Policy> for Vec<Setting> {
     fn from(policy: Policy) -> Self {
-        let Policy { num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile, create } =
-            policy;
+        let Policy {
+            num_dfiles,
+            dist_name,
+            dist_params,
+            stuffing,
+            precreation,
+            no_metafile,
+            create,
+            coalescing,
+        } = policy;
         let settings = [
             num_dfiles.map(Setting::NumDfiles),
             dist_name.map(Setting::DistName),
@@ -320,6 +344,7 @@ impl From<Policy> for Vec<Setting> {
             precreation.map(Setting::Precreation),
             no_metafile.map(Setting::NoMetafile),
             create.map(Setting::Create),
+            coalescing.map(Setting::Coalescing),
         ];
         settings.into_iter().flatten().collect()
     }

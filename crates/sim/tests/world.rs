@@ -79,11 +79,13 @@ fn watermarks_change_under_way() {
         report.worked_s
     };
     let (together, alone) = (time(""), time("high_watermark = 1\n"));
+    let by_policy = time("[policy]\ncoalescing = false\n");
     let alone_from_then_on = time("[faults]\nreload = { at = [\"0 s\"], for = \"10 s\" }\n");
     let together_from_then_on =
         time("high_watermark = 1\n[faults]\nreload = { at = [\"0 s\"], for = \"10 s\" }\n");
     let for_a_second = time("[faults]\nreload = { at = [\"0 s\"], for = \"1 s\" }\n");
     assert!(alone > 4.0 * together, "{alone} s after {together} s");
+    assert!((by_policy / alone - 1.0).abs() < 0.1, "{by_policy} s, not {alone} s");
     assert!((alone_from_then_on / alone - 1.0).abs() < 0.1, "{alone_from_then_on} s, not {alone} s");
     assert!(
         (together_from_then_on / together - 1.0).abs() < 0.1,

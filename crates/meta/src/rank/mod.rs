@@ -100,7 +100,11 @@ impl Meta {
         } else if self.journal.broken.is_none() {
             let is_part = matches!(message, PeerMessage::Answer { .. });
             let (until, held) = (self.state.sequence, Held::Peer(to, message));
-            if is_part { self.journal.hold_change(until, held) } else { self.journal.hold(until, held) }
+            if is_part {
+                self.journal.hold_change(until, held, self.config.policy.coalescing());
+            } else {
+                self.journal.hold(until, held);
+            }
         }
     }
 

@@ -6,7 +6,7 @@ use espalier_sim::source::OpKind;
 use crate::Setting;
 use crate::error::PaperError;
 use crate::outcome::{Chart, Table};
-use crate::trial::Trial;
+use crate::trial::{Trial, medians};
 
 /// A phase of the workload: its name, the barriers before it, and what is counted.
 pub(super) type Counted = (&'static str, u32, OpKind);
@@ -52,7 +52,7 @@ impl Curves {
             phases.iter().map(|(_, number, kind)| Ok(tally.phase(*number, *kind)?.rate())).collect()
         };
         let phases = phases.iter().map(|(name, ..)| *name).collect();
-        Self::in_turn(trials, "clients", clients, phases, names, rates)
+        Self::in_trials(trials, "clients", clients, phases, names, rates)
     }
 
     /// `rates`: of each phase, in a series, by its number, with so many of what it is `over`.
@@ -66,11 +66,10 @@ impl Curves {
         names: &[&'static str],
         rates: impl Fn(usize, u32) -> Result<Vec<f64>, PaperError>,
     ) -> Result<Self, PaperError> {
-        Self::in_turn(1, over, counts, phases, names, rates)
+        Self::in_trials(1, over, counts, phases, names, rates)
     }
 
-    /// In each trial series take turns, every other time backwards: what slows the machine down for a while slows all of them down.
-    fn in_turn(
+    fn in_trials(
         trials: usize,
         over: &'static str,
         counts: &'static [u32],
@@ -78,21 +77,11 @@ impl Curves {
         names: &[&'static str],
         rates: impl Fn(usize, u32) -> Result<Vec<f64>, PaperError>,
     ) -> Result<Self, PaperError> {
-        let mut measured = vec![vec![vec![Vec::new(); phases.len()]; counts.len()]; names.len()];
-        for trial in 0..trials {
-            for (at, count) in counts.iter().enumerate() {
-                for turn in 0..names.len() {
-                    let series = if trial.is_multiple_of(2) { turn } else { names.len() - 1 - turn };
-                    let rates = rates(series, *count)?;
-                    measured[series][at].iter_mut().zip(rates).for_each(|(all, rate)| all.push(rate));
-                }
-            }
+        let mut series: Vec<_> = names.iter().map(|name| (*name, Vec::new())).collect();
+        for count in counts {
+            let medians = medians(trials, names.len(), |series| rates(series, *count))?;
+            series.iter_mut().zip(medians).for_each(|((_, curve), rates)| curve.push(rates));
         }
-        let curve = |(name, curve): (&&'static str, Vec<Vec<Vec<f64>>>)| {
-            let medians = |rates: Vec<Vec<f64>>| rates.into_iter().map(median).collect();
-            (*name, curve.into_iter().map(medians).collect())
-        };
-        let series = names.iter().zip(measured).map(curve).collect();
         Ok(Self { over, counts, phases, series })
     }
 
@@ -145,9 +134,4 @@ impl Curves {
         });
         Table { name: "rates", columns, rows: rows.collect() }
     }
-}
-
-fn median(mut rates: Vec<f64>) -> f64 {
-    rates.sort_by(f64::total_cmp);
-    rates.get(rates.len() / 2).copied().unwrap_or(0.0)
 }

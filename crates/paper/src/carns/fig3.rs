@@ -85,7 +85,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
 fn trials(setting: &Setting<'_>) -> (usize, usize, Option<(u32, u32)>) {
     match (setting.place, setting.quick) {
         (Place::Simulator, _) => (1, 1, None),
-        (Place::Machine, true) => (3, 9, Some((5600, 1000))),
-        (Place::Machine, false) => (1, 9, Some((5600, 1000))),
+        (Place::Machine, true) => (3, 25, Some((5600, 1000))),
+        (Place::Machine, false) => (1, 25, Some((5600, 1000))),
     }
 }

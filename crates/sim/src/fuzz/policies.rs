@@ -26,7 +26,14 @@ impl Live {
         if random.random_range(0..EVERY) > 0 {
             return None;
         }
-        let spread = [Key::Stuffing, Key::Precreation, Key::NumDfiles, Key::DistName, Key::DistParams];
+        let spread = [
+            Key::Stuffing,
+            Key::Precreation,
+            Key::Coalescing,
+            Key::NumDfiles,
+            Key::DistName,
+            Key::DistParams,
+        ];
         // The check gives up if nobody can know whether a file that a client makes has a metafile: that is seldom looked at.
         let own = match random.random_range(0..6) {
             0 => [Key::Create, Key::NoMetafile],
@@ -53,7 +60,7 @@ impl Live {
                 let share = |random: &mut Random| self.strip * random.random_range(1..=2);
                 format!("strips:0:{};1:{};0:{}", share(random), share(random), share(random))
             }
-            Key::Stuffing | Key::Precreation | Key::NoMetafile => switch(random),
+            Key::Stuffing | Key::Precreation | Key::NoMetafile | Key::Coalescing => switch(random),
             Key::Create => one_of(random, &["server", "client"]),
         }
     }
