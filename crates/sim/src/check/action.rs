@@ -227,14 +227,16 @@ impl Action {
         )
     }
 
-    /// In which directories it changes names.
-    pub fn changed_dirs(&self) -> Vec<Ino> {
+    /// What it changes that it names by a number, but for bytes.
+    pub fn changed_inodes(&self) -> Vec<Ino> {
         match self {
-            Self::Create { dir, .. }
-            | Self::Link { dir, .. }
-            | Self::Unlink { dir, .. }
-            | Self::RmDir { dir, .. } => vec![*dir],
+            Self::Create { dir, .. } | Self::Unlink { dir, .. } | Self::RmDir { dir, .. } => vec![*dir],
+            Self::Link { ino, dir, .. } => vec![*ino, *dir],
             Self::Rename { from, to, .. } => vec![from.0, to.0],
+            Self::SetAttr { ino, .. }
+            | Self::SetXattr { ino, .. }
+            | Self::RemoveXattr { ino, .. }
+            | Self::SetList { ino, .. } => vec![*ino],
             _ => Vec::new(),
         }
     }

@@ -49,7 +49,7 @@ pub use quota::{ALL as QUOTAS, LATE as QUOTAS_LATE};
 use search::{Part, PartId, Search, World};
 use tree::{Base, Tree};
 pub use untold::Fate;
-use untold::tells_dir;
+use untold::tells_number;
 pub use usage::ALL as USAGES;
 pub use violation::{Violation, shortened};
 
@@ -482,11 +482,11 @@ impl Checker {
                     .as_ref()
                     .is_some_and(|believed| believed.explains(now, client, action, result));
             let is_lost = self.bytes.is_of_lost(action);
-            if result.is_ok() && !self.knows(&action.changed_dirs()) {
+            if result.is_ok() && !self.knows(&action.changed_inodes()) {
                 self.given_up = true;
                 return Ok(());
             }
-            if may_be_old && !self.given_up && tells_dir(result, |dir| !self.is_told(dir)) {
+            if may_be_old && !self.given_up && tells_number(result, |ino| !self.is_told(ino)) {
                 self.learn(*id, &told);
             }
             if self.given_up || may_be_old || is_unchecked || is_believed || is_lost {

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use espalier_client::Answer;
-use espalier_proto::{ClientId, Errno, FileType, Ino};
+use espalier_proto::{ClientId, Errno, Ino};
 
 use super::outcome::Told;
 use super::search::{Over, PartId, Search, World};
@@ -39,11 +39,11 @@ impl Checker {
         }
     }
 
-    /// Names have been changed in these: worlds in which nobody was told of them are none. `false`: then there are none.
-    pub(super) fn knows(&mut self, dirs: &[Ino]) -> bool {
+    /// These have been changed: worlds in which nobody was told of them are none. `false`: then there are none.
+    pub(super) fn knows(&mut self, changed: &[Ino]) -> bool {
         let knows = |world: &World| {
             let tree = Tree { base: &self.base, changes: world.changes.clone() };
-            dirs.iter().all(|dir| tree.numbered(*dir).is_some())
+            changed.iter().all(|ino| tree.numbered(*ino).is_some())
         };
         let is_known = self.worlds.iter().any(knows);
         if is_known {
@@ -57,7 +57,7 @@ impl Checker {
         self.worlds.iter().any(|world| self.tree(world).numbered(ino).is_some())
     }
 
-    /// What is told may be old. If it is not, it tells which directory has a number of which nobody was told.
+    /// What is told may be old. If it is not, it tells what has a number of which nobody was told.
     pub(super) fn learn(&mut self, id: PartId, told: &Told<'_>) {
         let logged = self.durability.as_ref().map(|durability| &durability.calls);
         let mut search = Search::new(&self.base, &self.pending, logged, self.strip, id, told);
@@ -70,13 +70,11 @@ impl Checker {
     }
 }
 
-/// Whether an answer tells the number of such a directory.
-pub fn tells_dir(result: &Result<Answer, Errno>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
+/// Whether an answer tells such a number.
+pub fn tells_number(result: &Result<Answer, Errno>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
     match result {
-        Ok(Answer::Entry(entry)) => entry.attr.kind == FileType::Directory && is_one(entry.attr.ino),
-        Ok(Answer::Listing { entries, .. }) => {
-            entries.iter().any(|entry| entry.kind == FileType::Directory && is_one(entry.ino))
-        }
+        Ok(Answer::Entry(entry)) => is_one(entry.attr.ino),
+        Ok(Answer::Listing { entries, .. }) => entries.iter().any(|entry| is_one(entry.ino)),
         _ => false,
     }
 }
