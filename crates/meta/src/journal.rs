@@ -264,6 +264,11 @@ impl Journal {
         (core::mem::replace(&mut self.frame, core::mem::take(&mut self.spare)), self.last)
     }
 
+    /// What waits for what is durable already, as the removal of a stream does whose file had lost its name long before it was closed.
+    pub(crate) fn due(&mut self) -> Vec<Held> {
+        if self.broken.is_some() { Vec::new() } else { self.release(self.durable) }
+    }
+
     /// Whether all that is written is to be synced now.
     pub(crate) fn next_sync(&mut self) -> bool {
         let first = self.held.front().map_or(0, |(sequence, _)| *sequence);

@@ -171,7 +171,7 @@ impl Meta {
         }
         // What is appended can be trimmed by the checkpoint after; that makes room.
         let flush = !self.roomless.is_empty() || (self.draining && self.tasks.is_empty());
-        self.flush(now.queued, flush, out);
+        self.flush(now, now.queued, flush, out);
         // What operations under way have loaded had better stay until they are done.
         let bound = self.config.cache_bytes;
         let now_bound =
@@ -530,11 +530,13 @@ impl Meta {
         if !self.draining {
             self.tell_usage();
         }
-        self.flush(0, true, out);
+        self.flush(now, 0, true, out);
         self.tick_leases(now, out);
     }
 
-    fn flush(&mut self, queued: usize, flush: bool, out: &mut Outbox) {
+    fn flush(&mut self, now: Now, queued: usize, flush: bool, out: &mut Outbox) {
+        let due = self.journal.due();
+        self.let_go(now, due, out);
         if let Some((frame, sync)) = self.journal.next_frame(queued, flush) {
             self.ask(Purpose::Journal, Io::Journal { frame, sync }, out);
         }

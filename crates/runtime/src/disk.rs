@@ -40,6 +40,8 @@ impl Disk {
             Io::Stream(call, layouts) if layouts.is_empty() => {
                 steps.step(Layer::Store, name, || self.stream_call(call)).map(IoDone::Stream).map_err(logged)
             }
+            // It stays an orphan.
+            Io::Stream(StreamCall::Remove { .. }, _) => Err(Errno::ENODEV),
             Io::Stream(..) => {
                 tracing::error!("a file lies on data servers, and only a server knows where these are");
                 Err(Errno::ENODEV)

@@ -1,11 +1,11 @@
 //! Files that clients remove themselves.
 
-use espalier_meta::{Input, Io, StreamCall};
+use espalier_meta::{Acknowledge, Config, Input, Io, StreamCall};
 use espalier_policy::Key;
 use espalier_proto::*;
 
 use super::set_layout::{ONE, OTHER, STRIPED, ask, cluster, file};
-use crate::harness::{Harness, ROOT_CALLER, name, open_how};
+use crate::harness::{Harness, ROOT_CALLER, config, name, open_how};
 
 fn unlink(fs: &mut Harness, client: ClientId) -> Result<Reply, Errno> {
     ask(fs, client, Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None })
@@ -125,5 +125,28 @@ fn what_a_client_does_not_remove_the_machine_does() {
         fs.input(Input::Leave { client: OTHER });
         assert_eq!(fs.fsck(), []);
         assert_eq!(fs.data.all(), []);
+    }
+}
+
+/// Neither when a file is closed long after its name was removed, nor when a server begins that had no time to remove its bytes.
+#[test]
+fn bytes_are_removed_though_nothing_else_happens() {
+    for acknowledge in [Acknowledge::Written, Acknowledge::Durable] {
+        for is_anew in [false, true] {
+            let mut fs = Harness::with(Config { acknowledge, ..config() });
+            let ino = fs.file("file", &[1; 1000]);
+            let streams = |fs: &Harness| fs.disk.store().streams().unwrap();
+            fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("file"), time: None }).unwrap();
+            fs.ask(Request::Fsync { ino: Ino::ROOT }).unwrap();
+            fs.checkpoint();
+            assert_eq!(streams(&fs), [ino], "it is open");
+            if is_anew {
+                fs = fs.crash();
+                fs.input(Input::Tick);
+            } else {
+                fs.forget(ino);
+            }
+            assert_eq!(streams(&fs), [], "{acknowledge:?} {is_anew}");
+        }
     }
 }
