@@ -430,7 +430,9 @@ impl Meta {
         self.revoke(cx, event)?;
         cx.changed = true;
         self.append(event)?;
-        cx.coalescing = cx.coalescing.or(self.coalescing(event));
+        if self.config.acknowledge == Acknowledge::Durable {
+            cx.coalescing = cx.coalescing.or_else(|| self.coalescing(event));
+        }
         Ok(())
     }
 
