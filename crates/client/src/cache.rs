@@ -103,6 +103,9 @@ impl Cache {
     /// What a name stands for, if that is known.
     pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
         let record = self.records.get(&dir).filter(|record| record.lease > now)?;
+        if self.changing.is_named(dir, name) {
+            return None;
+        }
         match record.names.get(name) {
             Some(known) => known.at(now),
             None => record.is_whole().then_some(Binding::Absent),
@@ -123,6 +126,9 @@ impl Cache {
     /// The answer to a lookup, for users who cache it themselves, and for how many milliseconds they may.
     pub fn look_up(&mut self, dir: Ino, name: &Name, now: u64) -> Option<(Answer, u64)> {
         let record = self.records.get_mut(&dir).filter(|record| record.lease > now)?;
+        if self.changing.is_named(dir, name) {
+            return None;
+        }
         let Some(known) = record.names.get(name) else {
             if !record.is_whole() {
                 return None;
@@ -168,7 +174,7 @@ impl Cache {
     /// need not be asked.
     pub fn sighting(&self, dir: Ino, name: &Name, now: u64) -> Option<(Sighting, u64)> {
         let record = self.records.get(&dir).filter(|record| record.lease > now)?;
-        let known = record.names.get(name)?;
+        let known = record.names.get(name).filter(|_| !self.changing.is_named(dir, name))?;
         match known.at(now)? {
             Binding::Inode(ino, kind) if ino.rank() != dir.rank() && !self.changing.is_so(ino) => {
                 let sighting = Sighting { dir, ino, kind, cacheable: false, leased: true };
@@ -214,7 +220,7 @@ impl Cache {
             // They may come to have names where others see them.
             inos.iter().flatten().for_each(|ino| self.not_alone(*ino));
         }
-        self.changing.begin(inos.into_iter())
+        self.changing.begin(inos.into_iter(), subject.names())
     }
 
     fn distrust_subject(&mut self, subject: &Subject<'_>) {
