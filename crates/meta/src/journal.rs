@@ -373,7 +373,7 @@ fn up_to(held: &VecDeque<(u64, Held)>, last: u64) -> impl Iterator<Item = &Held>
 /// What was to be durable may never be: it is not acknowledged, and nothing is done that relies on it.
 fn fail(held: Held, errno: Errno) -> Option<Held> {
     match held {
-        Held::Reply(from, id, ..) => Some(Held::Reply(from, id, Err(errno), Promise::default())),
+        Held::Reply(from, id, _, promise) => Some(Held::Reply(from, id, Err(errno), promise.broken())),
         Held::Session(client, _) => Some(Held::Session(client, Err(errno))),
         // It finds the journal broken.
         Held::Task(_) => Some(held),

@@ -90,6 +90,8 @@ impl<T> Sessions<T> {
             parked => parked,
         };
         let given_up = end.given_up.remove(&id);
+        let is_doubtful =
+            given_up || result.is_err() && !(touched.attrs.is_empty() && touched.others.is_empty());
         // Of what nobody waits for it is not known when it was asked. Milliseconds that have begun count.
         let sent = parked.as_ref().map(|parked| parked.sent);
         let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
@@ -98,8 +100,10 @@ impl<T> Sessions<T> {
         }
         self.cache.changed(&touched, lease, now);
         if given_up {
-            // What it has changed was told to nobody.
             self.cache.distrust();
+        }
+        if is_doubtful {
+            // What it has changed was told to nobody.
             let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
             told.door.push(ForDoor::Distrust(self.shown_all(changed.collect())));
         }

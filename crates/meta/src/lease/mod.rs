@@ -48,6 +48,19 @@ impl Told {
 #[derive(Debug, Default)]
 pub(crate) struct Promise(Option<Box<Promised>>);
 
+impl Promise {
+    /// The reply will tell nothing, but what it was to tell of may be seen by others.
+    pub(crate) fn broken(self) -> Self {
+        let broken = self.0.map(|promised| {
+            let Touched { attrs, mut others, .. } = promised.touched;
+            others.extend(attrs.iter().map(|attr| attr.ino));
+            let touched = Touched { others, ..Touched::default() };
+            Box::new(Promised { keys: Vec::new(), refused: false, touched, dir: None, ..*promised })
+        });
+        Self(broken)
+    }
+}
+
 #[derive(Debug)]
 struct Promised {
     keys: Vec<Key>,
