@@ -7,9 +7,9 @@ use crate::record::Inode;
 use crate::step::{Step, Stop, Wait};
 
 impl Cx<'_> {
-    /// `EACCES` unless the caller may do all of `want`.
+    /// `EACCES` unless the caller may do all of `want`. Who was allowed to truncate a file is not told afterwards that they were not.
     pub(crate) fn check(&self, inode: &Inode, want: Access) -> Step<()> {
-        if self.may(inode, want)? { Ok(()) } else { Err(Errno::EACCES.into()) }
+        if self.has_truncated() || self.may(inode, want)? { Ok(()) } else { Err(Errno::EACCES.into()) }
     }
 
     pub(crate) fn may(&self, inode: &Inode, want: Access) -> Step<bool> {

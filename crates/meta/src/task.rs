@@ -64,6 +64,13 @@ impl Cx<'_> {
         }
     }
 
+    /// Whether an earlier run of this operation has cut or extended a stream.
+    pub(crate) fn has_truncated(&self) -> bool {
+        self.streams
+            .iter()
+            .any(|(call, result)| matches!(call, StreamCall::Truncate { .. }) && result.is_ok())
+    }
+
     /// The file whose stream this operation has emptied.
     pub(crate) fn emptied(&self) -> Option<Ino> {
         self.streams.iter().find_map(|(call, result)| match call {

@@ -1,4 +1,4 @@
-use espalier_meta::{Atime, Config};
+use espalier_meta::{Atime, Config, Io, StreamCall};
 use espalier_proto::*;
 
 use crate::harness::{Harness, ROOT_CALLER, config, everywhere, name, open_how, under_faults, user};
@@ -66,6 +66,26 @@ fn the_caller_needs_the_rights() {
         assert_eq!(open(fs, &user(5), "file", truncate()), Err(Errno::EACCES));
         assert_eq!(fs.attr("file").size, 5);
     });
+}
+
+#[test]
+fn who_has_emptied_a_file_opens_it_though_others_may_not_any_more() {
+    let fs = &mut Harness::new();
+    let ino = fs.file("big", &[7; 100]);
+    fs.chmod("big", 0o666);
+    fs.shuffle = Some(fastrand::Rng::with_seed(1));
+    let opens = fs.send(&user(5), Request::Open { ino, how: truncate() });
+    let is_truncation = |(_, io): &(_, Io)| matches!(io, Io::Stream(StreamCall::Truncate { .. }, _));
+    while !fs.waiting.iter().any(is_truncation) {
+        assert!(fs.settle_one());
+    }
+    let truncation = fs.waiting.extract_if(.., |waiting| is_truncation(waiting)).next().unwrap();
+    fs.chmod("big", 0o600);
+    fs.waiting.push(truncation);
+    fs.settle();
+    assert!(matches!(fs.answers.remove(&opens), Some(Ok(Reply::Opened(_)))));
+    fs.shuffle = None;
+    assert_eq!(open(fs, &user(5), "big", truncate()), Err(Errno::EACCES));
 }
 
 #[test]
