@@ -378,6 +378,33 @@ fn synced(mut host: Harness) -> Harness {
     host
 }
 
+/// Its number alone does not tell where it lies, nor did anybody use it but for the name that it is about to get.
+#[test]
+fn a_file_whose_rank_ends_before_it_hears_that_it_has_another_name_is_found_again() {
+    let fs = &mut Ranks::new(2);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let file = fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
+    fs.0[1].drain();
+    let link = Request::Link { ino: file, dir: Ino::ROOT, name: name("linked") };
+    let id = fs.0[0].send(&ROOT_CALLER, link);
+    for (from, to) in [(0, 1), (1, 0)] {
+        for (_, message) in std::mem::take(&mut fs.0[from].peers) {
+            fs.0[to].input(Input::Peer { from: Rank(from as u16), message });
+        }
+    }
+    assert!(matches!(fs.0[0].answers.remove(&id), Some(Ok(Reply::Elsewhere { .. }))));
+    assert_eq!(std::mem::take(&mut fs.0[0].peers).len(), 1, "which is lost");
+    let away = fs.0.pop().unwrap();
+    fs.0.push(synced(away).crash());
+    assert_eq!(fs.0[1].meta.open_transactions(), 1);
+    fs.connect();
+    assert_eq!(fs.0[1].meta.open_transactions(), 0);
+    let reply = fs.ask(Request::Lookup { dir: Ino::ROOT, name: name("linked") });
+    let found = fs.found(reply).unwrap();
+    assert_eq!((found.ino, found.nlink), (file, 2));
+    fs.fsck();
+}
+
 #[test]
 fn a_rename_leaves_a_whiteout() {
     let fs = &mut Ranks::new(2);

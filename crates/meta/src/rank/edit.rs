@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::lease::Key;
 use crate::record::{Body, Inode};
-use crate::state::{Home, State};
-use crate::step::Step;
+use crate::state::{Home, SAME_HASH, State};
+use crate::step::{Load, Step, Stop, Wait};
 use crate::usage::{Usage, add_name, remove_name};
 
 /// One change of a transaction, at one rank. `owner`: the user who must own the inode, for the directory of the name that it
@@ -20,8 +20,8 @@ use crate::usage::{Usage, add_name, remove_name};
 pub enum Edit {
     /// A new directory, whose name is at another rank: when it is prepared it gets its number and its times. Or a whiteout.
     Make { inode: Box<Inode> },
-    /// An inode gets a name in a directory. What kind it is, is known when it is prepared.
-    Link { ino: Ino, dir: Ino, kind: Option<FileType> },
+    /// An inode gets a name in a directory. What it is, and where it lies as long as nobody changes it, is known when it is prepared.
+    Link { ino: Ino, dir: Ino, found: Option<(FileType, Home)> },
     /// It loses one, and with the last becomes an orphan. A directory must be empty.
     Unlink { ino: Ino, dir: Ino, owner: Option<u32> },
     /// A name of it goes from a directory to another. `replaces`: something else loses that one.
@@ -119,6 +119,13 @@ impl State {
         let is_made = |ino| edits.iter().any(|edit| matches!(edit, Edit::Make { inode } if inode.ino == ino));
         for edit in edits {
             match edit {
+                // Maybe it has but the one name, and nobody else can say which.
+                Edit::Link { ino, found: Some((_, Home::Dentry { dir, hash })), .. }
+                    if !self.inodes.contains_key(ino) =>
+                {
+                    let load = Load::Dentries { dir: *dir, from: *hash, limit: SAME_HASH };
+                    return Err(Stop::Wait(Wait::Load(load)));
+                }
                 Edit::Link { ino, .. } | Edit::Unlink { ino, .. } | Edit::Move { ino, .. } => {
                     self.cached(*ino)?;
                 }

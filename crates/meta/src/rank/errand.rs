@@ -204,7 +204,10 @@ impl Meta {
                     inode.ino = new_ino.unwrap_or(inode.ino);
                     (inode.atime, inode.mtime, inode.ctime, inode.btime) = (time, time, time, time);
                 }
-                Edit::Link { ino, kind, .. } => *kind = Some(self.state.inode(*ino)?.kind),
+                Edit::Link { ino, found, .. } => {
+                    let cached = self.state.cached(*ino)?;
+                    *found = Some((cached.inode.kind, cached.home));
+                }
                 _ => {}
             }
         }

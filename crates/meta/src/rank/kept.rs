@@ -51,7 +51,7 @@ impl Part {
     pub(crate) fn named(&self) -> Option<(Ino, FileType)> {
         self.edits.iter().find_map(|edit| match edit {
             Edit::Make { inode } => Some((inode.ino, inode.kind)),
-            Edit::Link { ino, kind, .. } => Some((*ino, (*kind)?)),
+            Edit::Link { ino, found, .. } => Some((*ino, found.as_ref()?.0)),
             _ => None,
         })
     }

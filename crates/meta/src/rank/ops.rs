@@ -134,7 +134,7 @@ impl Meta {
         self.state.admit(&[(dir, Usage { files: 1, ..Usage::default() })], &[])?;
         let put = |kind| [Edit::PutName { dir, name: name.clone(), ino, kind }];
         self.revoke_edits(cx, &put(FileType::Regular))?;
-        let (_, kind) = self.agree(cx, &[Edit::Link { ino, dir, kind: None }])?.ok_or(Errno::EIO)?;
+        let (_, kind) = self.agree(cx, &[Edit::Link { ino, dir, found: None }])?.ok_or(Errno::EIO)?;
         self.commit_edits(cx, put(kind).into())?;
         Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)))
     }
