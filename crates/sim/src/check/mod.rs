@@ -310,9 +310,10 @@ impl Checker {
         self.early.insert((client, call_id), Vec::new());
     }
 
-    /// The server has answered what was told early.
-    pub fn carried_out(&mut self, now: Nanos, client: ClientId, call_id: u64) {
+    /// The server has answered what was told early. If its disk fails, it may have done it or not.
+    pub fn carried_out(&mut self, now: Nanos, client: ClientId, call_id: u64, fails: bool) {
         let parts = self.early.remove(&(client, call_id));
+        self.given_up |= fails && parts.is_some();
         if let (Some(durability), Some(parts)) = (&mut self.durability, parts) {
             durability.answered(&parts, now);
         }
@@ -451,8 +452,6 @@ impl Checker {
         parts: &[(PartId, Action)],
         result: &Result<Answer, Errno>,
     ) -> Result<(), Box<Violation>> {
-        // Bytes of several strips are changed one after the other.
-        let loose = self.bytes.loose(asked.since, self.pending.values().map(|part| &part.action));
         let is_stranger = |rank: &Rank| self.strangers.contains(&(client, *rank));
         let is_stale =
             matches!(result, Err(Errno::ESTALE | Errno::ENOENT)) && asked.ranks.iter().any(is_stranger);
@@ -460,6 +459,8 @@ impl Checker {
         let is_late = asked.ranks.iter().any(has_begun);
         let mut read = 0;
         for (id, action) in parts {
+            // Bytes of several strips are changed one after the other. What explains an earlier part may have lost sight of some.
+            let loose = self.bytes.loose(asked.since, self.pending.values().map(|part| &part.action));
             let skip = match action {
                 Action::Read { from, to, .. } => {
                     read += to - from;

@@ -176,7 +176,8 @@ impl Observer for Eyes {
         let client = client.0.checked_sub(FIRST_CLIENT).and_then(|index| u32::try_from(index).ok());
         let Some(client) = client else { return };
         if let Some(call) = watch.asked.remove(&(client, rank, id)) {
-            watch.checker.carried_out(now, ClientId(client.into()), call);
+            let fails = watch.disks_fail && *result == Err(Errno::EIO);
+            watch.checker.carried_out(now, ClientId(client.into()), call, fails);
         }
         let over = watch.fates.replied(now, (client, rank, id), result);
         watch.settle(over);
