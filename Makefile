@@ -31,13 +31,15 @@ test:
 unit:
 	$(CARGO) test --workspace
 
-mount-test: build
-	TARGET='$(TARGET)' scripts/mount-tests.sh
+# The programs that the unit tests are about, with their assertions, and so built once for both.
+mount-test:
+	$(CARGO) build --workspace
+	BUILD='$(TARGET)/debug' scripts/mount-tests.sh
 
 bench:
 	scripts/setup.sh bench
 	@$(MAKE) --no-print-directory build
-	TARGET='$(TARGET)' scripts/bench.sh
+	BUILD='$(TARGET)/release' scripts/bench.sh
 
 lint:
 	$(CARGO) fmt --all --check

@@ -3,8 +3,8 @@
 # that they become files as any other when they leave their directory, and that servers which are killed leave nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
-conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
+bin=$(realpath "${BUILD:-target/release}/espalier")
+conformance=$(realpath "${BUILD:-target/release}/espalier-conformance")
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 cluster=$work/cluster

@@ -8,13 +8,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 parts=${PARTS:-small tree bulk git big durable sync growth scale}
 runs=${RUNS:-5}
 growth=${GROWTH:-1000000}
 scale=${SCALE:-2000000}
 image_gib=${IMAGE_GIB:-8}
-out=${OUT:-${TARGET:-target}/bench}
+out=${OUT:-$(dirname "$bin")/../bench}
 begun=$SECONDS
 
 if [ "$(id -u)" != 0 ]; then

@@ -3,7 +3,7 @@
 # others; what is in use stays so; and a kill while a removed tree is being freed leaves nothing behind.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mnt=$work/mnt
 mkdir "$mnt" "$work/bound"

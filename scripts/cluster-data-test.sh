@@ -3,8 +3,8 @@
 # death of any server; what nobody refers to is freed. Clients have bytes from the data servers themselves, for as long as they may.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
-conformance=$(realpath "${TARGET:-target}/release/espalier-conformance")
+bin=$(realpath "${BUILD:-target/release}/espalier")
+conformance=$(realpath "${BUILD:-target/release}/espalier-conformance")
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 cluster=$work/cluster

@@ -3,8 +3,9 @@
 # servers is killed and started again, and what spans several is done whole or not at all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-target=$(realpath "${TARGET:-target}")
-bin=$target/release/espalier conformance=$target/release/espalier-conformance
+BUILD=$(realpath "${BUILD:-target/release}")
+export BUILD
+bin=$BUILD/espalier conformance=$BUILD/espalier-conformance
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 cluster=$work/cluster
@@ -147,7 +148,7 @@ mkdir "$a/conformance" "$a/pjdfstest"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
 mount -t tmpfs tmpfs "$work/second"
-TARGET=$target scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
+scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
 umount "$work/second"
 rm -rf "$b/conformance" "$b/pjdfstest"
 

@@ -3,8 +3,9 @@
 # started again; and who may not connect is told so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-target=$(realpath "${TARGET:-target}")
-bin=$target/release/espalier conformance=$target/release/espalier-conformance
+BUILD=$(realpath "${BUILD:-target/release}")
+export BUILD
+bin=$BUILD/espalier conformance=$BUILD/espalier-conformance
 work=$(mktemp -d)
 chmod 755 "$work" # others look into the mounts, too
 cluster=$work/cluster
@@ -214,7 +215,7 @@ tail -n 1 "$work/conformance"
 rm -rf "$b/conformance"
 mkdir "$a/pjdfstest" "$work/second"
 mount -t tmpfs tmpfs "$work/second"
-TARGET=$target scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
+scripts/pjdfstest.sh "$a/pjdfstest" "$work/second" || fail 'not POSIX'
 umount "$work/second"
 rm -rf "$b/pjdfstest"
 

@@ -3,7 +3,7 @@
 # interrupted is resumed, and what is damaged is refused.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mkdir "$work/a" "$work/b" "$work/small"
 cleanup() {

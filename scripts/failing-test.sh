@@ -5,9 +5,9 @@
 # The store is on an ext4 on a loop device, whose file is on a small FUSE file system that fails when it is told to.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-target=${TARGET:-target}
-bin=$(realpath "$target/release/espalier")
-failing=$(realpath "$target/release/espalier-failing-disk")
+BUILD=${BUILD:-target/release}
+bin=$(realpath "$BUILD/espalier")
+failing=$(realpath "$BUILD/espalier-failing-disk")
 work=$(mktemp -d)
 mkdir "$work/below" "$work/disk" "$work/mnt"
 loop=

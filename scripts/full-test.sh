@@ -2,7 +2,7 @@
 # full-test.sh: a full disk gives ENOSPC, loses nothing, and is of use again when something has been removed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mkdir "$work/disk" "$work/mnt"
 mount -t tmpfs -o size=300m tmpfs "$work/disk"

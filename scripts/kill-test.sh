@@ -3,8 +3,8 @@
 # recover by itself within seconds, what was synced must be there, and in the end fsck must be clean.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
-rounds=${1:-8}
+bin=$(realpath "${BUILD:-target/release}/espalier")
+rounds=${1:-5}
 work=$(mktemp -d)
 mnt=$work/mnt
 mkdir "$mnt"

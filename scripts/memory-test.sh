@@ -2,7 +2,7 @@
 # memory-test.sh [files]: the memory of a mount stays within its bound, whatever the number of files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 files=${1:-100000}
 work=$(mktemp -d)
 mkdir "$work/mnt"

@@ -3,7 +3,7 @@
 # slow operation is logged with what it waited for.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mkdir "$work/mnt" "$work/slow"
 stopped=

@@ -7,9 +7,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-target=${TARGET:-target}
-bin=$target/release/espalier
-conformance=$target/release/espalier-conformance
+BUILD=$(realpath "${BUILD:-target/release}")
+export BUILD # where the programs are
+bin=$BUILD/espalier
+conformance=$BUILD/espalier-conformance
 only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump usage policy replay cluster data small bare ranks bulk repair full failing memory kill powerloss}
 
 if [ "$(id -u)" != 0 ]; then
@@ -47,11 +48,11 @@ else
 fi
 
 part() {
-    case " $only " in *" $1 "*) echo "== $1" ;; *) return 1 ;; esac
+    case " $only " in *" $1 "*) echo "== $1 (after $SECONDS s)" ;; *) return 1 ;; esac
 }
 
 if part pjdfstest; then
-    TARGET=$target scripts/pjdfstest.sh "$dir" "$work/second"
+    scripts/pjdfstest.sh "$dir" "$work/second"
 fi
 if part conformance; then
     "$conformance" "$dir"
@@ -113,22 +114,26 @@ if [ -z "${TARGET_DIR:-}" ]; then
             mounted=
         done
     fi
-    if part metrics; then TARGET=$target scripts/metrics-test.sh; fi
-    if part dump; then TARGET=$target scripts/dump-test.sh; fi
-    if part repair; then TARGET=$target scripts/repair-test.sh; fi
-    if part full; then TARGET=$target scripts/full-test.sh; fi
-    if part usage; then TARGET=$target scripts/usage-test.sh; fi
-    if part policy; then TARGET=$target scripts/policy-test.sh; fi
-    if part replay; then TARGET=$target scripts/replay-test.sh; fi
-    if part cluster; then TARGET=$target scripts/cluster-test.sh; fi
-    if part data; then TARGET=$target scripts/cluster-data-test.sh; fi
-    if part small; then TARGET=$target scripts/small-files-test.sh; fi
-    if part bare; then TARGET=$target scripts/bare-test.sh; fi
-    if part ranks; then TARGET=$target scripts/cluster-ranks-test.sh; fi
-    if part bulk; then TARGET=$target scripts/bulk-test.sh; fi
-    if part memory; then TARGET=$target scripts/memory-test.sh; fi
-    if part failing; then TARGET=$target scripts/failing-test.sh; fi
-    if part kill; then TARGET=$target scripts/kill-test.sh 5; fi
-    if part powerloss; then TARGET=$target scripts/powerloss-test.sh; fi
+    while read -r name script; do
+        if part "$name"; then "scripts/$script.sh" < /dev/null; fi
+    done <<'EOF'
+metrics metrics-test
+dump dump-test
+repair repair-test
+full full-test
+usage usage-test
+policy policy-test
+replay replay-test
+cluster cluster-test
+data cluster-data-test
+small small-files-test
+bare bare-test
+ranks cluster-ranks-test
+bulk bulk-test
+memory memory-test
+failing failing-test
+kill kill-test
+powerloss powerloss-test
+EOF
 fi
-echo 'mount-tests: all passed'
+echo "mount-tests: all passed ($SECONDS s)"

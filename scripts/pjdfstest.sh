@@ -7,7 +7,7 @@ set -euo pipefail
 version=0.2.2
 dir=$1
 second=$2
-tools=$(realpath -m "${TARGET:-target}")/tools
+tools=$(realpath -m "${BUILD:-target/release}")/tools
 
 if ! "$tools/bin/pjdfstest" --version 2> /dev/null | grep -qx "pjdfstest $version"; then
     cargo install --quiet --locked --version "$version" pjdfstest --root "$tools"

@@ -3,7 +3,7 @@
 # kills; what is refused, and where that is said. What comes of them on data servers is in cluster-data-test.sh.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 store=$work/store mnt=$work/mnt
 chmod 755 "$work" # others look into the mount, too
@@ -56,6 +56,11 @@ is "$(policy "$mnt/copied/b" policy)" "$own"
 is "$(policy "$mnt/cloned/b" policy)" "$own"
 "$bin" cp -r "$mnt/dir/a" "$mnt/plain"
 is "$(policy "$mnt/plain/b" policy)" '{}'
+# Where nothing is sent it waits.
+"$bin" policy "$mnt/copied" --set eager=false
+is "$(policy "$mnt/copied" policy)" '{"dist_params":"strip_size:1M","eager":false,"num_dfiles":2}'
+echo short > "$mnt/copied/file"
+is "$(cat "$mnt/copied/file")" short
 "$bin" policy "$mnt/dir/a" --set dist_name=basic --unset dist_params
 is "$(policy "$mnt/dir/a" policy)" '{"dist_name":"basic","num_dfiles":2}'
 "$bin" policy "$mnt/dir/a" | grep -q '^dist_name  *basic  *set here'

@@ -9,9 +9,9 @@
 # powerloss-test.sh replay DIR POINT SEED: once more what a failure said.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-target=$(realpath "${TARGET:-target}")
-bin=$target/release/espalier
-power=$target/release/espalier-powerloss
+BUILD=$(realpath "${BUILD:-target/release}")
+bin=$BUILD/espalier
+power=$BUILD/espalier-powerloss
 points=${POINTS:-20}
 seed=${SEED:-1}
 

@@ -3,7 +3,7 @@
 # then everything that was not hit is there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mnt=$work/mnt
 mkdir "$mnt"

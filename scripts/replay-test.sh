@@ -2,7 +2,7 @@
 # replay-test.sh: what strace logs of programs, and what a mount records of them, comes to the same in virtual time.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${ESPALIER:-${TARGET:-target}/release/espalier}")
+bin=$(realpath "${ESPALIER:-${BUILD:-target/release}/espalier}")
 work=$(mktemp -d)
 mnt=$work/mnt
 mkdir "$mnt" "$work/dir"

@@ -2,7 +2,7 @@
 # usage-test.sh: what directories tell of all below them equals a walk, whatever was done and after kills; and quotas hold.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-bin=$(realpath "${TARGET:-target}/release/espalier")
+bin=$(realpath "${BUILD:-target/release}/espalier")
 work=$(mktemp -d)
 mnt=$work/mnt
 mkdir "$mnt" "$work/bound"
