@@ -103,6 +103,15 @@ pub struct Sample {
     pub latencies: Histogram<u64>,
     /// For them all.
     pub processors: Processors,
+    /// Requests that clients have sent for them.
+    pub requests: u64,
+}
+
+/// What it took to do what all clients did at once.
+#[derive(Clone, Copy, Debug, Default)]
+struct Took {
+    processors: Processors,
+    requests: u64,
 }
 
 /// For how long processors have been busy.
@@ -147,23 +156,25 @@ fn processor_time(process: &str) -> Duration {
 pub fn sample(options: &NativeOptions, processors: &dyn Fn() -> Processors) -> Result<Vec<Sample>, Error> {
     const SAMPLED: [Phase; 3] = [PHASES[0], PHASES[1], PHASES[3]];
     let outcomes = runs(options, &SAMPLED, processors)?;
-    let sum = |(phase, runs): (&Phase, Vec<(Outcome, Processors)>)| {
-        let (mut seconds, mut latencies, mut processors) = (0.0, histogram(), Processors::default());
+    let sum = |(phase, runs): (&Phase, Vec<(Outcome, Took)>)| {
+        let (mut seconds, mut latencies, mut all) = (0.0, histogram(), Took::default());
         for (outcome, took) in runs {
-            (seconds, processors) = (seconds + outcome.seconds, processors.plus(took));
+            (seconds, all.processors) = (seconds + outcome.seconds, all.processors.plus(took.processors));
+            all.requests += took.requests;
             latencies += outcome.latencies;
         }
-        Sample { name: phase.0, seconds, latencies, processors }
+        let Took { processors, requests } = all;
+        Sample { name: phase.0, seconds, latencies, processors, requests }
     };
     Ok(SAMPLED.iter().zip(outcomes).map(sum).collect())
 }
 
-/// By phase, what has come of each run, and what processors have done for it.
+/// By phase, what has come of each run, and what it took.
 fn runs(
     options: &NativeOptions,
     phases: &[Phase],
     processors: &dyn Fn() -> Processors,
-) -> Result<Vec<Vec<(Outcome, Processors)>>, Error> {
+) -> Result<Vec<Vec<(Outcome, Took)>>, Error> {
     may_open(u64::from(options.clients) + u64::from(options.idle))
         .map_err(|most| Error::Connections { most })?;
     let mut outcomes: Vec<Vec<_>> = phases.iter().map(|_| Vec::new()).collect();
@@ -275,25 +286,38 @@ impl<'a> Fleet<'a> {
         &mut self,
         phases: &[Phase],
         processors: &dyn Fn() -> Processors,
-        outcomes: &mut [Vec<(Outcome, Processors)>],
+        outcomes: &mut [Vec<(Outcome, Took)>],
     ) -> Result<(), Error> {
         if let Some(first) = self.clients.first() {
-            let (fs, dir) = (first.fs.clone(), self.dir.clone());
-            let made = self.on(&first.thread, async move { fs.create_dir(dir).await })?;
+            // One makes them all: several would fight for the leases on where these lie, and look their names up again and again for a while.
+            let own = self.clients.iter().map(|client| client.own.clone());
+            let (fs, dirs) =
+                (first.fs.clone(), [self.dir.clone()].into_iter().chain(own).collect::<Vec<_>>());
+            let made = self.on(&first.thread, async move {
+                for dir in dirs {
+                    fs.create_dir(dir).await?;
+                }
+                Ok::<_, io::Error>(())
+            })?;
             made.map_err(Error::doing(format!("make {}", self.dir)))?;
         }
-        self.each(|fs, own| async move { fs.create_dir(own).await })?;
         for (phase, outcomes) in phases.iter().zip(outcomes) {
             let (_, work, is_fresh) = *phase;
             if is_fresh {
                 self.connect()?;
-                self.each(|fs, own| async move { fs.metadata(own).await.map(drop) })?;
             }
-            let before = processors();
+            self.each(|fs, own| async move { fs.metadata(own).await.map(drop) })?;
+            let (before, sent) = (processors(), self.requests());
             let outcome = self.measure(work)?;
-            outcomes.push((outcome, processors().minus(before)));
+            let processors = processors().minus(before);
+            outcomes.push((outcome, Took { processors, requests: self.requests() - sent }));
         }
         Ok(())
+    }
+
+    /// That clients have sent since they connected.
+    fn requests(&self) -> u64 {
+        self.clients.iter().map(|client| client.fs.messages().requests).sum()
     }
 
     /// Does something once for each client, with its directory.

@@ -9,7 +9,10 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueHint};
 use espalier_bench::{NativeOptions, Processors, Sample};
 use espalier_paper::{LocalCluster, Wanted};
-use espalier_sim::{Fitted, Machine, Measured, Nanos, Trial, Work, plot_distributions, quantiles};
+use espalier_sim::{
+    Fitted, Machine, Measured, MessageKind, Nanos, Sampled, Samples, Trial, Work, plot_distributions,
+    quantiles,
+};
 use serde::Serialize;
 
 #[derive(Clone, Debug, Args)]
@@ -17,7 +20,7 @@ pub struct CalibrateArgs {
     /// The file that is made, which scenarios name by `machine`.
     #[arg(value_hint = ValueHint::FilePath, default_value = "machine.toml")]
     pub file: PathBuf,
-    /// Files of each client.
+    /// Files of all clients together.
     #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     pub files: u64,
     /// Draw what was measured and what is simulated into this directory.
@@ -29,6 +32,7 @@ pub struct CalibrateArgs {
 
 /// Fitted to; the last is predicted.
 const ONE: (u32, u32) = (1, 1);
+const SEVERAL: (u32, u32) = (8, 2);
 const MANY: (u32, u32) = (1, 32);
 const PREDICTED: (u32, u32) = (4, 4);
 /// A machine changes its speed from one to the next.
@@ -45,6 +49,8 @@ struct Server {
 struct Comparison {
     trial: Trial,
     fitted: bool,
+    /// That clients have sent for each operation, measured and simulated.
+    requests: [f64; 2],
     operations: Vec<Compared>,
 }
 
@@ -62,9 +68,13 @@ struct Compared {
 
 pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
     let server = Server::start()?;
-    let trial = |(clients, outstanding)| Trial { clients, outstanding, files: args.files };
+    let trial = |(clients, outstanding): (u32, u32)| {
+        let files = args.files.div_ceil(clients.into());
+        Trial { clients, outstanding, files }
+    };
     eprintln!("measuring a server on this machine, which should have nothing else to do");
     let one = server.measure(trial(ONE))?;
+    let several = server.measure(trial(SEVERAL))?;
     let many = server.measure(trial(MANY))?;
     let predicted = server.measure(trial(PREDICTED))?;
     let listed =
@@ -72,8 +82,14 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
     drop(server);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     eprintln!("fitting a model to it");
-    let (one_of, many_of) = (operations(&one), operations(&many));
-    let mut fitted = Fitted::new((trial(ONE), &one_of), (trial(MANY), &many_of), processors)?;
+    let [one_of, several_of, many_of] = [&one, &several, &many].map(|samples| operations(samples));
+    let sampled = |trial, operations| Sampled { trial, operations };
+    let samples = Samples {
+        one: sampled(trial(ONE), &one_of),
+        several: sampled(trial(SEVERAL), &several_of),
+        many: sampled(trial(MANY), &many_of),
+    };
+    let mut fitted = Fitted::new(samples, processors)?;
     let attributes = listed.with_attributes.saturating_sub(listed.entry);
     fitted.works.extend([(Work::Entry, listed.entry.into()), (Work::Attributes, attributes.into())]);
     let text = fitted.to_toml();
@@ -81,6 +97,7 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
     let machine = Machine::parse(&text, &args.file)?;
     let comparisons = [
         Comparison::new(trial(ONE), true, &one, &machine)?,
+        Comparison::new(trial(SEVERAL), true, &several, &machine)?,
         Comparison::new(trial(MANY), true, &many, &machine)?,
         Comparison::new(trial(PREDICTED), false, &predicted, &machine)?,
     ];
@@ -151,13 +168,17 @@ impl Comparison {
     fn new(trial: Trial, fitted: bool, measured: &[Sample], machine: &Machine) -> Result<Self> {
         let simulated = trial.simulate(machine, 1)?;
         let compare = |sample: &Sample| {
-            let simulated = simulated.iter().find(|report| report.kind == sample.name)?;
+            let simulated = simulated.operations.iter().find(|report| report.kind == sample.name)?;
             let (measured_us, simulated_us) = (sample.latencies.mean() / 1e3, simulated.mean_us);
             let quantiles = [quantiles(&sample.latencies), simulated.quantiles.clone()];
             let ratio = simulated_us / measured_us.max(f64::MIN_POSITIVE);
             Some(Compared { operation: sample.name, measured_us, simulated_us, ratio, quantiles })
         };
-        Ok(Self { trial, fitted, operations: measured.iter().filter_map(compare).collect() })
+        let all = |count: fn(&Sample) -> u64| measured.iter().map(count).sum::<u64>() as f64;
+        let sent = simulated.messages.get(MessageKind::Request.name()).copied().unwrap_or_default() as f64;
+        let done: u64 = simulated.operations.iter().map(|report| report.count).sum();
+        let requests = [all(|it| it.requests) / all(|it| it.latencies.len()), sent / done as f64];
+        Ok(Self { trial, fitted, requests, operations: measured.iter().filter_map(compare).collect() })
     }
 
     fn plot(&self, dir: &Path) -> Result<()> {
@@ -172,7 +193,11 @@ impl Comparison {
     fn print(&self) {
         let Trial { clients, outstanding, .. } = self.trial;
         let how = if self.fitted { "fitted to" } else { "predicted" };
-        println!("\n{how}: {clients} clients, each with {outstanding} requests under way");
+        let [measured, simulated] = self.requests;
+        println!(
+            "\n{how}: {clients} clients, each with {outstanding} requests under way; {measured:.2} messages for each operation, \
+             simulated {simulated:.2}"
+        );
         println!("{:>10} {:>12} {:>12} {:>7}", "operation", "measured us", "simulated us", "ratio");
         for Compared { operation, measured_us, simulated_us, ratio, .. } in &self.operations {
             println!("{operation:>10} {measured_us:>12.1} {simulated_us:>12.1} {ratio:>7.2}");

@@ -181,7 +181,7 @@ mod tests {
         for (text, why) in [
             (
                 "dfiles = 3",
-                "there is no setting `dfiles`: there are num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile, create and coalescing",
+                "there is no setting `dfiles`: there are num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile, create, coalescing and eager",
             ),
             ("num_dfiles = 0", "num_dfiles is a number of data servers, 1 to 1024, and not `0`"),
             ("num_dfiles = 2.5", "num_dfiles is a number, true, false, or a text in quotes"),

@@ -129,6 +129,7 @@ impl Cache {
         if self.changing.is_named(dir, name) {
             return None;
         }
+        let cacheable = record.is_searchable_by_all();
         let Some(known) = record.names.get(name) else {
             if !record.is_whole() {
                 return None;
@@ -139,11 +140,11 @@ impl Cache {
             self.names += 1;
             self.counts.hits += 1;
             self.bound_names(dir);
-            return Some((Answer::Absent { cacheable: true }, 0));
+            return Some((Answer::Absent { cacheable }, 0));
         };
         let until = record.lease.min(known.until);
         let answer = match known.at(now)? {
-            Binding::Absent => Answer::Absent { cacheable: true },
+            Binding::Absent => Answer::Absent { cacheable },
             Binding::Inode(ino, _) => {
                 let is_early = self.early.is_of(ino);
                 let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0 || is_early)?;
@@ -153,16 +154,8 @@ impl Cache {
                     record.users += 1;
                 }
                 self.counts.hits += 1;
-                let (cacheable, home) = (true, Home::Table);
-                let entry = Entry {
-                    attr,
-                    cacheable,
-                    name_leased: true,
-                    attr_leased: true,
-                    alone: false,
-                    home,
-                    proof: 0,
-                };
+                let (name_leased, attr_leased, alone, home) = (true, true, false, Home::Table);
+                let entry = Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 0 };
                 return Some((Answer::Entry(entry), until.min(record.lease) - now));
             }
         };

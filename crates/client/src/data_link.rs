@@ -129,7 +129,7 @@ impl<T> DataLink<T> {
     }
 
     pub fn received(&mut self, message: FromData, out: &mut Vec<ToData>) -> Came<T> {
-        let FromData { id, result } = message;
+        let FromData { id, result, .. } = message;
         if id == NEW && self.phase == Phase::Asking {
             let Ok(DataReply::Inos(inos)) = result else { return Came::NoNew(result) };
             (self.phase, self.known) = (Phase::Connected, true);

@@ -68,6 +68,8 @@ struct Hold {
     opened: u64,
     /// It was opened for writing, and has been open since: that is what `opened` proves.
     writes: bool,
+    /// As [`Opened::announced`].
+    announced: bool,
 }
 
 /// What has become of the session when a connection begins.
@@ -316,8 +318,8 @@ impl Link {
             },
             (_, Ok(Reply::Made(made))) => {
                 let home = Home::Orphan;
-                let new =
-                    Hold { home, lookups: 0, opens: 1, told: 0, opened: made.opened.proof, writes: true };
+                let Opened { proof: opened, announced, .. } = made.opened;
+                let new = Hold { home, lookups: 0, opens: 1, told: 0, opened, writes: true, announced };
                 self.held.insert(made.ino, new);
             }
             (Message::Request(_, request), Ok(Reply::Created(entry, opened))) => {
@@ -337,7 +339,8 @@ impl Link {
     }
 
     fn note(&mut self, entry: &Entry) {
-        let new = Hold { home: entry.home, lookups: 0, opens: 0, told: 0, opened: 0, writes: false };
+        let (home, announced) = (entry.home, false);
+        let new = Hold { home, lookups: 0, opens: 0, told: 0, opened: 0, writes: false, announced };
         let hold = self.held.entry(entry.attr.ino).or_insert(new);
         (hold.home, hold.told) = (entry.home, entry.proof);
         hold.lookups += 1;
@@ -347,6 +350,7 @@ impl Link {
         let to_write = request.opens_for().is_some_and(|access| access.contains(Access::WRITE));
         self.change(ino, |hold| {
             hold.opens += 1;
+            hold.announced = opened.announced;
             if to_write || !hold.writes {
                 (hold.opened, hold.writes) = (opened.proof, to_write);
             }
@@ -428,7 +432,7 @@ impl Link {
             .held
             .iter()
             .map(|(ino, hold)| {
-                let Hold { home, lookups, opens, told, opened, writes: _ } = *hold;
+                let Hold { home, lookups, opens, told, opened, .. } = *hold;
                 Held { ino: *ino, home, lookups, opens, told, opened, exclusive: early.contains(ino) }
             })
             .collect();
@@ -440,12 +444,13 @@ impl Link {
         let locks = self.locks.all();
         let mut requests: Vec<_> = held
             .chunks(Self::RECLAIMED)
-            .map(|held| Request::Reclaim { held: held.to_vec(), last: false })
+            .map(|held| Request::Reclaim { held: held.to_vec(), last: false, again: Vec::new() })
             .chain(locks.chunks(Self::RECLAIMED).map(|locks| Request::ReclaimLocks { locks: locks.to_vec() }))
             .collect();
+        let again: Vec<_> = self.unanswered.range(..self.ever_sent).map(|(id, _)| RequestId(*id)).collect();
         match requests.last_mut() {
-            Some(Request::Reclaim { last, .. }) => *last = true,
-            _ => requests.push(Request::Reclaim { held: Vec::new(), last: true }),
+            Some(Request::Reclaim { last, again: none, .. }) => (*last, *none) = (true, again),
+            _ => requests.push(Request::Reclaim { held: Vec::new(), last: true, again }),
         }
         for request in requests {
             self.unanswered.insert(self.next, Message::Request(Caller::SERVER, request));
@@ -477,9 +482,15 @@ impl Link {
         let below = RequestId(self.first());
         let message = self.unanswered.get(&id).cloned();
         let id = RequestId(id);
+        let announced = |ino| self.held.get(&ino).is_some_and(|hold| hold.announced);
         out.extend(message.map(|message| match message {
-            Message::Request(caller, request) => FromClient::Request { id, below, caller, request },
-            Message::Stream(io, data) => FromClient::Stream { id, below, io, data },
+            Message::Request(caller, request) => {
+                let announced = request.moves().is_some_and(announced);
+                FromClient::Request { id, below, announced, caller, request }
+            }
+            Message::Stream(io, data) => {
+                FromClient::Stream { id, below, announced: announced(io.ino()), io, data }
+            }
         }));
     }
 }

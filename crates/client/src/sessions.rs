@@ -7,6 +7,7 @@ mod course;
 mod early;
 mod end;
 mod own;
+mod rights;
 mod root;
 mod told;
 
@@ -15,8 +16,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall, Request,
-    RequestId, Welcome,
+    Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall,
+    Request, RequestId, Welcome,
 };
 
 use crate::cache::Page;
@@ -43,8 +44,10 @@ pub struct Sessions<T> {
     ranks: usize,
     /// What the door calls [`Ino::ROOT`]: servers may have restricted this client to a subtree.
     root: Ino,
-    /// The door tells callers what names stand for from what others have been told.
-    shares_names: bool,
+    /// A kernel has checked that callers may search and list what they ask for.
+    is_checked: bool,
+    /// Callers are told of changes before servers have made them, where nobody else can see the difference.
+    tells_early: bool,
     /// Calls that wait for data servers.
     asking: Asking<T>,
     early: Early,
@@ -63,13 +66,18 @@ pub struct Asked<'a, T> {
 }
 
 impl<T> Sessions<T> {
-    /// Of a cluster with so many metadata servers. `shares_names`: callers may be told what names stand for from what others have been
-    /// told.
-    pub fn new(cache: Cache, ranks: usize, shares_names: bool) -> Self {
+    /// Of a cluster with so many metadata servers. `is_checked`: callers may search and list the directories that they ask for, as a kernel
+    /// has checked; without it they are told what others have been told only where it is certain that they may.
+    pub fn new(cache: Cache, ranks: usize, is_checked: bool) -> Self {
         let (client, asking) = (Client { server_appends: true, ..Client::default() }, Asking::default());
         let (ends, root) = (BTreeMap::new(), Ino::ROOT);
         let (early, behind) = (Early::default(), Behind::default());
-        Self { client, cache, ends, ranks, root, shares_names, asking, early, behind }
+        Self { client, cache, ends, ranks, root, is_checked, tells_early: true, asking, early, behind }
+    }
+
+    /// From now on callers wait for servers with all changes.
+    pub fn wait_for_servers(&mut self) {
+        self.tells_early = false;
     }
 
     /// What [`Welcome::root`] says, before the first call.
@@ -115,14 +123,26 @@ impl<T> Sessions<T> {
 
     /// Answers a call from what is known, with for how many milliseconds that may be cached: before anything else is given to the
     /// machine, since that may revoke it.
-    pub fn answer(&mut self, now: u64, call: &Call<'_>) -> Option<(Result<Answer, Errno>, u64)> {
+    pub fn answer(
+        &mut self,
+        now: u64,
+        caller: &Caller,
+        call: &Call<'_>,
+    ) -> Option<(Result<Answer, Errno>, u64)> {
         let (answer, left) = match call {
-            Call::Request(Request::Lookup { dir, name }) if self.shares_names => {
-                self.cache.look_up(self.real(*dir), name, now)?
+            Call::Request(Request::Lookup { dir, name }) => {
+                let dir = self.real(*dir);
+                if !self.may(caller, dir, Access::EXEC, now) {
+                    return None;
+                }
+                self.cache.look_up(dir, name, now)?
             }
             Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
-            Call::Request(Request::ReadDir { dir, .. }) if self.shares_names => {
+            Call::Request(Request::ReadDir { dir, .. }) => {
                 let dir = self.real(*dir);
+                if !self.may(caller, dir, Access::READ, now) {
+                    return None;
+                }
                 self.cache.next_page(Page { dir, ..Page::of(call)? }, now)?
             }
             Call::Request(Request::GetXattr { ino, name })
@@ -177,7 +197,7 @@ impl<T> Sessions<T> {
             return told.answer(asked.ticket, Err(errno));
         }
         let course = Course { changes: self.cache.sent(&asked.call, now), ..Course::default() };
-        let known = if self.shares_names { self.known_elsewhere(now, &asked.call) } else { None };
+        let known = self.known_elsewhere(now, &asked);
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
         self.advance(now, (asked, course), next, lease, told);
     }
@@ -289,6 +309,8 @@ impl<T> Sessions<T> {
     pub fn disconnected(&mut self, rank: Rank) {
         if let Some(end) = self.ends.get_mut(&rank) {
             end.link.disconnected();
+            // It is said again.
+            end.out.clear();
         }
     }
 
@@ -297,7 +319,9 @@ impl<T> Sessions<T> {
         self.cache.expire(now);
         self.give_up_forgotten();
         self.go_on_behind(now, told);
-        for end in self.ends.values_mut() {
+        for (rank, end) in &mut self.ends {
+            // What lingers, too: what has been sent before may wait for long.
+            told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
             end.link.tell_forgotten(&mut end.out);
         }
         for ino in self.asking.released() {
@@ -313,7 +337,7 @@ impl<T> Sessions<T> {
     pub fn received(&mut self, now: u64, rank: Rank, message: FromServer, told: &mut Told<T>) {
         let Some(end) = self.end(rank) else { return };
         match message {
-            FromServer::Reply { id, lease_ms, touched, result } => {
+            FromServer::Reply { id, lease_ms, touched, result, .. } => {
                 self.reply(now, (rank, id), (lease_ms.into(), touched), result, told);
                 self.give_up_forgotten();
             }
@@ -383,11 +407,15 @@ impl<T> Sessions<T> {
         (usize::from(rank.0) < self.ranks).then(|| self.ends.entry(rank).or_default())
     }
 
-    /// Has what there is to say to servers sent.
+    /// Has what there is to say to servers sent, but for what may wait.
     fn say(&mut self, told: &mut Told<T>) {
-        for (rank, end) in &mut self.ends {
-            told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
+        let mut ends = core::mem::take(&mut self.ends);
+        for (rank, end) in &mut ends {
+            if !self.may_linger(*rank, end) {
+                told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
+            }
         }
+        self.ends = ends;
     }
 
     /// What the cache knows no longer the servers need not know to be known.

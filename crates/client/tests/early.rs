@@ -82,7 +82,12 @@ fn user(uid: u32, gid: u32) -> Caller {
 impl World {
     /// A client that has listed a directory with one file in it and is alone in it.
     fn new() -> Self {
-        let mut world = Self::without_numbers();
+        Self::of(true)
+    }
+
+    /// `is_checked`: whether a kernel says who may search.
+    fn of(is_checked: bool) -> Self {
+        let mut world = Self::without_numbers(is_checked);
         // Whoever makes a change under leases asks for numbers.
         world.call(make("fifo", NewNode::Fifo));
         let (id, ..) = world.last();
@@ -97,8 +102,8 @@ impl World {
         world
     }
 
-    fn without_numbers() -> Self {
-        let sessions = Sessions::new(Cache::new(1000, Users::Tell), 1, true);
+    fn without_numbers(is_checked: bool) -> Self {
+        let sessions = Sessions::new(Cache::new(1000, Users::Tell), 1, is_checked);
         let (sent, revoked, held, door) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut world = Self { sessions, now: 100, calls: 0, sent, revoked, held, door };
         world.connect(1, true);
@@ -160,7 +165,7 @@ impl World {
     fn call_as(&mut self, caller: Caller, call: Call<'static>) -> u64 {
         self.calls += 1;
         let mut told = Told::default();
-        if let Some((result, lease_ms)) = self.sessions.answer(self.now, &call) {
+        if let Some((result, lease_ms)) = self.sessions.answer(self.now, &caller, &call) {
             self.door.push(ForDoor::Answer { ticket: self.calls, result, lease_ms });
         } else {
             let asked = Asked { call_id: self.calls, caller, call, ticket: self.calls };
@@ -184,7 +189,7 @@ impl World {
         self.sessions.received(
             self.now,
             RANK,
-            FromServer::Reply { id, lease_ms: TERM, touched, result },
+            FromServer::Reply { id, lease_ms: TERM, announced: false, touched, result },
             &mut told,
         );
         self.take(told);
@@ -192,7 +197,7 @@ impl World {
 
     /// The server makes a file as it was asked to.
     fn made(&mut self, id: RequestId, ino: u64, entries: u64) {
-        let how = Opened { streamed: false, keep_cache: true, limited: false, proof: 3 };
+        let how = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 3 };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
         let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, entries)], ..Touched::default() };
         let touched = Touched { exclusive: Some(DIR), ..touched };
@@ -238,6 +243,13 @@ impl World {
             Ok(Answer::Attr(attr)) => Some(attr.size),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// Some time passes.
+    fn tick(&mut self) {
+        let mut told = Told::default();
+        self.sessions.tick(self.now, |_| false, &mut told);
+        self.take(told);
     }
 
     fn revoke(&mut self, number: u64) {
@@ -306,6 +318,7 @@ fn many_are_under_way_and_answers_are_older_than_what_was_told() {
     for file in ["a", "b", "c"] {
         assert!(world.is_answered(create(file, false)));
     }
+    world.tick();
     let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
     assert_eq!(world.size_of_dir(), Some(5));
     world.made(ids[0], FIRST, 3);
@@ -316,11 +329,52 @@ fn many_are_under_way_and_answers_are_older_than_what_was_told() {
 }
 
 #[test]
+fn those_that_come_while_one_is_under_way_are_sent_together() {
+    let mut world = World::new();
+    let names = |world: &World| -> Vec<Name> {
+        let name = |request: &Request| match request {
+            Request::Create { name, .. } => Some(name.clone()),
+            _ => None,
+        };
+        world.sent.iter().filter_map(|(_, _, request)| name(request)).collect()
+    };
+    for file in ["a", "b", "c"] {
+        assert!(world.is_answered(create(file, false)));
+    }
+    assert_eq!(names(&world), [name("a")]);
+    world.made(world.last().0, FIRST, 3);
+    assert_eq!(names(&world), [name("b"), name("c")]);
+    // Somebody waits for all of them.
+    assert!(world.is_answered(create("d", false)));
+    assert_eq!(names(&world).len(), 2);
+    let sync = world.call(Request::Fsync { ino: DIR });
+    assert_eq!(names(&world), [name("b"), name("c"), name("d")]);
+    for made in 1..4 {
+        world.made(world.sent[0].0, FIRST + made, 3 + made);
+    }
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::Fsync { ino: DIR });
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    assert!(world.answer(sync).is_some());
+    // Many are not kept.
+    for number in 0..17 {
+        assert!(world.is_answered(create(&number.to_string(), false)));
+    }
+    assert_eq!(names(&world).len(), 17);
+    assert!(world.is_answered(create("last", false)));
+    assert_eq!(names(&world).len(), 17);
+    // What a lost connection has not taken is said by the next one, once.
+    world.connect(1, true);
+    assert_eq!(names(&world).len(), 18);
+}
+
+#[test]
 fn what_was_told_is_known_though_the_server_does_not_say_it() {
     let mut world = World::new();
     for file in ["a", "b"] {
         assert!(world.is_answered(create(file, false)));
     }
+    world.tick();
     let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
     // By the time its answer leaves, the server has made the other one.
     let touched = Touched { exclusive: Some(DIR), others: vec![DIR], ..Touched::default() };
@@ -328,6 +382,7 @@ fn what_was_told_is_known_though_the_server_does_not_say_it() {
     world.reply(ids[0], touched.clone(), Ok(Reply::Entry(entry(made, true))));
     assert_eq!(world.size_of_dir(), Some(4));
     assert!(world.is_answered(create("c", false)));
+    world.tick();
     let (last, ..) = world.last();
     world.made(ids[1], FIRST + 1, 4);
     // Nothing is left that was told.
@@ -361,7 +416,7 @@ fn who_is_not_sure_waits() {
         happens(&mut world);
         assert!(!world.is_answered(create("new", false)), "{why}");
     }
-    let mut world = World::without_numbers();
+    let mut world = World::without_numbers(true);
     assert!(!world.is_answered(create("new", false)), "there are no numbers");
     let mut world = World::new();
     assert!(!world.is_answered(create("old", false)), "there is such a name");
@@ -371,6 +426,53 @@ fn who_is_not_sure_waits() {
         let call = world.call_as(user(uid, gid), Call::Request(create(&uid.to_string(), false)));
         assert_eq!(world.answer(call).is_some(), may, "{uid}");
     }
+}
+
+#[test]
+fn without_a_kernel_who_certainly_may_is_told_at_once_and_others_by_the_server() {
+    let mut world = World::of(false);
+    let is_told = |world: &mut World, caller: Caller, request: Request| {
+        let call = world.call_as(caller, Call::Request(request));
+        world.answer(call).is_some()
+    };
+    // Everybody may search, only the superuser make files.
+    assert!(
+        is_told(&mut world, user(7, 7), lookup("old")) && is_told(&mut world, user(7, 7), lookup("none"))
+    );
+    assert!(is_told(&mut world, user(0, 0), create("new", false)));
+    let (id, ..) = world.last();
+    let restricted = Attr { perm: 0o710, uid: 5, gid: 6, ..attr(DIR, FileType::Directory, 3) };
+    let made = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
+    let touched = Touched { attrs: vec![restricted], exclusive: Some(DIR), ..Touched::default() };
+    world.reply(id, touched, Ok(Reply::Entry(entry(made, true))));
+    let list = || Request::ReadDir { dir: DIR, after: 0, limit: 10, plus: true };
+    for (caller, told) in [(user(5, 7), true), (user(7, 6), true), (user(7, 7), false), (user(0, 0), false)] {
+        assert_eq!(is_told(&mut world, caller.clone(), lookup("old")), told, "{caller:?}");
+        assert!(!is_told(&mut world, caller, list()));
+    }
+    // Kernels are not to tell others what one has been told.
+    let call = world.call_as(user(5, 7), Call::Request(lookup("old")));
+    let cacheable = |answer| match answer {
+        Some(Ok(Answer::Entry(entry))) => Some(entry.cacheable),
+        _ => None,
+    };
+    assert_eq!(cacheable(world.answer(call)), Some(false));
+    assert!(!is_told(&mut world, user(7, 7), create("his", false)));
+}
+
+#[test]
+fn who_wants_to_waits_for_the_server() {
+    let mut world = World::new();
+    world.sessions.wait_for_servers();
+    assert!(!world.is_answered(create("new", true)) && !world.is_answered(unlink("old")));
+    let mut world = World::without_numbers(true);
+    world.sessions.wait_for_servers();
+    world.call(make("fifo", NewNode::Fifo));
+    let (id, ..) = world.last();
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 2)], ..Touched::default() };
+    let fifo = entry(attr(Ino(12), FileType::Fifo, 0), true);
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
+    assert!(world.sent.is_empty(), "no numbers are wanted");
 }
 
 #[test]
@@ -449,7 +551,7 @@ fn what_is_open_or_known_to_others_is_not_removed_at_once() {
     let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
     world.call(Request::Open { ino: Ino(11), how });
     let (id, ..) = world.last();
-    let opened = Opened { streamed: false, keep_cache: true, limited: false, proof: 3 };
+    let opened = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 3 };
     world.reply(id, Touched::default(), Ok(Reply::Opened(opened)));
     assert!(!world.is_answered(unlink("old")), "it is open");
 
@@ -513,7 +615,7 @@ fn who_waits_for_what_was_told_can_be_interrupted() {
 /// As a kernel goes about it: what it looks up it asks for before each file, and it closes each.
 #[test]
 fn the_third_file_in_a_new_directory_is_made_at_once() {
-    let mut world = World::without_numbers();
+    let mut world = World::without_numbers(true);
     let new = Ino(20);
     let in_new = |file: &str| match create(file, true) {
         Request::Create { name, node, perm, umask, open, exclusive, early, .. } => {
@@ -546,7 +648,7 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
         let ino = if at > 1 { FIRST + at as u64 - 2 } else { 50 + at as u64 };
         let touched =
             Touched { attrs: vec![attr(new, FileType::Directory, at as u64 + 1)], ..Touched::default() };
-        let how = Opened { streamed: false, keep_cache: true, limited: false, proof: 3 };
+        let how = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 3 };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
         let touched = Touched { exclusive: (at > 0).then_some(new), ..touched };
         world.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));

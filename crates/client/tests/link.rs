@@ -4,7 +4,7 @@
 use espalier_client::{Begun, Link};
 use espalier_proto::{
     Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, Lock, LockKind, LockOwner,
-    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, Time, Welcome,
+    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, StreamIo, Time, Welcome,
 };
 
 const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
@@ -81,7 +81,10 @@ fn create() -> Request {
 }
 
 fn created(ino: u64) -> Result<Reply, Errno> {
-    Ok(Reply::Created(entry(ino), Opened { streamed: false, keep_cache: true, limited: false, proof: 6 }))
+    Ok(Reply::Created(
+        entry(ino),
+        Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 6 },
+    ))
 }
 
 /// A link whose first connection has begun.
@@ -89,7 +92,7 @@ fn connected() -> Link {
     let (mut link, mut out) = (Link::default(), Vec::new());
     assert_eq!(link.connected(&welcome(1, false), &[].into(), &mut out), Begun::default());
     // A new session holds nothing, and says so.
-    assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true }]);
+    assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![] }]);
     link.answered(RequestId(1), &Ok(Reply::Done), true, &mut out);
     assert_eq!(out, []);
     link
@@ -145,7 +148,8 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
     distrusted.sort();
     assert_eq!((distrusted, begun.lost), (vec![Ino(5), Ino(6)], vec![]));
     let mut sent = requests(&mut out);
-    let Request::Reclaim { held, last: true } = &mut sent[0] else { panic!("{sent:?}") };
+    let Request::Reclaim { held, last: true, again } = &mut sent[0] else { panic!("{sent:?}") };
+    assert_eq!(*again, [RequestId(4)]);
     held.sort_by_key(|held| held.ino);
     let expected = [(5, 1), (6, 0)].map(|(ino, opens)| {
         let opened = if opens > 0 { 6 } else { 0 };
@@ -163,7 +167,7 @@ fn what_was_opened_for_writing_is_proved_to_be() {
     let open = |link: &mut Link, access, proof| {
         let how = OpenHow { access, kill_suid_gid: false, truncate: false, sync: false };
         let id = link.ask(Caller::SERVER, Request::Open { ino: Ino(5), how }, &mut Vec::new());
-        let opened = Opened { streamed: false, keep_cache: true, limited: false, proof };
+        let opened = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof };
         link.answered(id, &Ok(Reply::Opened(opened)), true, &mut Vec::new());
     };
     let release = |link: &mut Link| {
@@ -223,7 +227,7 @@ fn of_a_lost_session_nobody_knows_what_was_done() {
     let begun = link.connected(&welcome(1, false), &[].into(), &mut out);
     assert_eq!((begun.distrust, begun.lost), (Some(vec![]), (2..=5).map(RequestId).collect()));
     // The fifth had waited for the window.
-    assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true }, stat(5)]);
+    assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![] }, stat(5)]);
 }
 
 #[test]
@@ -309,5 +313,34 @@ fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
         let said: Vec<_> = said.into_iter().map(|lock| (Ino(2), lock)).collect();
         assert_eq!(told, said, "{held:?}, {under_way:?}");
         assert_eq!(requests.last(), Some(&under_way), "it is asked for again");
+    }
+}
+
+#[test]
+fn what_is_read_and_written_is_announced_where_the_server_says_so() {
+    let ino = Ino(40);
+    let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
+    let (mut link, mut out) = (connected(), Vec::new());
+    let opened =
+        |announced| Opened { streamed: false, keep_cache: true, limited: false, announced, proof: 6 };
+    for (request, reply, announced) in [
+        (create(), Reply::Created(entry(ino.0), opened(true)), true),
+        (Request::Open { ino, how }, Reply::Opened(opened(false)), false),
+        (Request::Open { ino, how }, Reply::Opened(opened(true)), true),
+    ] {
+        let id = link.ask(Caller::SERVER, request, &mut out);
+        link.answered(id, &Ok(reply), true, &mut out);
+        out.clear();
+        let read = Request::Read { ino, offset: 0, size: 1, noatime: false };
+        let write = Request::Write { ino, offset: 0, data: vec![1], kill_suid_gid: false, time: None };
+        let other = Request::Read { ino: Ino(41), offset: 0, size: 1, noatime: false };
+        let mut ids: Vec<_> =
+            [read, write, other].map(|request| link.ask(Caller::SERVER, request, &mut out)).into();
+        ids.push(link.stream(StreamIo::Read { ino, offset: 0, size: 1 }, Vec::new(), &mut out));
+        let told: Vec<_> = out.drain(..).map(|message| message.announced()).collect();
+        assert_eq!(told, [announced, announced, false, announced]);
+        for id in ids {
+            link.answered(id, &Ok(Reply::Done), true, &mut out);
+        }
     }
 }

@@ -77,12 +77,12 @@ fn entry(ino: Ino) -> Entry {
 }
 
 fn reply(id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) -> FromServer {
-    FromServer::Reply { id, lease_ms, touched: Touched::default(), result }
+    FromServer::Reply { id, lease_ms, announced: false, touched: Touched::default(), result }
 }
 
 /// Makes a call that is not answered at once; the request that is sent last for it.
 fn call(sessions: &mut Sessions<u64>, now: u64, ticket: u64, call: Call<'static>) -> (Rank, RequestId) {
-    assert!(sessions.answer(now, &call).is_none(), "nobody has told that");
+    assert!(sessions.answer(now, &Caller::SERVER, &call).is_none(), "nobody has told that");
     let mut told = Told::default();
     let asked = Asked { call_id: ticket, caller: Caller::SERVER, call, ticket };
     sessions.call(now, asked, &mut told);
@@ -115,14 +115,17 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
     else {
         panic!("{:?}", told.door)
     };
-    assert!(matches!(sessions.answer(1900, &lookup()), Some((Ok(Answer::Entry(_)), 1..=100))));
-    assert!(sessions.answer(2001, &lookup()).is_none(), "1000 ms after it was asked for");
+    assert!(matches!(
+        sessions.answer(1900, &Caller::SERVER, &lookup()),
+        Some((Ok(Answer::Entry(_)), 1..=100))
+    ));
+    assert!(sessions.answer(2001, &Caller::SERVER, &lookup()).is_none(), "1000 ms after it was asked for");
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
     let mut told = Told::default();
     sessions.received(1500, rank, FromServer::Revoke { number: 3, lease }, &mut told);
     assert!(matches!(told.door[..], [ForDoor::Revoke { rank: NEAR, number: 3, is_own: false, .. }]));
     assert!(told.send.is_empty(), "the door has not given it up yet");
-    assert!(sessions.answer(1500, &lookup()).is_none());
+    assert!(sessions.answer(1500, &Caller::SERVER, &lookup()).is_none());
     sessions.revoked(rank, 3, &mut told);
     assert!(matches!(told.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
 }
@@ -147,7 +150,7 @@ fn a_name_that_is_revoked_while_its_inode_is_asked_for_is_not_cached() {
         sessions.received(2, FAR, reply(find, 1000, Ok(Reply::Entry(entry(THERE)))), &mut told);
         let [ForDoor::Answer { result: Ok(Answer::Entry(found)), .. }] = &told.door[..] else { panic!() };
         assert_eq!(found.name_leased, !is_revoked);
-        assert_eq!(sessions.answer(3, &lookup()).is_none(), is_revoked);
+        assert_eq!(sessions.answer(3, &Caller::SERVER, &lookup()).is_none(), is_revoked);
     }
 }
 
@@ -180,7 +183,7 @@ fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
     assert!(matches!(told.door[..], [ForDoor::Distrust(_)]), "{:?}", told.door);
-    assert!(sessions.answer(1, &lookup()).is_none());
+    assert!(sessions.answer(1, &Caller::SERVER, &lookup()).is_none());
 }
 
 #[test]
@@ -203,7 +206,7 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     let is_root =
         |answer: &Result<Answer, Errno>| matches!(answer, Ok(Answer::Attr(attr)) if attr.ino == Ino::ROOT);
     assert!(matches!(&told.door[..], [ForDoor::Answer { result, .. }] if is_root(result)), "{:?}", told.door);
-    let (known, _) = sessions.answer(1, &get_attr()).expect("leased");
+    let (known, _) = sessions.answer(1, &Caller::SERVER, &get_attr()).expect("leased");
     assert!(is_root(&known), "{known:?}");
     assert_eq!(sessions.attr(Ino::ROOT, 1).map(|attr| attr.ino), Some(Ino::ROOT));
     assert!(sessions.is_leased(Ino::ROOT, 1));
@@ -212,13 +215,13 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     assert_eq!(rank, FAR);
     let found = reply(id, 1000, Ok(Reply::Entry(entry(Ino(THERE.0 + 1)))));
     sessions.received(2, FAR, found, &mut Told::default());
-    assert!(sessions.answer(3, &lookup()).is_some());
+    assert!(sessions.answer(3, &Caller::SERVER, &lookup()).is_some());
     let mut told = Told::default();
     let lease = Lease::Name { dir: THERE, name: name() };
     sessions.received(3, FAR, FromServer::Revoke { number: 1, lease }, &mut told);
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
     assert!(matches!(&told.door[..], [ForDoor::Revoke { lease: of, .. }] if *of == lease), "{:?}", told.door);
-    assert!(sessions.answer(4, &lookup()).is_none());
+    assert!(sessions.answer(4, &Caller::SERVER, &lookup()).is_none());
     let mut told = Told::default();
     sessions.received(4, FAR, FromServer::Changed(vec![THERE, Ino(9)]), &mut told);
     assert!(matches!(&told.door[..], [ForDoor::Changed(inos)] if inos[..] == [Ino::ROOT, Ino(9)]));

@@ -425,7 +425,8 @@ impl Data {
 
     fn answer(&mut self, asked: Asked, result: Result<DataReply, Errno>, out: &mut Outbox) {
         let Some(UnderWay { connection, capability }) = self.under_way.remove(&asked) else { return };
-        out.replies.push((connection, FromData { id: asked.2, result }));
+        let announced = capability.is_some_and(|capability| capability.announced);
+        out.replies.push((connection, FromData { id: asked.2, announced, result }));
         if capability.is_some() && !self.admissions.is_empty() {
             self.answer_admissions(out);
         }

@@ -210,7 +210,8 @@ fn what_was_asked_before_a_restart_is_done_before_what_is_asked_after() {
 /// As the server's incarnation 1 gives it to a session.
 fn capability(session: u64) -> Capability {
     let access = Access::READ | Access::WRITE;
-    Capability { ino: FILE, access, server: SERVER, incarnation: 1, session, since: 0, seal: [0; 32] }
+    let (since, announced, seal) = (0, false, [0; 32]);
+    Capability { ino: FILE, access, server: SERVER, incarnation: 1, session, since, announced, seal }
 }
 
 fn with_client() -> Server {
@@ -374,4 +375,17 @@ fn the_requests_of_a_client_that_connects_again_are_not_done_twice_at_a_time() {
     assert_eq!(server.told(), [DONE]);
     server.data.on(Input::Disconnect { from: CLIENT, connection: 9 }, &mut server.out);
     assert_eq!(server.data.peers.len(), 1, "who is gone takes no room");
+}
+
+#[test]
+fn answers_are_announced_as_capabilities_say() {
+    let mut server = with_client();
+    server.admit(1, 1, &[]);
+    for announced in [false, true] {
+        server.out.replies.clear();
+        server.ask_with(Capability { announced, ..capability(1) }, 1, write(1));
+        server.work();
+        assert!(server.out.replies.iter().all(|(_, reply)| reply.announced == announced));
+        assert_eq!(server.told(), [DONE]);
+    }
 }

@@ -9,7 +9,10 @@ use std::time::SystemTime;
 
 use tokio::runtime::{Builder, Runtime};
 
-use crate::{Capacity, ConnectError, Credentials, DirEntry, Listed, Messages, Metadata, OpenOptions, User};
+use crate::{
+    Capacity, ConnectError, ConnectOptions, Credentials, DirEntry, Listed, Messages, Metadata, OpenOptions,
+    User,
+};
 
 /// As [`crate::FileSystem`].
 #[derive(Clone, Debug)]
@@ -35,7 +38,7 @@ impl FileSystem {
     /// # Errors
     /// What is wrong, in words that say what to do.
     pub fn connect(url: &str, credentials: &Credentials) -> Result<Self, ConnectError> {
-        Self::connect_as(url, credentials, User::current())
+        Self::connect_with(&ConnectOptions::new(), url, credentials)
     }
 
     /// As [`crate::FileSystem::connect_as`].
@@ -43,9 +46,21 @@ impl FileSystem {
     /// # Errors
     /// As [`Self::connect`].
     pub fn connect_as(url: &str, credentials: &Credentials, user: User) -> Result<Self, ConnectError> {
+        Self::connect_with(ConnectOptions::new().user(user), url, credentials)
+    }
+
+    /// As [`ConnectOptions::connect`].
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_with(
+        options: &ConnectOptions,
+        url: &str,
+        credentials: &Credentials,
+    ) -> Result<Self, ConnectError> {
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build();
         let runtime = runtime.map_err(ConnectError::Threads)?;
-        let fs = runtime.block_on(crate::FileSystem::connect_as(url, credentials, user))?;
+        let fs = runtime.block_on(options.connect(url, credentials))?;
         Ok(Self { shared: Arc::new(Shared { runtime, fs }) })
     }
 
@@ -125,6 +140,7 @@ blocking! {
     list_xattrs(path: impl AsRef<Path>) -> Vec<OsString>;
     remove_xattr(path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> ();
     capacity(path: impl AsRef<Path>) -> Capacity;
+    sync_all(path: impl AsRef<Path>) -> ();
     read(path: impl AsRef<Path>) -> Vec<u8>;
     write(path: impl AsRef<Path>, data: &[u8]) -> ();
 }

@@ -7,7 +7,8 @@ use espalier_client::{Answer, Call};
 use espalier_proto::{Caller, Errno};
 use espalier_runtime::{Messages, Traced};
 
-use crate::session::{ConnectError, Credentials, Session, User};
+use crate::options::ConnectOptions;
+use crate::session::{ConnectError, Credentials, Session};
 
 /// A connection over which calls are made by inode numbers, as a kernel makes them. What has been looked up and opened is whoever calls to
 /// forget and to release. It needs a runtime of tokio.
@@ -20,7 +21,7 @@ impl Client {
     /// # Errors
     /// [`ConnectError`]
     pub async fn connect(url: &str, credentials: &Credentials, leases: bool) -> Result<Self, ConnectError> {
-        Ok(Self(Session::connect(url, credentials, User::current(), leases).await?))
+        Ok(Self(Session::connect(url, credentials, &ConnectOptions::new(), leases).await?))
     }
 
     /// # Errors

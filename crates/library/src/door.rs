@@ -12,7 +12,10 @@ use tokio::sync::oneshot;
 use crate::session::{Handle, Session};
 
 /// Answers tasks.
-pub(crate) struct LibraryDoor;
+pub(crate) struct LibraryDoor {
+    /// See [`ConnectOptions::early`](crate::ConnectOptions::early).
+    pub(crate) is_early: bool,
+}
 
 /// A task that waits.
 pub(crate) struct Ticket {
@@ -29,6 +32,10 @@ pub(crate) struct Told {
 
 impl Door for LibraryDoor {
     type Ticket = Ticket;
+
+    fn is_early(&self) -> bool {
+        self.is_early
+    }
 
     fn answer(&self, _: &impl Calls<Self>, ticket: Ticket, outcome: Result<Outcome<'_>, Errno>, _: Duration) {
         let Ticket { session, told } = ticket;

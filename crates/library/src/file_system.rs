@@ -16,6 +16,7 @@ use espalier_runtime::{Messages, Traced};
 
 use crate::file::{File, OpenOptions, open};
 use crate::metadata::{DirEntry, Metadata, set_time};
+use crate::options::ConnectOptions;
 use crate::session::{ConnectError, Credentials, Handle, Session, User};
 use crate::walk::Place;
 
@@ -39,7 +40,7 @@ impl FileSystem {
     /// # Errors
     /// What is wrong, in words that say what to do.
     pub async fn connect(url: &str, credentials: &Credentials) -> Result<Self, ConnectError> {
-        Self::connect_as(url, credentials, User::current()).await
+        ConnectOptions::new().connect(url, credentials).await
     }
 
     /// As [`Self::connect`], as another user, which the server's configuration may forbid.
@@ -47,7 +48,7 @@ impl FileSystem {
     /// # Errors
     /// As [`Self::connect`].
     pub async fn connect_as(url: &str, credentials: &Credentials, user: User) -> Result<Self, ConnectError> {
-        Ok(Self(Session::connect(url, credentials, user, true).await?))
+        ConnectOptions::new().user(user).connect(url, credentials).await
     }
 
     /// Ends the session, and waits until the server knows. Whatever is still open or clones are good for nothing then. Without
@@ -79,6 +80,16 @@ impl FileSystem {
             }
         }
         attempt().await.map_err(error)
+    }
+
+    /// Returns when all that was changed before, by anyone, is durable. `path`: of a directory in which files have been made or removed, or
+    /// of a file.
+    ///
+    /// # Errors
+    /// As fsync(2) has them; once, why something could not be done there of which the program had been told
+    /// ([`ConnectOptions::early`](crate::ConnectOptions::early)).
+    pub async fn sync_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        self.at(path.as_ref(), true, |ino| Request::Fsync { ino }).await.map(drop)
     }
 
     /// Asks for what a path's last name is in.

@@ -29,6 +29,7 @@ mod file;
 mod file_system;
 mod list;
 mod metadata;
+mod options;
 mod session;
 mod walk;
 
@@ -38,4 +39,5 @@ pub use espalier_runtime::{Messages, Traced};
 pub use file::{File, OpenOptions};
 pub use file_system::{FileSystem, ReadDir};
 pub use metadata::{DirEntry, Listed, Metadata};
+pub use options::ConnectOptions;
 pub use session::{ConnectError, Credentials, User};

@@ -13,6 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use crate::door::{LibraryDoor, Ticket, Told};
+use crate::options::ConnectOptions;
 
 /// Inodes that are cached, and as many names: some 20 MiB.
 const CACHED: usize = 1 << 16;
@@ -115,7 +116,7 @@ impl Session {
     pub(crate) async fn connect(
         url: &str,
         credentials: &Credentials,
-        user: User,
+        options: &ConnectOptions,
         leases: bool,
     ) -> Result<Arc<Self>, ConnectError> {
         let addresses = Servers::addresses(url)?;
@@ -129,10 +130,11 @@ impl Session {
         let client = ClientId(u64::from_ne_bytes(number));
         let servers = Servers { addresses, security, limits: Limits::default(), client, leases };
         let first = servers.reach().await?;
-        let remote = Remote::new(LibraryDoor, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);
+        let door = LibraryDoor { is_early: options.early };
+        let remote = Remote::new(door, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);
         let (stop, stopped) = oneshot::channel();
         let serving = tokio::spawn(serve(Arc::clone(&remote), servers, first, stopped));
-        let User { uid, gid, groups, umask } = user;
+        let User { uid, gid, groups, umask } = options.user.clone();
         let session = Arc::new(Self {
             remote,
             caller: Caller { uid, gid, pid: std::process::id(), groups: Some(groups.into()) },

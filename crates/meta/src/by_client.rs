@@ -42,7 +42,8 @@ impl Meta {
         let session = self.data_session(cx.client)?;
         // Who seals it says who has given it, and when.
         let (server, incarnation, since, seal) = (ServerId(0), 0, 0, [0; 32]);
-        let capability = Capability { ino, access, server, incarnation, session, since, seal };
+        let capability =
+            Capability { ino, access, server, incarnation, session, since, announced: false, seal };
         Ok(Delegation { layout, capability, limited })
     }
 
@@ -56,7 +57,7 @@ impl Meta {
         let delegation = self.grant_making(cx, &inode)?;
         // No datafile is to outlive it.
         cx.durable |= delegation.is_some();
-        let streamed = inode.is_streamed();
+        let (streamed, announced) = (inode.is_streamed(), self.announces(&inode));
         self.draw(&inode);
         self.commit(cx, &Event::TmpFile { inode })?;
         if let Some(cached) = self.state.inodes.get_mut(&ino) {
@@ -67,7 +68,7 @@ impl Meta {
         }
         self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::OpenedToWrite);
-        let opened = Opened { streamed, keep_cache: true, limited, proof };
+        let opened = Opened { streamed, keep_cache: true, limited, announced, proof };
         Ok(Some(Reply::Made(Box::new(Made { ino, opened, delegation }))))
     }
 

@@ -205,6 +205,7 @@ impl Meta {
             caller: &task.caller,
             streams: &task.streams,
             page: task.page,
+            is_told: task.request.time().is_some(),
             durable: false,
             changed: task.changed,
             coalescing: task.coalescing,

@@ -189,6 +189,11 @@ impl Meta {
         policy.explicit()
     }
 
+    /// What is read and written of a file is announced, however little it is.
+    pub(crate) fn announces(&self, file: &Inode) -> bool {
+        file.policy().eager().or(self.config.policy.eager()) == Some(false)
+    }
+
     /// The number of a new regular file, and what it is. Of one that is on data servers from its beginning these need not know: a datafile
     /// that was never written is empty. They learn of it when the file is first written to, for which [`Self::watch`] waits until it is
     /// durable that there is such a file.

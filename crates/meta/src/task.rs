@@ -20,6 +20,8 @@ pub(crate) struct Cx<'a> {
     pub caller: &'a Caller,
     pub streams: &'a [(StreamCall, Result<StreamDone, Errno>)],
     pub page: Option<Page>,
+    /// Its client has told its caller already that it is done.
+    pub is_told: bool,
     /// Must the answer wait until everything so far is durable?
     pub durable: bool,
     /// Has the operation changed anything?

@@ -261,10 +261,10 @@ fn a_restarted_server_gives_nobody_away() {
         for client in [one.id, other.id] {
             fs.input(Input::Connect { client, leases: true });
         }
-        other.ask(&mut fs, Request::Reclaim { held: Vec::new(), last: true }).unwrap();
+        other.ask(&mut fs, Request::Reclaim { held: Vec::new(), last: true, again: vec![] }).unwrap();
         let looks = other.send(&mut fs, lookup(Ino::ROOT, "dir"));
         assert_eq!(fs.answers.get(&looks), None, "the first may be alone in it");
-        one.ask(&mut fs, Request::Reclaim { held: vec![held], last: true }).unwrap();
+        one.ask(&mut fs, Request::Reclaim { held: vec![held], last: true, again: vec![] }).unwrap();
         assert_eq!(fs.answers.contains_key(&looks), !is_exclusive);
         if is_exclusive {
             one.make(&mut fs, dir, "told before", NewNode::Regular);

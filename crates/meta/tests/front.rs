@@ -123,7 +123,7 @@ impl Server {
     fn request(&mut self, caller: Caller, request: Request) -> FromClient {
         self.next += 1;
         let id = RequestId(self.next);
-        FromClient::Request { id, below: id, caller, request }
+        FromClient::Request { id, below: id, announced: false, caller, request }
     }
 
     fn ask_as(&mut self, from: ClientId, rights: &Rights, request: Request) -> Result<Reply, Errno> {
@@ -156,7 +156,7 @@ impl Server {
     fn stream(&mut self, io: StreamIo) -> (RequestId, FromClient) {
         self.next += 1;
         let id = RequestId(self.next);
-        (id, FromClient::Stream { id, below: id, io, data: Vec::new() })
+        (id, FromClient::Stream { id, below: id, announced: false, io, data: Vec::new() })
     }
 }
 
@@ -381,7 +381,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
         opened: opened.proof,
         exclusive: false,
     };
-    server.ask(ONE, Request::Reclaim { held: vec![held], last: true }).unwrap();
+    server.ask(ONE, Request::Reclaim { held: vec![held], last: true, again: vec![] }).unwrap();
     server.stuck = true;
     let (id, message) = server.stream(read);
     assert_eq!(server.take(ONE, &all, message.clone()), []);
@@ -421,4 +421,40 @@ fn what_is_to_be_done_with_a_stream_that_is_none_is_sent_back() {
     server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
     let (_, message) = server.stream(StreamIo::Write { ino, offset: 0 });
     assert_eq!((server.take(ONE, &all, message), server.streams.len()), (vec![], 1));
+}
+
+fn announced(mut message: FromClient) -> FromClient {
+    if let FromClient::Request { announced, .. } | FromClient::Stream { announced, .. } = &mut message {
+        *announced = true;
+    }
+    message
+}
+
+#[test]
+fn answers_are_announced_as_their_requests_say() {
+    let mut server = Server::new(harness::config());
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
+    let how = open_how(Access::READ | Access::WRITE, false);
+    server.ask(ONE, Request::Open { ino, how }).unwrap();
+    let is_announced = |said: &[(ClientId, FromServer)]| match said {
+        [(ONE, reply)] => reply.announced(),
+        other => panic!("{other:?}"),
+    };
+    let read = Request::Read { ino, offset: 0, size: 10, noatime: false };
+    let plain = server.request(ROOT, read.clone());
+    assert!(!is_announced(&server.take(ONE, &all, plain)));
+    let message = announced(server.request(ROOT, read));
+    assert!(is_announced(&server.take(ONE, &all, message)));
+    let set = SetAttr { size: Some(STRIP + 1), ..SetAttr::default() };
+    server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
+    for wanted in [false, true] {
+        let (id, message) = server.stream(StreamIo::Read { ino, offset: 0, size: 10 });
+        let message = if wanted { announced(message) } else { message };
+        assert_eq!(server.take(ONE, &all, message), []);
+        server.front.end_stream((ONE, id), Ok(Reply::Bytes(vec![0; 10])));
+        server.settle();
+        assert_eq!(is_announced(&std::mem::take(&mut server.said)), wanted);
+    }
 }

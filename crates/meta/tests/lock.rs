@@ -155,7 +155,8 @@ impl World {
         for (to, number) in std::mem::take(&mut self.fs.answered) {
             let result = self.fs.answers.remove(&number).unwrap();
             let id = RequestId(number & u64::from(u32::MAX));
-            self.tell(to, FromServer::Reply { id, lease_ms: 0, touched: Touched::default(), result });
+            let (announced, touched) = (false, Touched::default());
+            self.tell(to, FromServer::Reply { id, lease_ms: 0, announced, touched, result });
         }
         for (to, wait) in std::mem::take(&mut self.fs.locked) {
             self.tell(to, FromServer::Locked { wait });

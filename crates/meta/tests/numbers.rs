@@ -50,7 +50,7 @@ fn numbers_do_not_come_again_after_losses_of_power() {
     for round in 1..8 {
         fs.input(Input::Connect { client: CLIENT, leases: true });
         fs.settle();
-        let nothing = Request::Reclaim { held: Vec::new(), last: true };
+        let nothing = Request::Reclaim { held: Vec::new(), last: true, again: vec![] };
         assert_eq!(ask(&mut fs, round * 100 - 1, nothing), Ok(Reply::Done));
         let last = Request::Lookup { dir: Ino::ROOT, name: file(round * 100 - 96) };
         lost += usize::from(matches!(ask(&mut fs, round * 100, last), Ok(Reply::Absent { .. })));

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use espalier_meta::{Check, Config, Input, PeerMessage, Revocation, Usage};
+use espalier_meta::{Acknowledge, Check, Config, Input, PeerMessage, Revocation, Usage};
 use espalier_proto::*;
 use harness::{Harness, ROOT_CALLER, STRIP, config, name, open_how, user};
 
@@ -486,6 +486,11 @@ fn what_is_told_of_a_directory_that_is_gone_is_not_counted_and_holds_up_nothing(
     fs.fsck();
 }
 
+fn new_file(dir: Ino, file: &str, early: Option<Early>) -> Request {
+    let (node, perm, umask, open, exclusive) = (NewNode::Regular, 0o644, 0, None, true);
+    Request::Create { dir, name: name(file), node, perm, umask, open, exclusive, early }
+}
+
 #[test]
 fn a_quota_bounds_what_other_ranks_make_below() {
     let fs = &mut Ranks::new(2);
@@ -498,22 +503,12 @@ fn a_quota_bounds_what_other_ranks_make_below() {
         Request::SetXattr { ino: top, name, value, mode, kill_sgid: false }
     };
     fs.ask(limit("max_files", "5")).unwrap();
-    let make = |dir, file: &str| Request::Create {
-        dir,
-        name: name(file),
-        node: NewNode::Regular,
-        perm: 0o644,
-        umask: 0,
-        open: None,
-        exclusive: true,
-        early: None,
-    };
     // There is room for three more; what is below a directory that is below another rank's hears of it last.
-    fs.ask(make(far, "a")).unwrap();
-    fs.ask(make(near, "b")).unwrap();
+    fs.ask(new_file(far, "a", None)).unwrap();
+    fs.ask(new_file(near, "b", None)).unwrap();
     fs.tell_usage();
-    fs.ask(make(far, "c")).unwrap();
-    assert_eq!(fs.ask(make(far, "d")), Err(Errno::EDQUOT));
+    fs.ask(new_file(far, "c", None)).unwrap();
+    assert_eq!(fs.ask(new_file(far, "d", None)), Err(Errno::EDQUOT));
     let dir = Request::Create {
         dir: far,
         name: name("d"),
@@ -529,22 +524,22 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     }
     fs.tell_usage();
     for dir in [top, far] {
-        assert_eq!(fs.ask(make(dir, "d")), Err(Errno::EDQUOT));
+        assert_eq!(fs.ask(new_file(dir, "d", None)), Err(Errno::EDQUOT));
     }
     // Here nothing is known of it until there is something to tell.
-    fs.ask(make(near, "d")).unwrap();
+    fs.ask(new_file(near, "d", None)).unwrap();
     fs.tell_usage();
-    assert_eq!(fs.ask(make(near, "e")), Err(Errno::EDQUOT));
+    assert_eq!(fs.ask(new_file(near, "e", None)), Err(Errno::EDQUOT));
     fs.ask(Request::Unlink { dir: near, name: name("d"), time: None }).unwrap();
     fs.tell_usage();
     fs.ask(Request::Unlink { dir: far, name: name("a"), time: None }).unwrap();
-    fs.ask(make(far, "e")).unwrap();
-    assert_eq!(fs.ask(make(far, "f")), Err(Errno::EDQUOT));
+    fs.ask(new_file(far, "e", None)).unwrap();
+    assert_eq!(fs.ask(new_file(far, "f", None)), Err(Errno::EDQUOT));
     fs.ask(limit("max_files", "100")).unwrap();
-    assert_eq!(fs.ask(make(far, "f")), Err(Errno::EDQUOT));
+    assert_eq!(fs.ask(new_file(far, "f", None)), Err(Errno::EDQUOT));
     // Who is refused asks.
     fs.tick();
-    fs.ask(make(far, "f")).unwrap();
+    fs.ask(new_file(far, "f", None)).unwrap();
     fs.ask(limit("max_bytes", "20")).unwrap();
     let file = fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
     fs.tell_usage();
@@ -555,6 +550,54 @@ fn a_quota_bounds_what_other_ranks_make_below() {
         Err(Errno::EDQUOT)
     );
     fs.fsck();
+}
+
+/// Of a directory below another rank's: a client is alone there before its rank hears of the quota.
+#[test]
+fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
+    let client = ClientId(100);
+    let host = |rank| {
+        let (session_ms, lease_ms, acknowledge) = (Some(60_000), Some(10_000), Acknowledge::Written);
+        Harness::with(Config { rank: Rank(rank), ranks: 2, session_ms, lease_ms, acknowledge, ..config() })
+    };
+    let fs = &mut Ranks((0..2).map(host).collect());
+    for (client, leases) in [(ClientId(1), false), (client, true)] {
+        fs.0.iter_mut().for_each(|host| host.input(Input::Connect { client, leases }));
+    }
+    let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
+    let far = fs.mkdir_at(1, top, "far", 0o755);
+    let near = fs.mkdir_at(0, far, "near", 0o755);
+    // Nobody else knows it.
+    fs.ask(Request::ForgetAll { inodes: vec![(near, 100)], released: vec![] }).unwrap();
+    fs.tell_usage();
+    let name_of_limit = (*b"user.espalier.quota.max_files").into();
+    let (value, mode, kill_sgid) = ((*b"3").into(), XattrMode::Any, false);
+    fs.ask(Request::SetXattr { ino: top, name: name_of_limit, value, mode, kill_sgid }).unwrap();
+
+    let mut number = 1 << 40;
+    let mut ask = |fs: &mut Ranks, request: Request| {
+        number += 1;
+        let id = RequestId(number);
+        fs.0[0].input(Input::Request { from: client, id, below: id, caller: ROOT_CALLER, request });
+        fs.deliver();
+        let reply = fs.0[0].answers.remove(&id.0).expect("an answer");
+        (reply, fs.0[0].leases[&id.0].1.exclusive)
+    };
+    let numbers = ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0;
+    let Ok(Reply::Numbers { first, time, .. }) = numbers else { panic!("{numbers:?}") };
+    ask(fs, Request::Find { ino: near, kind: FileType::Directory, open: None }).0.unwrap();
+    let make = |file: &str, early: Option<u64>| {
+        new_file(near, file, early.map(|number| Early { ino: Ino(first.0 + number), time }))
+    };
+    // The rank in between hears of it first.
+    for (file, early) in [("a", None), ("b", Some(0))] {
+        let (made, alone) = ask(fs, make(file, early));
+        assert_eq!((made.is_ok(), alone), (true, Some(near)));
+        fs.tell_usage();
+    }
+    let (made, alone) = ask(fs, make("c", Some(1)));
+    assert_eq!((made.is_ok(), alone), (true, None), "{made:?}");
+    assert_eq!(ask(fs, make("d", None)).0, Err(Errno::EDQUOT));
 }
 
 /// What `fsck` finds wrong with what directories count, where the first rank may have been told a lie before.
@@ -699,7 +742,7 @@ fn a_client_that_has_left_while_a_rank_was_away_is_not_waited_for_there() {
     fs.0[1].input(Input::Connect { client: clients[1], leases: true });
     let caller = ROOT_CALLER;
     let (below, id, from) = (RequestId(1), RequestId(1), clients[1]);
-    let request = Request::Reclaim { held: Vec::new(), last: true };
+    let request = Request::Reclaim { held: Vec::new(), last: true, again: vec![] };
     fs.0[1].input(Input::Request { from, id, below, caller, request });
     let sessions = |fs: &Ranks| (fs.0[1].meta.figures().sessions, fs.0[1].meta.figures().awaited_sessions);
     assert_eq!(sessions(fs), (3, 2));

@@ -503,7 +503,10 @@ fn requests_that_come_together_share_a_frame() {
 /// A client says what it has, all of it.
 fn reclaim(fs: &mut Harness, client: &mut Client, held: &[Held]) {
     assert!(client.reconnect(fs), "the session goes on");
-    assert_eq!(client.ask(fs, Request::Reclaim { held: held.to_vec(), last: true }), Ok(Reply::Done));
+    assert_eq!(
+        client.ask(fs, Request::Reclaim { held: held.to_vec(), last: true, again: vec![] }),
+        Ok(Reply::Done)
+    );
 }
 
 /// What a client has of an inode that it has just been told.
@@ -645,9 +648,13 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
     };
     Ok(match reply? {
         Reply::Entry(entry) => Reply::Entry(unleased(entry)),
-        Reply::Opened(_) => {
-            Reply::Opened(Opened { streamed: false, keep_cache: false, limited: false, proof: 0 })
-        }
+        Reply::Opened(_) => Reply::Opened(Opened {
+            streamed: false,
+            keep_cache: false,
+            limited: false,
+            announced: false,
+            proof: 0,
+        }),
         Reply::Created(entry, how) => {
             Reply::Created(unleased(entry), Opened { keep_cache: false, proof: 0, ..how })
         }
@@ -1040,7 +1047,10 @@ fn the_grace_ends_with_the_last_session_that_was() {
         exclusive: false,
     };
     let gone = Held { ino, opens: 1, ..root };
-    assert_eq!(one.ask(&mut fs, Request::Reclaim { held: vec![root, gone], last: true }), Ok(Reply::Done));
+    assert_eq!(
+        one.ask(&mut fs, Request::Reclaim { held: vec![root, gone], last: true, again: vec![] }),
+        Ok(Reply::Done)
+    );
     assert_eq!(one.ask(&mut fs, Request::GetAttr { ino }), Err(Errno::ESTALE));
     one.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
     assert_eq!(fs.fsck(), []);
@@ -1067,9 +1077,15 @@ fn changes_wait_for_leases_of_the_time_before() {
     assert!(matches!(looked, Ok(Reply::Absent { .. })), "reading goes on");
     other.reconnect(&mut fs);
     assert_eq!(other.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }), Err(Errno::EAGAIN));
-    assert_eq!(other.ask(&mut fs, Request::Reclaim { held: vec![], last: false }), Ok(Reply::Done));
+    assert_eq!(
+        other.ask(&mut fs, Request::Reclaim { held: vec![], last: false, again: vec![] }),
+        Ok(Reply::Done)
+    );
     assert!(!fs.answers.contains_key(&id));
-    assert_eq!(other.ask(&mut fs, Request::Reclaim { held: vec![], last: true }), Ok(Reply::Done));
+    assert_eq!(
+        other.ask(&mut fs, Request::Reclaim { held: vec![], last: true, again: vec![] }),
+        Ok(Reply::Done)
+    );
     assert!(fs.answers[&id].is_ok());
     // Nobody else comes: the longest lease ends.
     let (mut fs, mut one, _) = start();
@@ -1361,7 +1377,7 @@ impl Actor {
         let held: Vec<Held> =
             self.dir.into_iter().chain(self.lanes.iter().filter_map(|lane| lane.held)).collect();
         self.next += 1;
-        self.send(fs, self.next, &Request::Reclaim { held, last: true });
+        self.send(fs, self.next, &Request::Reclaim { held, last: true, again: vec![] });
         for lane in &self.lanes {
             if let Some((id, request)) = &lane.asked {
                 self.send(fs, *id, request);

@@ -174,11 +174,11 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     };
     world.fs = world.fs.crash();
     world.connect(ADMIN);
-    world.ask(ADMIN, Request::Reclaim { held: vec![], last: true }).unwrap();
+    world.ask(ADMIN, Request::Reclaim { held: vec![], last: true, again: vec![] }).unwrap();
     world.connect(GUEST);
     assert_eq!(world.enter(&["projects", "a"]), Ok(()));
     let held = vec![has(&own, own.proof), has(&secret, secret.proof), has(&file, own.proof)];
-    world.ask(GUEST, Request::Reclaim { held, last: true }).unwrap();
+    world.ask(GUEST, Request::Reclaim { held, last: true, again: vec![] }).unwrap();
     refused(&mut world, &outside);
     world.ask(GUEST, Request::GetAttr { ino: own.attr.ino }).unwrap();
     world.ask(GUEST, Request::GetAttr { ino: root }).unwrap();

@@ -60,6 +60,7 @@ fn idle(server: Security, client: Security) -> usize {
                 .send(FromServer::Reply {
                     id: RequestId(1),
                     lease_ms: 0,
+                    announced: false,
                     touched: Touched::default(),
                     result,
                 })
@@ -90,7 +91,7 @@ const WELCOME: Welcome = Welcome {
 fn request(id: u64) -> FromClient {
     let caller = Caller { uid: 1, gid: 1, pid: 1, groups: None };
     let id = RequestId(id);
-    FromClient::Request { id, below: id, caller, request: Request::GetAttr { ino: Ino(1) } }
+    FromClient::Request { id, below: id, announced: false, caller, request: Request::GetAttr { ino: Ino(1) } }
 }
 
 /// What a server and a client need for TLS.
@@ -130,7 +131,13 @@ async fn serve(listener: std::net::TcpListener, security: Security, size: usize)
             let result = Ok(Reply::Bytes(vec![7; size]));
             connection
                 .sender
-                .queue(FromServer::Reply { id, lease_ms: 0, touched: Touched::default(), result })
+                .queue(FromServer::Reply {
+                    id,
+                    lease_ms: 0,
+                    announced: false,
+                    touched: Touched::default(),
+                    result,
+                })
                 .unwrap();
         }
         let _ = connection.sender.flush();

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// What a side sets for its connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Payloads up to so many bytes are sent within their message's frame; longer ones are announced.
+    /// Payloads up to so many bytes are sent within their message's frame, unless that wants it otherwise; longer ones are announced.
     pub eager_bytes: u32,
     /// The longest message without its payload, in bytes.
     pub message_bytes: u32,

@@ -92,13 +92,14 @@ impl Link {
         request: Option<u64>,
         head: &[u8],
         payload: Vec<u8>,
+        announced: bool,
     ) -> Result<(), NetError> {
         let mut out = self.out();
         out.check()?;
         if out.closing != Closing::No {
             return Err(NetError::Dropped);
         }
-        out.outbox.message(request, head, payload)?;
+        out.outbox.message(request, head, payload, announced)?;
         self.bound(out)
     }
 

@@ -12,6 +12,11 @@ pub trait Message: Serialize + DeserializeOwned + Send + 'static {
     /// The request that it is about. Such a message may overtake large ones that are about other requests; a message that
     /// is about none overtakes nothing.
     fn request(&self) -> Option<u64>;
+
+    /// Its payload is announced, however short it is.
+    fn announced(&self) -> bool {
+        false
+    }
 }
 
 impl Message for FromClient {
@@ -33,6 +38,10 @@ impl Message for FromClient {
             Self::Revoked { .. } | Self::Goodbye => None,
         }
     }
+
+    fn announced(&self) -> bool {
+        self.announced()
+    }
 }
 
 impl Message for FromServer {
@@ -47,6 +56,10 @@ impl Message for FromServer {
             Self::Revoke { .. } | Self::Recall(_) | Self::Changed(_) | Self::Locked { .. } => None,
         }
     }
+
+    fn announced(&self) -> bool {
+        self.announced()
+    }
 }
 
 impl Message for ToData {
@@ -60,6 +73,10 @@ impl Message for ToData {
     fn request(&self) -> Option<u64> {
         Some(self.id.0)
     }
+
+    fn announced(&self) -> bool {
+        self.announced()
+    }
 }
 
 impl Message for FromData {
@@ -69,5 +86,9 @@ impl Message for FromData {
 
     fn request(&self) -> Option<u64> {
         Some(self.id.0)
+    }
+
+    fn announced(&self) -> bool {
+        self.announced
     }
 }

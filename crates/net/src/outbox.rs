@@ -53,6 +53,8 @@ struct Held {
     request: Option<u64>,
     head: Vec<u8>,
     payload: Vec<u8>,
+    /// The payload is to be announced.
+    large: bool,
 }
 
 impl Held {
@@ -87,7 +89,7 @@ impl Outbox {
         self.ready.len() + self.apart
     }
 
-    /// A message about `request`, encoded without its payload.
+    /// A message about `request`, encoded without its payload. `announced`: that is announced even if it is short.
     ///
     /// # Errors
     /// [`NetError::TooLong`]: the peer would not take it.
@@ -96,8 +98,9 @@ impl Outbox {
         request: Option<u64>,
         head: &[u8],
         payload: Vec<u8>,
+        announced: bool,
     ) -> Result<(), NetError> {
-        let large = payload.len() > self.terms.eager_bytes as usize;
+        let large = payload.len() > self.terms.eager_bytes as usize || announced && !payload.is_empty();
         let head_max = self.terms.head_bytes(large);
         for (bytes, max) in [(head.len(), head_max), (payload.len(), self.terms.payload_bytes as usize)] {
             if bytes > max {
@@ -105,7 +108,7 @@ impl Outbox {
             }
         }
         self.order += 1;
-        self.place(self.order, request, head, payload);
+        self.place(self.order, request, head, payload, large);
         Ok(())
     }
 
@@ -137,10 +140,9 @@ impl Outbox {
         Some(taken)
     }
 
-    fn place(&mut self, order: u64, request: Option<u64>, head: &[u8], payload: Vec<u8>) {
-        let large = payload.len() > self.terms.eager_bytes as usize;
+    fn place(&mut self, order: u64, request: Option<u64>, head: &[u8], payload: Vec<u8>, large: bool) {
         if self.waits(order, request) || (large && self.announced.len() >= ANNOUNCED_MAX) {
-            let held = Held { order, request, head: head.to_vec(), payload };
+            let held = Held { order, request, head: head.to_vec(), payload, large };
             self.apart += held.bytes();
             self.held_requests.extend(request);
             self.held.push_back(held);
@@ -190,7 +192,7 @@ impl Outbox {
         self.held_requests.clear();
         for held in mem::take(&mut self.held) {
             self.apart -= held.bytes();
-            self.place(held.order, held.request, &held.head, held.payload);
+            self.place(held.order, held.request, &held.head, held.payload, held.large);
         }
     }
 

@@ -46,13 +46,13 @@ impl<Out: Message> Sender<Out> {
     /// [`NetError::TooLong`]: it was not queued, but others can be. [`NetError::SlowPeer`]: this was more than may wait for
     /// the peer, and the connection has ended. Otherwise why it had ended before.
     pub fn queue(&self, mut message: Out) -> Result<(), NetError> {
-        let request = message.request();
+        let (request, announced) = (message.request(), message.announced());
         let payload = message.payload().map(mem::take).unwrap_or_default();
         let mut scratch = SCRATCH.take();
         scratch.clear();
         let head = postcard::to_extend(&message, scratch)
             .map_err(|_| NetError::Protocol("this side cannot encode a message"))?;
-        let queued = self.link.message(request, &head, payload);
+        let queued = self.link.message(request, &head, payload, announced);
         if head.capacity() <= SCRATCH_BYTES {
             SCRATCH.set(head);
         }

@@ -36,7 +36,7 @@ fn write(id: u64, offset: u64, length: usize) -> FromClient {
     let caller = Caller { uid: 1, gid: 2, pid: 3, groups: None };
     let data = vec![offset as u8; length];
     let request = Request::Write { ino: Ino(9), offset, data, kill_suid_gid: false, time: None };
-    FromClient::Request { id: RequestId(id), below: RequestId(0), caller, request }
+    FromClient::Request { id: RequestId(id), below: RequestId(0), announced: false, caller, request }
 }
 
 fn cancel(id: u64) -> FromClient {
@@ -58,10 +58,10 @@ impl Line {
     }
 
     fn queue(&mut self, mut message: FromClient) {
-        let request = message.request();
+        let (request, announced) = (message.request(), message.announced());
         let payload = message.payload().map(mem::take).unwrap_or_default();
         let head = postcard::to_extend(&message, Vec::new()).unwrap();
-        self.outbox.message(request, &head, payload).unwrap();
+        self.outbox.message(request, &head, payload, announced).unwrap();
     }
 
     /// Lets a flight go; what comes, comes in parts of at most `bytes`. Returns what is delivered.
@@ -94,6 +94,26 @@ impl Line {
         }
         delivered
     }
+}
+
+fn announced(mut message: FromClient) -> FromClient {
+    if let FromClient::Request { announced, .. } = &mut message {
+        *announced = true;
+    }
+    message
+}
+
+#[test]
+fn short_payloads_may_be_announced_too() {
+    let mut line = Line::new();
+    for message in [announced(write(1, 0, 10)), cancel(1), cancel(2), announced(write(3, 0, 0)), cancel(3)] {
+        line.queue(message);
+    }
+    let expected = [cancel(2), announced(write(3, 0, 0)), cancel(3), announced(write(1, 0, 10)), cancel(1)];
+    assert_eq!(line.all(), expected, "nothing is announced of what there is none");
+    let many: Vec<_> = (0..3 * ANNOUNCED_MAX as u64).map(|id| announced(write(id, id, 1))).collect();
+    many.iter().for_each(|message| line.queue(message.clone()));
+    assert_eq!(line.all(), many, "those that must not be announced yet wait");
 }
 
 #[test]

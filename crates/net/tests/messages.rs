@@ -5,7 +5,7 @@ mod common;
 
 use common::{Client, Heard, Server, bytes, pair, pattern, plain, stat, tls, within, write};
 use espalier_net::{Limits, NetError, Security};
-use espalier_proto::{FromClient, Request, RequestId};
+use espalier_proto::{FromClient, FromServer, Request, RequestId};
 
 #[tokio::test]
 async fn messages_come_as_they_were_sent() {
@@ -61,6 +61,27 @@ async fn all_payloads_may_be_eager_or_none() {
         assert_eq!(server.sender.counts().bytes_sent == 0, eager_bytes > 0);
         server.sender.send(bytes(1, pattern(1))).unwrap();
         assert!(answered.next().await == bytes(1, pattern(1)));
+    }
+}
+
+#[tokio::test]
+async fn a_message_says_whether_a_short_payload_is_announced() {
+    let (server, client) = plain().await;
+    let (mut asked, mut answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
+    for wanted in [false, true] {
+        let (mut request, mut reply) = (write(1, pattern(10)), bytes(1, pattern(10)));
+        if let FromClient::Request { announced, .. } = &mut request {
+            *announced = wanted;
+        }
+        if let FromServer::Reply { announced, .. } = &mut reply {
+            *announced = wanted;
+        }
+        let before = server.sender.counts().bytes_sent;
+        client.sender.send(request.clone()).unwrap();
+        assert_eq!(asked.next().await, request);
+        assert_eq!(server.sender.counts().bytes_sent > before, wanted, "only grants are answered");
+        server.sender.send(reply).unwrap();
+        assert_eq!(answered.next().await, bytes(1, pattern(10)), "how it was sent is not sent");
     }
 }
 

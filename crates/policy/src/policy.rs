@@ -22,11 +22,12 @@ pub enum Key {
     NoMetafile,
     Create,
     Coalescing,
+    Eager,
 }
 
 impl Key {
     /// In the order in which they can be set one after the other.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::NumDfiles,
         Self::DistName,
         Self::DistParams,
@@ -35,6 +36,7 @@ impl Key {
         Self::NoMetafile,
         Self::Create,
         Self::Coalescing,
+        Self::Eager,
     ];
 
     pub fn name(self) -> &'static str {
@@ -47,6 +49,7 @@ impl Key {
             Self::NoMetafile => "no_metafile",
             Self::Create => "create",
             Self::Coalescing => "coalescing",
+            Self::Eager => "eager",
         }
     }
 
@@ -73,6 +76,7 @@ pub enum Setting {
     NoMetafile(bool),
     Create(Creator),
     Coalescing(bool),
+    Eager(bool),
 }
 
 /// Who makes a file, message for message.
@@ -110,13 +114,14 @@ pub struct Policy {
     no_metafile: Option<bool>,
     create: Option<Creator>,
     coalescing: Option<bool>,
+    eager: Option<bool>,
 }
 
 /// What a policy cannot say.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error(
-        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile, create and coalescing"
+        "there is no setting `{0}`: there are num_dfiles, dist_name, dist_params, stuffing, precreation, no_metafile, create, coalescing and eager"
     )]
     Unknown(String),
     #[error("num_dfiles is a number of data servers, 1 to {MAX_DFILES}, and not `{0}`")]
@@ -128,7 +133,7 @@ pub enum PolicyError {
          bytes, each SIZE 1 to 1G as in 65536 or 64K, and not `{0}`"
     )]
     DistParams(String),
-    #[error("stuffing, precreation and coalescing are true or false, and not `{0}`")]
+    #[error("stuffing, precreation, coalescing and eager are true or false, and not `{0}`")]
     Switch(String),
     #[error("no_metafile is true or false, or 1 or 0, and not `{0}`")]
     NoMetafile(String),
@@ -154,6 +159,7 @@ impl Policy {
         no_metafile: None,
         create: None,
         coalescing: None,
+        eager: None,
     };
 
     pub fn is_empty(&self) -> bool {
@@ -171,6 +177,7 @@ impl Policy {
             Key::NoMetafile => self.no_metafile.map(|on| on.to_string()),
             Key::Create => self.create.map(|creator| creator.name().into()),
             Key::Coalescing => self.coalescing.map(|on| on.to_string()),
+            Key::Eager => self.eager.map(|on| on.to_string()),
         }
     }
 
@@ -199,6 +206,7 @@ impl Policy {
                 Setting::Create(Creator::parse(text).ok_or_else(|| PolicyError::Create(quoted(text)))?)
             }
             Key::Coalescing => Setting::Coalescing(parse_switch(text)?),
+            Key::Eager => Setting::Eager(parse_switch(text)?),
         };
         self.put(setting)
     }
@@ -214,6 +222,7 @@ impl Policy {
             Setting::NoMetafile(on) => new.no_metafile = Some(on),
             Setting::Create(creator) => new.create = Some(creator),
             Setting::Coalescing(on) => new.coalescing = Some(on),
+            Setting::Eager(on) => new.eager = Some(on),
         }
         if let (Some(name), Some(params)) = (new.dist_name, &new.dist_params)
             && params.of() != name
@@ -234,6 +243,7 @@ impl Policy {
             Key::NoMetafile => self.no_metafile = None,
             Key::Create => self.create = None,
             Key::Coalescing => self.coalescing = None,
+            Key::Eager => self.eager = None,
         }
     }
 
@@ -247,6 +257,7 @@ impl Policy {
         policy.no_metafile = self.no_metafile.or(other.no_metafile);
         policy.create = self.create.or(other.create);
         policy.coalescing = self.coalescing.or(other.coalescing);
+        policy.eager = self.eager.or(other.eager);
         match (self.distribution(), other.distribution()) {
             (None, _) => {
                 (policy.dist_name, policy.dist_params) = (other.dist_name, other.dist_params.clone())
@@ -308,6 +319,11 @@ impl Policy {
         self.coalescing
     }
 
+    /// What is read and written of its files rides in requests and replies, if it is short (carns III.D); else it is always announced first.
+    pub fn eager(&self) -> Option<bool> {
+        self.eager
+    }
+
     /// As TOML.
     pub fn to_toml(&self) -> String {
         let line = |key: Key| {
@@ -335,6 +351,7 @@ impl From<Policy> for Vec<Setting> {
             no_metafile,
             create,
             coalescing,
+            eager,
         } = policy;
         let settings = [
             num_dfiles.map(Setting::NumDfiles),
@@ -345,6 +362,7 @@ impl From<Policy> for Vec<Setting> {
             no_metafile.map(Setting::NoMetafile),
             create.map(Setting::Create),
             coalescing.map(Setting::Coalescing),
+            eager.map(Setting::Eager),
         ];
         settings.into_iter().flatten().collect()
     }

@@ -20,6 +20,8 @@ pub struct Capability {
     /// The change, in that server's journal, by which the file came to have its datafiles; 0 if it is durable. Until it is, a datafile
     /// that the client's writes make is one that the file may turn out not to have.
     pub since: u64,
+    /// What is read and written by it is announced, however little it is.
+    pub announced: bool,
     /// Only servers of the cluster can make it, from all this and from who the client is.
     pub seal: [u8; 32],
 }

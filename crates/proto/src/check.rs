@@ -79,7 +79,9 @@ impl Request {
             Self::ForgetAll { inodes, released } => {
                 require(inodes.len() <= MAX_INODES && released.len() <= MAX_INODES, Errno::EINVAL)
             }
-            Self::Reclaim { held, .. } => require(held.len() <= MAX_INODES, Errno::EINVAL),
+            Self::Reclaim { held, again, .. } => {
+                require(held.len() <= MAX_INODES && again.len() <= MAX_INODES, Errno::EINVAL)
+            }
             _ => Ok(()),
         }
     }
@@ -184,6 +186,14 @@ impl Request {
         }
     }
 
+    /// The file whose bytes go with it, or with its answer.
+    pub fn moves(&self) -> Option<Ino> {
+        match self {
+            Self::Read { ino, .. } | Self::Write { ino, .. } => Some(*ino),
+            _ => None,
+        }
+    }
+
     /// When what it changes was changed, as a client says that has answered its caller already.
     pub fn time(&self) -> Option<Time> {
         match self {
@@ -216,14 +226,19 @@ impl StreamIo {
         }
     }
 
-    /// The rank that it goes to.
-    pub fn rank(&self) -> Rank {
+    /// The file, or that to which bytes are copied.
+    pub fn ino(&self) -> Ino {
         let (Self::Read { ino, .. }
         | Self::Write { ino, .. }
         | Self::Allocate { ino, .. }
         | Self::Seek { ino, .. }
         | Self::Copy { to: ino, .. }) = self;
-        ino.rank()
+        *ino
+    }
+
+    /// The rank that it goes to.
+    pub fn rank(&self) -> Rank {
+        self.ino().rank()
     }
 
     /// As [`Request::check`]. `data`: what is to be written.

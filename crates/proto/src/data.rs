@@ -121,10 +121,20 @@ pub struct ToData {
     pub capability: Option<Capability>,
 }
 
+impl ToData {
+    /// As [`FromClient::announced`](crate::FromClient::announced). What servers say to each other is not.
+    pub fn announced(&self) -> bool {
+        self.capability.is_some_and(|capability| capability.announced)
+    }
+}
+
 /// From a data server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FromData {
     pub id: RequestId,
+    /// Not sent: as the capability says by which it was asked.
+    #[serde(skip)]
+    pub announced: bool,
     pub result: Result<DataReply, Errno>,
 }
 

@@ -8,7 +8,8 @@ use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Attr, Capability, ClientId, Delegation, FileType, Ino, Layout, Lock, LockOwner, Name, Rank, SetAttr, Time,
+    Attr, Capability, ClientId, Delegation, FileType, Ino, Layout, Lock, LockOwner, Name, Rank, RequestId,
+    SetAttr, Time,
 };
 
 bitflags! {
@@ -243,6 +244,8 @@ pub enum Request {
     Reclaim {
         held: Vec<Held>,
         last: bool,
+        /// With the last: the requests of before that follow again, in ascending order.
+        again: Vec<RequestId>,
     },
     /// As `Reclaim`, of locks: after the files that they are on, and before the last of all.
     ReclaimLocks {
@@ -537,6 +540,8 @@ pub struct Opened {
     pub keep_cache: bool,
     /// A quota bounds its size: writes must go through the server.
     pub limited: bool,
+    /// What is read and written is announced, however little it is ([`FromClient::announced`](crate::FromClient::announced)).
+    pub announced: bool,
     /// For [`Held::opened`].
     pub proof: u64,
 }

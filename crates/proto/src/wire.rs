@@ -81,6 +81,8 @@ pub enum FromClient {
         id: RequestId,
         /// The answers to all requests with smaller numbers have come: they will not be sent again.
         below: RequestId,
+        /// The payload of it and of its answer is announced, however short it is (carns III.D's rendezvous).
+        announced: bool,
         caller: Caller,
         request: Request,
     },
@@ -88,6 +90,8 @@ pub enum FromClient {
     Stream {
         id: RequestId,
         below: RequestId,
+        /// As of a request.
+        announced: bool,
         io: StreamIo,
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
@@ -102,6 +106,13 @@ pub enum FromClient {
     Groups { id: RequestId, groups: Arc<[u32]> },
 }
 
+impl FromClient {
+    /// Whether its payload is announced, however short it is.
+    pub fn announced(&self) -> bool {
+        matches!(self, Self::Request { announced: true, .. } | Self::Stream { announced: true, .. })
+    }
+}
+
 /// From a metadata server to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are replies")]
@@ -110,6 +121,9 @@ pub enum FromServer {
         id: RequestId,
         /// What the reply tells may be cached for so many milliseconds, counted from when the request was sent.
         lease_ms: u32,
+        /// Not sent: as its request says.
+        #[serde(skip)]
+        announced: bool,
         touched: Touched,
         result: Result<Reply, Errno>,
     },
@@ -123,6 +137,13 @@ pub enum FromServer {
     Changed(Vec<Ino>),
     /// What a [`Request::Lock`] has waited for under this number the client now has.
     Locked { wait: u64 },
+}
+
+impl FromServer {
+    /// As [`FromClient::announced`].
+    pub fn announced(&self) -> bool {
+        matches!(self, Self::Reply { announced: true, .. })
+    }
 }
 
 /// Inodes that a request has changed, but for what the result tells.

@@ -13,9 +13,14 @@ pub trait Door: Sized + Send + Sync + 'static {
     /// What a door needs to answer a call.
     type Ticket: Send;
 
-    /// Whether callers may be told what names stand for from what others have been told.
-    fn shares_names(&self) -> bool {
+    /// Whether a kernel has checked that callers may search and list the directories that they ask for.
+    fn is_checked(&self) -> bool {
         false
+    }
+
+    /// Whether callers are told of changes before servers have made them, where nobody else can see the difference.
+    fn is_early(&self) -> bool {
+        true
     }
 
     /// `lease`: how long callers may cache what they are told.

@@ -37,7 +37,7 @@ impl Holder {
 
     /// Of known lengths, but for the last: so no two capabilities have the same.
     fn bytes(&self, capability: &Capability) -> Vec<u8> {
-        let Capability { ino, access, server, incarnation, session, since, seal: _ } = capability;
+        let Capability { ino, access, server, incarnation, session, since, announced, seal: _ } = capability;
         let mut bytes = b"espalier capability 1".to_vec();
         bytes.extend(ino.0.to_be_bytes());
         bytes.extend(access.bits().to_be_bytes());
@@ -45,6 +45,7 @@ impl Holder {
         bytes.extend(incarnation.to_be_bytes());
         bytes.extend(session.to_be_bytes());
         bytes.extend(since.to_be_bytes());
+        bytes.push((*announced).into());
         bytes.extend(self.client.0.to_be_bytes());
         bytes.extend(self.identity.as_bytes());
         bytes

@@ -76,7 +76,10 @@ impl<D: Door> Remote<D> {
     /// Of the cluster of the server that has said this. `servers`: as who data servers are asked, in tasks of this thread's runtime.
     pub fn new(door: D, cache: Cache, servers: &Servers, first: &Welcome) -> Arc<Self> {
         let ranks = rank_count(first);
-        let mut sessions = Sessions::new(cache, ranks, door.shares_names());
+        let mut sessions = Sessions::new(cache, ranks, door.is_checked());
+        if !door.is_early() {
+            sessions.wait_for_servers();
+        }
         sessions.set_root(first.root);
         let inner = Inner {
             sessions,
@@ -353,7 +356,7 @@ impl<D: Door> Calls<D> for Remote<D> {
         let now = inner.now();
         let called = self.tracer.served(self.tracer.place(), id);
         self.tracer.begin(called, Kind::of(&call).0.name(), Vec::new);
-        if let Some((answer, lease_ms)) = inner.sessions.answer(now, &call) {
+        if let Some((answer, lease_ms)) = inner.sessions.answer(now, &caller, &call) {
             self.tracer.end(called);
             // Under a lock: nothing of it can be revoked before it is told.
             let lease = Duration::from_millis(lease_ms);

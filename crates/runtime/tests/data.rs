@@ -119,8 +119,9 @@ impl Cluster {
     /// As the server 0 makes it for the client of that name, in the incarnation 1.
     fn capability(&self, name: &str, session: u64) -> Capability {
         let (server, access) = (ServerId(0), Access::READ | Access::WRITE);
+        let (since, announced, seal) = (0, false, [0; 32]);
         let mut capability =
-            Capability { ino: INO, access, server, incarnation: 1, session, since: 0, seal: [0; 32] };
+            Capability { ino: INO, access, server, incarnation: 1, session, since, announced, seal };
         Holder::new(Some(&Identity::client(name).unwrap()), ClientId(0)).seal(&mut capability, &self.key);
         capability
     }

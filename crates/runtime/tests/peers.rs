@@ -217,7 +217,13 @@ async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops
             early: None,
         };
         let below = RequestId(ids.start);
-        let message = FromClient::Request { id: RequestId(id), below, caller: Caller::SERVER, request };
+        let message = FromClient::Request {
+            id: RequestId(id),
+            below,
+            announced: false,
+            caller: Caller::SERVER,
+            request,
+        };
         connection.sender.send(message).unwrap();
     }
     let (mut batch, mut answered, mut elsewhere) = (Vec::new(), 0, 0);

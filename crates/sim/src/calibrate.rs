@@ -1,18 +1,22 @@
 //! Makes a model of servers and clients from what was measured of real ones on one machine (wu 4.3), and compares it with what was
 //! measured.
 //!
-//! What is measured is one client that waits for each answer, and one with many requests under way. With many under way nobody
-//! sleeps, and what processors do for each operation is its cost; what they do more for each when there is one at a time is the cost of
-//! waking. The rest of a round trip is the network, which is where all that differs from one to the next is put: the scheduler's
-//! moods take time and not processors. That is where the fit begins: times are then changed, as long as that helps, until simulations
-//! of both have the means that were measured.
+//! Clients wait for the server's answers, in directories of their own, too: it is round trips that are measured, of one client that waits for
+//! each answer, of several, and of one with many requests under way. With many under way nobody sleeps, and much comes over the
+//! connection at a time: what processors do for each operation is its cost. Where it comes over several connections, they do more, which
+//! is the cost of turning to a connection; and still more when there is one at a time, which is the cost of waking. The rest of a round trip is
+//! the network, which is where all that differs from one to the next is put: the scheduler's moods take time and not processors. That
+//! is where the fit begins: times are then changed, as long as that helps, until simulations of all have the means that were measured
+//! (least squares by K. Levenberg's and D. Marquardt's method).
+
+mod least_squares;
 
 use std::path::Path;
 
 use serde::Serialize;
 
 use crate::model::Work;
-use crate::report::KindReport;
+use crate::report::Report;
 use crate::scenario::{Machine, Scenario};
 use crate::source::OpKind;
 use crate::time::Nanos;
@@ -39,6 +43,8 @@ pub struct Fitted {
     pub client: Nanos,
     pub wake: Nanos,
     pub client_wake: Nanos,
+    pub turn: Nanos,
+    pub client_turn: Nanos,
     /// From one node to the other: quantiles, as in [`Measured`].
     pub latency: Vec<Nanos>,
     pub processors: usize,
@@ -55,99 +61,117 @@ pub struct Trial {
     pub files: u64,
 }
 
-/// The times of a model that are fitted, beside those of the operations.
-const COMMON: usize = 2;
-/// By so much they are changed at first, and in the end.
-const COARSE: Nanos = Nanos(8_000);
-const FINE: Nanos = Nanos(250);
-/// Files of a simulation that is one of very many.
-const FILES: u64 = 640;
-/// All means are right within some percent: see [`Fitted::error`].
+/// What was measured of clients that did something at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Sampled<'a> {
+    pub trial: Trial,
+    pub operations: &'a [Measured],
+}
+
+/// What a model is fitted to: of the same operations in the same order.
+#[derive(Clone, Copy, Debug)]
+pub struct Samples<'a> {
+    /// One request at a time.
+    pub one: Sampled<'a>,
+    /// Few over each of many connections.
+    pub several: Sampled<'a>,
+    /// Many over one.
+    pub many: Sampled<'a>,
+}
+
+/// What of a model is changed to fit it, beside what each operation costs: see [`Fitted::turned`].
+const COMMON: usize = 4;
+/// By so many nanoseconds each is changed to see what comes of that.
+const STEP: f64 = 2_000.0;
+/// The fit ends after so many steps at the latest.
+const MOST: usize = 20;
+/// Files of all clients in a simulation that is one of very many. With a quarter of them the beginning of each phase is a tenth of its mean.
+const FILES: u64 = 2560;
+/// All means are right within some percent: the sum of squares of what [`Fitted::errors`] says.
 const ENOUGH: f64 = 0.001;
 
 impl Fitted {
-    /// `one`: with one request at a time; `many`: with many under way, of the same operations in the same order; each with how it was
-    /// measured.
-    ///
     /// # Errors
     /// [`RunError`]
-    pub fn new(
-        one: (Trial, &[Measured]),
-        many: (Trial, &[Measured]),
-        processors: usize,
-    ) -> Result<Self, RunError> {
-        let mut best = Self::guess(one.1, many.1, processors);
-        let mut least = best.error(&[one, many])?;
-        let mut step = COARSE;
-        while step >= FINE && least > ENOUGH {
-            let before = least;
-            for (knob, up) in (0..best.works.len() + COMMON).flat_map(|knob| [(knob, true), (knob, false)]) {
-                let turned = best.turned(knob, up, step);
-                let error = turned.error(&[one, many])?;
-                if error < least {
-                    (best, least) = (turned, error);
-                }
-            }
-            if least == before {
-                step = Nanos(step.0 / 2);
-            }
-        }
-        Ok(best)
+    pub fn new(samples: Samples<'_>, processors: usize) -> Result<Self, RunError> {
+        let guess = Self::guess(samples, processors);
+        let knobs = guess.works.len() + COMMON;
+        least_squares::fit(
+            guess,
+            (knobs, STEP, MOST, ENOUGH),
+            |model, by| model.turned(by),
+            |model| model.errors(samples),
+        )
     }
 
-    /// With one of its times changed.
-    fn turned(&self, knob: usize, up: bool, step: Nanos) -> Self {
-        let mut turned = self.clone();
-        let turn = |time: &mut Nanos| *time = if up { *time + step } else { *time - step };
-        let operations = turned.works.len();
-        match turned.works.get_mut(knob) {
-            Some((_, cost)) => turn(cost),
-            None if knob == operations => turn(&mut turned.client),
-            None => [&mut turned.wake, &mut turned.client_wake].into_iter().for_each(turn),
-        }
-        turned
+    /// With its times changed, each by so many nanoseconds. None becomes less than nothing.
+    fn turned(&self, by: &[f64]) -> Self {
+        let mut new = self.clone();
+        let turn = |time: &mut Nanos, by: f64| *time = Nanos((time.0 as f64 + by).max(0.0) as u64);
+        let (works, common) = by.split_at(new.works.len());
+        new.works.iter_mut().zip(works).for_each(|((_, time), by)| turn(time, *by));
+        turn(&mut new.client, common[0]);
+        [&mut new.wake, &mut new.client_wake].into_iter().for_each(|time| turn(time, common[1]));
+        [&mut new.turn, &mut new.client_turn].into_iter().for_each(|time| turn(time, common[2]));
+        new.latency.iter_mut().for_each(|time| turn(time, common[3]));
+        new
     }
 
-    /// How far simulated means are from those that were measured: the sum of squares of logarithms.
-    fn error(&self, trials: &[(Trial, &[Measured])]) -> Result<f64, RunError> {
+    /// How far simulated means are from those that were measured: the logarithm of each ratio.
+    fn errors(&self, Samples { one, several, many }: Samples<'_>) -> Result<Vec<f64>, RunError> {
         let machine = Machine::parse(&self.to_toml(), Path::new("fitted"))?;
-        let mut error = 0.0;
-        for (trial, measured) in trials {
-            let simulated = Trial { files: FILES, ..*trial }.simulate(&machine, 1)?;
-            let ratios = simulated
-                .iter()
-                .zip(*measured)
-                .map(|(it, measured)| it.mean_us * 1e3 / measured.mean.0 as f64);
-            error += ratios.map(|ratio| ratio.ln().powi(2)).sum::<f64>();
+        let mut errors = Vec::new();
+        for Sampled { trial, operations } in [one, several, many] {
+            let files = FILES / u64::from(trial.clients);
+            let simulated = Trial { files, ..trial }.simulate(&machine, 1)?.operations;
+            let ratios = simulated.iter().zip(operations).map(|(it, of)| it.mean_us * 1e3 / of.mean.0 as f64);
+            errors.extend(ratios.map(f64::ln));
         }
-        Ok(error)
+        Ok(errors)
     }
 
-    fn guess(one: &[Measured], many: &[Measured], processors: usize) -> Self {
-        let mean = |of: &dyn Fn(&Measured, &Measured) -> Nanos| {
-            let sum: u64 = one.iter().zip(many).map(|(one, many)| of(one, many).0).sum();
-            Nanos(sum / one.len().max(1) as u64)
+    fn guess(Samples { one, several, many }: Samples<'_>, processors: usize) -> Self {
+        let (one, several, many) = (one.operations, several.operations, many.operations);
+        let mean = |of: &[Measured], what: fn(&Measured) -> Nanos| {
+            Nanos(of.iter().map(|it| what(it).0).sum::<u64>() / of.len().max(1) as u64)
         };
-        let wake = mean(&|one, many| one.server - many.server);
-        let client_wake = mean(&|one, many| one.client - many.client);
-        let client = mean(&|_, many| many.client);
+        let [server, client]: [fn(&Measured) -> Nanos; 2] = [|it| it.server, |it| it.client];
+        let more = |more: &[Measured], less: &[Measured], what| mean(more, what) - mean(less, what);
         let steps = one.iter().map(|measured| measured.quantiles.len()).min().unwrap_or(0);
-        let there_and_back: Vec<_> =
-            (0..steps).map(|step| mean(&|one, _| one.quantiles[step] - (one.server + one.client))).collect();
+        let there_and_back: Vec<_> = (0..steps)
+            .map(|step| {
+                let left = one.iter().map(|it| (it.quantiles[step] - (it.server + it.client)).0);
+                Nanos(left.sum::<u64>() / one.len() as u64)
+            })
+            .collect();
         // Some operations cost more than others when there is one at a time, too.
-        let server = mean(&|one, _| one.server);
+        let each = mean(one, server);
         let work = |(one, many): (&Measured, &Measured)| {
-            (one.work, many.server + (one.server - server) - (server - one.server))
+            (one.work, many.server + (one.server - each) - (each - one.server))
         };
-        let works = one.iter().zip(many).map(work).collect();
-        Self { works, client, wake, client_wake, latency: halves(&there_and_back), processors }
+        Self {
+            works: one.iter().zip(many).map(work).collect(),
+            client: mean(many, client),
+            wake: more(one, several, server),
+            client_wake: more(one, several, client),
+            turn: more(several, many, server),
+            client_turn: more(several, many, client),
+            latency: halves(&there_and_back),
+            processors,
+        }
     }
 
     /// As scenarios name it by `machine`.
     pub fn to_toml(&self) -> String {
         let time = |time: &Nanos| format!("\"{:.3} us\"", time.0 as f64 / 1e3);
         let times = self.latency.iter().map(time).collect::<Vec<_>>().join(", ");
-        let costs = [("client", self.client), ("client_wake", self.client_wake), ("wake", self.wake)];
+        let costs = [
+            ("client", self.client),
+            ("client_wake", self.client_wake),
+            ("client_turn", self.client_turn),
+            ("wake", self.wake),
+            ("turn", self.turn),
+        ];
         let works = self.works.iter().map(|(work, cost)| (work.name(), *cost));
         let costs = costs.into_iter().chain(works).map(|(name, cost)| format!("{name} = {}\n", time(&cost)));
         format!(
@@ -169,24 +193,26 @@ fn halves(times: &[Nanos]) -> Vec<Nanos> {
 }
 
 impl Trial {
-    /// What comes of it on a machine: the operations that are measured, in their order.
+    /// What comes of it on a machine, with the operations that are measured, in their order.
     ///
     /// # Errors
     /// [`RunError`]
-    pub fn simulate(&self, machine: &Machine, seed: u64) -> Result<Vec<KindReport>, RunError> {
+    pub fn simulate(&self, machine: &Machine, seed: u64) -> Result<Report, RunError> {
         let Self { clients, outstanding, files } = *self;
         let (processes, files) = (clients * outstanding, files.div_ceil(outstanding.into()).max(1));
         let text = format!(
-            "seed = {seed}\n[cluster]\nclients = {clients}\ncores = {}\n[[workload]]\nkind = \"create\"\ndoor = \"library\"\n\
-             processes = {processes}\nfiles = {files}\nopen = false\nshared = false\nstat = true\nfresh = true\nremove = true\n",
+            "seed = {seed}\n[cluster]\nclients = {clients}\ncores = {}\nearly = false\n[[workload]]\nkind = \"create\"\ndoor = \"library\"\n\
+             processes = {processes}\nfiles = {files}\nopen = false\nshared = false\none_makes = true\nstat = true\nfresh = true\nremove = true\n",
             machine.processors.unwrap_or(1)
         );
         let scenario =
             Scenario { on: Some(machine.clone()), ..Scenario::parse(&text, Path::new("calibration"))? };
         let (mut observer, mut saboteur) = ((), ());
         let mut report = World::new(&scenario, &mut observer, &mut saboteur)?.run()?;
-        let of = |kind: OpKind| report.operations.extract_if(.., |found| found.kind == kind.name()).next();
-        Ok([OpKind::Create, OpKind::Stat, OpKind::Unlink].into_iter().filter_map(of).collect())
+        let measured = [OpKind::Create, OpKind::Stat, OpKind::Unlink].map(OpKind::name);
+        report.operations.retain(|found| measured.contains(&found.kind));
+        report.operations.sort_by_key(|found| measured.iter().position(|kind| *kind == found.kind));
+        Ok(report)
     }
 }
 
@@ -194,6 +220,7 @@ impl Trial {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use crate::report::KindReport;
 
     const MICRO: u64 = 1000;
 
@@ -213,11 +240,15 @@ mod tests {
 
     #[test]
     fn processors_and_latencies_are_told_apart() {
-        let guess = Fitted::guess(&measured(98, 25, 20), &measured(500, 15, 13), 2);
-        assert_eq!(
-            (guess.wake, guess.client_wake, guess.client),
-            (Nanos(10_000), Nanos(7_000), Nanos(13_000))
-        );
+        let operations = [measured(98, 25, 20), measured(200, 19, 16), measured(500, 15, 13)];
+        let sampled = |at: usize| {
+            let trial = Trial { clients: 1, outstanding: 1, files: 1 };
+            Sampled { trial, operations: &operations[at] }
+        };
+        let guess = Fitted::guess(Samples { one: sampled(0), several: sampled(1), many: sampled(2) }, 2);
+        assert_eq!((guess.wake, guess.turn), (Nanos(6_000), Nanos(4_000)));
+        assert_eq!((guess.client_wake, guess.client_turn), (Nanos(4_000), Nanos(3_000)));
+        assert_eq!(guess.client, Nanos(13_000));
         // 100 us in the mean, of which processors had 45.
         assert_eq!(guess.latency[1], Nanos(27_500));
         assert_eq!(guess.works, [(Work::Create, Nanos(15_000)), (Work::Remove, Nanos(15_000))]);
@@ -226,9 +257,10 @@ mod tests {
     #[test]
     fn what_is_fitted_simulates_what_was_measured() {
         let text = "processors = 2\n[network]\nlatency = \"5 us\"\n[model]\ncreate = \"16 us\"\nlookup = \"6 us\"\n\
-                    remove = \"12 us\"\nclient = \"9 us\"\nwake = \"40 us\"\nclient_wake = \"30 us\"";
+                    remove = \"12 us\"\nclient = \"9 us\"\nwake = \"30 us\"\nclient_wake = \"20 us\"\n\
+                    turn = \"12 us\"\nclient_turn = \"8 us\"";
         let real = Machine::parse(text, Path::new("machine.toml")).unwrap();
-        let trial = |outstanding| Trial { clients: 1, outstanding, files: 1000 };
+        let trial = |clients, outstanding| Trial { clients, outstanding, files: 1000 };
         // What processors had is measured badly.
         let measure = |trial: Trial, server, client| -> Vec<Measured> {
             let of = |(work, report): (Work, KindReport)| Measured {
@@ -239,17 +271,52 @@ mod tests {
                 server: Nanos(server),
             };
             let works = [Work::Create, Work::Lookup, Work::Remove];
-            works.into_iter().zip(trial.simulate(&real, 2).unwrap()).map(of).collect()
+            works.into_iter().zip(trial.simulate(&real, 2).unwrap().operations).map(of).collect()
         };
-        let (one, many) = (measure(trial(1), 60_000, 50_000), measure(trial(32), 20_000, 15_000));
-        let fitted = Fitted::new((trial(1), &one), (trial(32), &many), 2).unwrap();
+        let trials = [trial(1, 1), trial(8, 2), trial(1, 32)];
+        let operations = [
+            measure(trials[0], 60_000, 50_000),
+            measure(trials[1], 35_000, 30_000),
+            measure(trials[2], 20_000, 15_000),
+        ];
+        let sampled = |at: usize| Sampled { trial: trials[at], operations: &operations[at] };
+        let samples = Samples { one: sampled(0), several: sampled(1), many: sampled(2) };
+        let fitted = Fitted::new(samples, 2).unwrap();
         let machine = Machine::parse(&fitted.to_toml(), Path::new("machine.toml")).unwrap();
-        for (trial, measured) in [(trial(1), one), (trial(32), many)] {
-            for (simulated, measured) in trial.simulate(&machine, 3).unwrap().iter().zip(measured) {
+        let check = |trial: Trial, measured: &[Measured], most: f64| {
+            for (simulated, measured) in trial.simulate(&machine, 3).unwrap().operations.iter().zip(measured)
+            {
                 let ratio = simulated.mean_us * 1e3 / measured.mean.0 as f64;
-                assert!((0.95..1.05).contains(&ratio), "{} of {trial:?}: {ratio}", simulated.kind);
+                assert!((ratio - 1.0).abs() < most, "{} of {trial:?}: {ratio}", simulated.kind);
             }
-        }
+        };
+        trials.iter().zip(&operations).for_each(|(trial, measured)| check(*trial, measured, 0.05));
+        // What it was not fitted to.
+        check(trial(4, 4), &measure(trial(4, 4), 0, 0), 0.1);
+    }
+
+    #[test]
+    fn what_comes_over_one_connection_takes_turns_together() {
+        let text = "[network]\npreset = \"free\"\n[model]\ncreate = \"1 us\"\nturn = \"10 us\"";
+        let machine = Machine::parse(text, Path::new("machine.toml")).unwrap();
+        let mean = |clients, outstanding| {
+            let trial = Trial { clients, outstanding, files: 800 / u64::from(clients) };
+            trial.simulate(&machine, 1).unwrap().operations[0].mean_us
+        };
+        // Eight requests each; over connections of their own each takes a turn.
+        let (together, apart) = (mean(1, 8), mean(8, 1));
+        assert!((15.0..25.0).contains(&together) && (85.0..95.0).contains(&apart), "{together} {apart}");
+    }
+
+    #[test]
+    fn clients_send_what_the_measured_ones_send() {
+        let machine = Machine::parse("[network]\npreset = \"loopback\"", Path::new("machine.toml")).unwrap();
+        let report = Trial { clients: 8, outstanding: 2, files: 500 }.simulate(&machine, 1).unwrap();
+        // One for each of three operations, and few to begin with.
+        let operations: u64 = report.operations.iter().map(|it| it.count).sum();
+        let requests = report.messages["request"];
+        assert!(operations == 12_000 && (12_000..12_200).contains(&requests), "{requests} for {operations}");
+        assert!(report.operations.iter().all(|it| it.mean_us > 1.0), "nothing is told early");
     }
 
     #[test]
@@ -260,7 +327,7 @@ mod tests {
             );
             let machine = Machine::parse(&text, Path::new("machine.toml")).unwrap();
             let simulated = Trial { clients: 1, outstanding: 16, files: 2000 }.simulate(&machine, 1).unwrap();
-            simulated[0].mean_us
+            simulated.operations[0].mean_us
         };
         // 16 requests, each of which takes 20 us of one of the processors.
         let (one, two) = (with(1), with(2));

@@ -31,7 +31,7 @@ mod time;
 pub mod trace;
 mod world;
 
-pub use calibrate::{Fitted, Measured, Trial};
+pub use calibrate::{Fitted, Measured, Sampled, Samples, Trial};
 pub use check::{Checker, Violation};
 pub use clock::ClockSettings;
 pub use disk::DiskSettings;

@@ -124,6 +124,17 @@ impl Message {
         }
     }
 
+    /// These bytes are announced even if they are few.
+    pub fn announced(&self) -> bool {
+        match self {
+            Self::FromClient(message) => message.announced(),
+            Self::FromServer(message) => message.announced(),
+            Self::ToData(message) => message.announced(),
+            Self::FromData(message) => message.announced,
+            _ => false,
+        }
+    }
+
     /// Bytes that it takes, and a number that tells it from others.
     pub fn measure(&self) -> (usize, u64) {
         // Nothing in a message refuses to be encoded.
@@ -216,7 +227,13 @@ mod tests {
         let message = |byte| {
             let io = StreamIo::Write { ino: Ino(5), offset: 7 };
             let (id, below) = (RequestId(300), RequestId(299));
-            Message::FromClient(FromClient::Stream { id, below, io, data: vec![byte; 1000] })
+            Message::FromClient(FromClient::Stream {
+                id,
+                below,
+                announced: false,
+                io,
+                data: vec![byte; 1000],
+            })
         };
         let (bytes, number) = message(1).measure();
         assert_eq!(bytes, postcard::to_allocvec(&message(1)).unwrap().len());

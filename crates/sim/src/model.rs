@@ -44,6 +44,9 @@ pub struct ModelSettings {
     /// as it has had nothing to do.
     pub wake: Option<Distribution>,
     pub client_wake: Option<Distribution>,
+    /// Of a server's and of a client's processor besides, whenever it turns to a connection: it takes all that has come on that by then.
+    pub turn: Option<Distribution>,
+    pub client_turn: Option<Distribution>,
 }
 
 /// A kind of work of which a model knows the cost.
@@ -65,10 +68,12 @@ pub enum Work {
     ClientMessage,
     Wake,
     ClientWake,
+    Turn,
+    ClientTurn,
 }
 
 impl Work {
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 18] = [
         Self::Create,
         Self::Remove,
         Self::Rename,
@@ -85,6 +90,8 @@ impl Work {
         Self::ClientMessage,
         Self::Wake,
         Self::ClientWake,
+        Self::Turn,
+        Self::ClientTurn,
     ];
 
     /// As scenarios and series name it.
@@ -106,6 +113,8 @@ impl Work {
             Self::ClientMessage => "client_message",
             Self::Wake => "wake",
             Self::ClientWake => "client_wake",
+            Self::Turn => "turn",
+            Self::ClientTurn => "client_turn",
         }
     }
 }
@@ -148,7 +157,8 @@ impl Model {
         model.0[Work::Rename as usize] = Distribution::normal(micros(378), micros(25));
         model.0[Work::Entry as usize] = Distribution::constant(ENTRY);
         model.0[Work::Attributes as usize] = Distribution::constant(Nanos(13_200));
-        for free in [Work::Peer, Work::Client, Work::ClientMessage, Work::Wake, Work::ClientWake] {
+        let of_clients = [Work::Client, Work::ClientMessage, Work::ClientWake, Work::ClientTurn];
+        for free in [Work::Peer, Work::Wake, Work::Turn].into_iter().chain(of_clients) {
             model.0[free as usize] = Distribution::ZERO;
         }
         model
@@ -199,6 +209,8 @@ impl Model {
             client_message,
             wake,
             client_wake,
+            turn,
+            client_turn,
         } = settings;
         let given = [
             create,
@@ -217,6 +229,8 @@ impl Model {
             client_message,
             wake,
             client_wake,
+            turn,
+            client_turn,
         ];
         for (own, given) in self.0.iter_mut().zip(given) {
             if let Some(given) = given {

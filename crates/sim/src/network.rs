@@ -33,7 +33,7 @@ pub struct NetworkSettings {
     pub latency: Option<Distribution>,
     /// Of each node's line, each way. None: bytes take no time.
     pub bandwidth: Option<Rate>,
-    /// Longer payloads are announced, and sent when they have been granted (carns III.D).
+    /// Longer payloads are announced, and sent when they have been granted (carns III.D); so are others that say so.
     pub eager: Option<Bytes>,
     /// The part of messages that is lost and sent again, 0 to 1. The others of the connection wait for them.
     pub loss: f64,

@@ -137,7 +137,7 @@ impl Spoiler {
         };
         if is_ignored {
             let result = Ok(DataReply::Done);
-            return Arrival::Answered(Message::FromData(FromData { id: asked.id, result }));
+            return Arrival::Answered(Message::FromData(FromData { id: asked.id, announced: false, result }));
         }
         Arrival::Taken(Message::ToData(asked))
     }
@@ -214,7 +214,7 @@ impl Saboteur for Spoiler {
                     Ok(Reply::Entry(_)) if self.every(50) => Ok(Reply::Absent { cacheable: false }),
                     result => result,
                 };
-                Arrival::Taken(Message::FromServer(FromServer::Reply { id, lease_ms: 0, touched, result }))
+                Arrival::Taken(reply(id, touched, result))
             }
             (Breakage::OneSidedCommit, Message::Peer(PeerMessage::Finish { id, vote: Some(_) })) => {
                 Arrival::Taken(Message::Peer(PeerMessage::Finish { id, vote: None }))
@@ -260,15 +260,11 @@ impl Saboteur for Spoiler {
                     request: Request::Create { early: Some(_), .. },
                     ..
                 }),
-            ) => {
-                let (lease_ms, touched, result) = (0, Touched::default(), Err(Errno::ENOSPC));
-                Arrival::Answered(Message::FromServer(FromServer::Reply { id, lease_ms, touched, result }))
-            }
+            ) => Arrival::Answered(reply(id, Touched::default(), Err(Errno::ENOSPC))),
             (what, Message::FromClient(FromClient::Request { id, request, .. }))
                 if is_ignored_lock(what, &request) =>
             {
-                let (lease_ms, touched, result) = (0, Touched::default(), Ok(Reply::Done));
-                Arrival::Answered(Message::FromServer(FromServer::Reply { id, lease_ms, touched, result }))
+                Arrival::Answered(reply(id, Touched::default(), Ok(Reply::Done)))
             }
             (_, Message::ToData(asked)) => self.arrives_at_data(asked),
             (_, message) => Arrival::Taken(message),
@@ -351,6 +347,10 @@ fn mask(list: &[u8]) -> Option<u32> {
 fn add(value: &mut Box<[u8]>, more: i64) {
     let number = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
     *value = number.map_or(0, |number| number + more).to_string().into_bytes().into();
+}
+
+fn reply(id: RequestId, touched: Touched, result: Result<Reply, Errno>) -> Message {
+    Message::FromServer(FromServer::Reply { id, lease_ms: 0, announced: false, touched, result })
 }
 
 fn finished(id: TransactionId) -> Arrival {

@@ -67,6 +67,8 @@ pub struct Cluster {
     pub low_watermark: usize,
     pub high_watermark: usize,
     pub cache: Caching,
+    /// Clients tell of changes before servers have made them, where they are alone.
+    pub early: bool,
     /// A client that is silent for so long loses its session.
     pub session: Nanos,
     pub lease: Nanos,
@@ -90,6 +92,7 @@ impl Default for Cluster {
             low_watermark: espalier_meta::Config::WATERMARKS.0,
             high_watermark: espalier_meta::Config::WATERMARKS.1,
             cache: Caching::Leases,
+            early: true,
             session: Nanos::from_millis(60_000),
             lease: Nanos::from_millis(10_000),
             strip: Bytes(64 << 10),

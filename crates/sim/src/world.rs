@@ -8,9 +8,11 @@ mod data;
 mod end;
 mod event;
 mod fabric;
+mod job;
 mod line;
 mod server;
 mod spans;
+mod turns;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -96,6 +96,30 @@ fn the_papers_baseline_costs_what_it_says() {
 }
 
 #[test]
+fn payloads_cost_a_handshake_where_their_files_are_not_eager() {
+    const FILES: u64 = 100;
+    let handshakes = |policy: &str, network: &str| {
+        let report = run(&format!(
+            "[cluster]\ndata = {DATA_SERVERS}\nclients = 2\n[policy]\n{policy}\n[network]\n{network}\n[model]\npreset = \"wu\"\n\
+             [[workload]]\nkind = \"nine-phases\"\nprocesses = 2\nfiles = {FILES}\nbytes = \"1000 B\"\n"
+        ));
+        report.messages.get("handshake").copied().unwrap_or_default()
+    };
+    for place in ["", "stuffing = false\n"] {
+        let [eager, announced] =
+            ["true", "false"].map(|eager| handshakes(&format!("{place}eager = {eager}"), ""));
+        // Two processes write each of their files once and read it once; a handshake is two messages.
+        assert_eq!((eager, announced), (0, 2 * 2 * 2 * FILES), "{place}");
+        assert_eq!(
+            handshakes(&format!("{place}eager = true"), "eager = \"0 B\""),
+            announced,
+            "the network's limit holds"
+        );
+        assert_eq!(handshakes(place, ""), 0);
+    }
+}
+
+#[test]
 fn whatever_breaks_no_datafile_is_left_behind() {
     for seed in 0..12 {
         let creator = if seed < 6 { "server" } else { "client" };

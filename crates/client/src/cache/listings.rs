@@ -130,8 +130,10 @@ impl Cache {
         let is_same =
             matches!(self.name(dir, &dirent.name, now)?, Binding::Inode(ino, _) if ino == dirent.ino);
         let record = self.records.get(&dirent.ino).filter(|record| is_same && record.lookups > 0)?;
-        let until = self.records.get(&dir)?.names.get(&dirent.name)?.until.min(record.lease);
-        let (attr, cacheable, home) = (self.attr(dirent.ino, now)?, true, Home::Table);
+        let listed = self.records.get(&dir)?;
+        let until = listed.names.get(&dirent.name)?.until.min(record.lease);
+        let (attr, cacheable, home) =
+            (self.attr(dirent.ino, now)?, listed.is_searchable_by_all(), Home::Table);
         Some((
             Entry { attr, cacheable, name_leased: true, attr_leased: true, alone: false, home, proof: 0 },
             until,

@@ -1,6 +1,6 @@
 use alloc::boxed::Box;
 
-use espalier_proto::{Attr, Name};
+use espalier_proto::{Attr, Name, mode};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -50,6 +50,11 @@ impl Known {
 }
 
 impl Record {
+    /// Whoever can reach this directory may search it, so that its names may be cached for all callers.
+    pub fn is_searchable_by_all(&self) -> bool {
+        self.attr.as_ref().is_some_and(|attr| attr.bare && attr.perm & mode::ANY_EXEC == mode::ANY_EXEC)
+    }
+
     /// Which names are not in the directory is known.
     pub fn is_whole(&self) -> bool {
         self.listed == Some(u64::MAX)

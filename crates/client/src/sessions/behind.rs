@@ -36,6 +36,11 @@ impl<T> Default for Behind<T> {
 }
 
 impl<T> Behind<T> {
+    /// Whether nobody waits.
+    pub fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.revoked.is_empty()
+    }
+
     /// Whether a call waits that is about an inode.
     pub fn is_any_about(&self, ino: Ino) -> bool {
         self.calls.iter().any(|(_, asked)| is_about(&asked.call, |it| it == ino))

@@ -2,7 +2,9 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched};
+use espalier_proto::{
+    Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched,
+};
 
 use super::end::Parked;
 use super::own::{Left, Own, Step};
@@ -204,7 +206,7 @@ impl<T> Sessions<T> {
         {
             return told.answer(ticket, Ok(Answer::Done));
         }
-        let page = if self.shares_names { Page::of(&call) } else { None };
+        let page = Page::of(&call).filter(|page| self.may(&caller, page.dir, Access::READ, now));
         let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
         let Some(end) = self.end(rank) else {
             // No server has told of such an inode.
@@ -298,8 +300,11 @@ impl<T> Sessions<T> {
 
     /// The first step of a call for a name that is known to stand for an inode at another rank, of which nothing is known; and for how
     /// long the name is known.
-    pub(super) fn known_elsewhere(&self, now: u64, call: &Call<'_>) -> Option<(Next, u64)> {
-        let Call::Request(Request::Lookup { dir, name }) = call else { return None };
+    pub(super) fn known_elsewhere(&self, now: u64, asked: &Asked<'_, T>) -> Option<(Next, u64)> {
+        let Call::Request(Request::Lookup { dir, name }) = &asked.call else { return None };
+        if !self.may(&asked.caller, *dir, Access::EXEC, now) {
+            return None;
+        }
         let (sighting, left) = self.cache.sighting(*dir, name, now)?;
         let find = Request::Find { ino: sighting.ino, kind: sighting.kind, open: None };
         Some((Next::Find(find, sighting), left))

@@ -1,24 +1,29 @@
 //! Changes that callers are told of before the server has answered, where nobody else can see the difference: files made and removed in a
-//! directory on which this client has an exclusive lease ([`Touched::exclusive`]). They are sent at once, and what depends on them is
-//! kept back until they are answered: other calls about the same names and inodes, whatever is to be durable, and the lease, if the server
-//! wants it back.
+//! directory on which this client has an exclusive lease ([`Touched::exclusive`]). What depends on them is kept back until they are
+//! answered: other calls about the same names and inodes, whatever is to be durable, and the lease, if the server wants it back.
+//!
+//! Since nobody waits for them they are sent together (J. Nagle, RFC 896): the first at once, those that come after it when it has been
+//! answered. A message by itself would cost both sides more than what is done for it.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    self as proto, Attr, Caller, END, Errno, FileType, Ino, Name, NewNode, Opened, Rank, Reply, Request,
-    RequestId, Time, Touched, mode,
+    self as proto, Access, Caller, END, Errno, FileType, FromClient, Ino, Name, NewNode, Opened, Rank, Reply,
+    Request, RequestId, Time, Touched, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-use super::{Asked, ForDoor, Sessions, Told};
+use super::rights::certainly_may;
+use super::{Asked, End, ForDoor, Sessions, Told};
 use crate::cache::new_file;
 use crate::{Answer, Call};
 
 /// So many changes may be told and not answered: more than a network holds, and few enough that who comes behind them does not wait for long.
 const MOST: usize = 64;
+/// So many are sent together, at most: as many as a server takes at once.
+const TOGETHER: usize = 16;
 /// So many numbers are kept in stock; more are asked for when half of them are left.
 const STOCK: u32 = Request::MAX_NUMBERS;
 /// The server's clock is asked for again after so many milliseconds: this one may be slower.
@@ -29,12 +34,12 @@ const AHEAD_MS: u64 = 1_000;
 const REFUSED_MS: u64 = 60_000;
 
 /// How a file is opened that has just been made.
-const NEW: Opened = Opened { streamed: false, keep_cache: true, limited: false, proof: 0 };
+const NEW: Opened = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 0 };
 
 /// What has been told and not answered.
 #[derive(Debug, Default)]
 pub(super) struct Early {
-    changes: HashMap<(Rank, RequestId), Change, FxBuildHasher>,
+    changes: BTreeMap<(Rank, RequestId), Change>,
     /// Writes that are sent when what was told of their files before is answered, in their order.
     unsent: VecDeque<Unsent>,
     /// The number of the last one.
@@ -183,9 +188,11 @@ impl<T> Sessions<T> {
             return None;
         };
         let (dir, rank) = (*dir, dir.rank());
-        let parent = self.cache.alone_in(dir, now).filter(|_| self.shares_names)?;
+        let parent = self.cache.alone_in(dir, now)?;
         let time = self.may_tell(now, rank)?;
-        if self.cache.is_early_name(dir, name) || !may_change(&parent, &asked.caller) {
+        // It has given numbers: superusers are what they say.
+        let may = certainly_may(&parent, &asked.caller, Access::WRITE | Access::EXEC, true);
+        if !may || self.cache.is_early_name(dir, name) {
             return None;
         }
         let (ino, request, answer, left) = match request {
@@ -233,14 +240,16 @@ impl<T> Sessions<T> {
     /// Answers a write to a file that was made so and is open since, as long as it stays small. It is sent when what was told of the
     /// file before is answered.
     fn write_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
-        let Call::Write { ino, offset, data, kill_suid_gid: false } = &asked.call else { return None };
+        let Call::Write { ino, offset, data, kill_suid_gid } = &asked.call else { return None };
         let (ino, rank) = (*ino, ino.rank());
         let dir = *self.early.open.get(&ino)?;
         let attr = self.cache.alone_writing(dir, ino, now).filter(|attr| !attr.streamed)?;
         let time = self.may_tell(now, rank)?;
         let start = if *offset == END { attr.size } else { *offset };
         let end = start.checked_add(data.len() as u64)?;
-        if data.is_empty() || end > self.early.supplies.get(&rank)?.strip || self.behind.is_any_about(ino) {
+        let kills = *kill_suid_gid && attr.perm & (mode::SET_UID | mode::SET_GID) != 0;
+        let is_small = !data.is_empty() && end <= self.early.supplies.get(&rank)?.strip;
+        if kills || !is_small || self.behind.is_any_about(ino) {
             return None;
         }
         let is_first = !self.cache.is_early(ino);
@@ -260,7 +269,7 @@ impl<T> Sessions<T> {
 
     /// The time of a change, if one may be told now.
     fn may_tell(&self, now: u64, rank: Rank) -> Option<Time> {
-        let is_ready = self.ends.get(&rank)?.link.is_ready() && self.early.count() < MOST;
+        let is_ready = self.ends.get(&rank)?.link.is_ready() && self.early.count() < MOST && self.tells_early;
         self.early.supplies.get(&rank)?.time(now).filter(|_| is_ready)
     }
 
@@ -269,6 +278,18 @@ impl<T> Sessions<T> {
             let id = end.ask(caller, request);
             self.early.changes.insert((rank, id), change);
         }
+    }
+
+    /// Whether what is to be sent to a server may wait for more to come: nobody waits for any of it, and it goes on when what has been sent
+    /// before is answered.
+    pub(super) fn may_linger(&self, rank: Rank, end: &End<T>) -> bool {
+        let Some(FromClient::Request { id: first, .. }) = end.out.first() else { return false };
+        let is_early = |message: &FromClient| matches!(message, FromClient::Request { id, .. } if self.early.is_change(rank, *id));
+        let mut sent = self.early.changes.range((rank, RequestId(0))..(rank, *first));
+        self.behind.is_empty()
+            && end.out.len() < TOGETHER
+            && sent.next().is_some()
+            && end.out.iter().all(is_early)
     }
 
     /// What was told of a file is answered: what has waited for that is sent.
@@ -356,7 +377,7 @@ impl<T> Sessions<T> {
     /// Asks for what early changes need, where changes are under leases.
     pub(super) fn supply(&mut self, now: u64, rank: Rank) {
         let supply = self.early.supplies.entry(rank).or_default();
-        if !supply.is_short(now) {
+        if !self.tells_early || !supply.is_short(now) {
             return;
         }
         let request = Request::TakeNumbers { rank, count: supply.wanted() };
@@ -437,17 +458,4 @@ impl<T> Sessions<T> {
             self.early_failed(change, Errno::EIO, told);
         }
     }
-}
-
-/// Whether it is certain that a caller may make and remove names in a directory: of his groups only one is known.
-fn may_change(dir: &Attr, caller: &Caller) -> bool {
-    const WRITE_AND_EXEC: u32 = 0o3;
-    let allows = |shift: u32| dir.perm >> shift & WRITE_AND_EXEC == WRITE_AND_EXEC;
-    dir.bare
-        && match caller.uid {
-            0 => true,
-            uid if uid == dir.uid => allows(6),
-            _ if caller.gid == dir.gid => allows(3),
-            _ => allows(3) && allows(0),
-        }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use espalier_library::{
-    ConnectError, Credentials, FileSystem, FileType, Messages, OpenOptions, User, blocking,
+    ConnectError, ConnectOptions, Credentials, FileSystem, FileType, Messages, OpenOptions, User, blocking,
 };
 
 use crate::RANKS;
@@ -245,6 +245,55 @@ async fn each_sees_at_once_what_the_other_has_changed() {
         assert_eq!(errno(two.metadata("/dir/moved").await), ENOENT);
     }
     assert!(a.messages().revocations > 0 && b.messages().revocations > 0);
+}
+
+/// Makes files in a directory until one is made early: the server must have made the directory everywhere, and have set numbers aside, which
+/// a disk may take its time for.
+async fn first_early(fs: &FileSystem, dir: &str) -> String {
+    for file in 0..1_000 {
+        let (before, path) = (fs.messages(), format!("{dir}/early {file}"));
+        fs.create_file(&path, 0o644).await.unwrap();
+        if fs.messages().replies == before.replies {
+            return path;
+        }
+        tokio::time::sleep(Duration::from_millis(30)).await;
+    }
+    panic!("the server waits for every file");
+}
+
+/// On one thread, where nothing is received while nothing is waited for.
+#[tokio::test]
+async fn who_wants_it_is_told_of_changes_before_the_server_has_made_them() {
+    let url = server();
+    for is_early in [true, false] {
+        let mut options = ConnectOptions::new();
+        let fs = options.early(is_early).connect(&url, &Credentials::Insecure).await.unwrap();
+        let dir = format!("/{is_early}");
+        fs.create_dir(&dir).await.unwrap();
+        let mut first = format!("{dir}/first");
+        fs.create_file(&first, 0o644).await.unwrap();
+        if is_early {
+            first = first_early(&fs, &dir).await;
+            fs.sync_all(&dir).await.unwrap();
+        }
+        let before = fs.messages();
+        for file in 0..10 {
+            fs.write(format!("{dir}/{file}"), b"bytes").await.unwrap();
+        }
+        fs.remove_file(&first).await.unwrap();
+        let (requests, replies) = (since(&fs, before).0, fs.messages().replies - before.replies);
+        // What nobody waits for is kept until the first of it is answered.
+        assert_eq!((requests > 10, replies == 0), (!is_early, is_early), "{requests} {replies}");
+        if is_early {
+            fs.sync_all(&dir).await.unwrap();
+        }
+        let other = connect(&url).await;
+        assert_eq!(errno(other.metadata(&first).await), ENOENT);
+        assert_eq!(other.read(format!("{dir}/9")).await.unwrap(), b"bytes");
+        fs.create_file(format!("{dir}/last"), 0o644).await.unwrap();
+        fs.close().await;
+        other.metadata(format!("{dir}/last")).await.unwrap();
+    }
 }
 
 /// Leases last longer than this test waits.

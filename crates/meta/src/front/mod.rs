@@ -39,6 +39,8 @@ pub struct Front {
     groups: BTreeMap<(ClientId, RequestId), (IoId, u32)>,
     /// What is to be done with files of which it is not known yet where the bytes are.
     unplaced: Vec<(Ino, StreamRequest)>,
+    /// Requests whose answers are to be announced, if they have payloads.
+    announced: BTreeSet<(ClientId, RequestId)>,
     /// Restricted clients whose sessions are about to begin or to go on.
     entering: BTreeMap<ClientId, Entering>,
 }
@@ -124,6 +126,7 @@ impl Front {
             attached: BTreeSet::new(),
             groups: BTreeMap::new(),
             unplaced: Vec::new(),
+            announced: BTreeSet::new(),
             entering: BTreeMap::new(),
         }
     }
@@ -169,10 +172,11 @@ impl Front {
     ) -> Result<bool, Unrestricted> {
         let mut is_answered = true;
         match message {
-            FromClient::Request { id, below, caller, request } => {
+            FromClient::Request { id, below, announced, caller, request } => {
                 if rights.subtree.is_some() && self.meta.root_of(client).is_none() {
                     return Err(Unrestricted);
                 }
+                self.announced.extend(announced.then_some((client, id)));
                 if let Err(refusal) = rights.check(&request) {
                     self.answer((client, id), Err(refusal));
                 } else {
@@ -181,12 +185,16 @@ impl Front {
                     let last = self.out.replies.last().map(|last| (last.to, last.id));
                     is_answered = last == Some((client, id)) || self.meta.is_under_way(client, id);
                 }
+                if !is_answered {
+                    self.announced.remove(&(client, id));
+                }
             }
-            FromClient::Stream { id, below, io, data } => {
+            FromClient::Stream { id, below, announced, io, data } => {
                 let allowed = rights.check_stream(&io, &data);
                 if let Err(refusal) = allowed.and_then(|()| self.meta.may_stream(client, &io)) {
                     self.answer((client, id), Err(refusal));
                 } else if self.meta.begin_stream(now, (client, id), below, &mut self.out) {
+                    self.announced.extend(announced.then_some((client, id)));
                     self.place(now, StreamRequest { of: (client, id), io, layout: None, data });
                 } else {
                     is_answered = false;
@@ -248,7 +256,8 @@ impl Front {
         }
         let send = &mut routed.send;
         send.extend(out.replies.drain(..).map(|Answered { to, id, result, lease_ms, touched }| {
-            (to, FromServer::Reply { id, lease_ms, touched, result })
+            let announced = self.announced.remove(&(to, id));
+            (to, FromServer::Reply { id, lease_ms, announced, touched, result })
         }));
         send.extend(out.locked.drain(..).map(|(client, wait)| (client, FromServer::Locked { wait })));
         send.extend(out.revocations.drain(..).map(|revocation| {
@@ -257,6 +266,7 @@ impl Front {
         self.tell_those_who_know(send);
         for client in core::mem::take(&mut self.out.expired) {
             self.groups.retain(|(of, _), _| *of != client);
+            self.announced.retain(|(of, _)| *of != client);
             self.attached.remove(&client);
             routed.ended.push(client);
         }
@@ -299,8 +309,8 @@ impl Front {
 
     /// An answer that the machine has no part in.
     fn answer(&mut self, (to, id): (ClientId, RequestId), result: Result<Reply, Errno>) {
-        let touched = Touched::default();
-        self.routed.send.push((to, FromServer::Reply { id, lease_ms: 0, touched, result }));
+        let (announced, touched) = (self.announced.remove(&(to, id)), Touched::default());
+        self.routed.send.push((to, FromServer::Reply { id, lease_ms: 0, announced, touched, result }));
     }
 
     // ---- Sessions

@@ -2,9 +2,9 @@
 //! files in it and tell its callers before the server has answered, as CephFS's clients do with asynchronous creates and unlinks.
 //! Before anybody else comes to know the directory its client gives the lease up, which it does when all that it has told is done.
 
-use espalier_proto::{ClientId, Ino, Request};
+use espalier_proto::{ClientId, Errno, Ino, Request};
 
-use super::table::Key;
+use super::table::{Key, Leases};
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
@@ -75,6 +75,18 @@ impl Meta {
             }
         }
         Ok(())
+    }
+
+    /// Whether quotas allow what a client does in a directory; which they do if it has told its caller that it is done while it was alone
+    /// there. Whoever sets a quota waits for that, but one that is set at another rank may become known here only afterwards.
+    pub(crate) fn unless_told(&self, cx: &Cx<'_>, dir: Ino, allowed: Step<()>) -> Step<()> {
+        let is_alone = |leases: &Leases| leases.is_held_by(cx.client, Key::exclusive(dir));
+        match allowed {
+            Err(Stop::Fail(Errno::EDQUOT)) if cx.is_told && self.leases.as_ref().is_some_and(is_alone) => {
+                Ok(())
+            }
+            allowed => allowed,
+        }
     }
 
     /// Makes a lease on a directory an exclusive one. Whether that could be.

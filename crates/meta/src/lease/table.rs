@@ -191,6 +191,12 @@ impl Leases {
         kept
     }
 
+    /// Whether a client has a lease, also if it has been asked to give it up.
+    pub(crate) fn is_held_by(&self, client: ClientId, key: Key) -> bool {
+        let mut holders = self.holders.get(&key).into_iter().flatten();
+        holders.any(|holder| holder.client == client && holder.until > 0)
+    }
+
     /// Directories that some client may be alone in.
     pub(crate) fn exclusive(&self) -> Vec<Ino> {
         self.holders.keys().filter(|key| key.hash == EXCLUSIVE).map(|key| key.ino).collect()

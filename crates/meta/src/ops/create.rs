@@ -60,7 +60,7 @@ impl Meta {
         if let Some(rank) = self.home_elsewhere(cx, &inode) {
             return self.mkdir_elsewhere(cx, rank, (dir, name), inode);
         }
-        self.state.admit(&[(dir, inode.weight())], &[])?;
+        self.unless_told(cx, dir, self.state.admit(&[(dir, inode.weight())], &[]))?;
         let limited = inode.is_streamed() && self.state.limits_below(dir)?.bytes.is_some();
         let mut delegation = None;
         if !inode.is_bare() {
@@ -72,7 +72,7 @@ impl Meta {
         } else {
             delegation = self.grant_datafile(cx, &inode)?;
         }
-        let attr = inode.attr(None);
+        let (attr, announced) = (inode.attr(None), self.announces(&inode));
         self.draw(&inode);
         let name = name.clone();
         let event = match Bare::of(&inode) {
@@ -88,7 +88,7 @@ impl Meta {
         };
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, proven);
-        let opened = Opened { streamed: attr.streamed, keep_cache: true, limited, proof };
+        let opened = Opened { streamed: attr.streamed, keep_cache: true, limited, announced, proof };
         Ok(Reply::Created(entry, opened).unless_unmeasured(delegation))
     }
 

@@ -24,6 +24,7 @@ impl Meta {
         }
         let mut delegation = self.grant(cx, ino, layout, access, limited)?;
         delegation.capability.since = since;
+        delegation.capability.announced = self.announces(self.state.inode(ino)?);
         Ok(Reply::Delegated(Some(Box::new(delegation))))
     }
 

@@ -47,8 +47,9 @@ impl Meta {
         }
         self.opened(ino);
         self.tell_inode(cx, ino);
+        let announced = self.announces(self.state.inode(ino)?);
         let proof = self.proof(cx.client, ino, Proven::opened(how.access));
-        Ok(Reply::Opened(Opened { streamed, keep_cache, limited, proof }))
+        Ok(Reply::Opened(Opened { streamed, keep_cache, limited, announced, proof }))
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {

@@ -10,7 +10,7 @@ impl Meta {
     pub(crate) fn tmpfile(&mut self, cx: &mut Cx<'_>, dir: Ino, perm: u32, umask: u32) -> Step<Reply> {
         let mut inode = self.new_inode(cx, dir, &NewNode::Regular, (perm, umask), None)?;
         inode.nlink = 0;
-        let attr = inode.attr(None);
+        let (attr, announced) = (inode.attr(None), self.announces(&inode));
         self.draw(&inode);
         self.commit(cx, &Event::TmpFile { inode })?;
         if let Some(cached) = self.state.inodes.get_mut(&attr.ino) {
@@ -19,6 +19,7 @@ impl Meta {
         let entry = self.entry(cx, None, false, attr);
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, Proven::OpenedToWrite);
-        Ok(Reply::Created(entry, Opened { streamed: attr.streamed, keep_cache: true, limited: false, proof }))
+        let (streamed, keep_cache, limited) = (attr.streamed, true, false);
+        Ok(Reply::Created(entry, Opened { streamed, keep_cache, limited, announced, proof }))
     }
 }

@@ -38,7 +38,10 @@ impl Meta {
         }
         self.state.strip(ino)?;
         if !data.is_empty() {
-            self.state.admit_size(ino, end)?;
+            if let Err(stop) = self.state.admit_size(ino, end) {
+                let parents = self.state.load_parents(ino)?;
+                self.unless_told(cx, parents.first().map_or(ino, |(dir, _)| *dir), Err(stop))?;
+            }
             self.drop_capability(cx, ino)?;
             let mut event = Event::Write { ino, offset, data: take(data), kill_suid_gid, time: cx.now };
             let done = self.commit(cx, &event);

@@ -120,10 +120,10 @@ impl Meta {
             Outcome::Attr(ino) => Reply::Attr(self.attr(cx, self.state.inode(*ino)?)?),
             Outcome::Given { ino, named, opened, .. } => {
                 let (home, inode) = (self.state.cached(*ino)?.told_home(), self.state.inode(*ino)?);
-                let streamed = inode.is_streamed();
+                let (streamed, announced) = (inode.is_streamed(), self.announces(inode));
                 let limited = streamed && self.state.is_limited(*ino)?;
                 let proof = self.proof(cx.client, *ino, Proven::opened(opened.unwrap_or(Access::empty())));
-                let how = Opened { streamed, keep_cache: false, limited, proof };
+                let how = Opened { streamed, keep_cache: false, limited, announced, proof };
                 let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
                 // No lease is given on what is told late.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
@@ -135,7 +135,8 @@ impl Meta {
                 let inode = self.state.inode(*ino)?.clone();
                 let (streamed, limited) = (inode.is_streamed(), self.state.is_limited(*ino)?);
                 let proof = self.proof(cx.client, *ino, Proven::OpenedToWrite);
-                let opened = Opened { streamed, keep_cache: false, limited, proof };
+                let announced = self.announces(&inode);
+                let opened = Opened { streamed, keep_cache: false, limited, announced, proof };
                 let delegation = self.grant_making(cx, &inode)?;
                 // The client has not heard of it, and so has not named it.
                 if let Some(cached) = self.state.inodes.get_mut(ino) {

@@ -1,6 +1,6 @@
 //! Who may change where a file ends: appends to a stream and truncations of it come one after the other, so that an append goes where
 //! the file ended when that was decided. If the server is killed before it is done, the file's end stays locked until the client has
-//! asked again, or does not wait for that any more, or its session has ended.
+//! asked again, or says what it asks again and that is not among it, or its session has ended.
 
 use alloc::vec::Vec;
 
@@ -37,10 +37,6 @@ impl Ends {
         if let Some(locked) = self.files.get_mut(&ino) {
             locked.waiting.push(operation);
         }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.files.is_empty()
     }
 
     /// The operation that waits no longer, if it did.

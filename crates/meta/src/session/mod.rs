@@ -184,9 +184,7 @@ impl Meta {
     pub(crate) fn admit(&mut self, now: Now, mut task: Task, below: RequestId, out: &mut Outbox) {
         let (from, id) = (task.from, task.id);
         let reclaims = matches!(task.request, Request::Reclaim { .. } | Request::ReclaimLocks { .. });
-        let begins = self.begin(now, (from, id), below, reclaims, out);
-        self.unlock_unwanted(now, from, out);
-        if !begins {
+        if !self.begin(now, (from, id), below, reclaims, out) {
             return;
         }
         let kept = self.state.sessions.get(&from).and_then(|kept| kept.completed.get(&id));
@@ -273,18 +271,6 @@ impl Meta {
         true
     }
 
-    /// What a client does not wait for any more and that has not been begun since a restart comes to nothing.
-    fn unlock_unwanted(&mut self, now: Now, client: ClientId, out: &mut Outbox) {
-        let Some(session) = self.sessions.clients.get(&client).filter(|_| !self.sessions.ends.is_empty())
-        else {
-            return;
-        };
-        let below = session.below;
-        let running: BTreeSet<_> = session.requests.range(..below).map(|(id, _)| *id).collect();
-        let is_unwanted = |(by, id)| by == client && id < below && !running.contains(&id);
-        self.unlock_ends(now, is_unwanted, out);
-    }
-
     /// Takes from a client what a request of it is going to release. If that is nothing, it is answered, as are requests about
     /// the session itself.
     fn claim(
@@ -324,7 +310,14 @@ impl Meta {
                 }
                 if taken.opens > 0 { return true } else { Ok(Reply::Done) }
             }
-            Request::Reclaim { held, last } => self.reclaim(now, from, held, *last, out),
+            Request::Reclaim { held, last, again } => {
+                let result = self.reclaim(now, from, held, *last, out);
+                if *last {
+                    // What it does not wait for any more, and has not been begun since, comes to nothing.
+                    self.unlock_ends(now, |(by, id)| by == from && again.binary_search(&id).is_err(), out);
+                }
+                result
+            }
             Request::ReclaimLocks { locks } => {
                 if session.awaited {
                     self.reclaim_locks(from, locks);

@@ -106,6 +106,24 @@ fn said(fs: &Harness) -> Vec<(u64, Vec<u64>)> {
 }
 
 #[test]
+fn a_capability_says_how_payloads_go() {
+    let fs = &mut cluster();
+    for (file, eager) in [("by itself", None), ("announced", Some("false")), ("eager", Some("true"))] {
+        if let Some(value) = eager {
+            let (name, value) = ((*b"user.espalier.eager").into(), value.as_bytes().into());
+            let (ino, mode, kill_sgid) = (Ino::ROOT, XattrMode::Any, false);
+            assert_eq!(
+                ask(fs, ONE, Request::SetXattr { ino, name, value, mode, kill_sgid }),
+                Ok(Reply::Done)
+            );
+        }
+        let ino = big(fs, ONE, file);
+        let given = delegate(fs, ONE, ino, Access::READ).unwrap().unwrap();
+        assert_eq!(given.capability.announced, eager == Some("false"), "{file}");
+    }
+}
+
+#[test]
 fn capabilities_are_for_those_who_have_the_file_open() {
     let fs = &mut cluster();
     let ino = big(fs, ONE, "big");

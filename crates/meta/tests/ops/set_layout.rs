@@ -174,7 +174,7 @@ fn a_machine_that_was_started_anew_goes_on() {
     let (dir, file, perm, umask, exclusive) = (Ino::ROOT, name("file"), 0o644, 0, true);
     let request = Request::Create { dir, name: file, node, perm, umask, open, exclusive, early: None };
     let caller = ROOT_CALLER;
-    let reclaim = Request::Reclaim { held: vec![], last: true };
+    let reclaim = Request::Reclaim { held: vec![], last: true, again: vec![] };
     for (from, number, request) in [(OTHER, 1, reclaim.clone()), (ONE, id + 1, reclaim), (ONE, id, request)] {
         let (id, below, caller) = (RequestId(number), RequestId(number.min(id)), caller.clone());
         fs.input(Input::Request { from, id, below, caller, request });

@@ -97,7 +97,10 @@ fn they_are_durable_before_the_client_has_them() {
         for client in [ONE, OTHER] {
             // The harness counts anew.
             fs.next += 100;
-            assert_eq!(ask(&mut fs, client, Request::Reclaim { held: vec![], last: true }), Ok(Reply::Done));
+            assert_eq!(
+                ask(&mut fs, client, Request::Reclaim { held: vec![], last: true, again: vec![] }),
+                Ok(Reply::Done)
+            );
         }
         let other = take(&mut fs, OTHER);
         assert!(other.0 >= end);

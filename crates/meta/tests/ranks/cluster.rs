@@ -277,7 +277,7 @@ impl Cluster {
         let from = self.clients[client].id;
         let fs = &mut self.hosts[rank].fs;
         match message {
-            FromClient::Request { id, below, caller, request } => {
+            FromClient::Request { id, below, caller, request, .. } => {
                 fs.now.nanos += 1;
                 fs.input(Input::Request { from, id, below, caller, request });
             }
@@ -289,7 +289,7 @@ impl Cluster {
     fn take_from_server(&mut self, client: usize, rank: usize, message: FromServer) {
         let it = &mut self.clients[client];
         match message {
-            FromServer::Reply { id, lease_ms, touched, result } => {
+            FromServer::Reply { id, lease_ms, touched, result, .. } => {
                 let asked = it.asked.take_if(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id));
                 let mut out = Vec::new();
                 it.lines[rank].link.answered(id, &result, asked.is_some(), &mut out);
@@ -328,7 +328,8 @@ impl Cluster {
                 if line.up {
                     let (id, lease_ms, touched, result) =
                         (reply.id, reply.lease_ms, reply.touched, reply.result);
-                    line.to_client.push_back(FromServer::Reply { id, lease_ms, touched, result });
+                    let announced = false;
+                    line.to_client.push_back(FromServer::Reply { id, lease_ms, announced, touched, result });
                 }
             }
             for revocation in std::mem::take(&mut fs.revocations) {

@@ -123,13 +123,14 @@ pub fn stat(id: u64) -> FromClient {
 
 fn request_of(id: u64, request: Request) -> FromClient {
     let caller = Caller { uid: 1, gid: 2, pid: 3, groups: Default::default() };
-    FromClient::Request { id: RequestId(id), below: RequestId(0), caller, request }
+    FromClient::Request { id: RequestId(id), below: RequestId(0), announced: false, caller, request }
 }
 
 pub fn bytes(id: u64, data: Vec<u8>) -> FromServer {
     FromServer::Reply {
         id: RequestId(id),
         lease_ms: 0,
+        announced: false,
         touched: Touched::default(),
         result: Ok(Reply::Bytes(data)),
     }

@@ -193,7 +193,8 @@ impl DataServer {
                         ?asker,
                         "a capability was refused: it is another's, or no server has made it"
                     );
-                    let _ = sender.send(FromData { id: message.id, result: Err(Errno::EACCES) });
+                    let (id, announced, result) = (message.id, false, Err(Errno::EACCES));
+                    let _ = sender.send(FromData { id, announced, result });
                 }
             }
             while !waiting.is_empty() {

@@ -28,7 +28,7 @@ const BLOCK_BYTES: u32 = 4096;
 impl Door for FuseDoor {
     type Ticket = Ticket;
 
-    fn shares_names(&self) -> bool {
+    fn is_checked(&self) -> bool {
         self.kernel_checks
     }
 

@@ -375,7 +375,9 @@ impl Server {
 
     /// A message with all that the machine does not know; `None`: it comes later.
     fn ready(&self, inner: &mut Inner, turn: Turn, to: ClientId, message: FromServer) -> Option<FromServer> {
-        let FromServer::Reply { id, lease_ms, touched, result } = message else { return Some(message) };
+        let FromServer::Reply { id, lease_ms, announced, touched, result } = message else {
+            return Some(message);
+        };
         if let Some(served) = self.id_of(inner, (to, id)) {
             self.errands.tracer.end(served);
         }
@@ -391,7 +393,7 @@ impl Server {
             self.seal(inner, to, &mut reply);
             self.complete(reply)
         });
-        Some(FromServer::Reply { id, lease_ms, touched, result })
+        Some(FromServer::Reply { id, lease_ms, announced, touched, result })
     }
 
     /// Adds what the machine does not know.
@@ -506,8 +508,8 @@ impl Inner {
         let id = if let FromServer::Reply { id, .. } = &message { Some(*id) } else { None };
         match (sender.queue(message), id) {
             (Err(NetError::TooLong { .. }), Some(id)) => {
-                let (touched, result) = (Touched::default(), Err(Errno::E2BIG));
-                let _ = sender.queue(FromServer::Reply { id, lease_ms: 0, touched, result });
+                let (announced, touched, result) = (false, Touched::default(), Err(Errno::E2BIG));
+                let _ = sender.queue(FromServer::Reply { id, lease_ms: 0, announced, touched, result });
             }
             // The client asks again when it has another connection.
             (Err(error), _) => {

@@ -168,7 +168,8 @@ impl Server {
             striper.servers.measure_space().await;
             let result = result.and_then(|reply| server.complete(reply));
             let sender = server.lock().ok().and_then(|inner| inner.sender_to(to));
-            let reply = FromServer::Reply { id, lease_ms, touched: Touched::default(), result };
+            let (announced, touched) = (false, Touched::default());
+            let reply = FromServer::Reply { id, lease_ms, announced, touched, result };
             // What a connection does not take any more the client asks for again when it has another.
             if let Some(Err(error)) = sender.map(|sender| sender.send(reply)) {
                 tracing::debug!(%error, "a message to a client was not sent");

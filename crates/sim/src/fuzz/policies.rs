@@ -30,6 +30,7 @@ impl Live {
             Key::Stuffing,
             Key::Precreation,
             Key::Coalescing,
+            Key::Eager,
             Key::NumDfiles,
             Key::DistName,
             Key::DistParams,
@@ -60,7 +61,9 @@ impl Live {
                 let share = |random: &mut Random| self.strip * random.random_range(1..=2);
                 format!("strips:0:{};1:{};0:{}", share(random), share(random), share(random))
             }
-            Key::Stuffing | Key::Precreation | Key::NoMetafile | Key::Coalescing => switch(random),
+            Key::Stuffing | Key::Precreation | Key::NoMetafile | Key::Coalescing | Key::Eager => {
+                switch(random)
+            }
             Key::Create => one_of(random, &["server", "client"]),
         }
     }

@@ -32,7 +32,7 @@ impl Repeats {
                 self.data.insert((from, to, *id), *ino)
             }
             // What others have done already is done again with another capability.
-            Message::FromData(FromData { id, result: Ok(DataReply::Stale) }) => {
+            Message::FromData(FromData { id, result: Ok(DataReply::Stale), .. }) => {
                 self.data.get(&(to, from, *id)).copied()
             }
             Message::FromClient(FromClient::Stream { id, io: StreamIo::Write { ino, .. }, .. }) => {

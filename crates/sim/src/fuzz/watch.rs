@@ -51,6 +51,8 @@ pub struct Watch {
     calls: u64,
     /// The call that the trace is about, while it is under way: of which client, and what that calls it.
     traced: Option<(u32, u64)>,
+    /// It was answered early: it is under way until its server has answered.
+    traced_early: bool,
 }
 
 /// Shares the watch with who runs the world.
@@ -88,6 +90,7 @@ impl Watch {
             asked: BTreeMap::new(),
             calls: 0,
             traced: None,
+            traced_early: false,
         }
     }
 
@@ -140,7 +143,9 @@ impl Observer for Eyes {
         let mut watch = self.0.borrow_mut();
         if watch.traced == Some((client, call)) {
             watch.note(now, || format!("client {client} is answered {}", shortened(result)));
-            watch.traced = None;
+            if !watch.traced_early {
+                watch.traced = None;
+            }
         }
         if watch.violation.is_none() {
             let held = watch.locks.answered(now, ClientId(client.into()), call, result);
@@ -153,7 +158,9 @@ impl Observer for Eyes {
     }
 
     fn told_early(&mut self, client: u32, call: u64) {
-        self.0.borrow_mut().checker.told_early(ClientId(client.into()), call);
+        let mut watch = self.0.borrow_mut();
+        watch.traced_early |= watch.traced == Some((client, call));
+        watch.checker.told_early(ClientId(client.into()), call);
     }
 
     fn asked(&mut self, client: u32, call: u64, rank: Rank, message: &FromClient) {
@@ -178,6 +185,10 @@ impl Observer for Eyes {
         if let Some(call) = watch.asked.remove(&(client, rank, id)) {
             let fails = watch.disks_fail && *result == Err(Errno::EIO);
             watch.checker.carried_out(now, ClientId(client.into()), call, fails);
+            if watch.traced_early && watch.traced == Some((client, call)) {
+                watch.note(now, || format!("rank {} has answered {}", rank.0, shortened(result)));
+                watch.traced = None;
+            }
         }
         let over = watch.fates.replied(now, (client, rank, id), result);
         watch.settle(over);

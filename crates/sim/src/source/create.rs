@@ -14,6 +14,9 @@ pub(super) struct Create {
     files: u64,
     /// All processes use one directory.
     shared: bool,
+    /// The first process makes the directories of all: where several clients do, they fight for the leases on where these lie, and look
+    /// their names up again and again for a while.
+    one_makes: bool,
     bytes: Bytes,
     /// Files are opened when they are made, and closed; otherwise they remain empty.
     open: bool,
@@ -28,6 +31,7 @@ impl Default for Create {
         Self {
             files: 1000,
             shared: true,
+            one_makes: false,
             bytes: Bytes(0),
             open: true,
             stat: false,
@@ -47,8 +51,13 @@ impl Create {
     }
 
     pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
-        let Self { files, shared, bytes, open, stat, remove, fresh } = *self;
+        let Self { files, shared, one_makes, bytes, open, stat, remove, fresh } = *self;
         let dir = if shared { member.crew.dir.clone() } else { member.own() };
+        let dirs = match (one_makes, member.is_first()) {
+            (false, _) => vec![member.own()],
+            (true, true) => (0..member.crew.processes).map(|process| member.path(process)).collect(),
+            (true, false) => Vec::new(),
+        };
         let number = member.number;
         let paths = move || {
             let dir = dir.clone();
@@ -56,7 +65,10 @@ impl Create {
         };
         let (made, stats, removes) = (paths.clone(), paths.clone(), paths.clone());
         begin(member)
-            .chain(only_if(!shared, [Op::mkdir(member.own()).into(), Step::Barrier]))
+            .chain(only_if(
+                !shared,
+                dirs.into_iter().map(|dir| Step::Do(Op::mkdir(dir))).chain([Step::Barrier]),
+            ))
             .chain(only_if(open, paths().flat_map(move |path| make_file(path, bytes.0, 1 << 20))))
             .chain(only_if(!open, made().map(|path| Op::mknod(path).into())))
             .chain(only_if(stat && fresh, [Step::Barrier, Step::Forget]))

@@ -29,6 +29,7 @@ use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
 use crate::world::spans::{asks, place_of};
+use crate::world::turns::Turns;
 
 /// The first client's number; those before are machines' own.
 pub const FIRST: u64 = 100;
@@ -90,6 +91,7 @@ pub struct Client {
     pub slots: Vec<Slot>,
     calls: u64,
     cpu: Station<ClientJob>,
+    turns: Turns,
     random: Random,
     leases: bool,
     /// Without leases it may believe for a while what it was told.
@@ -114,18 +116,24 @@ impl Client {
         let number = u64::from(node.0);
         let session = scenario.cluster.session;
         let id = ClientId(FIRST + u64::from(index));
+        let mut sessions =
+            Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true);
+        if !scenario.cluster.early {
+            sessions.wait_for_servers();
+        }
         Self {
             node,
             index,
             id,
             clock: Clock::new(&scenario.clock, &mut seed.random("clock", number)),
-            sessions: Sessions::new(Cache::new(CACHED, Users::AtOnce), scenario.cluster.ranks.into(), true),
+            sessions,
             told: Told::default(),
             lines: BTreeMap::new(),
             asking: Asking::new((node, place_of(id)), Node(scenario.cluster.ranks.into()), false),
             slots: Vec::new(),
             calls: 0,
             cpu: Station::new(1),
+            turns: Turns::default(),
             random: seed.random("client", number),
             leases: scenario.cluster.cache == Caching::Leases,
             believed: match scenario.cluster.cache {
@@ -148,9 +156,11 @@ impl Client {
         (self.slots.len() - 1) as u32
     }
 
-    /// Its processes never forget what inodes they have been told of, as if a kernel held them.
+    /// Its processes never forget what inodes they have been told of, as if a kernel held them; with every other client it does not
+    /// check what they may do.
     pub fn keep_told(&mut self, ranks: u16) {
-        self.sessions = Sessions::new(Cache::new(CACHED, Users::Tell), ranks.into(), true);
+        let is_checked = self.index.is_multiple_of(2);
+        self.sessions = Sessions::new(Cache::new(CACHED, Users::Tell), ranks.into(), is_checked);
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
@@ -259,7 +269,7 @@ impl Client {
         let ticket = Ticket { process, call: self.calls };
         fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
         fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
-        let known = self.sessions.answer(now, &call).map(|(result, _)| result);
+        let known = self.sessions.answer(now, &caller, &call).map(|(result, _)| result);
         let shown = self.clock.shown(fabric.now);
         let believed = || self.believed.as_ref().and_then(|it| it.answer(shown, &call)).map(Ok);
         if let Some(result) = known.or_else(believed) {
@@ -320,8 +330,11 @@ impl Client {
             ClientJob::Process(_) => Work::Client,
             ClientJob::Message(..) | ClientJob::Handshake => Work::ClientMessage,
         };
-        let time = fabric.model.cost(work).sample(&mut self.random)
+        let mut time = fabric.model.cost(work).sample(&mut self.random)
             + fabric.model.wake(Work::ClientWake, idle, &mut self.random);
+        if let ClientJob::Message(wire, ..) = job {
+            time += self.turns.cost(fabric, Work::ClientTurn, (wire, since), &mut self.random);
+        }
         fabric.work(time, Event::Prepared { client: self.index, job, since });
     }
 
@@ -441,6 +454,7 @@ impl Client {
     }
 
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
+        self.turns.lost(wire);
         if let Some((other, pause)) = self.asking.lost(wire) {
             return fabric.after(pause, Event::Reach { node: self.node, start: 0, other });
         }
@@ -455,7 +469,7 @@ impl Client {
     }
 
     pub fn arrives(&mut self, fabric: &mut Fabric<'_>, wire: WireId, from: Node, message: Message) {
-        if fabric.model.is_free(Work::ClientMessage) {
+        if fabric.model.is_free(Work::ClientMessage) && fabric.model.is_free(Work::ClientTurn) {
             self.take(fabric, wire, from, message);
         } else {
             self.give(fabric, ClientJob::Message(wire, from, Box::new(message)));

@@ -9,7 +9,8 @@ use crate::time::Nanos;
 use crate::world::client::ClientJob;
 use crate::world::data::{DataDiskJob, DataJob};
 use crate::world::fabric::WireId;
-use crate::world::server::{DiskJob, Job};
+use crate::world::job::Job;
+use crate::world::server::DiskJob;
 
 /// What happens. `start`: of the node; what was meant for an earlier one comes to nothing.
 #[derive(Debug)]

@@ -144,7 +144,8 @@ impl<'o> Fabric<'o> {
             self.fingerprint = (self.fingerprint.rotate_left(7) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         }
         let mut arrives = self.network.send(self.now, from.0 as usize, to.0 as usize, bytes);
-        if message.payload() > self.network.eager {
+        let payload = message.payload();
+        if payload > self.network.eager || payload > 0 && message.announced() {
             self.sent[MessageKind::Handshake as usize] += 2;
             let handshake = self.network.handshake();
             arrives += handshake;

@@ -20,7 +20,7 @@ use rustc_hash::FxHashMap;
 use crate::clock::Clock;
 use crate::disk::{Access, Disk};
 use crate::dist::Distribution;
-use crate::message::{Message, work_of_client};
+use crate::message::Message;
 use crate::model::Work;
 use crate::observe::Node;
 use crate::random::{Random, Seed};
@@ -32,22 +32,16 @@ use crate::time::Nanos;
 use crate::world::asking::{Asker, Asking, Came};
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
+use crate::world::job::Job;
 use crate::world::line::Line;
-use crate::world::spans::{asks, id_of, place_of};
+use crate::world::spans::{asks, id_of, layered, place_of};
+use crate::world::turns::Turns;
 
 /// A client may have so many requests unanswered.
 const WINDOW: u32 = 1024;
 const TICK: Nanos = Nanos(1_000_000_000);
 /// What [`Io::Rest`] means.
 const REST: Nanos = Nanos(2_000_000);
-
-/// What a server is given to serve.
-#[derive(Debug)]
-pub enum Job {
-    Hello(WireId, Hello),
-    Client(WireId, FromClient),
-    Peer(WireId, PeerMessage),
-}
 
 /// What a server's disk is given to do.
 #[derive(Debug)]
@@ -82,6 +76,7 @@ pub struct Server {
     /// Told to clients: nodes are found by their numbers, and only that there are data servers matters.
     servers: ServerMap,
     asking: Asking<Purpose>,
+    turns: Turns,
 }
 
 /// On whose behalf data servers are asked.
@@ -90,16 +85,6 @@ enum Purpose {
     Io(IoId, StreamCall, Layouts),
     Admit(IoId),
     Stream((ClientId, RequestId)),
-}
-
-impl Job {
-    fn work(&self) -> Option<Work> {
-        match self {
-            Self::Client(_, message) => work_of_client(message),
-            Self::Peer(..) => Some(Work::Peer),
-            Self::Hello(..) => None,
-        }
-    }
 }
 
 /// What a server is made from.
@@ -142,6 +127,7 @@ impl Server {
                 data: (0..scenario.cluster.data).map(|server| (ServerId(server), String::new())).collect(),
             },
             asking: Asking::new((node, Place::Rank(rank.0)), Node(ranks.into()), true),
+            turns: Turns::default(),
         })
     }
 
@@ -199,6 +185,7 @@ impl Server {
         self.wires.clear();
         self.greeted.clear();
         self.peers.fill(Line::default());
+        self.turns.clear();
         self.asking = Asking::new((self.node, self.place()), Node(self.config.ranks.into()), true);
         self.start += 1;
         fabric.observer.crashed(fabric.now, self.node, loss, Some(left));
@@ -227,6 +214,7 @@ impl Server {
 
     /// A connection is broken.
     pub fn lost(&mut self, fabric: &mut Fabric<'_>, wire: WireId) {
+        self.turns.lost(wire);
         if let Some(client) = self.wires.remove(&wire) {
             if self.clients.get(&client) == Some(&wire) {
                 self.clients.remove(&client);
@@ -298,7 +286,8 @@ impl Server {
 
     /// The service of a job begins. `idle`: for how long there was nothing to do.
     fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, idle: Nanos) {
-        let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random);
+        let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random)
+            + self.turns.cost(fabric, Work::Turn, (job.wire(), since), &mut self.random);
         if let Some(work) = job.work() {
             time += fabric.model.cost(work).sample(&mut self.random);
         }
@@ -688,13 +677,4 @@ impl Server {
             }
         }
     }
-}
-
-/// How an I/O of the disk is called where operations are traced, and what it keeps busy.
-fn layered(io: &Io) -> (Layer, &'static str) {
-    let layer = match io {
-        Io::Sync | Io::Journal { .. } | Io::Publish { .. } => Layer::Disk,
-        _ => Layer::Store,
-    };
-    (layer, io.name())
 }

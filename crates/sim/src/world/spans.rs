@@ -1,7 +1,7 @@
 //! Spans of what nodes do, in virtual time: as the runtime writes them.
 
 use espalier_client::Kind;
-use espalier_meta::{Cause, PeerMessage};
+use espalier_meta::{Cause, Io, PeerMessage};
 use espalier_proto::{ClientId, FromClient, Rank};
 use espalier_timeline::{Id, Layer, Log, Place, Span};
 
@@ -91,6 +91,15 @@ impl Fabric<'_> {
             _ => {}
         }
     }
+}
+
+/// How an I/O of the disk is called where operations are traced, and what it keeps busy.
+pub fn layered(io: &Io) -> (Layer, &'static str) {
+    let layer = match io {
+        Io::Sync | Io::Journal { .. } | Io::Publish { .. } => Layer::Disk,
+        _ => Layer::Store,
+    };
+    (layer, io.name())
 }
 
 /// Keeps the spans of a run, and sees nothing else.

@@ -1,0 +1,54 @@
+//! What callers may do for certain, as far as that can be told from what is cached. Otherwise servers are asked, which know.
+
+use espalier_proto::{Access, Attr, Caller, Ino};
+
+use super::Sessions;
+
+impl<T> Sessions<T> {
+    /// Whether a caller may be told, without asking a server, what is known of a directory.
+    pub(super) fn may(&self, caller: &Caller, dir: Ino, access: Access, now: u64) -> bool {
+        let certainly = |dir: Attr| certainly_may(&dir, caller, access, false);
+        self.is_checked || self.cache.attr(dir, now).is_some_and(certainly)
+    }
+}
+
+/// Whether it is certain that a caller has such access: of his groups only one is known. `as_said`: the server takes superusers for what
+/// they are; else they may be nobody to it, with no group of root's.
+pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_said: bool) -> bool {
+    let allows = |shift: u32| attr.perm >> shift & access.bits() == access.bits();
+    let by_class = match caller.uid {
+        0 => as_said || allows(6) && allows(3) && allows(0),
+        uid if uid == attr.uid => allows(6),
+        _ if caller.gid == attr.gid && (as_said || caller.gid != 0) => allows(3),
+        _ => allows(3) && allows(0),
+    };
+    attr.bare && by_class
+}
+
+#[cfg(test)]
+mod tests {
+    use espalier_proto::Time;
+
+    use super::*;
+    use crate::cache::new_file;
+
+    #[test]
+    fn only_what_is_certain_is() {
+        let read = |perm, uid, gid, caller: (u32, u32), as_said| {
+            let attr = new_file(Ino(1), (perm, uid, gid), Time::new(0, 0));
+            let caller = Caller { uid: caller.0, gid: caller.1, pid: 1, groups: None };
+            let certainly = certainly_may(&attr, &caller, Access::READ, as_said);
+            assert!(!certainly_may(&Attr { bare: false, ..attr }, &caller, Access::READ, as_said));
+            certainly
+        };
+        assert!(read(0o400, 5, 6, (5, 7), false), "the owner");
+        assert!(!read(0o044, 5, 6, (5, 7), false), "nobody but the owner is not");
+        assert!(read(0o040, 5, 6, (7, 6), false), "the group");
+        assert!(!read(0o004, 5, 6, (7, 7), false), "he may be of the group, too");
+        assert!(read(0o044, 5, 6, (7, 7), false), "whatever he is of");
+        assert!(read(0o000, 5, 6, (0, 0), true), "a superuser");
+        assert!(!read(0o440, 5, 6, (0, 0), false), "a superuser who may be nobody");
+        assert!(read(0o444, 5, 6, (0, 0), false));
+        assert!(!read(0o040, 5, 0, (7, 0), false), "of root's group, or of none");
+    }
+}
