@@ -1,9 +1,12 @@
 //! Calls through sessions with servers: what is cached, and what becomes of connections.
 
-use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Sessions, Told, Users};
+use std::sync::Arc;
+
+use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Outcome, Sessions, Told, Users};
 use espalier_proto::{
-    Attr, Caller, Entry, Errno, FileType, FromClient, FromServer, Home, Ino, Lease, Name, Rank, Reply,
-    Request, RequestId, ServerMap, Time, Touched, Welcome,
+    Access, Attr, Caller, Capability, Delegation, Distribution, Entry, Errno, FileType, FromClient,
+    FromServer, Home, Ino, Layout, Lease, Name, Rank, Reply, Request, RequestId, ServerId, ServerMap,
+    SetAttr, Time, Touched, Welcome,
 };
 
 const NEAR: Rank = Rank(0);
@@ -229,4 +232,43 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     let told = connect_below(Ino(5), &mut sessions, NEAR, 2, true);
     assert!(told.door.iter().any(|it| matches!(it, ForDoor::Distrust(inos) if inos.contains(&Ino::ROOT))));
     assert_eq!(call(&mut sessions, 5, 3, get_attr()).0, NEAR);
+}
+
+#[test]
+fn what_was_changed_before_it_could_be_measured_is_not_changed_once_more() {
+    let mut sessions = sessions();
+    let ino = Ino(7);
+    let layout = Arc::new(Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![ServerId(0)]).unwrap());
+    let unmeasured = |attr| {
+        let (access, server, seal) = (Access::empty(), ServerId(0), [0; 32]);
+        let (incarnation, session, since, announced) = (1, 1, 0, false);
+        let capability = Capability { ino, access, server, incarnation, session, since, announced, seal };
+        let delegation = Delegation { layout: Arc::clone(&layout), capability, limited: false };
+        Ok(Reply::Unmeasured(Box::new(Reply::Attr(attr)), Box::new(delegation)))
+    };
+    let data = |told: &Told<u64>| told.data.last().map(|ask| ask.number).expect("data servers are asked");
+
+    let perm = Some(0o600);
+    let set = SetAttr { perm, ..SetAttr::default() };
+    let (rank, id) = call(&mut sessions, 0, 1, Call::Request(Request::SetAttr { ino, set }));
+    let (mut told, changed) = (Told::default(), Attr { perm: 0o600, ..entry(ino).attr });
+    sessions.received(0, rank, reply(id, 0, unmeasured(changed)), &mut told);
+    let (number, mut told) = (data(&told), Told::default());
+    sessions.data_came(0, number, Outcome::Stale, &mut told);
+    assert!(
+        matches!(told.send[..], [(_, FromClient::Request { request: Request::GetAttr { ino: Ino(7) }, .. })]),
+        "{:?}",
+        told.send
+    );
+
+    // Somebody else has changed it since, which is not what this call has come to.
+    let ((rank, id), mut told) = (sent(&told), Told::default());
+    sessions.received(0, rank, reply(id, 0, unmeasured(Attr { perm: 0o777, ..changed })), &mut told);
+    let (number, mut told) = (data(&told), Told::default());
+    let measured = Attr { size: 64, ..changed };
+    sessions.data_came(0, number, Outcome::Done(Ok(Reply::Attr(measured))), &mut told);
+    let [ForDoor::Answer { ticket: 1, result: Ok(Answer::Attr(attr)), .. }] = &told.door[..] else {
+        panic!("{:?}", told.door)
+    };
+    assert_eq!(*attr, measured);
 }

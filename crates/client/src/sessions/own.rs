@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 
 use espalier_proto::{
-    Access, Delegation, Entry, Errno, Ino, Layout, Made, Name, OpenHow, Opened, Reply, Request,
+    Access, Attr, Delegation, Entry, Errno, Ino, Layout, Made, Name, OpenHow, Opened, Reply, Request,
 };
 
 use crate::{Call, Work};
@@ -15,6 +15,8 @@ pub(super) enum Own {
     Make(Make),
     /// The reply lacks what data servers are asked for.
     Measure(Reply),
+    /// As that, and another capability is asked for: what the reply tells of is not done once more.
+    Remeasure(Reply),
     Remove(Ino),
     /// The reply is of a file that has its name, and no datafile.
     Datafile(Entry, Opened),
@@ -106,6 +108,13 @@ impl Own {
             (Self::Measure(Reply::Entry(entry)), Ok(Reply::Attr(attr))) => {
                 Step::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing)
             }
+            (Self::Remeasure(told), Ok(Reply::Unmeasured(_, delegation))) => match attr_of(&told) {
+                Some(attr) => {
+                    let work = Work::Measure(*attr);
+                    Step::Data(Self::Measure(told), Arc::from(delegation), work)
+                }
+                None => Step::Over(Err(Errno::EIO), Left::Nothing),
+            },
             (Self::Remove(ino), Ok(Reply::Done)) => purge(ino),
             // The name is gone, whatever becomes of the rest.
             (own @ Self::Remove(_), _) => Step::Over(Ok(Reply::Done), own.left()),
@@ -124,12 +133,16 @@ impl Own {
                 let request = Request::Delegate { ino: make.ino, access: Access::EXEC };
                 Step::Ask(Self::Make(Make { stage: Stage::Renewing, ..make }), request)
             }
-            Self::Measure(_) => Step::Anew(self.left()),
+            Self::Measure(told) => match attr_of(&told).map(|attr| attr.ino) {
+                Some(ino) => Step::Ask(Self::Remeasure(told), Request::GetAttr { ino }),
+                None => Step::Over(Err(Errno::EIO), Left::Nothing),
+            },
             // It may still be made.
             Self::Datafile(entry, opened) => match made(call, entry, opened) {
                 Step::Over(reply, Left::OpenNamed(ino)) => Step::Over(reply, Left::Open(ino)),
                 step => step,
             },
+            Self::Remeasure(_) => Step::Over(Err(Errno::EIO), self.left()),
             Self::Remove(_) | Self::Purge => Step::Over(Ok(Reply::Done), self.left()),
         }
     }
@@ -138,10 +151,12 @@ impl Own {
     pub fn left(&self) -> Left {
         match self {
             Self::Make(Make { ino, .. }) => Left::Open(*ino),
-            Self::Measure(Reply::Entry(entry)) => Left::Lookup(entry.attr.ino),
+            Self::Measure(Reply::Entry(entry)) | Self::Remeasure(Reply::Entry(entry)) => {
+                Left::Lookup(entry.attr.ino)
+            }
             Self::Datafile(entry, _) => Left::Created(entry.attr.ino),
             Self::Remove(ino) => Left::Orphan(*ino),
-            Self::Measure(_) | Self::Purge => Left::Nothing,
+            Self::Measure(_) | Self::Remeasure(_) | Self::Purge => Left::Nothing,
         }
     }
 }
@@ -154,6 +169,13 @@ fn made(call: &Call<'_>, entry: Entry, opened: Opened) -> Step {
             let ino = entry.attr.ino;
             Step::Over(Ok(Reply::Entry(entry)), Left::OpenNamed(ino))
         }
+    }
+}
+
+fn attr_of(reply: &Reply) -> Option<&Attr> {
+    match reply {
+        Reply::Attr(attr) | Reply::Entry(Entry { attr, .. }) => Some(attr),
+        _ => None,
     }
 }
 
