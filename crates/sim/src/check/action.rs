@@ -216,6 +216,11 @@ impl Action {
         )
     }
 
+    /// As [`Self::is_read`], and what tells how a truncation has left a file.
+    pub fn only_tells(&self) -> bool {
+        self.is_read() || matches!(self, Self::SetAttr { perm: None, .. })
+    }
+
     /// If it does not fail, something is changed by it.
     pub fn shows(&self) -> bool {
         matches!(

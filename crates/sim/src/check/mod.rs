@@ -74,6 +74,8 @@ struct Asked {
     synced: Option<Ino>,
     /// Of the inodes that it names.
     ranks: Vec<Rank>,
+    /// Its answer is told before its server has carried it out.
+    is_early: bool,
     parts: Vec<PartId>,
 }
 
@@ -250,8 +252,8 @@ impl Checker {
             Call::Request(Request::Fsync { ino }) => Some(*ino),
             _ => None,
         };
-        let asked =
-            Asked { number, since: now, text: violation::shortened(call), is_whole, synced, ranks, parts };
+        let (since, text, is_early) = (now, violation::shortened(call), false);
+        let asked = Asked { number, since, text, is_whole, synced, ranks, is_early, parts };
         self.asked.insert((client, call_id), asked);
     }
 
@@ -307,6 +309,7 @@ impl Checker {
 
     /// The next answer to a call is told before its server has carried it out.
     pub fn told_early(&mut self, client: ClientId, call_id: u64) {
+        self.asked.get_mut(&(client, call_id)).into_iter().for_each(|asked| asked.is_early = true);
         self.early.insert((client, call_id), Vec::new());
     }
 
@@ -503,7 +506,7 @@ impl Checker {
             }
             let part = self.pending.get(id);
             let is_blurred =
-                (action.is_read() || result.is_err()) && part.is_some_and(|part| part.is_blurred);
+                (action.only_tells() || result.is_err()) && part.is_some_and(|part| part.is_blurred);
             if is_blurred || part.is_some_and(|part| part.may_be_lost) {
                 found.extend(self.worlds.iter().filter(|world| !world.is_done(*id)).cloned());
             }
@@ -516,7 +519,9 @@ impl Checker {
                 self.given_up = true;
                 return Ok(());
             }
-            if found.is_empty() && self.is_unsure {
+            // Where it was told the client may not have heard yet that its directory is lost.
+            let is_distrusted = asked.is_early && now < self.distrusted_until;
+            if found.is_empty() && (self.is_unsure || is_distrusted) {
                 self.given_up = true;
                 return Ok(());
             }

@@ -181,7 +181,7 @@ impl<'a> Search<'a> {
             linked.extend(more);
             at += 1;
         }
-        let is_change = |other: &PartId| *other != id && !pending[other].action.is_read();
+        let is_change = |other: &PartId| *other != id && !pending[other].action.only_tells();
         let before: Vec<PartId> = linked.into_iter().filter(is_change).collect();
         let is_exact = before.len() <= MOST_AT_ONCE;
         Self { base, pending, logged, strip, id, told, before, is_exact, steps: 0, possible: BTreeSet::new() }
@@ -266,7 +266,7 @@ impl<'a> Search<'a> {
             let this = action(&order[at]);
             let mut later = order[at + 1..].iter().map(action).chain([target]);
             later.any(|later| {
-                later.conflicts(this) || (self.is_exact && !later.is_read() && is_between(this, later))
+                later.conflicts(this) || (self.is_exact && !later.only_tells() && is_between(this, later))
             })
         })
     }
