@@ -202,7 +202,7 @@ impl Session {
 
     /// The root has no name by which its lease could be renewed, so that is done now and then.
     pub(crate) async fn renew_root(self: &Arc<Self>) {
-        const PAUSE: u64 = 1000;
+        const PAUSE: u64 = 100;
         let leased = self.cached(|sessions, now| (sessions.is_leased(Ino::ROOT, now), now));
         let asked = self.root_asked.load(Ordering::Relaxed);
         if let Some((false, now)) = leased

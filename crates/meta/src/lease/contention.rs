@@ -6,19 +6,14 @@ use espalier_proto::Ino;
 use crate::state::Map;
 
 /// Inodes on which, or on whose names, leases have been revoked lately.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Contention {
-    /// So many revocations within a second are a fight.
-    bearable: u32,
-    /// For how long nothing is leased then, and at most when it goes on and on, in milliseconds.
-    first_ms: u64,
-    longest_ms: u64,
     hot: Map<Ino, Heat>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Heat {
-    /// Revocations since that time.
+    /// Changes since that time.
     count: u32,
     since: u64,
     /// Nothing is leased until then, and for how long that is.
@@ -27,23 +22,21 @@ struct Heat {
 }
 
 impl Contention {
+    /// So many changes within a second that others' leases are revoked for are a fight, however many of these there are: what many have
+    /// cached and somebody changes now and then is best cached again.
+    const FIGHT: u32 = 4;
+    /// For how long nothing is leased then, and at most when it goes on and on, in milliseconds.
+    const FIRST_MS: u64 = 1_000;
+    const LONGEST_MS: u64 = 8_000;
     /// Further ones are not noticed.
     const MOST: usize = 4096;
-
-    pub(super) fn of_names() -> Self {
-        Self { bearable: 1, first_ms: 5_000, longest_ms: 60_000, hot: Map::default() }
-    }
-
-    pub(super) fn of_inodes() -> Self {
-        Self { bearable: 3, first_ms: 1_000, longest_ms: 8_000, hot: Map::default() }
-    }
 
     /// Nothing is leased there now.
     pub(super) fn is_hot(&self, ino: Ino, now: u64) -> bool {
         !self.hot.is_empty() && self.hot.get(&ino).is_some_and(|heat| now < heat.until)
     }
 
-    /// A lease is revoked there.
+    /// Leases are revoked there, for one change.
     pub(super) fn note(&mut self, ino: Ino, now: u64) {
         if self.hot.len() >= Self::MOST && !self.hot.contains_key(&ino) {
             self.hot.retain(|_, heat| now < heat.until + heat.span || now < heat.since + 1_000);
@@ -59,9 +52,9 @@ impl Contention {
             (heat.count, heat.since) = (0, now);
         }
         heat.count += 1;
-        if heat.count >= self.bearable {
+        if heat.count >= Self::FIGHT {
             let is_soon = heat.span > 0 && now < heat.until + heat.span;
-            heat.span = if is_soon { (2 * heat.span).min(self.longest_ms) } else { self.first_ms };
+            heat.span = if is_soon { (2 * heat.span).min(Self::LONGEST_MS) } else { Self::FIRST_MS };
             heat.until = now + heat.span;
             heat.count = 0;
         }
@@ -74,46 +67,44 @@ mod tests {
 
     const INO: Ino = Ino(7);
 
-    #[test]
-    fn names_of_a_directory_rest_after_one_revocation_and_longer_if_it_goes_on() {
-        let mut names = Contention::of_names();
-        assert!(!names.is_hot(INO, 1_000));
-        names.note(INO, 1_000);
-        assert!(names.is_hot(INO, 5_999) && !names.is_hot(INO, 6_000) && !names.is_hot(Ino(8), 1_000));
-        names.note(INO, 2_000);
-        assert!(!names.is_hot(INO, 6_000), "leases given before do not count");
-        names.note(INO, 7_000);
-        assert!(names.is_hot(INO, 16_999) && !names.is_hot(INO, 17_000));
-        let mut now = 17_000;
-        for _ in 0..10 {
-            names.note(INO, now);
-            now += 60_000;
+    /// That it rests for so long after a fight at that time, which makes it hot.
+    fn rests(fights: &mut Contention, now: u64, span: u64) {
+        for change in 0..4 {
+            assert!(!fights.is_hot(INO, now), "{now}");
+            fights.note(INO, now + change);
         }
-        assert!(!names.is_hot(INO, now), "a minute is the longest");
-        names.note(INO, now + 100_000);
-        assert!(!names.is_hot(INO, now + 105_000), "it begins anew after a while");
+        assert!(fights.is_hot(INO, now + 3) && fights.is_hot(INO, now + span + 2), "{now}");
+        assert!(!fights.is_hot(INO, now + span + 3) && !fights.is_hot(Ino(8), now), "{now}");
     }
 
     #[test]
-    fn an_inode_rests_after_three_revocations_within_a_second() {
-        let mut inodes = Contention::of_inodes();
-        for now in [0, 900, 1_800, 2_700, 3_600] {
-            inodes.note(INO, now);
-            assert!(!inodes.is_hot(INO, now), "{now}");
+    fn what_is_changed_now_and_then_does_not_rest() {
+        let mut fights = Contention::default();
+        for now in (0..10_000).step_by(334) {
+            fights.note(INO, now);
+            assert!(!fights.is_hot(INO, now), "{now}");
         }
-        inodes.note(INO, 3_700);
-        inodes.note(INO, 3_800);
-        assert!(inodes.is_hot(INO, 4_799) && !inodes.is_hot(INO, 4_800));
+    }
+
+    #[test]
+    fn what_is_fought_over_rests_for_a_second_and_longer_if_that_goes_on() {
+        let mut fights = Contention::default();
+        let mut now = 1_000;
+        for span in [1_000, 2_000, 4_000, 8_000, 8_000] {
+            rests(&mut fights, now, span);
+            fights.note(INO, now + span - 1);
+            now += span + 3;
+        }
+        rests(&mut fights, now + 20_000, 1_000);
     }
 
     #[test]
     fn what_is_noticed_is_bounded() {
-        let mut names = Contention::of_names();
+        let mut fights = Contention::default();
         for ino in 0..2 * Contention::MOST as u64 {
-            names.note(Ino(ino), 0);
+            fights.note(Ino(ino), 0);
         }
-        assert_eq!(names.hot.len(), Contention::MOST);
-        names.note(Ino(u64::MAX), 20_000);
-        assert!(names.is_hot(Ino(u64::MAX), 20_001), "what has cooled down made room");
+        assert_eq!(fights.hot.len(), Contention::MOST);
+        rests(&mut fights, 20_000, 1_000);
     }
 }

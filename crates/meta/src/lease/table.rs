@@ -118,8 +118,8 @@ impl Leases {
             turn: 1,
             gone: Map::default(),
             abstainers: BTreeSet::new(),
-            names: Contention::of_names(),
-            inodes: Contention::of_inodes(),
+            names: Contention::default(),
+            inodes: Contention::default(),
             outgoing: Vec::new(),
             counts: Counts::default(),
         }
@@ -212,7 +212,7 @@ impl Leases {
     pub(crate) fn revoke(&mut self, client: ClientId, key: Key, name: Option<&Name>, now: u64) -> bool {
         let Some(holders) = self.holders.get_mut(&key) else { return false };
         self.turn += 1;
-        let mut is_held = false;
+        let (mut is_held, revoked) = (false, self.counts.revoked);
         for holder in holders {
             holder.void_before = self.turn;
             if holder.client == client {
@@ -238,12 +238,13 @@ impl Leases {
             let revocation = Revocation { client, number, lease };
             self.outgoing.push(revocation.clone());
             self.revocations.insert(number, Asked { revocation, key, at: now });
-            match key.hash {
-                0 => self.inodes.note(key.ino, now),
-                // Nobody gets one on a directory that others know.
-                EXCLUSIVE => {}
-                _ => self.names.note(key.ino, now),
-            }
+        }
+        match key.hash {
+            _ if self.counts.revoked == revoked => {}
+            0 => self.inodes.note(key.ino, now),
+            // Nobody gets one on a directory that others know.
+            EXCLUSIVE => {}
+            _ => self.names.note(key.ino, now),
         }
         is_held
     }
