@@ -5,6 +5,7 @@ mod acls;
 mod alone;
 mod fates;
 mod locks;
+mod looks;
 mod policies;
 mod quotas;
 mod repeats;

@@ -11,7 +11,7 @@ use super::acls;
 use super::policies::Live;
 use super::quotas;
 use super::wander::Habits;
-use super::{alone, locks};
+use super::{alone, locks, looks};
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
@@ -40,6 +40,9 @@ const SLOW: Nanos = Nanos(1_000_000_000);
 /// ... and what one could not that failed, and that is synced when it does no more.
 const FAILING: Nanos = Nanos(4_000_000_000);
 
+/// Between two calls of processes that mostly look.
+const UNHURRIED: Nanos = Nanos(100_000_000);
+
 impl Case {
     /// # Errors
     /// None that can be expected: scenarios of seeds are scenarios.
@@ -56,7 +59,7 @@ impl Case {
         let live = Live::of(seed, strip, by_client);
         let is_made_so = by_client || live.as_ref().is_some_and(|live| live.keys.contains(&Key::Create));
         let acls = acls::Habit::of(seed, is_made_so);
-        let habits = Habits {
+        let mut habits = Habits {
             calls: random.random_range(20..150),
             pause: Nanos(*[1_000, 1_000_000, 30_000_000].choose(&mut random).unwrap_or(&1_000)),
             strip,
@@ -67,7 +70,11 @@ impl Case {
             acls,
             locks: locks::are_in(seed),
             alone: alone::are_in(seed),
+            looks: looks::are_in(seed),
         };
+        if habits.looks {
+            (habits.calls, habits.pause) = (4 * habits.calls, UNHURRIED);
+        }
         if let Some(live) = &live {
             let _ = writeln!(text, "\n# Directories' policies change: {:?}", live.keys);
         }

@@ -13,6 +13,7 @@ use rand::Rng;
 use super::acls::{self, Lists};
 use super::alone::Alone;
 use super::locks::{self, Locker};
+use super::looks;
 use super::policies::{Live, Policies};
 use super::quotas;
 use crate::process::{Act, Program};
@@ -46,6 +47,8 @@ pub struct Habits {
     pub locks: bool,
     /// Processes have directories of their own now and then.
     pub alone: bool,
+    /// Most calls only look.
+    pub looks: bool,
 }
 
 /// See the module's description.
@@ -148,6 +151,14 @@ impl Wanderer {
     fn next(&mut self, random: &mut Random) -> Call<'static> {
         if let Some((dir, after)) = self.listing.take() {
             return Call::Request(Request::ReadDir { dir, after, limit: 2, plus: random.random() });
+        }
+        if self.habits.looks {
+            let (dir, name) = (recent(random, &self.dirs), any_name(random));
+            let node = self.any_file(random).unwrap_or(dir);
+            let request = looks::next(random, dir, name, node);
+            if let Some(request) = request {
+                return Call::Request(request);
+            }
         }
         let is_open = |ino: &Ino| self.open.contains_key(ino);
         if let Some(ino) = self.alone.as_mut().and_then(|alone| alone.file(random, is_open)) {
