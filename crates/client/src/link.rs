@@ -62,6 +62,8 @@ impl Message {
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     home: Home,
+    /// Where it was before that: a loss of power may have taken it back there.
+    before: Option<Home>,
     lookups: u64,
     opens: u32,
     told: u64,
@@ -319,7 +321,9 @@ impl Link {
             (_, Ok(Reply::Made(made))) => {
                 let home = Home::Orphan;
                 let Opened { proof: opened, announced, .. } = made.opened;
-                let new = Hold { home, lookups: 0, opens: 1, told: 0, opened, writes: true, announced };
+                let before = None;
+                let new =
+                    Hold { home, before, lookups: 0, opens: 1, told: 0, opened, writes: true, announced };
                 self.held.insert(made.ino, new);
             }
             (Message::Request(_, request), Ok(Reply::Created(entry, opened))) => {
@@ -339,10 +343,13 @@ impl Link {
     }
 
     fn note(&mut self, entry: &Entry) {
-        let (home, announced) = (entry.home, false);
-        let new = Hold { home, lookups: 0, opens: 0, told: 0, opened: 0, writes: false, announced };
+        let (home, before, announced) = (entry.home, None, false);
+        let new = Hold { home, before, lookups: 0, opens: 0, told: 0, opened: 0, writes: false, announced };
         let hold = self.held.entry(entry.attr.ino).or_insert(new);
-        (hold.home, hold.told) = (entry.home, entry.proof);
+        if hold.home != home {
+            hold.before = Some(hold.home);
+        }
+        (hold.home, hold.told) = (home, entry.proof);
         hold.lookups += 1;
     }
 
@@ -431,10 +438,20 @@ impl Link {
         let held: Vec<_> = self
             .held
             .iter()
-            .map(|(ino, hold)| {
-                let Hold { home, lookups, opens, told, opened, .. } = *hold;
-                Held { ino: *ino, home, lookups, opens, told, opened, exclusive: early.contains(ino) }
+            .flat_map(|(ino, hold)| {
+                let Hold { home, before, lookups, opens, told, opened, .. } = *hold;
+                let exclusive = early.contains(ino);
+                let held = Held { ino: *ino, home, lookups, opens, told, opened, exclusive };
+                match before.filter(|before| lookups > 1 && matches!(before, Home::Dentry { .. })) {
+                    // One of the answers told that it was there.
+                    Some(home) => {
+                        let before = Held { home, lookups: 1, opens: 0, ..held };
+                        [Some(Held { lookups: lookups - 1, ..held }), Some(before)]
+                    }
+                    None => [Some(held), None],
+                }
             })
+            .flatten()
             .collect();
         for message in self.unanswered.values() {
             if let Message::Request(_, request) = message {

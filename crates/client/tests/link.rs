@@ -344,3 +344,18 @@ fn what_is_read_and_written_is_announced_where_the_server_says_so() {
         }
     }
 }
+
+#[test]
+fn a_server_is_told_also_where_an_inode_was_before_for_power_may_have_been_lost() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    for home in [HOME, Home::Table] {
+        let id = link.ask(Caller::SERVER, Request::Lookup { dir: Ino::ROOT, name: name() }, &mut out);
+        link.answered(id, &Ok(Reply::Entry(Entry { home, ..entry(6) })), true, &mut out);
+    }
+    link.disconnected();
+    out.clear();
+    link.connected(&welcome(2, true), &[].into(), &mut out);
+    let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
+    let told = |held: &Held| (held.home, held.lookups, held.opens);
+    assert_eq!(held.iter().map(told).collect::<Vec<_>>(), [(Home::Table, 1, 0), (HOME, 1, 0)]);
+}

@@ -273,3 +273,20 @@ fn a_restarted_server_gives_nobody_away() {
         }
     }
 }
+
+#[test]
+fn what_a_reply_tells_is_not_leased_because_its_client_is_alone() {
+    let (mut fs, mut one, mut other, _) = alone();
+    let dir = one.make(&mut fs, Ino::ROOT, "empty", NewNode::Directory);
+    fs.revocations.clear();
+    // Replies wait for a change that is being written.
+    fs.lazy = true;
+    one.send(&mut fs, create(Ino::ROOT, "new", NewNode::Regular));
+    let listed = one.send(&mut fs, Request::ReadDir { dir, after: 0, limit: 10, plus: false });
+    other.send(&mut fs, rmdir(Ino::ROOT, "empty"));
+    let asked: Vec<Lease> = fs.revocations.iter().map(|revocation| revocation.lease.clone()).collect();
+    assert!(asked.contains(&Lease::Inode { ino: dir }) && !fs.answers.contains_key(&listed), "{asked:?}");
+    while fs.settle_one() {}
+    assert!(matches!(fs.answers[&listed], Ok(Reply::Listing { .. })), "{:?}", fs.answers[&listed]);
+    assert_eq!((fs.leases[&listed].0, fs.leases[&listed].1.exclusive), (0, None));
+}

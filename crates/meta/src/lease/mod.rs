@@ -217,7 +217,8 @@ impl Meta {
                 left.others.push(attr.ino);
             }
         }
-        let dir = dir.filter(|dir| self.may_be_alone_in(client, *dir));
+        // Nor may what is out of date by now seem leased for that.
+        let dir = dir.filter(|dir| may_tell && self.may_be_alone_in(client, *dir));
         left.exclusive = dir.filter(|dir| self.give_exclusive(client, *dir, now));
         is_kept |= left.exclusive.is_some();
         (self.config.lease_ms.filter(|_| is_kept).unwrap_or(0), left)
