@@ -833,7 +833,8 @@ fn who_comes_when_many_are_under_way_waits_for_one_of_them() {
     }
     let first = world.sent.first().expect("one was sent").0;
     let [next, after] = ["next", "after"].map(|file| world.call(create(file, true)));
-    assert!(world.answer(next).is_none() && world.sent.len() == MOST);
+    // Those that are to be sent together are not sent sooner for it: it need not be one of them.
+    assert!(world.answer(next).is_none() && world.sent.len() == MOST - 15);
     world.made(first, FIRST, 3);
     // It was told early.
     let ino = FIRST + MOST as u64;

@@ -12,11 +12,28 @@ use crate::{Binding, Call, Interrupt};
 /// See the module's description.
 #[derive(Debug)]
 pub(super) struct Behind<T> {
-    /// In their order, each with the number of the last change that had been told by then.
-    calls: VecDeque<(u64, Asked<'static, T>)>,
+    /// In their order.
+    calls: VecDeque<Kept<T>>,
     /// New files that have been closed.
     closed: Vec<Ino>,
     revoked: Vec<Revoked>,
+}
+
+/// A call that is kept back.
+#[derive(Debug)]
+struct Kept<T> {
+    asked: Asked<'static, T>,
+    why: Why,
+    /// The number of the last change that had been told when it came.
+    last: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// It could be told early if fewer changes were under way.
+    Room,
+    /// It depends on one that is not answered.
+    Change,
 }
 
 /// A lease that a server wants back.
@@ -36,14 +53,14 @@ impl<T> Default for Behind<T> {
 }
 
 impl<T> Behind<T> {
-    /// Whether nobody waits.
-    pub fn is_empty(&self) -> bool {
-        self.calls.is_empty() && self.revoked.is_empty()
+    /// Whether nobody waits for any one change: who waits for room has it when what has been sent is answered.
+    pub fn is_patient(&self) -> bool {
+        self.revoked.is_empty() && self.calls.iter().all(|kept| kept.why == Why::Room)
     }
 
     /// Whether a call waits that is about an inode.
     pub fn is_any_about(&self, ino: Ino) -> bool {
-        self.calls.iter().any(|(_, asked)| is_about(&asked.call, |it| it == ino))
+        self.calls.iter().any(|kept| is_about(&kept.asked.call, |it| it == ino))
     }
 
     /// What was wanted back by a server that has begun anew is not any more.
@@ -56,20 +73,23 @@ impl<T> Sessions<T> {
     /// Keeps a call back if it depends on what was told and is not answered.
     pub(super) fn keep_behind<'a>(&mut self, now: u64, asked: Asked<'a, T>) -> Option<Asked<'a, T>> {
         let last = self.early.last();
-        if !self.comes_behind(now, &asked.call, last) {
-            return Some(asked);
-        }
+        let Some(why) = self.comes_behind(now, &asked.call, last) else { return Some(asked) };
         let Asked { call_id, caller, call, ticket } = asked;
-        self.behind.calls.push_back((last, Asked { call_id, caller, call: call.into_owned(), ticket }));
+        let asked = Asked { call_id, caller, call: call.into_owned(), ticket };
+        self.behind.calls.push_back(Kept { asked, why, last });
         None
     }
 
     /// Whether a call waits for its turn to be told early, or depends on any change up to one that is not answered. Changes that are told
     /// later it does not wait for, lest it waits for ever.
-    fn comes_behind(&self, now: u64, call: &Call<'_>, last: u64) -> bool {
+    fn comes_behind(&self, now: u64, call: &Call<'_>, last: u64) -> Option<Why> {
         if self.waits_for_room(now, call) {
-            return true;
+            return Some(Why::Room);
         }
+        self.depends(now, call, last).then_some(Why::Change)
+    }
+
+    fn depends(&self, now: u64, call: &Call<'_>, last: u64) -> bool {
         if !self.early.is_any_left(last, |_, _| true) {
             return false;
         }
@@ -134,12 +154,11 @@ impl<T> Sessions<T> {
         for Revoked { rank, number, .. } in self.behind.revoked.extract_if(.., is_due) {
             told.send.push((rank, FromClient::Revoked { number }));
         }
-        for (last, asked) in core::mem::take(&mut self.behind.calls) {
+        for Kept { asked, last, .. } in core::mem::take(&mut self.behind.calls) {
             let Some(asked) = self.tell_early(now, asked, told) else { continue };
-            if self.comes_behind(now, &asked.call, last) {
-                self.behind.calls.push_back((last, asked));
-            } else {
-                self.take_after(now, asked, told);
+            match self.comes_behind(now, &asked.call, last) {
+                Some(why) => self.behind.calls.push_back(Kept { asked, why, last }),
+                None => self.take_after(now, asked, told),
             }
         }
     }
@@ -151,11 +170,11 @@ impl<T> Sessions<T> {
         dies: impl Fn(u32) -> bool,
         told: &mut Told<T>,
     ) -> Option<Interrupt> {
-        let at = self.behind.calls.iter().position(|(_, asked)| asked.call_id == call_id)?;
-        if !self.behind.calls.get(at).is_some_and(|(_, asked)| dies(asked.caller.pid)) {
+        let at = self.behind.calls.iter().position(|kept| kept.asked.call_id == call_id)?;
+        if !self.behind.calls.get(at).is_some_and(|kept| dies(kept.asked.caller.pid)) {
             return Some(Interrupt::Survived);
         }
-        let (_, asked) = self.behind.calls.remove(at)?;
+        let Kept { asked, .. } = self.behind.calls.remove(at)?;
         told.answer(asked.ticket, Err(Errno::EINTR));
         Some(Interrupt::Heard)
     }

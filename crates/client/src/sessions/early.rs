@@ -286,7 +286,7 @@ impl<T> Sessions<T> {
         let Some(FromClient::Request { id: first, .. }) = end.out.first() else { return false };
         let is_early = |message: &FromClient| matches!(message, FromClient::Request { id, .. } if self.early.is_change(rank, *id));
         let mut sent = self.early.changes.range((rank, RequestId(0))..(rank, *first));
-        self.behind.is_empty()
+        self.behind.is_patient()
             && end.out.len() < TOGETHER
             && sent.next().is_some()
             && end.out.iter().all(is_early)
