@@ -7,16 +7,15 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use espalier_fuse::Transport;
 use espalier_library::Credentials;
 use espalier_net::{Limits, Security};
 use espalier_proto::ClientId;
-use espalier_runtime::{Error, MountOptions, Servers, Volume};
+use espalier_runtime::{Error, MountOptions, Servers, Volume, WAITING_MAX};
 use espalier_store::StoreError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{LogArgs, MountArgs, UmountArgs};
-use crate::{background, cluster, options, report, start_log};
+use crate::{background, cluster, limits, options, report, start_log};
 
 /// After an unmount the store is still busy for a moment: wait so long for it.
 const PATIENCE: Duration = Duration::from_secs(35);
@@ -84,6 +83,9 @@ fn log_of(mountpoint: &Path) -> PathBuf {
 /// What a server decides for all its clients.
 const OF_SERVERS: [&str; 7] = ["sync", "dirsync", "strictatime", "memory", "metrics", "slow", "policy"];
 
+/// Files that a mount has open besides those that calls wait with.
+const FILES: u64 = 256;
+
 /// Mounts what servers have.
 fn mount_servers(
     url: &str,
@@ -100,11 +102,8 @@ fn mount_servers(
             "-o {option} is not for mounts of a server: what there is of it is set in the server's configuration"
         );
     }
-    if mount.transport == Some(Transport::Uring) {
-        bail!(
-            "-o transport=uring is not for mounts of a server: requests that wait would keep others from being taken"
-        );
-    }
+    // Fewer calls can wait at a time if it is not allowed, and no mount fails for that.
+    let _ = limits::allow_files(WAITING_MAX as u64 + FILES);
     let security = match reach.credentials(url)? {
         Credentials::Directory(dir) => Security::load_from(&dir)?,
         Credentials::Insecure => Security::Insecure,

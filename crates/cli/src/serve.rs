@@ -15,11 +15,11 @@ use espalier_proto::{Distribution, ServerId};
 use espalier_runtime::{
     Access, DataRole, DataStore, MetaRole, OpenOptions, ReadSettings, ServeOptions, Settings, Striping,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{LogArgs, ServeArgs, parse_size};
 use crate::background::{announce, log_file};
+use crate::limits;
 use crate::mount::{open_patiently, patiently};
 use crate::options::{metrics_address, threads_for_servers};
 use crate::policy;
@@ -380,17 +380,12 @@ fn read_settings(file: PathBuf) -> ReadSettings {
     })
 }
 
-/// Each connection is an open file, and few are allowed by default.
+/// Each connection is an open file.
 fn raise_limit(max_connections: usize) {
     /// Those of the store, about.
-    const OTHERS: u64 = 1024;
-    let (limit, needed) = (getrlimit(Resource::Nofile), max_connections as u64 + OTHERS);
-    if limit.current.is_none_or(|current| current >= needed) {
-        return;
-    }
-    let current = limit.maximum.map_or(needed, |maximum| maximum.min(needed));
-    let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum: limit.maximum });
-    if raised.is_err() || current < needed {
+    const OTHERS: usize = 1024;
+    let needed = max_connections + OTHERS;
+    if let Err(current) = limits::allow_files(needed as u64) {
         tracing::warn!(
             current,
             needed,

@@ -238,7 +238,8 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
 fn what_was_changed_before_it_could_be_measured_is_not_changed_once_more() {
     let mut sessions = sessions();
     let ino = Ino(7);
-    let layout = Arc::new(Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![ServerId(0)]).unwrap());
+    let layout =
+        Arc::new(Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![ServerId(0)]).expect("a layout"));
     let unmeasured = |attr| {
         let (access, server, seal) = (Access::empty(), ServerId(0), [0; 32]);
         let (incarnation, session, since, announced) = (1, 1, 0, false);

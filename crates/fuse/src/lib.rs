@@ -60,4 +60,4 @@ pub use mount::{MountError, MountOptions, detach_dead, force_unmount, is_dead, m
 pub use notify::Notifier;
 pub use reply::{Attr, Entry, Opened, Reply, StatFs, StatXExtra};
 pub use request::{Flaw, Forgets, Init, Lock, Malformed, Op, Request, SetAttr, SetTime};
-pub use session::{Filesystem, Granted, RunError, Session, Transport, Wanted};
+pub use session::{Filesystem, Granted, RunError, Session, Threads, Transport, Wanted};

@@ -5,6 +5,7 @@
 
 use crate::abi::{self, notify};
 use crate::channel::Channel;
+use crate::slot::Slots;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,6 +24,7 @@ struct Shared {
     changed: Condvar,
     capacity: usize,
     channel: Channel,
+    slots: Arc<Slots>,
 }
 
 #[derive(Default)]
@@ -41,12 +43,16 @@ enum Note {
 }
 
 impl Notifier {
-    pub(crate) fn start(channel: Channel, capacity: usize) -> io::Result<Notifier> {
+    pub(crate) fn start(channel: Channel, slots: Arc<Slots>, capacity: usize) -> io::Result<Notifier> {
         let queue = Mutex::new(Queue::default());
-        let notifier = Notifier(Arc::new(Shared { queue, changed: Condvar::new(), capacity, channel }));
+        let notifier =
+            Notifier(Arc::new(Shared { queue, changed: Condvar::new(), capacity, channel, slots }));
         let shared = Arc::clone(&notifier.0);
         std::thread::Builder::new().name("fuse-notify".into()).spawn(move || {
             while let Some(note) = shared.next() {
+                if note.takes_back() {
+                    shared.slots.settle();
+                }
                 if catch_unwind(AssertUnwindSafe(|| note.send(&shared.channel))).is_err() {
                     tracing::error!("a fence panicked");
                 }
@@ -147,6 +153,11 @@ impl Shared {
 }
 
 impl Note {
+    /// Whether it is about what an answer may have told that is still on its way over io_uring.
+    fn takes_back(&self) -> bool {
+        matches!(self, Note::Inode { .. } | Note::Entry { .. } | Note::Delete { .. })
+    }
+
     fn send(self, channel: &Channel) {
         let sent = match self {
             Note::Inode { node, offset, length } => {

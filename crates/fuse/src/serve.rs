@@ -5,23 +5,25 @@
 //! - Over device queues, each thread reads a clone of the device, and whatever thread is free takes the next request.
 //!   Who takes one and leaves nobody waiting first starts another thread, as long as there may be more. Who comes back
 //!   to find enough of them waiting ends.
-//! - Over io_uring the kernel has a queue for each CPU, with threads of its own, all of which are there from the start:
-//!   the kernel does not look for requests that it has put off when another entry is registered, only when an answer is
-//!   committed. Interrupts and forgotten nodes still come from the device.
+//! - Over io_uring the kernel has a queue for each CPU, with threads of its own, most of which are there from the start.
+//!   Who takes a request and leaves nearly nobody waiting starts another thread, as long as there may be more. The kernel
+//!   does not look for requests that it has put off when another entry is registered, only when an answer is committed:
+//!   so it is nudged then. Interrupts and forgotten nodes still come from the device.
 
 use crate::abi::{self, InitFlags, Opcode};
 use crate::channel::{Channel, Received};
 use crate::reply::{Reply, Way};
 use crate::request::{Op, Request};
 use crate::ring::Ring;
-use crate::session::{Buffer, Filesystem, RunError, Session};
-use crate::slot::Slot;
+use crate::session::{Buffer, Filesystem, RunError, Session, Threads};
+use rustix::fs::lgetxattr;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::BTreeSet;
 use std::io;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, Scope};
@@ -30,31 +32,36 @@ use std::thread::{self, Scope};
 const DEPTH_MIN: usize = 4;
 /// Each ring is an open file.
 pub(crate) const RINGS_MAX: usize = 256;
+/// So many entries of a queue are to be waiting, if there may be more.
+const SPARE: usize = 4;
+/// An attribute of the root that nobody has. To be asked for it and to say so nudges the kernel.
+const NUDGE: &[u8] = b"security.espalier.nudge";
 
 /// Serves until the file system is unmounted. `rings`: one for each CPU, or none.
 pub(crate) fn serve<F: Filesystem + ?Sized>(
     session: &Session,
     mut rings: Vec<Ring>,
-    threads: usize,
+    threads: Threads,
     filesystem: &F,
 ) -> Result<(), RunError> {
+    let queues = rings.len();
+    if let Err(error) = deepen(session, &mut rings, threads.rings) {
+        tracing::debug!(%error, rings = rings.len(), "no more rings");
+    }
     let service = Service {
         session,
         filesystem,
-        device: Crew::new(threads),
-        slots: Mutex::default(),
+        device: Crew::new(threads.device),
+        free: (0..queues).map(|_| AtomicUsize::new(0)).collect(),
+        vacant: AtomicUsize::new(threads.rings_max.saturating_sub(rings.len())),
         gate: RwLock::new(false),
         outcome: Mutex::new(Ok(())),
     };
-    let queues = rings.len();
-    if let Err(error) = deepen(session, &mut rings, threads) {
-        tracing::debug!(%error, rings = rings.len(), "no more rings");
-    }
     thread::scope(|scope| {
         let mut gate = service.gate.write().unwrap_or_else(PoisonError::into_inner);
         let (report, reports) = mpsc::channel();
         for ring in rings {
-            if let Err(error) = service.start_ring(scope, ring, report.clone()) {
+            if let Err(error) = service.start_ring(scope, ring, Some(report.clone())) {
                 service.fail(RunError::Thread(error));
             }
         }
@@ -92,7 +99,10 @@ struct Service<'a, F: ?Sized> {
     session: &'a Session,
     filesystem: &'a F,
     device: Crew,
-    slots: Mutex<Vec<Arc<Slot>>>,
+    /// Entries that wait, by queue.
+    free: Vec<AtomicUsize>,
+    /// How many more rings there may be.
+    vacant: AtomicUsize,
     /// Held until the file system knows how it is served. Whether it is over io_uring.
     gate: RwLock<bool>,
     outcome: Mutex<Result<(), RunError>>,
@@ -174,29 +184,29 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
         &'scope self,
         scope: &'scope Scope<'scope, '_>,
         mut ring: Ring,
-        report: Sender<u16>,
+        report: Option<Sender<u16>>,
     ) -> io::Result<()> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(ring.slot()));
+        self.session.slots().add(ring.slot());
         let work = move || {
             let _alarm = Alarm(self);
-            let cpu = usize::from(ring.queue());
-            let mut cpus = CpuSet::new();
-            cpus.set(cpu);
             // Near its callers; anywhere is not wrong, only slower.
-            if let Err(error) = sched_setaffinity(None, &cpus) {
-                tracing::debug!(cpu, %error, "a thread may run anywhere");
-            }
+            run_on(ring.queue());
+            let is_late = report.is_none();
             let registered = match ring.register() {
                 Ok(registered) => registered,
                 Err(error) => return self.fail(RunError::Thread(error)),
             };
             if registered {
+                self.free_of(ring.queue()).fetch_add(1, Ordering::SeqCst);
                 // The one who listens outlives this thread.
-                let _ = report.send(ring.queue());
+                let _ = report.as_ref().map(|report| report.send(ring.queue()));
             }
             drop(report);
             if registered && *self.gate.read().unwrap_or_else(PoisonError::into_inner) {
-                self.serve_ring(ring);
+                if is_late {
+                    self.nudge(scope, ring.queue());
+                }
+                self.serve_ring(scope, ring);
             }
         };
         thread::Builder::new().name("fuse-uring".into()).spawn_scoped(scope, work).map(drop)
@@ -225,20 +235,52 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
         }
     }
 
-    fn serve_ring(&self, mut ring: Ring) {
+    fn free_of(&self, queue: u16) -> &AtomicUsize {
+        // There is a ring for each queue, or none at all.
+        &self.free[usize::from(queue) % self.free.len().max(1)]
+    }
+
+    /// Nearly nobody waits at a queue: another does from now on, if there may be more.
+    fn grow<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, queue: u16) {
+        let taken =
+            self.vacant.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |vacant| vacant.checked_sub(1));
+        if taken.is_ok()
+            && let Err(error) = self.session.ring(queue).and_then(|ring| self.start_ring(scope, ring, None))
+        {
+            tracing::debug!(queue, %error, "no further ring");
+        }
+    }
+
+    /// Has the kernel ask something that is answered at once, by the entry of a queue that waits. Then it finds what it has put off.
+    fn nudge<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, queue: u16) {
+        let work = move || {
+            run_on(queue);
+            let _ = lgetxattr(self.session.mountpoint(), NUDGE, &mut [0; 8]);
+        };
+        if let Err(error) = thread::Builder::new().name("fuse-nudge".into()).spawn_scoped(scope, work) {
+            tracing::debug!(queue, %error, "the kernel was not nudged");
+        }
+    }
+
+    fn serve_ring<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, mut ring: Ring) {
         let slot = Arc::clone(ring.slot());
+        let (queue, free) = (ring.queue(), self.free_of(ring.queue()));
         loop {
             let message = match ring.receive() {
                 Ok(Some(message)) => message,
                 Ok(None) => return self.close(),
                 Err(error) => return self.fail(RunError::Transport(error)),
             };
+            // It may have to wait long for its answer.
+            if free.fetch_sub(1, Ordering::SeqCst) <= SPARE {
+                self.grow(scope, queue);
+            }
             dispatch(Way::Uring(Arc::clone(&slot)), message, self.filesystem);
             match ring.answer() {
-                Ok(true) => {}
+                Ok(true) => free.fetch_add(1, Ordering::SeqCst),
                 Ok(false) => return self.close(),
                 Err(error) => return self.fail(RunError::Transport(error)),
-            }
+            };
         }
     }
 }
@@ -246,9 +288,7 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
 impl<F: ?Sized> Service<'_, F> {
     /// The mount is gone: nobody shall wait for answers to what it has asked.
     fn close(&self) {
-        for slot in &*self.slots.lock().unwrap_or_else(PoisonError::into_inner) {
-            slot.close();
-        }
+        self.session.slots().close();
     }
 
     /// The other threads would serve on, but nobody would know that one is missing.
@@ -293,6 +333,7 @@ fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
     match request.op {
         Op::Init(_) => reply.error(Errno::PROTO.raw_os_error()),
         Op::Destroy => reply.ok(),
+        Op::GetXattr { name, .. } if name == NUDGE => reply.error(Errno::NODATA.raw_os_error()),
         _ => {
             let (unique, node) = (request.unique, request.node);
             // The reply is dropped while unwinding, which answers EIO.
@@ -300,6 +341,15 @@ fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
                 tracing::error!(opcode = ?Opcode::from_wire(opcode), unique, node, "a request's handler panicked");
             }
         }
+    }
+}
+
+/// Binds the thread to a CPU, if that can be.
+fn run_on(cpu: u16) {
+    let mut cpus = CpuSet::new();
+    cpus.set(usize::from(cpu));
+    if let Err(error) = sched_setaffinity(None, &cpus) {
+        tracing::debug!(cpu, %error, "a thread may run anywhere");
     }
 }
 

@@ -8,6 +8,7 @@ use crate::reply::{Reply, Way};
 use crate::request::{Init, Op, Request};
 use crate::ring::{self, Ring};
 use crate::serve::{RINGS_MAX, serve};
+use crate::slot::Slots;
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -105,7 +106,26 @@ pub struct Session {
     granted: Granted,
     /// One for each of the kernel's queues; none without io_uring.
     rings: Vec<Ring>,
+    slots: Arc<Slots>,
     notifiers: Vec<Notifier>,
+}
+
+/// How many threads serve a mount.
+#[derive(Clone, Copy, Debug)]
+pub struct Threads {
+    /// Over device queues, at most: they are started as they are needed.
+    pub device: usize,
+    /// Over io_uring, from the beginning. They are shared out among the CPUs, each of which has four at least; as many requests
+    /// of a CPU may be unanswered before the kernel puts off the next.
+    pub rings: usize,
+    /// Over io_uring, at most: more are started where nearly all of a CPU have unanswered requests.
+    pub rings_max: usize,
+}
+
+impl From<usize> for Threads {
+    fn from(threads: usize) -> Self {
+        Self { device: threads, rings: threads, rings_max: threads }
+    }
 }
 
 /// Without these the decoder would need a second form of some messages. Every kernel that we accept offers them.
@@ -138,7 +158,8 @@ impl Session {
         let granted = handshake(&channel, wanted);
         match (device, granted) {
             (Ok(device), Ok((granted, rings))) => {
-                Ok(Session { channel, mountpoint, device, granted, rings, notifiers: Vec::new() })
+                let (slots, notifiers) = (Arc::default(), Vec::new());
+                Ok(Session { channel, mountpoint, device, granted, rings, slots, notifiers })
             }
             (Err(error), _) | (_, Err(error)) => {
                 let _ = mount::force_unmount(&mountpoint);
@@ -163,17 +184,19 @@ impl Session {
 
     /// Starts a queue of at most `capacity` notifications, and its thread. It closes when the session ends.
     pub fn notifier(&mut self, capacity: usize) -> io::Result<Notifier> {
-        let notifier = Notifier::start(self.channel.clone(), capacity)?;
+        let notifier = Notifier::start(self.channel.clone(), Arc::clone(&self.slots), capacity)?;
         self.notifiers.push(notifier.clone());
         Ok(notifier)
     }
 
-    /// Serves requests until the file system is unmounted, on at most `threads` threads, which are started as they are
-    /// needed. Over io_uring they are shared out among the CPUs, each of which has four at least; as many requests of a
-    /// CPU may be unanswered before the kernel puts off the next.
-    pub fn run<F: Filesystem + ?Sized>(mut self, threads: usize, filesystem: Arc<F>) -> Result<(), RunError> {
+    /// Serves requests until the file system is unmounted.
+    pub fn run<F: Filesystem + ?Sized>(
+        mut self,
+        threads: impl Into<Threads>,
+        filesystem: Arc<F>,
+    ) -> Result<(), RunError> {
         let rings = std::mem::take(&mut self.rings);
-        let outcome = serve(&self, rings, threads, &*filesystem);
+        let outcome = serve(&self, rings, threads.into(), &*filesystem);
         filesystem.destroy();
         outcome
     }
@@ -185,6 +208,10 @@ impl Session {
             tracing::info!(%error, "the threads share a queue");
             self.channel.clone()
         })
+    }
+
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
     }
 
     /// An entry for one of the kernel's queues over io_uring.

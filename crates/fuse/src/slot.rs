@@ -10,7 +10,8 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
 use std::io::IoSlice;
 use std::ptr::{NonNull, null_mut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
 /// One request at a time. Its reply may outlive the thread that serves it, and so holds the slot.
@@ -28,6 +29,8 @@ struct Answer {
     /// Nothing of the request lies in the payload, so that the answer may be put there at once.
     direct: bool,
     aside: Vec<u8>,
+    /// Answers until now.
+    number: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +42,8 @@ enum State {
         error: i32,
         length: usize,
     },
+    /// The slot's thread tells the kernel.
+    Told,
     /// The mount is gone, and nobody waits for an answer.
     Closed,
 }
@@ -48,7 +53,7 @@ impl Slot {
     pub(crate) fn new(device: Channel, payload_max: usize) -> rustix::io::Result<Slot> {
         // The kernel takes no less than two pages, whatever was agreed on.
         let memory = Memory::new(abi::PAGE + payload_max.max(2 * abi::PAGE))?;
-        let answer = Answer { state: State::Closed, direct: true, aside: Vec::new() };
+        let answer = Answer { state: State::Closed, direct: true, aside: Vec::new(), number: 0 };
         Ok(Slot { device, memory, answer: Mutex::new(answer), changed: Condvar::new() })
     }
 
@@ -105,7 +110,7 @@ impl Slot {
         let awaited = match answer.state {
             State::Owed => false,
             State::Awaited => true,
-            State::Given { .. } | State::Closed => return Err(Errno::NODEV),
+            State::Given { .. } | State::Told | State::Closed => return Err(Errno::NODEV),
         };
         if answer.direct {
             let mut at = abi::PAGE;
@@ -120,6 +125,7 @@ impl Slot {
             body.iter().for_each(|piece| answer.aside.extend_from_slice(piece));
         }
         answer.state = State::Given { error, length };
+        answer.number += 1;
         drop(answer);
         if awaited {
             self.changed.notify_one();
@@ -136,7 +142,7 @@ impl Slot {
         let (error, length) = loop {
             match answer.state {
                 State::Given { error, length } => break (error, length),
-                State::Closed => return false,
+                State::Closed | State::Told => return false,
                 State::Owed | State::Awaited => answer.state = State::Awaited,
             }
             answer = self.changed.wait(answer).unwrap_or_else(PoisonError::into_inner);
@@ -151,7 +157,14 @@ impl Slot {
             self.memory.write(0, out.as_bytes());
             self.memory.write(abi::URING_ENTRY_AT, entry.as_bytes());
         }
+        answer.state = State::Told;
         true
+    }
+
+    /// The number of the answer that was given and that the kernel has not been told of, if there is one.
+    fn untold(&self) -> Option<u64> {
+        let answer = self.lock();
+        matches!(answer.state, State::Given { .. }).then_some(answer.number)
     }
 
     /// A thread serves this slot from now on.
@@ -172,6 +185,37 @@ impl Slot {
     fn lock(&self) -> MutexGuard<'_, Answer> {
         // Nothing under the lock leaves it half done.
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All slots of a mount.
+#[derive(Debug, Default)]
+pub(crate) struct Slots(Mutex<Vec<Arc<Slot>>>);
+
+impl Slots {
+    pub(crate) fn add(&self, slot: &Arc<Slot>) {
+        self.lock().push(Arc::clone(slot));
+    }
+
+    /// Waits until the kernel is told all answers that were given until now: their threads have them, and need but run.
+    pub(crate) fn settle(&self) {
+        const PAUSE: Duration = Duration::from_micros(20);
+        let untold: Vec<_> =
+            self.lock().iter().filter_map(|slot| Some((Arc::clone(slot), slot.untold()?))).collect();
+        for (slot, number) in untold {
+            while slot.untold() == Some(number) {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// The mount is gone: nobody shall wait for answers to what it has asked.
+    pub(crate) fn close(&self) {
+        self.lock().iter().for_each(|slot| slot.close());
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Slot>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_client::{Cache, Users};
-use espalier_fuse::Transport;
+use espalier_fuse::Threads;
 use espalier_meta::Atime;
 
 use crate::calls::Calls;
@@ -22,6 +22,9 @@ use crate::servers::{Servers, keep_connected};
 const TICK: Duration = Duration::from_millis(50);
 /// So many inodes and as many names are cached: up to some 100 MiB.
 const CACHED: usize = 1 << 18;
+
+/// So many calls may wait for servers at a time over io_uring, each with a thread and an open file: most of them for locks.
+pub const WAITING_MAX: usize = 1024;
 
 /// Mounts and serves until somebody unmounts. `ready` is called once the mount point is usable.
 pub fn mount_servers(
@@ -39,11 +42,8 @@ pub fn mount_servers(
         .map_err(|source| Error::Io { what: "cannot start threads".into(), source })?;
     // Before mounting, so that whoever may not connect is told so.
     let first = runtime.block_on(servers.reach())?;
-    // Over io_uring each request keeps a thread until it is answered, which then tells the kernel: others' requests would wait behind
-    // those that wait for another client, and a revocation could overtake what it is to take back.
-    let options = MountOptions { transport: Some(Transport::Queues), ..options.clone() };
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
-    let (mut session, kernel) = start_session(source, mountpoint, &options, true)?;
+    let (mut session, kernel) = start_session(source, mountpoint, options, true)?;
     let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, options.ttl, session.granted());
     set_notifiers(&mut session, &door)?;
     recorder.into_iter().for_each(|recorder| door.set_recorder(recorder));
@@ -78,8 +78,10 @@ pub fn mount_servers(
         is_shared: true,
         transport: options.transport,
     };
-    // None of them waits for a server: more would only come and go.
-    let threads = options.threads.min(std::thread::available_parallelism().map_or(2, NonZero::get).max(2));
+    // Over the device none of them waits for a server: more would only come and go. Over io_uring each does.
+    let cpus = std::thread::available_parallelism().map_or(2, NonZero::get).max(2);
+    let threads =
+        Threads { device: options.threads.min(cpus), rings: options.threads, rings_max: WAITING_MAX };
     let outcome = std::thread::scope(|scope| {
         let served =
             listener.as_ref().map(|listener| scope.spawn(|| listener.serve(|words| told.answer(words))));

@@ -28,7 +28,7 @@ mod tracer;
 mod volume;
 mod watch;
 
-pub use attach::mount_servers;
+pub use attach::{WAITING_MAX, mount_servers};
 pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
 pub use calls::{Calls, Door, Outcome};
 pub use capability::Holder;
