@@ -16,13 +16,13 @@ use crate::reply::{Reply, Way};
 use crate::request::{Op, Request};
 use crate::ring::Ring;
 use crate::session::{Buffer, Filesystem, RunError, Session, Threads};
-use rustix::fs::lgetxattr;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::collections::BTreeSet;
 use std::io;
 use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -34,9 +34,6 @@ const DEPTH_MIN: usize = 4;
 pub(crate) const RINGS_MAX: usize = 256;
 /// So many entries of a queue are to be waiting, if there may be more.
 const SPARE: usize = 4;
-/// An attribute of the root that nobody has. To be asked for it and to say so nudges the kernel.
-const NUDGE: &[u8] = b"security.espalier.nudge";
-
 /// Serves until the file system is unmounted. `rings`: one for each CPU, or none.
 pub(crate) fn serve<F: Filesystem + ?Sized>(
     session: &Session,
@@ -251,11 +248,17 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
         }
     }
 
-    /// Has the kernel ask something that is answered at once, by the entry of a queue that waits. Then it finds what it has put off.
+    /// Has somebody ask something, for what is asked goes to the entry of a queue that waits: when that is answered the kernel
+    /// finds what it has put off. Another process does, for one that waits for itself could not be killed.
     fn nudge<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, queue: u16) {
         let work = move || {
             run_on(queue);
-            let _ = lgetxattr(self.session.mountpoint(), NUDGE, &mut [0; 8]);
+            let mut statfs = Command::new("stat");
+            statfs.args(["-f", "-c", ""]).arg(self.session.mountpoint());
+            statfs.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            if let Err(error) = statfs.status() {
+                tracing::debug!(queue, %error, "the kernel was not nudged");
+            }
         };
         if let Err(error) = thread::Builder::new().name("fuse-nudge".into()).spawn_scoped(scope, work) {
             tracing::debug!(queue, %error, "the kernel was not nudged");
@@ -333,7 +336,6 @@ fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
     match request.op {
         Op::Init(_) => reply.error(Errno::PROTO.raw_os_error()),
         Op::Destroy => reply.ok(),
-        Op::GetXattr { name, .. } if name == NUDGE => reply.error(Errno::NODATA.raw_os_error()),
         _ => {
             let (unique, node) = (request.unique, request.node);
             // The reply is dropped while unwinding, which answers EIO.
