@@ -4,6 +4,7 @@
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
 # ONLY="pjdfstest conformance model first-hour bench helpers metrics dump usage policy replay cluster data small bare ranks bulk repair full failing memory kill powerloss" picks parts.
+# LANES=1 runs the scripts one after the other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
