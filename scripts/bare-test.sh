@@ -20,7 +20,7 @@ trap cleanup EXIT
 
 # is_bare FILE: it has no metafile.
 is_bare() {
-    "$bin" layout "$1" | grep -qx 'no_metafile = true'
+    grep -qx 'no_metafile = true' <<< "$("$bin" layout "$1")"
 }
 # as USER COMMAND...
 as() {

@@ -255,7 +255,7 @@ ls . kept > /dev/null
     "$bin" rm -r "$mnt/kept"
     [ -z "$(ls -A .)" ] || fail "there is something in a removed directory: $(ls -A .)"
 )
-if ls | grep -qx kept; then fail 'a removed directory is listed'; fi
+if grep -qx kept <<< "$(ls)"; then fail 'a removed directory is listed'; fi
 
 echo 'killed while a removed tree is freed'
 cd "$work"

@@ -93,7 +93,7 @@ wait $!
 for step in 'ask data server [0-3]: write' 'data server [0-3], store'; do
     grep -q "$step" "$work/traced" || fail "no step '$step': $(cat "$work/traced")"
 done
-"$bin" trace "$work/trace.json" --op create | grep -q 'rank 0 .* create' || fail 'what was written is not read again'
+grep -q 'rank 0 .* create' <<< "$("$bin" trace "$work/trace.json" --op create)" || fail 'what was written is not read again'
 grep -q 'data server' "$work/trace.svg"
 
 echo '== a listing without the kernel is as ls has it'
@@ -133,7 +133,7 @@ is "$(layout_of "$b/hints/basic" dist_name)" '"basic"'
 "$bin" policy "$b/hints" --set dist_name=varstrip --set 'dist_params=strips:0:128K;1:64K;3:1K'
 is "$(attributes "$a/hints")" 'dist_name=varstrip dist_params=strips:0:128K;1:64K;3:1K '
 is "$("$bin" policy "$a/hints" --json | jq -c '[.policy.dist_name, .effective.num_dfiles]')" '["varstrip",3]'
-"$bin" policy "$a/hints" | grep -q '^num_dfiles  *3  *of the server'
+grep -q '^num_dfiles  *3  *of the server' <<< "$("$bin" policy "$a/hints")"
 cp "$work/bytes" "$b/hints/varstrip"
 is "$(layout_of "$a/hints/varstrip" servers)" '[0,1,3]'
 file=$(printf %x "$(stat -c %i "$a/hints/varstrip")")
@@ -270,7 +270,7 @@ stopped=$("$bin" status "$c" --json | sed -n 's/.*"pid": *\([0-9]*\).*/\1/p')
 [ -n "$stopped" ] || fail 'the mount has no process'
 kill -STOP "$stopped"
 # Its threads stop one after the other, and each could still write.
-has_stopped() { ! grep -L '^State:.T' /proc/"$stopped"/task/*/status | grep -q .; }
+has_stopped() { [ -z "$(grep -L '^State:.T' /proc/"$stopped"/task/*/status)" ]; }
 until_true has_stopped
 echo > "$work/go-on"
 # What it has locked others have when nothing can come of it any more.

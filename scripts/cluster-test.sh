@@ -33,14 +33,14 @@ refused 'is not empty' "$bin" cluster init "$work/cluster"
 refused 'no cluster' "$bin" cluster up "$work/a"
 if "$bin" cluster status "$work/cluster"; then fail 'it runs'; fi
 up
-"$bin" cluster status "$work/cluster" | grep -q 'espalier://127.0.0.1:17440/'
+grep -q 'espalier://127.0.0.1:17440/' <<< "$("$bin" cluster status "$work/cluster")"
 url=$("$bin" cluster status "$work/cluster" --json | sed 's/^{.*"url":"\([^"]*\)"}$/\1/')
 is "$url" espalier://127.0.0.1:17440/
 credentials=$work/cluster/clients/admin
 is "$(stat -c %a "$credentials/key.pem")" 600
 "$bin" mount "$url" "$a" -o "credentials=$credentials" --log-file "$work/a.log"
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
-"$bin" cluster status "$work/cluster" | grep -q '2 clients'
+grep -q '2 clients' <<< "$("$bin" cluster status "$work/cluster")"
 
 echo '== who may not connect'
 refused 'credentials=DIR' "$bin" mount "$url" "$work"
@@ -299,7 +299,7 @@ refused 'restricted to' "$bin" mount "$url" "$b" -o "credentials=$work/cluster/c
 "$bin" mount "$url" "$b" -o "credentials=$credentials" --log-file "$work/b.log"
 
 echo '== a client that goes'
-has_sessions() { "$bin" status "$work/cluster/server-0/store" --json | grep -q "\"sessions\":$1,"; }
+has_sessions() { grep -q "\"sessions\":$1," <<< "$("$bin" status "$work/cluster/server-0/store" --json)"; }
 until_true has_sessions 2
 umount "$b"
 # It says so: nobody waits until its session has ended by itself.
@@ -340,13 +340,13 @@ costs 1010 create_1000
 costs 10 stat_1000
 costs 4 list_1000
 # What another does takes the leases away, and is seen.
-ls "$b/counted" | grep -c . | grep -qx 1000
+[ "$(ls "$b/counted" | wc -l)" = 1000 ]
 chmod 600 "$c/counted/7"
 is "$(stat -c %a "$b/counted/7")" 600
 costs 10 stat_1000
 costs 1010 remove_1000
 is "$(ls "$b/counted")" ''
-"$bin" status "$c" | grep -q 'connected; '
+grep -q 'connected; ' <<< "$("$bin" status "$c")"
 "$bin" umount "$c"
 
 echo '== without leases'

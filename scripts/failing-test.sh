@@ -87,7 +87,7 @@ for kind in writes all; do
     cannot rm "$work/mnt/small-$kind-1" || fail "a removal on a disk that fails"
     # What is in our memory can be read; if only writing fails, all can.
     if [ "$kind" = all ]; then check_synced small; else check_synced; fi
-    "$bin" status --json "$work/mnt" | grep -q '"failure": *"' || fail 'the status does not tell'
+    grep -q '"failure": *"' <<< "$("$bin" status --json "$work/mnt")" || fail 'the status does not tell'
     grep -Eq 'cannot be written|the store failed' "$work/log" || fail 'the log does not tell'
     # A disk that is well again does not bring back what it has lost meanwhile: nothing may be acknowledged.
     : > "$work/control"

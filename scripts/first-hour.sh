@@ -210,7 +210,7 @@ use_tar() {
     cmp sparse/big out/sparse/big || fail 'the sparse file differs'
     [ "$(du -k out/sparse/big | cut -f1)" -lt 10000 ] || fail 'the holes were filled'
     [ "$(getfattr --only-values -n user.note out/sparse/big)" = kept ] || fail 'the attribute is gone'
-    getfacl -cn out/sparse/big | grep -q '^user:60001:r--' || fail 'the ACL is gone'
+    grep -q '^user:60001:r--' <<< "$(getfacl -cn out/sparse/big)" || fail 'the ACL is gone'
 }
 
 remove_all() {

@@ -9,7 +9,7 @@ dir=$1
 second=$2
 tools=$(realpath -m "${BUILD:-target/release}")/tools
 
-if ! "$tools/bin/pjdfstest" --version 2> /dev/null | grep -qx "pjdfstest $version"; then
+if ! grep -qx "pjdfstest $version" <<< "$("$tools/bin/pjdfstest" --version 2> /dev/null)"; then
     cargo install --quiet --locked --version "$version" pjdfstest --root "$tools"
 fi
 

@@ -63,7 +63,7 @@ echo short > "$mnt/copied/file"
 is "$(cat "$mnt/copied/file")" short
 "$bin" policy "$mnt/dir/a" --set dist_name=basic --unset dist_params
 is "$(policy "$mnt/dir/a" policy)" '{"dist_name":"basic","num_dfiles":2}'
-"$bin" policy "$mnt/dir/a" | grep -q '^dist_name  *basic  *set here'
+grep -q '^dist_name  *basic  *set here' <<< "$("$bin" policy "$mnt/dir/a")"
 echo bytes > "$mnt/dir/file"
 is "$("$bin" layout "$mnt/dir/file")" 'place = "metadata"'
 is "$(getfattr -d -m - "$mnt/dir/file")" ''

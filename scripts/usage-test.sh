@@ -143,7 +143,7 @@ check "$mnt/q" 'under quotas'
 
 echo 'shown and set'
 [ "$("$bin" quota get "$mnt/q" --json)" = "{\"bytes\":2097152,\"files\":10,\"path\":\"$mnt/q\"}" ] || fail 'quota get'
-"$bin" du "$mnt/q" | grep -q '10 of 10 files and directories' || fail "du: $("$bin" du "$mnt/q")"
+grep -q '10 of 10 files and directories' <<< "$("$bin" du "$mnt/q")" || fail "du: $("$bin" du "$mnt/q")"
 [ "$(stat -f -c '%b %S %c %d' "$mnt/q/d2")" = '512 4096 10 0' ] || fail "statfs: $(stat -f "$mnt/q/d2")"
 mount --bind "$mnt/q" "$work/bound"
 [ "$(df --output=size,itotal "$work/bound" | tail -1 | xargs)" = '2048 10' ] || fail "df: $(df "$work/bound")"

@@ -43,6 +43,17 @@ fn nothing_is_left_over() {
 }
 
 #[test]
+fn pipes_are_read_to_their_end() {
+    let mut faults = Vec::new();
+    for source in sources().iter().filter(|s| s.path.starts_with("scripts/")) {
+        for (n, line) in source.lines().filter(|(_, line)| line.contains("| grep -q")) {
+            faults.push(format!("{}:{n}: {line}", source.path));
+        }
+    }
+    none(&faults, "`grep -q` leaves at the first match, and the writer may die of that: grep -q WHAT <<< \"$(COMMAND)\".");
+}
+
+#[test]
 fn no_trailing_whitespace() {
     let mut faults = Vec::new();
     for source in sources() {
