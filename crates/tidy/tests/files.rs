@@ -50,7 +50,10 @@ fn pipes_are_read_to_their_end() {
             faults.push(format!("{}:{n}: {line}", source.path));
         }
     }
-    none(&faults, "`grep -q` leaves at the first match, and the writer may die of that: grep -q WHAT <<< \"$(COMMAND)\".");
+    none(
+        &faults,
+        "`grep -q` leaves at the first match, and the writer may die of that: grep -q WHAT <<< \"$(COMMAND)\".",
+    );
 }
 
 #[test]
