@@ -40,6 +40,8 @@ pub struct Link {
     /// Not told yet.
     forgotten: Vec<(Ino, u64)>,
     released: Vec<Ino>,
+    /// Some of these the client has made step by step.
+    released_made: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -102,6 +104,7 @@ impl Default for Link {
             locks: Locks::default(),
             forgotten: Vec::new(),
             released: Vec::new(),
+            released_made: false,
         }
     }
 }
@@ -121,6 +124,10 @@ impl Link {
     pub fn ask(&mut self, caller: Caller, mut request: Request, out: &mut Vec<FromClient>) -> RequestId {
         if let Request::ReadDir { limit, .. } = &mut request {
             *limit = (*limit).min(Request::MAX_ENTRIES);
+        }
+        // What the server takes for open it does not leave to the client to remove (carns III.A).
+        if self.released_made && matches!(request, Request::Unlink { .. }) {
+            self.tell_forgotten(out);
         }
         self.add(Message::Request(caller, request), out)
     }
@@ -175,11 +182,18 @@ impl Link {
         }
     }
 
+    /// As [`Self::release`], of a file that the client has made step by step.
+    pub fn release_made(&mut self, ino: Ino, out: &mut Vec<FromClient>) {
+        self.released_made = true;
+        self.release(ino, out);
+    }
+
     /// Tells what has been forgotten and released and not told yet.
     pub fn tell_forgotten(&mut self, out: &mut Vec<FromClient>) {
         if !(self.forgotten.is_empty() && self.released.is_empty()) {
             let inodes = core::mem::take(&mut self.forgotten);
             let released = core::mem::take(&mut self.released);
+            self.released_made = false;
             self.ask(Caller::SERVER, Request::ForgetAll { inodes, released }, out);
         }
     }

@@ -259,6 +259,18 @@ fn what_is_forgotten_is_told_together() {
     assert_eq!(out, []);
 }
 
+#[test]
+fn what_a_client_made_and_removes_is_known_to_be_closed() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    let unlink = || Request::Unlink { dir: Ino(1), name: Name::new(b"file").unwrap(), time: None };
+    link.release(Ino(4), &mut out);
+    link.ask(Caller::SERVER, unlink(), &mut out);
+    link.release_made(Ino(5), &mut out);
+    link.ask(Caller::SERVER, unlink(), &mut out);
+    let told = Request::ForgetAll { inodes: vec![], released: vec![Ino(4), Ino(5)] };
+    assert_eq!(requests(&mut out), [unlink(), told, unlink()]);
+}
+
 fn lock(flock: bool, kind: LockKind, (first, last): (u64, u64)) -> Lock {
     Lock { owner: LockOwner { flock, number: 1 }, kind, first, last, pid: 9 }
 }

@@ -291,7 +291,7 @@ impl<T> Sessions<T> {
         let Some(end) = self.end(ino.rank()).filter(|_| !is_put_off) else { return };
         match left {
             Left::Open(_) => drop(end.ask(Caller::SERVER, Request::Release { ino })),
-            Left::OpenNamed(_) | Left::Created(_) => end.link.release(ino, &mut end.out),
+            Left::OpenNamed(_) | Left::Created(_) => end.link.release_made(ino, &mut end.out),
             Left::Lookup(_) => end.link.forget(ino, 1, &mut end.out),
             Left::Orphan(_) => drop(end.ask(Caller::SERVER, Request::Purge { ino, removed: false })),
             Left::Nothing => {}
