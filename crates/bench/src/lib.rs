@@ -31,6 +31,7 @@ use tempfile::TempDir;
 pub use error::Error;
 pub use floor::{FLOOR_COMMAND, serve_floor};
 pub use group::{GROUPS, Group, Procs};
+pub use limit::may_open;
 pub use listing::{Listed, sample_listing};
 pub use native::{NativeOptions, Processors, Sample, native, sample};
 pub use place::Place;

@@ -10,7 +10,6 @@ mod copy;
 mod cp;
 mod fsck;
 mod fuzz;
-mod limits;
 mod list;
 mod mount;
 mod options;

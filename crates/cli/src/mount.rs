@@ -15,7 +15,7 @@ use espalier_store::StoreError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{LogArgs, MountArgs, UmountArgs};
-use crate::{background, cluster, limits, options, report, start_log};
+use crate::{background, cluster, options, report, start_log};
 
 /// After an unmount the store is still busy for a moment: wait so long for it.
 const PATIENCE: Duration = Duration::from_secs(35);
@@ -103,7 +103,7 @@ fn mount_servers(
         );
     }
     // Fewer calls can wait at a time if it is not allowed, and no mount fails for that.
-    let _ = limits::allow_files(WAITING_MAX as u64 + FILES);
+    let _ = espalier_bench::may_open(WAITING_MAX as u64 + FILES);
     let security = match reach.credentials(url)? {
         Credentials::Directory(dir) => Security::load_from(&dir)?,
         Credentials::Insecure => Security::Insecure,

@@ -19,7 +19,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::{LogArgs, ServeArgs, parse_size};
 use crate::background::{announce, log_file};
-use crate::limits;
 use crate::mount::{open_patiently, patiently};
 use crate::options::{metrics_address, threads_for_servers};
 use crate::policy;
@@ -385,7 +384,7 @@ fn raise_limit(max_connections: usize) {
     /// Those of the store, about.
     const OTHERS: usize = 1024;
     let needed = max_connections + OTHERS;
-    if let Err(current) = limits::allow_files(needed as u64) {
+    if let Err(current) = espalier_bench::may_open(needed as u64) {
         tracing::warn!(
             current,
             needed,
