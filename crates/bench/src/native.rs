@@ -107,6 +107,16 @@ pub struct Sample {
     pub requests: u64,
 }
 
+impl Sample {
+    /// As if this and that had been measured at once.
+    pub fn add(&mut self, other: &Self) {
+        self.seconds += other.seconds;
+        self.latencies += &other.latencies;
+        self.processors = self.processors.plus(other.processors);
+        self.requests += other.requests;
+    }
+}
+
 /// What it took to do what all clients did at once.
 #[derive(Clone, Copy, Debug, Default)]
 struct Took {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueHint};
@@ -20,8 +21,8 @@ pub struct CalibrateArgs {
     /// The file that is made, which scenarios name by `machine`.
     #[arg(value_hint = ValueHint::FilePath, default_value = "machine.toml")]
     pub file: PathBuf,
-    /// Files of all clients together.
-    #[arg(long, value_name = "N", default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
+    /// Files of all clients together, in each of 25 rounds.
+    #[arg(long, value_name = "N", default_value_t = 2_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     pub files: u64,
     /// Draw what was measured and what is simulated into this directory.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -35,8 +36,9 @@ const ONE: (u32, u32) = (1, 1);
 const SEVERAL: (u32, u32) = (8, 2);
 const MANY: (u32, u32) = (1, 32);
 const PREDICTED: (u32, u32) = (4, 4);
-/// A machine changes its speed from one to the next.
-const RUNS: u32 = 3;
+/// All are measured so often, in turn: a machine changes its speed from one moment to the next, and on which
+/// of its processors is whose thread.
+const ROUNDS: usize = 25;
 
 /// A server of one's own, which ends with this.
 struct Server {
@@ -73,10 +75,7 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
         Trial { clients, outstanding, files }
     };
     eprintln!("measuring a server on this machine, which should have nothing else to do");
-    let one = server.measure(trial(ONE))?;
-    let several = server.measure(trial(SEVERAL))?;
-    let many = server.measure(trial(MANY))?;
-    let predicted = server.measure(trial(PREDICTED))?;
+    let [one, several, many, predicted] = server.measure([ONE, SEVERAL, MANY, PREDICTED].map(trial))?;
     let listed =
         espalier_bench::sample_listing(&server.options(trial(ONE)), &|| Processors::used(server.process))?;
     drop(server);
@@ -132,21 +131,30 @@ impl Server {
             outstanding: trial.outstanding,
             files: trial.files,
             bytes: 0,
-            runs: RUNS,
+            runs: 1,
             stop: Arc::new(AtomicBool::new(false)),
         }
     }
 
-    fn measure(&self, trial: Trial) -> Result<Vec<Sample>> {
-        Ok(espalier_bench::sample(&self.options(trial), &|| Processors::used(self.process))?)
+    fn measure<const N: usize>(&self, trials: [Trial; N]) -> Result<[Vec<Sample>; N]> {
+        let mut all = [const { Vec::<Sample>::new() }; N];
+        for _ in 0..ROUNDS {
+            for (trial, samples) in trials.iter().zip(&mut all) {
+                let new = espalier_bench::sample(&self.options(*trial), &|| Processors::used(self.process))?;
+                samples.iter_mut().zip(&new).for_each(|(sample, new)| sample.add(new));
+                if samples.is_empty() {
+                    *samples = new;
+                }
+            }
+        }
+        Ok(all)
     }
 }
 
 /// What models speak of.
 fn operations(samples: &[Sample]) -> Vec<Measured> {
-    let each = |time: std::time::Duration, count: u64| {
-        Nanos::from(time / u32::try_from(count.max(1)).unwrap_or(u32::MAX))
-    };
+    let each =
+        |time: Duration, count: u64| Nanos::from(time / u32::try_from(count.max(1)).unwrap_or(u32::MAX));
     let measured = |sample: &Sample| {
         let count = sample.latencies.len();
         Measured {

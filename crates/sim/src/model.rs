@@ -47,6 +47,9 @@ pub struct ModelSettings {
     /// Of a server's and of a client's processor besides, whenever it turns to a connection: it takes all that has come on that by then.
     pub turn: Option<Distribution>,
     pub client_turn: Option<Distribution>,
+    /// Of a metadata server's processor, for each time that it writes to the journal's file, where nothing waits for a sync: of what has
+    /// come on a connection together all changes at once.
+    pub append: Option<Distribution>,
 }
 
 /// A kind of work of which a model knows the cost.
@@ -70,10 +73,11 @@ pub enum Work {
     ClientWake,
     Turn,
     ClientTurn,
+    Append,
 }
 
 impl Work {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Create,
         Self::Remove,
         Self::Rename,
@@ -92,6 +96,7 @@ impl Work {
         Self::ClientWake,
         Self::Turn,
         Self::ClientTurn,
+        Self::Append,
     ];
 
     /// As scenarios and series name it.
@@ -115,6 +120,7 @@ impl Work {
             Self::ClientWake => "client_wake",
             Self::Turn => "turn",
             Self::ClientTurn => "client_turn",
+            Self::Append => "append",
         }
     }
 }
@@ -158,7 +164,7 @@ impl Model {
         model.0[Work::Entry as usize] = Distribution::constant(ENTRY);
         model.0[Work::Attributes as usize] = Distribution::constant(Nanos(13_200));
         let of_clients = [Work::Client, Work::ClientMessage, Work::ClientWake, Work::ClientTurn];
-        for free in [Work::Peer, Work::Wake, Work::Turn].into_iter().chain(of_clients) {
+        for free in [Work::Peer, Work::Wake, Work::Turn, Work::Append].into_iter().chain(of_clients) {
             model.0[free as usize] = Distribution::ZERO;
         }
         model
@@ -211,6 +217,7 @@ impl Model {
             client_wake,
             turn,
             client_turn,
+            append,
         } = settings;
         let given = [
             create,
@@ -231,6 +238,7 @@ impl Model {
             client_wake,
             turn,
             client_turn,
+            append,
         ];
         for (own, given) in self.0.iter_mut().zip(given) {
             if let Some(given) = given {

@@ -278,6 +278,11 @@ impl Server {
             }
             Message::Refused | Message::FromServer(_) | Message::ToData(_) => return,
         };
+        self.turns.came(wire);
+        self.work(fabric, job);
+    }
+
+    fn work(&mut self, fabric: &mut Fabric<'_>, job: Job) {
         let idle = self.cpu.idle(fabric.now);
         if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
             self.serve(fabric, arrived, idle);
@@ -286,8 +291,10 @@ impl Server {
 
     /// The service of a job begins. `idle`: for how long there was nothing to do.
     fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, idle: Nanos) {
-        let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random)
-            + self.turns.cost(fabric, Work::Turn, (job.wire(), since), &mut self.random);
+        let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random);
+        if let Some(wire) = job.wire() {
+            time += self.turns.cost(fabric, Work::Turn, (wire, since), &mut self.random);
+        }
         if let Some(work) = job.work() {
             time += fabric.model.cost(work).sample(&mut self.random);
         }
@@ -314,9 +321,14 @@ impl Server {
         if let Some(next) = self.cpu.leave(fabric.now, since) {
             self.serve(fabric, next, Nanos::ZERO);
         }
-        // Where answers wait for the journal's file alone, to which writing costs nothing here, there is nothing to be put off for.
-        let is_put_off = self.config.acknowledge == Acknowledge::Durable;
-        let now = self.now(fabric, if is_put_off { self.cpu.number() } else { 0 });
+        let left = job.wire().map_or(0, |wire| self.turns.dealt(wire));
+        let queued = match self.config.acknowledge {
+            Acknowledge::Durable => self.cpu.number(),
+            // There is nothing to be put off for.
+            _ if fabric.model.is_free(Work::Append) => 0,
+            _ => left,
+        };
+        let now = self.now(fabric, queued);
         let Some(front) = &mut self.front else { return };
         match job {
             Job::Client(wire, message) => {
@@ -331,6 +343,7 @@ impl Server {
                 let Some(from) = from else { return };
                 front.input(now, Input::Peer { from: Rank(from as u16), message });
             }
+            Job::Append(id, result) => front.input(now, Input::Done { id, result }),
             Job::Hello(wire, hello) => match hello.service {
                 Service::Metadata { leases } => {
                     self.greeted.insert(hello.client, wire);
@@ -607,7 +620,11 @@ impl Server {
             Io::Journal { frame, sync: false } => {
                 let causes = self.causes_of(fabric, id);
                 fabric.add_span(self.place(), (Layer::Store, "journal append"), causes, fabric.now);
-                return Some((id, self.storage.append(frame, fabric.now)));
+                let result = self.storage.append(frame, fabric.now);
+                if fabric.model.is_free(Work::Append) {
+                    return Some((id, result));
+                }
+                self.work(fabric, Job::Append(id, result));
             }
             Io::Journal { frame, sync: true } => match self.storage.append(frame, fabric.now) {
                 Ok(done) => self.store(fabric, DiskJob::Journal(id, done)),

@@ -9,7 +9,11 @@ use crate::world::fabric::{Fabric, WireId};
 
 /// When a node has last turned to each of its connections.
 #[derive(Debug, Default)]
-pub struct Turns(FxHashMap<WireId, Nanos>);
+pub struct Turns {
+    turned: FxHashMap<WireId, Nanos>,
+    /// What has come on each and waits.
+    waiting: FxHashMap<WireId, usize>,
+}
 
 impl Turns {
     /// What it costs to turn to a connection, if a node does so to deal with what came on it at such a time.
@@ -20,18 +24,34 @@ impl Turns {
         (wire, came): (WireId, Nanos),
         random: &mut Random,
     ) -> Nanos {
-        if fabric.model.is_free(work) || self.0.get(&wire).is_some_and(|turned| came <= *turned) {
+        if fabric.model.is_free(work) || self.turned.get(&wire).is_some_and(|turned| came <= *turned) {
             return Nanos::ZERO;
         }
-        self.0.insert(wire, fabric.now);
+        self.turned.insert(wire, fabric.now);
         fabric.model.cost(work).sample(random)
     }
 
+    pub fn came(&mut self, wire: WireId) {
+        *self.waiting.entry(wire).or_default() += 1;
+    }
+
+    /// What came on it is dealt with: how much is left.
+    pub fn dealt(&mut self, wire: WireId) -> usize {
+        let Some(waiting) = self.waiting.get_mut(&wire) else { return 0 };
+        *waiting -= 1;
+        let left = *waiting;
+        if left == 0 {
+            self.waiting.remove(&wire);
+        }
+        left
+    }
+
     pub fn lost(&mut self, wire: WireId) {
-        self.0.remove(&wire);
+        self.turned.remove(&wire);
+        self.waiting.remove(&wire);
     }
 
     pub fn clear(&mut self) {
-        self.0.clear();
+        *self = Self::default();
     }
 }
