@@ -32,7 +32,7 @@ pub async fn connect<In: Message, Out: Message>(
     let told = || address.to_owned();
     let agreed = async {
         let found = lookup_host((host, port)).await;
-        let found = found.map_err(|source| ConnectError::UnknownHost { address: told(), source })?;
+        let found = found.map_err(|cause| ConnectError::UnknownHost { address: told(), cause })?;
         let socket = reach(address, found.collect()).await?;
         let greeting = Greeting { terms: Terms::of(limits), hello };
         agree(address, host, socket, security, &greeting).await
@@ -41,7 +41,7 @@ pub async fn connect<In: Message, Out: Message>(
     let (stream, taken) = agreed.map_err(|_| ConnectError::TimedOut { address: told(), limit })??;
     let (socket, tls) = stream.into_parts();
     let connection = Connection::new(socket, tls, limits, taken.terms)
-        .map_err(|error| ConnectError::Io { address: told(), source: io::Error::other(error) })?;
+        .map_err(|error| ConnectError::Io { address: told(), cause: io::Error::other(error) })?;
     Ok((taken.welcome, connection))
 }
 
@@ -58,7 +58,7 @@ async fn reach(address: &str, found: Vec<SocketAddr>) -> Result<TcpStream, Conne
     for one in found {
         match TcpStream::connect(one).await {
             Ok(socket) => {
-                let io = |source| ConnectError::Io { address: address.to_owned(), source };
+                let io = |cause| ConnectError::Io { address: address.to_owned(), cause };
                 socket.set_nodelay(true).map_err(io)?;
                 return Ok(socket);
             }
@@ -68,7 +68,7 @@ async fn reach(address: &str, found: Vec<SocketAddr>) -> Result<TcpStream, Conne
     let address = address.to_owned();
     Err(match failed.kind() {
         io::ErrorKind::ConnectionRefused => ConnectError::NoServer { address },
-        _ => ConnectError::Unreachable { address, source: failed },
+        _ => ConnectError::Unreachable { address, cause: failed },
     })
 }
 
@@ -124,11 +124,11 @@ async fn secure(
 }
 
 /// What rustls says is within an error of I/O.
-fn tls_error(address: &str, source: io::Error) -> ConnectError {
+fn tls_error(address: &str, cause: io::Error) -> ConnectError {
     use CertificateError as Bad;
     let address = address.to_owned();
-    let Some(error) = source.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
-        return ConnectError::Io { address, source };
+    let Some(error) = cause.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) else {
+        return ConnectError::Io { address, cause };
     };
     match error {
         rustls::Error::InvalidCertificate(bad) => match bad {
@@ -140,7 +140,7 @@ fn tls_error(address: &str, source: io::Error) -> ConnectError {
                 ConnectError::CertificateName { address, detail: bad.to_string() }
             }
             Bad::InvalidPurpose | Bad::InvalidPurposeContext { .. } => ConnectError::NotAServer { address },
-            _ => ConnectError::Tls { address, source: error.clone() },
+            _ => ConnectError::Tls { address, cause: error.clone() },
         },
         rustls::Error::AlertReceived(AlertDescription::UnknownCA | AlertDescription::DecryptError) => {
             ConnectError::OwnAuthority { address }
@@ -149,6 +149,6 @@ fn tls_error(address: &str, source: io::Error) -> ConnectError {
             ConnectError::OwnTime { address }
         }
         rustls::Error::InvalidMessage(InvalidMessage::InvalidContentType) => ConnectError::NoTls { address },
-        _ => ConnectError::Tls { address, source: error.clone() },
+        _ => ConnectError::Tls { address, cause: error.clone() },
     }
 }

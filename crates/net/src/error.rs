@@ -68,16 +68,16 @@ pub enum AcceptError {
 pub enum ConnectError {
     #[error("{0} is not HOST:PORT")]
     Address(String),
-    #[error("the host of {address} is unknown: {source}")]
-    UnknownHost { address: String, source: io::Error },
+    #[error("the host of {address} is unknown: {cause}")]
+    UnknownHost { address: String, cause: io::Error },
     #[error("nothing listens at {address}: is the server running, and is this its port?")]
     NoServer { address: String },
-    #[error("{address} cannot be reached: {source}")]
-    Unreachable { address: String, source: io::Error },
+    #[error("{address} cannot be reached: {cause}")]
+    Unreachable { address: String, cause: io::Error },
     #[error("{address} did not answer within {} s", limit.as_secs_f32())]
     TimedOut { address: String, limit: Duration },
-    #[error("the connection to {address} broke during the handshake: {source}")]
-    Io { address: String, source: io::Error },
+    #[error("the connection to {address} broke during the handshake: {cause}")]
+    Io { address: String, cause: io::Error },
     #[error("{address} does not use TLS: its server runs with --insecure, or it is no server of Espalier")]
     NoTls { address: String },
     #[error("{address} is no server of Espalier")]
@@ -104,8 +104,8 @@ pub enum ConnectError {
         "{address} says that this client's certificate has expired or is not yet valid: compare the clocks of both machines, or issue a new one"
     )]
     OwnTime { address: String },
-    #[error("TLS with {address} failed: {source}")]
-    Tls { address: String, source: rustls::Error },
+    #[error("TLS with {address} failed: {cause}")]
+    Tls { address: String, cause: rustls::Error },
     #[error("{address} refuses: {refusal}")]
     Refused { address: String, refusal: Refusal },
 }

@@ -50,12 +50,12 @@ pub struct Validity {
 /// Why there is no authority or no certificate.
 #[derive(Debug, Error)]
 pub enum PkiError {
-    #[error("{}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    #[error("{}: {cause}", path.display())]
+    File { path: PathBuf, cause: io::Error },
     #[error("{} is there already: remove it only if no server or client uses it any more", path.display())]
     Exists { path: PathBuf },
-    #[error("{} is no private key in PEM form: {source}", path.display())]
-    Key { path: PathBuf, source: rcgen::Error },
+    #[error("{} is no private key in PEM form: {cause}", path.display())]
+    Key { path: PathBuf, cause: rcgen::Error },
     #[error("{} and {} do not belong together, or no `espalier cluster init` has made them", certificate.display(), key.display())]
     Pair { certificate: PathBuf, key: PathBuf },
     #[error("{0:?} is no DNS name or IP address, or it ends in {DOMAIN}, which stands for identities")]
@@ -89,9 +89,9 @@ impl Authority {
     pub fn load(dir: &Path) -> Result<Self, PkiError> {
         let (certificate, path) = (dir.join(AUTHORITY), dir.join(AUTHORITY_KEY));
         let pem = fs::read_to_string(&path);
-        let pem = pem.map_err(|source| PkiError::File { path: path.clone(), source })?;
+        let pem = pem.map_err(|cause| PkiError::File { path: path.clone(), cause })?;
         let key = KeyPair::from_pem(&pem);
-        let key = key.map_err(|source| PkiError::Key { path: path.clone(), source })?;
+        let key = key.map_err(|cause| PkiError::Key { path: path.clone(), cause })?;
         let params = authority(&key);
         // Its name is made of its key: so the certificate need not be taken apart.
         let expected = params.self_signed(&key)?;
@@ -172,9 +172,9 @@ impl Issued {
                 file.write_all(text.as_bytes())?;
                 file.sync_all()
             });
-            written.map_err(|source| match source.kind() {
+            written.map_err(|cause| match cause.kind() {
                 io::ErrorKind::AlreadyExists => PkiError::Exists { path: path.to_path_buf() },
-                _ => PkiError::File { path: path.to_path_buf(), source },
+                _ => PkiError::File { path: path.to_path_buf(), cause },
             })?;
         }
         Ok(())

@@ -17,8 +17,8 @@ pub struct SealKey(hmac::Key);
 /// Why there is no key.
 #[derive(Debug, Error)]
 pub enum SealError {
-    #[error("{}: {source}", path.display())]
-    File { path: PathBuf, source: io::Error },
+    #[error("{}: {cause}", path.display())]
+    File { path: PathBuf, cause: io::Error },
     #[error("{} holds no key: it is to be 64 hexadecimal digits, the same on all servers of a cluster", path.display())]
     Key { path: PathBuf },
     #[error("no random bytes can be had")]
@@ -48,14 +48,14 @@ impl SealKey {
             writeln!(file, "{text}")?;
             file.sync_all()
         });
-        written.map_err(|source| SealError::File { path: path.to_path_buf(), source })
+        written.map_err(|cause| SealError::File { path: path.to_path_buf(), cause })
     }
 
     /// # Errors
     /// [`SealError::File`], [`SealError::Key`].
     pub fn load(path: &Path) -> Result<Self, SealError> {
         let text = std::fs::read_to_string(path)
-            .map_err(|source| SealError::File { path: path.to_path_buf(), source })?;
+            .map_err(|cause| SealError::File { path: path.to_path_buf(), cause })?;
         Self::of(text.trim()).ok_or_else(|| SealError::Key { path: path.to_path_buf() })
     }
 

@@ -36,19 +36,19 @@ pub struct Tls {
 /// Why certificates cannot be used.
 #[derive(Debug, Error)]
 pub enum SecurityError {
-    #[error("{}: {source}; `espalier cluster init` makes such files", path.display())]
-    File { path: PathBuf, source: std::io::Error },
+    #[error("{}: {cause}; `espalier cluster init` makes such files", path.display())]
+    File { path: PathBuf, cause: std::io::Error },
     #[error("{} has no {expected} in PEM form: {detail}", path.display())]
     Pem { path: PathBuf, expected: &'static str, detail: String },
     #[error("{} is no certificate of an authority: give the cluster's ca.pem ({detail})", path.display())]
     Authority { path: PathBuf, detail: String },
-    #[error("{}: {source}", path.display())]
-    Identity { path: PathBuf, source: IdentityError },
+    #[error("{}: {cause}", path.display())]
+    Identity { path: PathBuf, cause: IdentityError },
     #[error(
-        "{} and {} do not belong together, or cannot be used: give the certificate and the key that were made with it ({source})",
+        "{} and {} do not belong together, or cannot be used: give the certificate and the key that were made with it ({cause})",
         certificate.display(), key.display()
     )]
-    Pair { certificate: PathBuf, key: PathBuf, source: rustls::Error },
+    Pair { certificate: PathBuf, key: PathBuf, cause: rustls::Error },
 }
 
 impl Security {
@@ -71,12 +71,14 @@ impl Security {
         let chain = certificates(certificate)?;
         let own = chain.first().map_or(Err(IdentityError::Unreadable), Identity::of);
         let identity =
-            own.map_err(|source| SecurityError::Identity { path: certificate.to_path_buf(), source })?;
+            own.map_err(|cause| SecurityError::Identity { path: certificate.to_path_buf(), cause })?;
         let expected = "private key";
         let secret =
             PrivateKeyDer::from_pem_file(key).map_err(|error| SecurityError::pem(key, expected, error))?;
-        let (server, client) = configurations(roots, chain, secret).map_err(|source| {
-            SecurityError::Pair { certificate: certificate.to_path_buf(), key: key.to_path_buf(), source }
+        let (server, client) = configurations(roots, chain, secret).map_err(|cause| SecurityError::Pair {
+            certificate: certificate.to_path_buf(),
+            key: key.to_path_buf(),
+            cause,
         })?;
         Ok(Self::Tls(Tls { server: Arc::new(server), client: Arc::new(client), identity }))
     }
@@ -130,7 +132,7 @@ impl SecurityError {
     fn pem(path: &Path, expected: &'static str, error: pem::Error) -> Self {
         let path = path.to_path_buf();
         match error {
-            pem::Error::Io(source) => Self::File { path, source },
+            pem::Error::Io(cause) => Self::File { path, cause },
             other => Self::Pem { path, expected, detail: other.to_string() },
         }
     }
