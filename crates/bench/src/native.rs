@@ -14,11 +14,11 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
 use crate::error::Error;
-use crate::limit::may_open;
 use crate::place::Place;
 use crate::report::{PhaseReport, Report};
 use crate::team::Outcome;
 use crate::worker::{file_name, histogram};
+use espalier_runtime::may_open;
 
 /// What to measure, and how.
 #[derive(Debug, Clone)]

@@ -103,7 +103,7 @@ fn mount_servers(
         );
     }
     // Fewer calls can wait at a time if it is not allowed, and no mount fails for that.
-    let _ = espalier_bench::may_open(WAITING_MAX as u64 + FILES);
+    let _ = espalier_runtime::may_open(WAITING_MAX as u64 + FILES);
     let security = match reach.credentials(url)? {
         Credentials::Directory(dir) => Security::load_from(&dir)?,
         Credentials::Insecure => Security::Insecure,

@@ -384,7 +384,7 @@ fn raise_limit(max_connections: usize) {
     /// Those of the store, about.
     const OTHERS: usize = 1024;
     let needed = max_connections + OTHERS;
-    if let Err(current) = espalier_bench::may_open(needed as u64) {
+    if let Err(current) = espalier_runtime::may_open(needed as u64) {
         tracing::warn!(
             current,
             needed,

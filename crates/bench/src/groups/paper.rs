@@ -2,9 +2,9 @@
 //! creation to the seventh phase.
 
 use crate::group::{Group, Phase, Procs, Source};
-use crate::limit::may_open;
 use crate::worker::{Failure, Laps, Outcome, Worker, create, file_name, list, open_directory, read};
 use crate::worker::{remove_directory, unlink, write};
+use espalier_runtime::may_open;
 
 pub(crate) static GROUP: Group = Group {
     name: "paper",
