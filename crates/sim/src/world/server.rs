@@ -278,7 +278,9 @@ impl Server {
             }
             Message::Refused | Message::FromServer(_) | Message::ToData(_) => return,
         };
-        self.turns.came(wire);
+        if !fabric.model.is_free(Work::Append) {
+            self.turns.came(wire);
+        }
         self.work(fabric, job);
     }
 
@@ -324,8 +326,7 @@ impl Server {
         let left = job.wire().map_or(0, |wire| self.turns.dealt(wire));
         let queued = match self.config.acknowledge {
             Acknowledge::Durable => self.cpu.number(),
-            // There is nothing to be put off for.
-            _ if fabric.model.is_free(Work::Append) => 0,
+            // Where writing costs nothing, there is nothing to be put off for, and nobody counts.
             _ => left,
         };
         let now = self.now(fabric, queued);
