@@ -237,6 +237,16 @@ pub fn mounted_device(path: &Path) -> io::Result<Option<u32>> {
     Ok((is_root && stat.stx_dev_major == 0).then_some(stat.stx_dev_minor))
 }
 
+/// Which mount has its root at `path`, if one has: a number that no other mount gets, before Linux 6.8 none at the same time. That of a
+/// device does not say it: the next device has the number of the one that is gone. Asks no server.
+pub(crate) fn mount_at(path: &Path) -> io::Result<Option<u64>> {
+    /// `STATX_MNT_ID_UNIQUE`. Older kernels do not know it, and tell the other number.
+    const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+    let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
+    let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::MNT_ID | UNIQUE)?;
+    Ok(stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT).then_some(stat.stx_mnt_id))
+}
+
 fn unmount_with(mountpoint: &Path, flags: UnmountFlags, helper_flags: &str) -> io::Result<()> {
     match rustix::mount::unmount(mountpoint, flags) {
         Err(Errno::PERM) if !rustix::process::geteuid().is_root() => {

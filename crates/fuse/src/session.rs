@@ -102,7 +102,7 @@ pub enum RunError {
 pub struct Session {
     channel: Channel,
     mountpoint: PathBuf,
-    device: Option<u32>,
+    mount: Option<u64>,
     granted: Granted,
     /// One for each of the kernel's queues; none without io_uring.
     rings: Vec<Ring>,
@@ -154,12 +154,12 @@ impl Session {
             None
         };
         let channel = mount::mount(source, &mountpoint, options)?;
-        let device = mount::mounted_device(&mountpoint).map_err(MountError::Mountpoint);
+        let mounted = mount::mount_at(&mountpoint).map_err(MountError::Mountpoint);
         let granted = handshake(&channel, wanted);
-        match (device, granted) {
-            (Ok(device), Ok((granted, rings))) => {
+        match (mounted, granted) {
+            (Ok(mount), Ok((granted, rings))) => {
                 let (slots, notifiers) = (Arc::default(), Vec::new());
-                Ok(Session { channel, mountpoint, device, granted, rings, slots, notifiers })
+                Ok(Session { channel, mountpoint, mount, granted, rings, slots, notifiers })
             }
             (Err(error), _) | (_, Err(error)) => {
                 let _ = mount::force_unmount(&mountpoint);
@@ -221,7 +221,7 @@ impl Session {
 
     /// Unmounts, unless something else is mounted there by now.
     pub(crate) fn abort(&self) {
-        let ours = self.device.is_some() && mount::mounted_device(&self.mountpoint).ok() == Some(self.device);
+        let ours = self.mount.is_some() && mount::mount_at(&self.mountpoint).ok() == Some(self.mount);
         if ours && let Err(error) = mount::force_unmount(&self.mountpoint) {
             tracing::warn!(mountpoint = %self.mountpoint.display(), %error, "cannot unmount");
         }

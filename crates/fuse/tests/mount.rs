@@ -4,7 +4,7 @@
 use espalier_fuse::{
     Attr, BackingId, DirBuffer, Entry, Filesystem, Granted, InitFlags, MountError, MountOptions, Notifier,
     Op, Opened, OpenedFlags, ROOT_NODE, Reply, Request, Session, StatFs, Transport, Wanted, detach_dead,
-    force_unmount, is_dead, unmount,
+    force_unmount, is_dead, mounted_device, unmount,
 };
 use rustix::process::{Resource, Rlimit, setrlimit};
 use std::collections::{BTreeMap, BTreeSet};
@@ -358,6 +358,7 @@ over_both_transports! {
     options_reach_the_mount_table,
     a_busy_mount_is_detached_by_force_only,
     a_session_that_never_runs_unmounts_itself,
+    a_session_that_ends_late_leaves_the_next_mount_alone,
     the_mount_of_a_dead_server_is_recognised_and_removed,
     a_request_that_takes_long_holds_up_no_other,
     an_abort_ends_what_is_never_answered,
@@ -697,6 +698,23 @@ fn a_session_that_never_runs_unmounts_itself(transport: Transport) {
         Session::mount("idle", directory.path(), &MountOptions::default(), &wanted(transport)).unwrap();
     drop(session);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+fn a_session_that_ends_late_leaves_the_next_mount_alone(transport: Transport) {
+    let directory = tempfile::tempdir().unwrap();
+    let options = MountOptions::default();
+    let first = Session::mount("first", directory.path(), &options, &wanted(transport)).unwrap();
+    let number = mounted_device(directory.path()).unwrap();
+    force_unmount(directory.path()).unwrap();
+    // The kernel gives the next device the number of the last one, unless another test has it by now.
+    let second = Session::mount("second", directory.path(), &options, &wanted(transport)).unwrap();
+    if mounted_device(directory.path()).unwrap() != number {
+        eprintln!("the number was taken");
+    }
+    drop(first);
+    assert!(mounted_device(directory.path()).unwrap().is_some(), "it is still mounted");
+    drop(second);
+    assert_eq!(mounted_device(directory.path()).unwrap(), None);
 }
 
 #[test]

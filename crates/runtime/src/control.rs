@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -245,7 +245,14 @@ fn ask_at<T: DeserializeOwned>(socket: &Path, question: &str) -> std::io::Result
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
+    /// What is at the path: who comes after us may have put another there.
+    file: Option<(u64, u64)>,
     stopped: AtomicBool,
+}
+
+/// Which file it is.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl Listener {
@@ -269,7 +276,7 @@ impl Listener {
         let socket = UnixListener::bind(&path)
             .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "no status will be told"))
             .ok()?;
-        Some(Self { socket, path, stopped: AtomicBool::new(false) })
+        Some(Self { socket, file: identity(&path), path, stopped: AtomicBool::new(false) })
     }
 
     /// `answer`: what is said to the words of a question.
@@ -283,7 +290,9 @@ impl Listener {
                 tracing::debug!(%error, "a question about the status was not answered");
             }
         }
-        let _ = std::fs::remove_file(&self.path);
+        if identity(&self.path) == self.file {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 
     pub(crate) fn stop(&self) {
