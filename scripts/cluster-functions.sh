@@ -1,8 +1,8 @@
 # cluster-functions.sh: what the tests of clusters share. They set $bin, $work and $cluster before they use it.
 
 fail() {
-    echo "$(basename "$0" .sh): $*" >&2
     tail -n 5 "$cluster"/server-*/log "$work"/*.log >&2 || true
+    echo "$(basename "$0" .sh): $*" >&2
     exit 1
 }
 

@@ -194,6 +194,8 @@ perl -MTime::HiRes=setitimer,ITIMER_REAL -e '
     stat($ARGV[0]) or die "stat: $!";
     open(my $file, "<", $ARGV[0]) or die "open: $!";
     sysread($file, my $text, 100) or die "read: $!";
+    # None may come when the handler is gone already.
+    setitimer(ITIMER_REAL, 0);
     print "$text", $alarms > 0 ? "alarmed\n" : "";
 ' "$a/asked" > "$work/asked" &
 asker=$!

@@ -116,19 +116,20 @@ if [ -z "${TARGET_DIR:-}" ]; then
         done
     fi
     # Two at a time, the longest first: they wait for disks, for servers that come back, and for time to pass. Each prints what it has to
-    # say when it is over; the first that fails is the last.
+    # say when it is over. None begins after one has failed, and how that one ended is said again when the other is over.
     run_part() {
         local name=$1 script=$2 began=$SECONDS result=0
         "scripts/$script.sh" > "$work/$name.log" 2>&1 < /dev/null || result=255
         echo "== $name ($((SECONDS - began)) s)"
         cat "$work/$name.log"
+        [ "$result" = 0 ] || { echo "== $name failed"; tail -n 12 "$work/$name.log"; } >> "$work/failed"
         return "$result"
     }
     export -f run_part
     export work
     while read -r name script; do
         case " $only " in *" $name "*) echo "$name $script" ;; esac
-    done << 'EOF' | xargs -r -P "${LANES:-2}" -L 1 bash -c 'run_part "$@"' run_part
+    done << 'EOF' | xargs -r -P "${LANES:-2}" -L 1 bash -c 'run_part "$@"' run_part || { cat "$work/failed"; exit 1; }
 powerloss powerloss-test
 ranks cluster-ranks-test
 small small-files-test
