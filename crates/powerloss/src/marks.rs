@@ -52,11 +52,13 @@ impl Bytes {
     }
 }
 
-/// What a file may be: nothing, or so many bytes of a seed.
+/// What a file may be: nothing, so many bytes of a seed, or what a write of these leaves that is not durable yet: not more of them, and zeros
+/// where they have not come to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     Gone,
     Bytes(Bytes),
+    Torn(Bytes),
 }
 
 impl State {
@@ -108,6 +110,7 @@ impl fmt::Display for State {
         match self {
             Self::Gone => f.write_str("gone"),
             Self::Bytes(bytes) => write!(f, "{bytes}"),
+            Self::Torn(bytes) => write!(f, "torn {bytes}"),
         }
     }
 }
@@ -138,7 +141,11 @@ impl FromStr for Mark {
 impl State {
     fn parse(words: &mut SplitAsciiWhitespace<'_>) -> Result<Self> {
         let mut ahead = words.clone();
-        if ahead.next() == Some("gone") { Ok(Self::Gone) } else { Bytes::parse(words).map(Self::Bytes) }
+        match next(&mut ahead)? {
+            "gone" => Ok(Self::Gone),
+            "torn" => Bytes::parse(&mut ahead).map(Self::Torn),
+            _ => Bytes::parse(words).map(Self::Bytes),
+        }
     }
 }
 
@@ -219,7 +226,11 @@ fn check_file(path: &Path, claim: &Claim<State>) -> Result<()> {
     let is = |state: State| match (state, &found) {
         (State::Gone, found) => found.is_none(),
         (State::Bytes(bytes), Some(found)) => found.len() == bytes.length && *found == bytes.make(),
-        (State::Bytes(_), None) => false,
+        (State::Torn(bytes), Some(found)) => {
+            found.len() <= bytes.length
+                && found.iter().zip(bytes.make()).all(|(is, written)| [0, written].contains(is))
+        }
+        (State::Bytes(_) | State::Torn(_), None) => false,
     };
     // Before the first claim is done, the file may not be there.
     let absent = claim.durable.is_none() && found.is_none();
@@ -287,6 +298,25 @@ mod tests {
         std::fs::write(&path, mixed).unwrap();
         assert!(check(dir.path(), &done).is_err(), "mixed");
         assert!(check(dir.path(), &marks("done f gone")).is_err(), "back");
+    }
+
+    #[test]
+    fn what_was_not_synced_may_be_short_and_have_zeros() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let begun = marks("begin f torn 1 0 900");
+        let written = Bytes::new(1, 0, 900).make();
+        let zeros = [&vec![0; 512], &written[512..]].concat();
+        for fits in [&[], &zeros[..600], &zeros, &written] {
+            std::fs::write(&path, fits).unwrap();
+            assert!(check(dir.path(), &begun).is_ok());
+            let done = check(dir.path(), &marks("begin f torn 1 0 900\ndone f 1 0 900"));
+            assert_eq!(done.is_ok(), *fits == written, "once it is synced it is whole");
+        }
+        for wrong in [[&*written, &[0]].concat(), vec![2; 900]] {
+            std::fs::write(&path, wrong).unwrap();
+            assert!(check(dir.path(), &begun).is_err());
+        }
     }
 
     #[test]

@@ -44,10 +44,12 @@ fn change(place: &Place, thread: usize, mut rng: Rng, striped: bool) -> Result<(
         let state = State::bytes(rng.u64(1..), rng.usize(1..MAX_BYTES));
         let State::Bytes(bytes) = state else { continue };
         match rng.u8(..4) {
-            // A new file has no bytes, and then some of them; so the old one goes first.
+            // A new file has no bytes, and then some of them; so the old one goes first. On data servers it may have its size before the
+            // disk has its bytes, as on their file system.
             0 if !path.exists() => {
                 marks.say(&Mark::Begin(name.clone(), State::bytes(1, 0)))?;
-                marks.say(&Mark::Begin(name.clone(), state))?;
+                let begun = if striped { State::Torn(bytes) } else { state };
+                marks.say(&Mark::Begin(name.clone(), begun))?;
                 let mut file = File::create(&path)?;
                 if rng.bool() {
                     file.write_all(&bytes.make())?;
