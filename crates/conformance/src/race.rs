@@ -37,7 +37,8 @@ pub enum Rules {
     /// Linux resolves the names of an operation one after the other, also if they change meanwhile by others' doing than its
     /// own: a rename that finds one inode by both its names does nothing, one may fail for what its two names have never stood for
     /// at one time, and what finds a directory where it has not been before may fail with `ESTALE`. And what is being written
-    /// is seen at once by those who share a cache with the writer; what is being moved, as it was, until that has returned.
+    /// is seen at once by those who share a cache with the writer; what is being made, moved or removed, as it was, until that has
+    /// returned.
     SeveralMounts,
 }
 

@@ -161,6 +161,28 @@ mod tests {
     }
 
     #[test]
+    fn several_mounts_see_names_that_are_being_made_or_removed_as_they_were() {
+        let a = Place(0);
+        let other = |way, op, seen, from| Did { thread: 1, way, ..did(op, seen, from, from + 2) };
+        let link = |way, seen, from| other(way, Op::ReadLink(a), seen, from);
+        let is_explained = |did: &[Did]| is_explained(did, Rules::SeveralMounts);
+        let (is_free, is_dir) = (Seen::Error(libc::ENOENT), Seen::Error(libc::EINVAL));
+        // The other mount has seen what this one does not see before its call returns.
+        let makes = did(Op::MkDir(a), Seen::Done, 10, 20);
+        assert!(is_explained(&[makes, link(1, is_dir, 11), link(0, is_free, 14)]));
+        assert!(!is_explained(&[makes, link(1, is_dir, 11), link(1, is_free, 14)]));
+        assert!(!is_explained(&[makes, link(1, is_dir, 11), link(0, is_free, 21)]));
+        let made = did(Op::MkDir(a), Seen::Done, 0, 1);
+        let removes = did(Op::RmDir(a), Seen::Done, 10, 20);
+        assert!(is_explained(&[made, removes, link(1, is_free, 11), link(0, is_dir, 14)]));
+        assert!(!is_explained(&[made, removes, link(1, is_free, 11), link(1, is_dir, 14)]));
+        assert!(!is_explained(&[made, removes, link(1, is_free, 11), link(0, is_dir, 21)]));
+        // Who changes a name waits for who does so.
+        let again = other(0, Op::MkDir(a), Seen::Error(libc::EEXIST), 14);
+        assert!(!is_explained(&[made, removes, link(1, is_free, 11), again]));
+    }
+
+    #[test]
     fn several_mounts_see_the_last_write_or_one_under_way() {
         let write = did(Op::Write(5), Seen::Done, 10, 20);
         let read = |seen, from, to| did(Op::Read, Seen::Number(seen), from, to);

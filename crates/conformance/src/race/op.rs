@@ -96,10 +96,20 @@ impl Op {
 }
 
 impl Op {
-    /// Whether it may have come to `seen` and done nothing because a rename by another was under way: a rename sees one name as it was before and the other
-    /// as it is after an exchange of both; or, of the `same_mount`, a name is still cached that is being moved.
-    pub fn is_excused_by(self, seen: Seen, rename: Op, same_mount: bool) -> bool {
-        let Self::Rename(from, to, how) = rename else { return false };
+    /// Whether it may have come to `seen` and done nothing because a change by another was under way: a rename sees one name as it was before and the other
+    /// as it is after an exchange of both; or, of the `same_mount`, a name is still cached as it was that is being made, moved or removed.
+    pub fn is_excused_by(self, seen: Seen, change: Op, same_mount: bool) -> bool {
+        let (from, to, how) = match change {
+            Self::Rename(from, to, how) => (from, to, how),
+            // Nothing else than this finds a name without waiting for who changes it.
+            Self::MkDir(place) | Self::Symlink(place, _) => {
+                return same_mount && self == Self::ReadLink(place) && seen == Seen::Error(ENOENT);
+            }
+            Self::RmDir(place) | Self::Unlink(place) => {
+                return same_mount && self == Self::ReadLink(place) && seen != Seen::Error(ENOENT);
+            }
+            Self::ReadLink(_) | Self::Read | Self::Write(_) => return false,
+        };
         match (self, seen) {
             (Self::Rename(a, b, How::Plain | How::Exchange), Seen::Done) => {
                 how == How::Exchange && ((a, b) == (from, to) || (a, b) == (to, from))
