@@ -69,4 +69,19 @@ if ! grep -q 'replayed the journal' "$work/data/log"; then
     echo 'kill-test: no mount had anything to replay: it tested nothing' >&2
     exit 1
 fi
+# `make run` goes on where it was killed, too.
+is_mounted() { grep -q '^mounted on .*/mnt ' <<< "$("$bin" status "$work/data")"; }
+run=$PWD/scripts/run.sh
+for end in killed unmounted; do
+    (cd "$work" && BIN=$bin exec "$run" ./data ./mnt) > "$work/run" 2>&1 &
+    runner=$!
+    for _ in $(seq 300); do
+        if is_mounted; then break; fi
+        sleep 0.1
+    done
+    is_mounted || { cat "$work/run"; exit 1; }
+    touch "$mnt/$end" # the kernel does not know any more what the directory is like
+    if [ "$end" = killed ]; then kill -9 "$runner"; else "$bin" umount "$mnt"; fi
+    wait "$runner" || [ "$end" = killed ]
+done
 echo 'kill-test: passed'

@@ -4,6 +4,8 @@ set -eu
 data=$1
 mnt=$2
 bin=${BIN:-target/release/espalier}
+# Where the last one was killed, nobody can even look at the directory.
+stat "$mnt" > /dev/null 2>&1 || "$bin" umount --force "$mnt" > /dev/null 2>&1 || true
 mkdir -p "$data" "$mnt"
 # An empty directory is no store yet; anything else is for the program to judge.
 if [ -z "$(ls -A "$data")" ]; then
