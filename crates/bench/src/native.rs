@@ -18,7 +18,7 @@ use crate::place::Place;
 use crate::report::{PhaseReport, Report};
 use crate::team::Outcome;
 use crate::worker::{file_name, histogram};
-use espalier_runtime::may_open;
+use espalier_runtime::{Servers, may_open};
 
 /// What to measure, and how.
 #[derive(Debug, Clone)]
@@ -185,7 +185,9 @@ fn runs(
     phases: &[Phase],
     processors: &dyn Fn() -> Processors,
 ) -> Result<Vec<Vec<(Outcome, Took)>>, Error> {
-    may_open(u64::from(options.clients) + u64::from(options.idle))
+    // Each client is connected to each of them. Who cannot name them is told so when he connects.
+    let servers = Servers::addresses(&options.url).map_or(1, |servers| servers.len() as u64);
+    may_open(servers * (u64::from(options.clients) + u64::from(options.idle)))
         .map_err(|most| Error::Connections { most })?;
     let mut outcomes: Vec<Vec<_>> = phases.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.runs {
