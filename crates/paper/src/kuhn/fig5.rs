@@ -1,10 +1,11 @@
 //! Figs. 5.1 to 5.8: empty files are made and removed by one client
 //! or by five, with and without the hint `no_metafile`. Without it files are made as PVFS's clients make them, each with one datafile.
 
+use espalier_sim::Line;
 use espalier_sim::source::OpKind;
 
 use crate::error::PaperError;
-use crate::outcome::{Claim, Outcome, Table};
+use crate::outcome::{Chart, Claim, Outcome, Table};
 use crate::trial::{Trial, medians};
 use crate::{Experiment, Place, Setting};
 
@@ -45,19 +46,19 @@ pub(super) struct Machines {
     /// For metadata; as many are for data.
     pub servers: u16,
     network: &'static str,
-    /// What is told of an operation: with one client and with five, on a disk, as parts of the time without the hint.
-    told: fn(Timed) -> [&'static str; 2],
+    /// What is told of an operation: with one client and with five, on a disk, in percent of the time without the hint.
+    told: fn(Timed) -> [u32; 2],
 }
 
 pub(super) const ONE: Machines = Machines {
     servers: 1,
     network: "loopback",
-    told: |timed| if timed == CREATE { ["60 %", "35 %"] } else { ["65 %", "50 %"] },
+    told: |timed| if timed == CREATE { [60, 35] } else { [65, 50] },
 };
 pub(super) const FIVE: Machines = Machines {
     servers: 2,
     network: "gigabit",
-    told: |timed| if timed == CREATE { ["50 %", "40 %"] } else { ["60 %", "40 %"] },
+    told: |timed| if timed == CREATE { [50, 40] } else { [60, 40] },
 };
 
 impl Machines {
@@ -90,15 +91,18 @@ const MOST_TOGETHER: f64 = 0.40;
 
 fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<Outcome, PaperError> {
     let files = files(setting);
-    let (mut rows, mut claims) = (Vec::new(), Vec::new());
+    let (mut rows, mut claims, mut lines) = (Vec::new(), Vec::new(), Vec::new());
     for (storage, disk) in STORAGES {
+        let mut parts = vec![Vec::new(); timed.len()];
         for (at, clients) in CLIENTS.into_iter().enumerate() {
             let seconds = |hint| seconds(setting, machines, disk, clients, files, hint == 1, timed);
             let times = medians(trials(setting), 2, seconds)?;
             let (without, with) = (&times[0], &times[1]);
             for (number, timed) in timed.iter().enumerate() {
                 let part = with[number] / without[number].max(f64::MIN_POSITIVE);
-                let paper = if storage == "disk" { (machines.told)(*timed)[at] } else { "" };
+                parts[number].push((f64::from(clients), part * 100.0));
+                let told = format!("{} %", (machines.told)(*timed)[at]);
+                let paper = if storage == "disk" { told } else { String::new() };
                 rows.push(vec![
                     timed.0.into(),
                     storage.into(),
@@ -106,7 +110,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
                     format!("{:.3}", without[number]),
                     format!("{:.3}", with[number]),
                     format!("{:.0} %", part * 100.0),
-                    paper.into(),
+                    paper.clone(),
                 ]);
                 let most = if *timed == CREATE && clients > 1 { MOST_TOGETHER } else { MOST };
                 if storage == "disk" {
@@ -116,14 +120,25 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
                             timed.0,
                             most * 100.0
                         ),
-                        paper: paper.into(),
+                        paper,
                         ours: format!("{:.0} %", part * 100.0),
                         holds: part <= most,
                     });
                 }
             }
         }
+        let drawn = timed.iter().zip(parts);
+        lines.extend(drawn.map(|((name, ..), points)| Line {
+            name: format!("{name}, {storage}"),
+            points,
+            dots: false,
+        }));
     }
+    lines.extend(timed.iter().map(|timed| Line {
+        name: format!("{}, disk (paper)", timed.0),
+        points: CLIENTS.into_iter().zip((machines.told)(*timed)).map(|(x, y)| (x.into(), y.into())).collect(),
+        dots: true,
+    }));
     let columns = vec!["operation", "storage", "clients", "without, s", "with, s", "part", "paper"];
     let servers = machines.servers;
     let setup = format!(
@@ -133,7 +148,9 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
         often(setting)
     );
     let table = Table { name: "seconds", columns, rows };
-    Ok(Outcome { setup, claims, tables: vec![table], ..Outcome::default() })
+    let what = "percent of the time without the hint";
+    let charts = vec![Chart { name: "parts", over: "clients", what, lines }];
+    Ok(Outcome { setup, claims, tables: vec![table], charts, ..Outcome::default() })
 }
 
 /// The thesis has 50,000.
