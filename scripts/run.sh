@@ -4,17 +4,17 @@ set -eu
 data=$1
 mnt=$2
 bin=${BIN:-target/release/espalier}
-# Where the last one was killed, nobody can even look at the directory.
-stat "$mnt" > /dev/null 2>&1 || "$bin" umount --force "$mnt" > /dev/null 2>&1 || true
-mkdir -p "$data" "$mnt"
+mkdir -p "$data"
+# Where the last mount was killed nobody can look at the directory; the program clears that away, and says what else is wrong.
+mkdir -p "$mnt" 2> /dev/null || true
 # An empty directory is no store yet; anything else is for the program to judge.
 if [ -z "$(ls -A "$data")" ]; then
     "$bin" mkfs "$data"
 fi
 cat <<EOF
 
-  $(realpath "$mnt") is an Espalier file system, stored in $(realpath "$data").
-  Use it like any directory, from another terminal:   cd $(realpath "$mnt")
+  $(realpath -s "$mnt") is an Espalier file system, stored in $(realpath "$data").
+  Use it like any directory, from another terminal:   cd $(realpath -s "$mnt")
   What it is doing:                                   $bin status $mnt
   Stop it with Ctrl-C here, or:                       $bin umount $mnt
 
