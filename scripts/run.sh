@@ -13,8 +13,8 @@ if [ -z "$(ls -A "$data")" ]; then
 fi
 cat <<EOF
 
-  $(realpath -s "$mnt") is an Espalier file system, stored in $(realpath "$data").
-  Use it like any directory, from another terminal:   cd $(realpath -s "$mnt")
+  $(realpath -ms "$mnt") is an Espalier file system, stored in $(realpath "$data").
+  Use it like any directory, from another terminal:   cd $(realpath -ms "$mnt")
   What it is doing:                                   $bin status $mnt
   Stop it with Ctrl-C here, or:                       $bin umount $mnt
 
