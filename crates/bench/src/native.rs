@@ -192,7 +192,8 @@ fn runs(
     let mut outcomes: Vec<Vec<_>> = phases.iter().map(|_| Vec::new()).collect();
     for _ in 0..options.runs {
         let mut fleet = Fleet::new(options)?;
-        let measured = fleet.connect_idle().and_then(|()| fleet.run(phases, processors, &mut outcomes));
+        let begun = fleet.make().and_then(|()| fleet.connect()).and_then(|()| fleet.connect_idle());
+        let measured = begun.and_then(|()| fleet.run(phases, processors, &mut outcomes));
         let removed = fleet.remove();
         measured.and(removed)?;
     }
@@ -254,9 +255,35 @@ impl<'a> Fleet<'a> {
         let ships = (0..threads).map(|_| Ship::new()).collect::<Result<_, Error>>()?;
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let dir = format!("/espalier-bench-{}-{}", std::process::id(), since.as_nanos());
-        let mut fleet = Self { options, dir, here: runtime()?, ships, clients: Vec::new(), idle: Vec::new() };
-        fleet.connect()?;
-        Ok(fleet)
+        Ok(Self { options, dir, here: runtime()?, ships, clients: Vec::new(), idle: Vec::new() })
+    }
+
+    fn own(&self) -> Vec<String> {
+        (0..self.options.clients).map(|number| format!("{}/client{number}", self.dir)).collect()
+    }
+
+    /// Makes the directories. One client makes and removes them all, when no others are connected: what these know of the
+    /// directories above would be fought over, and not be leased for a while, so that each of their calls would ask for it.
+    fn make(&self) -> Result<(), Error> {
+        let dirs: Vec<_> = [self.dir.clone()].into_iter().chain(self.own()).collect();
+        self.alone(|fs| async move {
+            for dir in dirs {
+                fs.create_dir(dir).await?;
+            }
+            Ok(())
+        })
+    }
+
+    /// What one client does that is connected for that.
+    fn alone<F: Future<Output = io::Result<()>> + Send + 'static>(
+        &self,
+        work: impl FnOnce(FileSystem) -> F,
+    ) -> Result<(), Error> {
+        let Some(Ship { handle, .. }) = self.ships.first() else { return Ok(()) };
+        let fs = self.connect_on(handle)?;
+        let done = self.on(handle, work(fs.clone()))?;
+        self.on(handle, fs.close())?;
+        done.map_err(Error::doing(format!("make or remove {}", self.dir)))
     }
 
     /// Runs something on a thread until it is done.
@@ -270,12 +297,17 @@ impl<'a> Fleet<'a> {
 
     /// Anew, if they were connected.
     fn connect(&mut self) -> Result<(), Error> {
+        self.disconnect()?;
+        for (own, ship) in self.own().into_iter().zip(self.ships.iter().cycle()) {
+            let thread = ship.handle.clone();
+            self.clients.push(Client { fs: self.connect_on(&thread)?, own, thread });
+        }
+        Ok(())
+    }
+
+    fn disconnect(&mut self) -> Result<(), Error> {
         for client in std::mem::take(&mut self.clients) {
             self.on(&client.thread, client.fs.close())?;
-        }
-        for (number, ship) in (0..self.options.clients).zip(self.ships.iter().cycle()) {
-            let (own, thread) = (format!("{}/client{number}", self.dir), ship.handle.clone());
-            self.clients.push(Client { fs: self.connect_on(&thread)?, own, thread });
         }
         Ok(())
     }
@@ -300,19 +332,6 @@ impl<'a> Fleet<'a> {
         processors: &dyn Fn() -> Processors,
         outcomes: &mut [Vec<(Outcome, Took)>],
     ) -> Result<(), Error> {
-        if let Some(first) = self.clients.first() {
-            // One makes them all: several would fight for the leases on where these lie, and look their names up again and again for a while.
-            let own = self.clients.iter().map(|client| client.own.clone());
-            let (fs, dirs) =
-                (first.fs.clone(), [self.dir.clone()].into_iter().chain(own).collect::<Vec<_>>());
-            let made = self.on(&first.thread, async move {
-                for dir in dirs {
-                    fs.create_dir(dir).await?;
-                }
-                Ok::<_, io::Error>(())
-            })?;
-            made.map_err(Error::doing(format!("make {}", self.dir)))?;
-        }
         for (phase, outcomes) in phases.iter().zip(outcomes) {
             let (_, work, is_fresh) = *phase;
             if is_fresh {
@@ -390,26 +409,25 @@ impl<'a> Fleet<'a> {
 
     /// Removes what is still there.
     fn remove(mut self) -> Result<(), Error> {
-        let mut removed = self.each(|fs, own| async move {
-            let mut dir = match fs.read_dir(&own).await {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-                dir => dir?,
-            };
-            while let Some(entry) = dir.next_entry().await? {
-                fs.remove_file(format!("{own}/{}", entry.file_name().to_string_lossy())).await?;
-            }
-            fs.remove_dir(&own).await
-        });
-        if let (Ok(()), Some(first)) = (&removed, self.clients.first()) {
-            let (fs, dir) = (first.fs.clone(), self.dir.clone());
-            let gone = self.on(&first.thread, async move { fs.remove_dir(dir).await })?;
-            removed = gone.map_err(Error::doing(format!("remove {}", self.dir)));
-        }
-        let clients = std::mem::take(&mut self.clients).into_iter().map(|client| (client.fs, client.thread));
-        for (fs, thread) in clients.chain(std::mem::take(&mut self.idle)) {
+        self.disconnect()?;
+        for (fs, thread) in std::mem::take(&mut self.idle) {
             self.on(&thread, fs.close())?;
         }
-        removed
+        let (dir, own) = (self.dir.clone(), self.own());
+        self.alone(|fs| async move {
+            for own in own {
+                let mut listing = match fs.read_dir(&own).await {
+                    // They could not all be made.
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => break,
+                    listing => listing?,
+                };
+                while let Some(entry) = listing.next_entry().await? {
+                    fs.remove_file(format!("{own}/{}", entry.file_name().to_string_lossy())).await?;
+                }
+                fs.remove_dir(own).await?;
+            }
+            fs.remove_dir(dir).await
+        })
     }
 }
 

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::{timeout, timeout_at};
 use tokio_rustls::{TlsAcceptor, TlsStream, rustls};
 
+use crate::clock;
 use crate::connection::Connection;
 use crate::error::{AcceptError, NetError};
 use crate::handshake::{
@@ -184,7 +185,7 @@ impl Incoming {
         mut self,
         welcome: Welcome,
     ) -> Result<Connection<In, Out>, NetError> {
-        let taken = Taken { terms: Terms::of(&self.limits), welcome };
+        let taken = Taken { terms: Terms::of(&self.limits), time: clock::now(), welcome };
         let limit = self.limits.handshake;
         match timeout(limit, self.stream.welcome(&taken)).await {
             Ok(written) => written?,

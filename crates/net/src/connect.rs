@@ -11,6 +11,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tokio_rustls::rustls::{self, AlertDescription, CertificateError, InvalidMessage};
 
 use crate::accept::Stream;
+use crate::clock;
 use crate::connection::Connection;
 use crate::error::ConnectError;
 use crate::handshake::{ANSWER_BYTES_MAX, Greeting, Prelude, Taken, Unread};
@@ -39,6 +40,9 @@ pub async fn connect<In: Message, Out: Message>(
     };
     let agreed = timeout(limit, agreed).await;
     let (stream, taken) = agreed.map_err(|_| ConnectError::TimedOut { address: told(), limit })??;
+    if let Some(wrong) = clock::differs(address, taken.time.saturating_sub(clock::now())) {
+        tracing::warn!("{wrong}");
+    }
     let (socket, tls) = stream.into_parts();
     let connection = Connection::new(socket, tls, limits, taken.terms)
         .map_err(|error| ConnectError::Io { address: told(), cause: io::Error::other(error) })?;

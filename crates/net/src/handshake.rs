@@ -34,6 +34,8 @@ pub(crate) struct Greeting {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) terms: Terms,
+    /// By the server's clock, in seconds since 1970.
+    pub(crate) time: i64,
     pub(crate) welcome: Welcome,
 }
 

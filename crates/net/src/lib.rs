@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod clock;
 mod connect;
 mod connection;
 mod error;

@@ -362,7 +362,7 @@ async fn greetings_and_answers_may_be_anything() {
     let terms = Terms::of(&limits());
     let mut written = [Vec::new(), Vec::new(), Vec::new()];
     Prelude::greet(&mut written[0], &Greeting { terms, hello }).await.unwrap();
-    Prelude::welcome(&mut written[1], &Accepted { terms, welcome }).await.unwrap();
+    Prelude::welcome(&mut written[1], &Accepted { terms, time: 1 << 31, welcome }).await.unwrap();
     let refusal = Refusal::new(Reason::Full, "é".repeat(1000));
     Prelude::refuse(&mut written[2], &refusal).await.unwrap();
     let read =

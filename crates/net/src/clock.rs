@@ -1,0 +1,39 @@
+//! The time of day, which both sides tell each other's clocks by.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Clocks that differ by more seconds are worth a word: a server does not take times from its clients either, then.
+const NOTABLE: u64 = 10;
+
+/// In seconds since 1970.
+pub(crate) fn now() -> i64 {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(since) => since.as_secs() as i64,
+        Err(before) => -(before.duration().as_secs() as i64),
+    }
+}
+
+/// What to say of the clock of the server at `address`, which is so many seconds ahead of this machine's.
+pub(crate) fn differs(address: &str, ahead: i64) -> Option<String> {
+    let by = ahead.unsigned_abs();
+    let how = if ahead > 0 { "ahead of" } else { "behind" };
+    (by > NOTABLE).then(|| {
+        format!(
+            "the clock of {address} is {by} s {how} this machine's: files have the times of the server that made them; \
+             set both clocks, by NTP for example"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_that_differ_much_are_named() {
+        assert_eq!([-10, 0, 10].map(|ahead| differs("s1:7440", ahead)), [const { None }; 3]);
+        let said = [3600, -11].map(|ahead| differs("s1:7440", ahead).unwrap_or_default());
+        assert!(said[0].contains("s1:7440 is 3600 s ahead of"), "{}", said[0]);
+        assert!(said[1].contains("is 11 s behind"), "{}", said[1]);
+    }
+}
