@@ -320,6 +320,23 @@ mod tests {
     }
 
     #[test]
+    fn nobody_waits_for_a_node_to_turn_away() {
+        let mean = |latency: &str, turn: &str| {
+            let text = format!(
+                "[network]\nlatency = \"{latency}\"\n[model]\ncreate = \"1 us\"\nturn = \"{turn}\"\nclient_turn = \"{turn}\""
+            );
+            let machine = Machine::parse(&text, Path::new("machine.toml")).unwrap();
+            let trial = Trial { clients: 1, outstanding: 1, files: 800 };
+            trial.simulate(&machine, 1).unwrap().operations[0].mean_us
+        };
+        let hidden = mean("20 us", "10 us") - mean("20 us", "0 us");
+        assert!(hidden.abs() < 0.5, "{hidden}");
+        // The next request comes before it has done so.
+        let seen = mean("2 us", "10 us") - mean("2 us", "0 us");
+        assert!((3.0..10.0).contains(&seen), "{seen}");
+    }
+
+    #[test]
     fn clients_send_what_the_measured_ones_send() {
         let machine = Machine::parse("[network]\npreset = \"loopback\"", Path::new("machine.toml")).unwrap();
         let report = Trial { clients: 8, outstanding: 2, files: 500 }.simulate(&machine, 1).unwrap();

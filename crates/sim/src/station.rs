@@ -77,6 +77,11 @@ impl<J> Station<J> {
         self.servers
     }
 
+    /// Whether any wait.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// How many wait or are served.
     pub fn number(&self) -> usize {
         self.load.number

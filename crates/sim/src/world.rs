@@ -323,6 +323,10 @@ impl<'o> World<'o> {
             Event::Served { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.served(fabric, since, job));
             }
+            Event::Turned { node, start, since } => match self.client_at(node) {
+                Some(client) => self.clients[client].rest(&mut self.fabric, since),
+                None => self.at_server(node, start, |server, fabric| server.rest(fabric, since)),
+            },
             Event::Stored { node, start, since, job } => {
                 self.at_server(node, start, |server, fabric| server.stored(fabric, since, job));
             }

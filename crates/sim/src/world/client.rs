@@ -333,14 +333,15 @@ impl Client {
         let mut time = fabric.model.cost(work).sample(&mut self.random)
             + fabric.model.wake(Work::ClientWake, idle, &mut self.random);
         if let ClientJob::Message(wire, ..) = job {
-            time += self.turns.cost(fabric, Work::ClientTurn, (wire, since), &mut self.random);
+            time += self.turns.turn(fabric, Work::ClientTurn, (wire, since), &mut self.random);
         }
         fabric.work(time, Event::Prepared { client: self.index, job, since });
     }
 
     pub fn prepared(&mut self, fabric: &mut Fabric<'_>, job: ClientJob, since: Nanos) {
-        if let Some(next) = self.cpu.leave(fabric.now, since) {
-            self.prepare(fabric, next, Nanos::ZERO);
+        let rests = self.turns.owes() && !self.cpu.has_waiting();
+        if !rests {
+            self.prepare_next(fabric, since);
         }
         match job {
             ClientJob::Process(process) => self.resume(fabric, process),
@@ -349,6 +350,24 @@ impl Client {
             }
             ClientJob::Message(..) | ClientJob::Handshake => {}
         }
+        if rests {
+            self.rest(fabric, since);
+        }
+    }
+
+    fn prepare_next(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
+        if let Some(next) = self.cpu.leave(fabric.now, since) {
+            self.prepare(fabric, next, Nanos::ZERO);
+        }
+    }
+
+    /// Its processor, which is done with what has come at `since`, goes on with what waits, or turns away from connections first.
+    pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
+        if self.cpu.has_waiting() || !self.turns.owes() {
+            return self.prepare_next(fabric, since);
+        }
+        let owed = self.turns.take_owed();
+        fabric.work(owed, Event::Turned { node: self.node, start: 0, since });
     }
 
     pub fn shakes_hands(&mut self, fabric: &mut Fabric<'_>) {

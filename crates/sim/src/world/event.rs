@@ -47,6 +47,12 @@ pub enum Event {
         since: Nanos,
         job: Job,
     },
+    /// It has turned away from a connection, and has nothing else to do yet.
+    Turned {
+        node: Node,
+        start: u64,
+        since: Nanos,
+    },
     /// A server's disk is, too.
     Stored {
         node: Node,

@@ -3,6 +3,8 @@
 //! A request is served in the order of arrival, and takes its time; at its end the machine is run with it, and what follows leaves at
 //! once. So an answer never tells of what the processor has not come to, and nothing need be kept back.
 
+mod processor;
+
 use std::collections::BTreeMap;
 
 use espalier_meta::{
@@ -10,8 +12,8 @@ use espalier_meta::{
     StreamRequest,
 };
 use espalier_proto::{
-    ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Rank, Reply, Request, RequestId,
-    ServerId, ServerMap, Service, Welcome,
+    ClientId, ClusterId, Errno, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId, ServerMap, Service,
+    Welcome,
 };
 use espalier_timeline::{Id, Layer, Place};
 use rand::Rng;
@@ -19,7 +21,6 @@ use rustc_hash::FxHashMap;
 
 use crate::clock::Clock;
 use crate::disk::{Access, Disk};
-use crate::dist::Distribution;
 use crate::message::Message;
 use crate::model::Work;
 use crate::observe::Node;
@@ -284,45 +285,8 @@ impl Server {
         self.work(fabric, job);
     }
 
-    fn work(&mut self, fabric: &mut Fabric<'_>, job: Job) {
-        let idle = self.cpu.idle(fabric.now);
-        if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
-            self.serve(fabric, arrived, idle);
-        }
-    }
-
-    /// The service of a job begins. `idle`: for how long there was nothing to do.
-    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, idle: Nanos) {
-        let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random);
-        if let Some(wire) = job.wire() {
-            time += self.turns.cost(fabric, Work::Turn, (wire, since), &mut self.random);
-        }
-        if let Some(work) = job.work() {
-            time += fabric.model.cost(work).sample(&mut self.random);
-        }
-        if let Job::Client(_, FromClient::Request { request, .. }) = &job {
-            time += self.listing(fabric, request);
-        }
-        fabric.work(time, Event::Served { node: self.node, start: self.start, since, job });
-    }
-
-    /// What the entries of a listing cost, as many as there are when its service begins.
-    fn listing(&mut self, fabric: &Fabric<'_>, request: &Request) -> Nanos {
-        let Request::ReadDir { dir, after, limit, plus } = *request else { return Nanos::ZERO };
-        let entries = self.meta().map_or(0, |meta| meta.entries_in_memory(dir, after, limit));
-        let works: &[Work] = if plus { &[Work::Entry, Work::Attributes] } else { &[Work::Entry] };
-        let costs =
-            works.iter().map(|work| fabric.model.cost(*work)).filter(|cost| **cost != Distribution::ZERO);
-        costs.fold(Nanos::ZERO, |time, cost| {
-            (0..entries).fold(time, |time, _| time + cost.sample(&mut self.random))
-        })
-    }
-
-    /// The service of a job ends.
-    pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: Job) {
-        if let Some(next) = self.cpu.leave(fabric.now, since) {
-            self.serve(fabric, next, Nanos::ZERO);
-        }
+    /// A job has been served: what comes of it.
+    fn serve_job(&mut self, fabric: &mut Fabric<'_>, job: Job) {
         let left = job.wire().map_or(0, |wire| self.turns.dealt(wire));
         let queued = match self.config.acknowledge {
             Acknowledge::Durable => self.cpu.number(),

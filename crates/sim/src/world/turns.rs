@@ -1,4 +1,5 @@
-//! When a node turns to a connection: with one turn it takes all that has come on it by then.
+//! When a node turns to a connection: with one turn it takes all that has come on it by then. What that costs it does when it has dealt with
+//! that, for nobody waits for it: it has answered, and turns away, to something else or to sleep.
 
 use rustc_hash::FxHashMap;
 
@@ -13,11 +14,14 @@ pub struct Turns {
     turned: FxHashMap<WireId, Nanos>,
     /// What has come on each and waits.
     waiting: FxHashMap<WireId, usize>,
+    /// What is still to be done for turns.
+    owed: Nanos,
 }
 
 impl Turns {
-    /// What it costs to turn to a connection, if a node does so to deal with what came on it at such a time.
-    pub fn cost(
+    /// What a node is to do first that deals with what came on a connection at such a time: if it turns to that, what it
+    /// owes for other turns.
+    pub fn turn(
         &mut self,
         fabric: &Fabric<'_>,
         work: Work,
@@ -28,7 +32,16 @@ impl Turns {
             return Nanos::ZERO;
         }
         self.turned.insert(wire, fabric.now);
-        fabric.model.cost(work).sample(random)
+        std::mem::replace(&mut self.owed, fabric.model.cost(work).sample(random))
+    }
+
+    pub fn owes(&self) -> bool {
+        self.owed > Nanos::ZERO
+    }
+
+    /// What a node is to do that has nothing else to do.
+    pub fn take_owed(&mut self) -> Nanos {
+        std::mem::take(&mut self.owed)
     }
 
     pub fn came(&mut self, wire: WireId) {

@@ -1,0 +1,77 @@
+//! A metadata server's processor: what it serves, one job after the other on each core, and what that costs.
+
+use espalier_proto::{FromClient, Request};
+
+use crate::dist::Distribution;
+use crate::model::Work;
+use crate::station::Arrived;
+use crate::time::Nanos;
+use crate::world::event::Event;
+use crate::world::fabric::Fabric;
+use crate::world::job::Job;
+
+use super::Server;
+
+impl Server {
+    pub(super) fn work(&mut self, fabric: &mut Fabric<'_>, job: Job) {
+        let idle = self.cpu.idle(fabric.now);
+        if let Some(arrived) = self.cpu.arrive(fabric.now, job) {
+            self.serve(fabric, arrived, idle);
+        }
+    }
+
+    /// The service of a job begins. `idle`: for how long there was nothing to do.
+    fn serve(&mut self, fabric: &mut Fabric<'_>, Arrived { at: since, job }: Arrived<Job>, idle: Nanos) {
+        let mut time = fabric.model.wake(Work::Wake, idle, &mut self.random);
+        if let Some(wire) = job.wire() {
+            time += self.turns.turn(fabric, Work::Turn, (wire, since), &mut self.random);
+        }
+        if let Some(work) = job.work() {
+            time += fabric.model.cost(work).sample(&mut self.random);
+        }
+        if let Job::Client(_, FromClient::Request { request, .. }) = &job {
+            time += self.listing(fabric, request);
+        }
+        fabric.work(time, Event::Served { node: self.node, start: self.start, since, job });
+    }
+
+    /// What the entries of a listing cost, as many as there are when its service begins.
+    fn listing(&mut self, fabric: &Fabric<'_>, request: &Request) -> Nanos {
+        let Request::ReadDir { dir, after, limit, plus } = *request else { return Nanos::ZERO };
+        let entries = self.meta().map_or(0, |meta| meta.entries_in_memory(dir, after, limit));
+        let works: &[Work] = if plus { &[Work::Entry, Work::Attributes] } else { &[Work::Entry] };
+        let costs =
+            works.iter().map(|work| fabric.model.cost(*work)).filter(|cost| **cost != Distribution::ZERO);
+        costs.fold(Nanos::ZERO, |time, cost| {
+            (0..entries).fold(time, |time, _| time + cost.sample(&mut self.random))
+        })
+    }
+
+    /// The service of a job ends.
+    pub fn served(&mut self, fabric: &mut Fabric<'_>, since: Nanos, job: Job) {
+        let rests = self.turns.owes() && !self.cpu.has_waiting();
+        if !rests {
+            self.go_on(fabric, since);
+        }
+        self.serve_job(fabric, job);
+        if rests {
+            self.rest(fabric, since);
+        }
+    }
+
+    /// A core that has served what has come at `since` serves what waits.
+    fn go_on(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
+        if let Some(next) = self.cpu.leave(fabric.now, since) {
+            self.serve(fabric, next, Nanos::ZERO);
+        }
+    }
+
+    /// It does so, or turns away from connections first.
+    pub fn rest(&mut self, fabric: &mut Fabric<'_>, since: Nanos) {
+        if self.cpu.has_waiting() || !self.turns.owes() {
+            return self.go_on(fabric, since);
+        }
+        let owed = self.turns.take_owed();
+        fabric.work(owed, Event::Turned { node: self.node, start: self.start, since });
+    }
+}
