@@ -102,6 +102,24 @@ if [ -z "${TARGET_DIR:-}" ]; then
         umount "$work/mnt"
         mounted=
         if "$bin" mount -o nonsense "$work/data" "$work/mnt"; then exit 1; fi
+        # Whoever is about to leave is waited for, and nobody else.
+        "$bin" mount "$work/data" "$work/mnt"
+        mounted=yes
+        (cd "$work/mnt" && exec sleep 0.3) &
+        sleep 0.1
+        "$bin" umount "$work/mnt"
+        mounted=
+        "$bin" mount "$work/data" "$work/mnt"
+        mounted=yes
+        (cd "$work/mnt" && exec sleep 60) &
+        user=$!
+        sleep 0.1
+        if "$bin" umount "$work/mnt" 2> "$work/refused"; then exit 1; fi
+        grep -q 'end what uses it' "$work/refused"
+        kill "$user"
+        wait "$user" 2> /dev/null || true
+        "$bin" umount "$work/mnt"
+        mounted=
         # Mounted again while the server still writes out what there was; but not while it is mounted.
         for round in 1 2 3 4 5; do
             "$bin" mount "$work/data" "$work/mnt"

@@ -13,6 +13,7 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// How to mount. The default is a plain writable mount for the mounting user alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -194,9 +195,20 @@ fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// Unmounts; EBUSY while anything below is in use.
+/// For so long an unmount waits for who uses the mount.
+const MOMENT: Duration = Duration::from_secs(1);
+
+/// Unmounts; EBUSY if anything below stays in use for a second: whoever is just done with it, or looks at it for a moment, is waited for.
 pub fn unmount(mountpoint: &Path) -> io::Result<()> {
-    unmount_with(mountpoint, UnmountFlags::NOFOLLOW, "-u")
+    let begun = Instant::now();
+    loop {
+        let unmounted = unmount_with(mountpoint, UnmountFlags::NOFOLLOW, "-u");
+        let is_busy = matches!(&unmounted, Err(error) if error.kind() == io::ErrorKind::ResourceBusy);
+        if !is_busy || begun.elapsed() >= MOMENT {
+            return unmounted;
+        }
+        std::thread::sleep(MOMENT / 50);
+    }
 }
 
 /// Ends the connection, so that every request fails with ENOTCONN instead of waiting, and detaches the mount whether
