@@ -67,5 +67,6 @@ fn cluster((_, policy, high): (&str, &str, u32), servers: u16, clients: u32) -> 
 }
 
 fn percent(more: f64) -> String {
-    format!("{:+.0} %", (more - 1.0) * 100.0)
+    // No minus before nothing.
+    format!("{:+.0} %", ((more - 1.0) * 100.0).round() + 0.0)
 }

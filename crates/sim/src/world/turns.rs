@@ -8,14 +8,21 @@ use crate::random::Random;
 use crate::time::Nanos;
 use crate::world::fabric::{Fabric, WireId};
 
-/// When a node has last turned to each of its connections.
+/// A node's turns.
 #[derive(Debug, Default)]
 pub struct Turns {
-    turned: FxHashMap<WireId, Nanos>,
-    /// What has come on each and waits.
-    waiting: FxHashMap<WireId, usize>,
-    /// What is still to be done for turns.
+    lines: FxHashMap<WireId, Line>,
+    /// What is still to be done for them.
     owed: Nanos,
+}
+
+/// A connection.
+#[derive(Debug, Default)]
+struct Line {
+    /// When the node has last turned to it.
+    turned: Option<Nanos>,
+    /// What has come on it and waits.
+    waiting: usize,
 }
 
 impl Turns {
@@ -28,10 +35,14 @@ impl Turns {
         (wire, came): (WireId, Nanos),
         random: &mut Random,
     ) -> Nanos {
-        if fabric.model.is_free(work) || self.turned.get(&wire).is_some_and(|turned| came <= *turned) {
+        if fabric.model.is_free(work) {
             return Nanos::ZERO;
         }
-        self.turned.insert(wire, fabric.now);
+        let line = self.lines.entry(wire).or_default();
+        if line.turned.is_some_and(|turned| came <= turned) {
+            return Nanos::ZERO;
+        }
+        line.turned = Some(fabric.now);
         std::mem::replace(&mut self.owed, fabric.model.cost(work).sample(random))
     }
 
@@ -45,23 +56,18 @@ impl Turns {
     }
 
     pub fn came(&mut self, wire: WireId) {
-        *self.waiting.entry(wire).or_default() += 1;
+        self.lines.entry(wire).or_default().waiting += 1;
     }
 
-    /// What came on it is dealt with: how much is left.
+    /// What came on it is dealt with: how much is left, where that is counted.
     pub fn dealt(&mut self, wire: WireId) -> usize {
-        let Some(waiting) = self.waiting.get_mut(&wire) else { return 0 };
-        *waiting -= 1;
-        let left = *waiting;
-        if left == 0 {
-            self.waiting.remove(&wire);
-        }
-        left
+        let Some(line) = self.lines.get_mut(&wire) else { return 0 };
+        line.waiting = line.waiting.saturating_sub(1);
+        line.waiting
     }
 
     pub fn lost(&mut self, wire: WireId) {
-        self.turned.remove(&wire);
-        self.waiting.remove(&wire);
+        self.lines.remove(&wire);
     }
 
     pub fn clear(&mut self) {
