@@ -105,7 +105,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
         # Whoever is about to leave is waited for, and nobody else.
         "$bin" mount "$work/data" "$work/mnt"
         mounted=yes
-        (cd "$work/mnt" && exec sleep 0.3) &
+        (cd "$work/mnt" && exec sleep 0.2) &
         sleep 0.1
         "$bin" umount "$work/mnt"
         mounted=
@@ -114,7 +114,8 @@ if [ -z "${TARGET_DIR:-}" ]; then
         (cd "$work/mnt" && exec sleep 60) &
         user=$!
         sleep 0.1
-        if "$bin" umount "$work/mnt" 2> "$work/refused"; then exit 1; fi
+        # It is not forced, either, where that would be done to one that does not answer.
+        if "$bin" umount --timeout 1 "$work/mnt" 2> "$work/refused"; then exit 1; fi
         grep -q 'end what uses it' "$work/refused"
         kill "$user"
         wait "$user" 2> /dev/null || true

@@ -196,9 +196,10 @@ fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 /// For so long an unmount waits for who uses the mount.
-const MOMENT: Duration = Duration::from_secs(1);
+const MOMENT: Duration = Duration::from_millis(500);
 
-/// Unmounts; EBUSY if anything below stays in use for a second: whoever is just done with it, or looks at it for a moment, is waited for.
+/// Unmounts; EBUSY if anything below stays in use for a moment: whoever is just done with it, or only looks at it, is waited for, but not
+/// where fusermount3 unmounts, which does not say why it could not.
 pub fn unmount(mountpoint: &Path) -> io::Result<()> {
     let begun = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! The time of day, which both sides tell each other's clocks by.
+//! The time of day, by which who connects finds out that a server's clock is another.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
