@@ -55,8 +55,8 @@ pub enum Came<T> {
 const NEW: RequestId = RequestId(0);
 const ADMIT: RequestId = RequestId(1);
 
-/// More than that is not on its way to a server, or back, at a time: neither side's queue is ever too long.
-const UNDER_WAY: usize = 16 << 20;
+/// More bytes are not on their way to a server, or back, at a time: neither side's queue is ever too long.
+pub(crate) const UNDER_WAY: usize = 16 << 20;
 
 impl<T> DataLink<T> {
     /// `asks_for_new`: a metadata server wants to know first what datafiles were never settled.

@@ -2,7 +2,7 @@
 //! that they are sent again after a lost connection or a server's restart and done once; and it knows what the server
 //! must be told after a restart: what the client holds.
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
@@ -12,6 +12,7 @@ use espalier_proto::{
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
+use crate::data_link::UNDER_WAY;
 use crate::locks::{Asker, Locks, Noted};
 
 /// The client's end of a session. See the module's description.
@@ -26,6 +27,10 @@ pub struct Link {
     ever_sent: u64,
     /// So many numbers from the first unanswered one on may be sent.
     window: u64,
+    /// Bytes of files that go with what has been sent over this connection, or with its answers.
+    under_way: usize,
+    /// Numbers of what waits until they are few enough. What moves no bytes goes past it.
+    waiting: VecDeque<u64>,
     connected: bool,
     /// The server's incarnation that knows what is held, or is being told.
     incarnation: Option<u64>,
@@ -56,6 +61,17 @@ impl Message {
         match self {
             Self::Request(_, Request::StopWaiting { wait, .. }) => Some(*wait),
             _ => None,
+        }
+    }
+
+    /// Bytes of a file that go with it, or with its answer.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Request(_, Request::Read { size, .. }) | Self::Stream(StreamIo::Read { size, .. }, _) => {
+                *size as usize
+            }
+            Self::Request(_, Request::Write { data, .. }) | Self::Stream(_, data) => data.len(),
+            Self::Request(..) => 0,
         }
     }
 }
@@ -95,6 +111,8 @@ impl Default for Link {
             sent: 1,
             ever_sent: 1,
             window: 1,
+            under_way: 0,
+            waiting: VecDeque::new(),
             connected: false,
             incarnation: None,
             reclaims: BTreeSet::new(),
@@ -209,6 +227,7 @@ impl Link {
     ) -> Option<u64> {
         // It may have come before.
         let message = self.unanswered.remove(&id.0)?;
+        self.under_way = self.under_way.saturating_sub(message.bytes());
         self.reclaims.remove(&id.0);
         self.lowered.remove(&id.0);
         let asked_again = self.asked_again.remove(&id.0);
@@ -434,7 +453,8 @@ impl Link {
             self.next += 1;
         }
         // What is held comes before what is done with it.
-        self.sent = self.first();
+        (self.sent, self.under_way) = (self.first(), 0);
+        self.waiting.clear();
         let reclaims: Vec<_> = self.reclaims.iter().copied().collect();
         for id in reclaims {
             self.send(id, out);
@@ -499,19 +519,34 @@ impl Link {
         if !self.connected {
             return;
         }
+        while let Some(&id) = self.waiting.front()
+            && self.takes(id)
+        {
+            self.waiting.pop_front();
+            self.send(id, out);
+        }
         let end = self.first().saturating_add(self.window);
-        while let Some((&id, _)) = self.unanswered.range(self.sent..end).next() {
+        while let Some((&id, message)) = self.unanswered.range(self.sent..end).next() {
             self.sent = id + 1;
             self.ever_sent = self.ever_sent.max(self.sent);
-            if !self.reclaims.contains(&id) {
+            if message.bytes() > 0 && !(self.waiting.is_empty() && self.takes(id)) {
+                self.waiting.push_back(id);
+            } else if !self.reclaims.contains(&id) {
                 self.send(id, out);
             }
         }
     }
 
-    fn send(&self, id: u64, out: &mut Vec<FromClient>) {
+    /// Whether the bytes that go with a message may be under way besides the others. One message always may.
+    fn takes(&self, id: u64) -> bool {
+        let bytes = self.unanswered.get(&id).map_or(0, Message::bytes);
+        self.under_way == 0 || self.under_way + bytes <= UNDER_WAY
+    }
+
+    fn send(&mut self, id: u64, out: &mut Vec<FromClient>) {
         let below = RequestId(self.first());
         let message = self.unanswered.get(&id).cloned();
+        self.under_way += message.as_ref().map_or(0, Message::bytes);
         let id = RequestId(id);
         let announced = |ino| self.held.get(&ino).is_some_and(|hold| hold.announced);
         out.extend(message.map(|message| match message {

@@ -113,6 +113,40 @@ fn what_the_window_does_not_let_through_waits() {
 }
 
 #[test]
+fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
+    let (mut link, mut out) = (connected(), Vec::new());
+    let wide = Welcome { window: 64, ..welcome(1, true) };
+    link.connected(&wide, &[].into(), &mut out);
+    let sent = |out: &mut Vec<FromClient>| numbers(out).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
+    let ino = Ino(9);
+    let read = |size| StreamIo::Read { ino, offset: 0, size };
+    let write = StreamIo::Write { ino, offset: 0 };
+    link.stream(read(6 << 20), vec![], &mut out);
+    link.stream(write, vec![0; 4 << 20], &mut out);
+    link.ask(Caller::SERVER, Request::Read { ino, offset: 0, size: 6 << 20, noatime: false }, &mut out);
+    link.stream(write, vec![0; 4 << 20], &mut out);
+    link.ask(Caller::SERVER, stat(9), &mut out);
+    link.stream(read(1), vec![], &mut out);
+    assert_eq!(sent(&mut out), [2, 3, 4, 6]);
+    let answered = |link: &mut Link, id| {
+        let mut out = Vec::new();
+        link.answered(RequestId(id), &Ok(Reply::Done), true, &mut out);
+        sent(&mut out)
+    };
+    assert_eq!(answered(&mut link, 6), []);
+    assert_eq!(answered(&mut link, 3), [5]);
+    assert_eq!(answered(&mut link, 2), [7]);
+    link.disconnected();
+    link.stream(write, vec![0; 20 << 20], &mut out);
+    link.connected(&wide, &[].into(), &mut out);
+    assert_eq!(sent(&mut out), [4, 5, 7]);
+    assert_eq!(answered(&mut link, 4), []);
+    assert_eq!(answered(&mut link, 5), []);
+    // More than may be under way goes alone.
+    assert_eq!(answered(&mut link, 7), [8]);
+}
+
+#[test]
 fn what_was_not_answered_is_sent_again() {
     let (mut link, mut out) = (connected(), Vec::new());
     for ino in 1..=3 {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use espalier_proto::{Hello, Welcome};
+use rustix::net::sockopt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{timeout, timeout_at};
@@ -18,7 +19,7 @@ use crate::handshake::{
     GREETING_BYTES_MAX, Greeting, MAGIC, Prelude, Reason, Refusal, Taken, Unread, VERSION,
 };
 use crate::identity::{Identity, IdentityError};
-use crate::limits::{Limits, Terms};
+use crate::limits::{Limits, SILENCES_MAX, Terms};
 use crate::message::Message;
 use crate::security::Security;
 
@@ -92,6 +93,10 @@ impl Acceptor {
         let limit = self.limits.handshake;
         let deadline = tokio::time::Instant::now() + limit;
         socket.set_nodelay(true)?;
+        // Without that the kernel keeps a connection for ever whose peer is there but does not read.
+        let patience = (self.limits.silence * SILENCES_MAX).as_millis();
+        let patience = u32::try_from(patience).unwrap_or(u32::MAX);
+        sockopt::set_tcp_user_timeout(&socket, patience).map_err(io::Error::from)?;
         let secured = timeout_at(deadline, self.secure(socket)).await;
         let (mut stream, identity) = secured.map_err(|_| AcceptError::TimedOut(limit))??;
         let read = timeout_at(deadline, stream.read()).await.map_err(|_| AcceptError::TimedOut(limit))?;

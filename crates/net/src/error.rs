@@ -29,6 +29,10 @@ pub enum NetError {
     Silent(Duration),
     #[error("the peer does not read: {0} bytes wait for it")]
     SlowPeer(usize),
+    #[error(
+        "the peer has taken nothing of what was sent to it for too long: it does not read, or cannot be reached"
+    )]
+    Unread,
     /// The message was not sent; the connection goes on.
     #[error("a message of {bytes} bytes is too long; the peer takes {max}")]
     TooLong { bytes: usize, max: usize },
@@ -36,7 +40,10 @@ pub enum NetError {
 
 impl From<io::Error> for NetError {
     fn from(error: io::Error) -> Self {
-        Self::Io(Arc::new(error))
+        match error.kind() {
+            io::ErrorKind::TimedOut => Self::Unread,
+            _ => Self::Io(Arc::new(error)),
+        }
     }
 }
 

@@ -17,7 +17,8 @@ pub struct Limits {
     pub receiving_bytes: usize,
     /// What may wait until the peer reads it, in bytes. A peer that lets more come together is given up.
     pub unsent_bytes: usize,
-    /// A peer that has not been heard of for so long is sent a ping, and given up after three times as long.
+    /// A peer that has not been heard of for so long is sent a ping, and given up after three times as long. Whoever connects is
+    /// given up as well when it has taken nothing for three times as long of what is sent to it.
     pub silence: Duration,
     /// A connection is given up that is not agreed upon after so long.
     pub handshake: Duration,
@@ -46,6 +47,9 @@ impl Limits {
         Self { silence: limits.silence.min(session / 5), ..limits }
     }
 }
+
+/// After so many times the limit of silence a peer is given up.
+pub(crate) const SILENCES_MAX: u32 = 3;
 
 /// Payloads that are announced and have not come whole, of a side, at a time.
 pub(crate) const ANNOUNCED_MAX: usize = 32;

@@ -215,8 +215,10 @@ impl Link {
         error
     }
 
-    pub(crate) fn unsent(&self) -> usize {
-        self.out().unsent()
+    /// What waits for nothing but the socket.
+    pub(crate) fn ready(&self) -> usize {
+        let out = self.out();
+        out.outbox.ready_bytes() + out.flight_bytes()
     }
 
     /// Appends to `into` what the bytes that were received mean.
@@ -301,7 +303,11 @@ impl Out {
 
     /// What somebody is writing at the moment is not counted.
     fn unsent(&self) -> usize {
-        self.outbox.bytes() + self.flight.as_ref().map_or(0, BytesMut::len)
+        self.outbox.bytes() + self.flight_bytes()
+    }
+
+    fn flight_bytes(&self) -> usize {
+        self.flight.as_ref().map_or(0, BytesMut::len)
     }
 }
 

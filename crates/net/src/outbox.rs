@@ -86,7 +86,12 @@ impl Outbox {
 
     /// Bytes that have not been handed out.
     pub(crate) fn bytes(&self) -> usize {
-        self.ready.len() + self.apart
+        self.ready_bytes() + self.apart
+    }
+
+    /// Those that wait for no grant.
+    pub(crate) fn ready_bytes(&self) -> usize {
+        self.ready.len()
     }
 
     /// A message about `request`, encoded without its payload. `announced`: that is announced even if it is short.

@@ -17,14 +17,12 @@ use tokio::time::{Instant, Sleep, sleep};
 use crate::error::NetError;
 use crate::frame::Header;
 use crate::inbox::{Inbox, Taken};
+use crate::limits::SILENCES_MAX;
 use crate::link::Link;
 use crate::message::Message;
 
 /// A batch has at most so many messages.
 const BATCH_MAX: usize = 64;
-
-/// After so many times the limit of silence a peer is given up.
-const SILENCES_MAX: u32 = 3;
 
 const READ_BYTES: usize = 64 << 10;
 

@@ -70,9 +70,10 @@ impl<Out: Message> Sender<Out> {
         self.link.flush()
     }
 
-    /// Bytes that wait for the peer to read. One that serves a peer can put off what would add to them.
-    pub fn unsent(&self) -> usize {
-        self.link.unsent()
+    /// Bytes that wait for nothing but that the peer reads. Whoever serves it can take nothing more from it meanwhile; large payloads
+    /// are not among them, for these wait for what it says.
+    pub fn unread(&self) -> usize {
+        self.link.ready()
     }
 
     /// Waits until all that is queued has been written, and tells the peer that no more comes; large payloads need the

@@ -194,7 +194,7 @@ async fn a_peer_that_does_not_read_is_given_up() {
     let heard = Heard::new(server.receiver);
     // The kernel's buffers take some, but not without end.
     let error = (0..20_000).find_map(|id| {
-        assert!(server.sender.unsent() <= (1 << 20) + (16 << 10));
+        assert!(server.sender.unread() <= (1 << 20) + (16 << 10));
         server.sender.send(bytes(id, vec![1; 10_000])).err()
     });
     assert!(matches!(error, Some(NetError::SlowPeer(_))));
@@ -207,11 +207,51 @@ async fn a_peer_that_does_not_read_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_peer_that_takes_nothing_for_long_is_given_up_though_nobody_listens_to_it() {
+    let limits = Limits { silence: Duration::from_millis(100), ..Limits::default() };
+    let (server, mut client) = greeted(limits).await;
+    // More than the kernel's buffers take.
+    while server.sender.unread() < 16 << 20 {
+        server.sender.send(bytes(0, vec![1; 10_000])).unwrap();
+    }
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        client.read_exact(&mut vec![0; 512 << 10]).await.unwrap();
+    }
+    server.sender.flush().unwrap();
+    let given_up = async {
+        while server.sender.unread() > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(given_up).await;
+    assert!(matches!(server.sender.flush().unwrap_err(), NetError::Unread));
+}
+
+#[tokio::test]
 async fn large_messages_that_are_not_granted_are_bounded() {
     let limits = Limits { unsent_bytes: 8 << 20, ..Limits::default() };
     let (server, _client) = pair((Security::Insecure, limits), (Security::Insecure, Limits::default())).await;
     let error = (0..50).find_map(|id| server.sender.send(bytes(id, vec![1; 1 << 20])).err());
     assert!(matches!(error, Some(NetError::SlowPeer(bytes)) if bytes < 10 << 20));
+}
+
+#[tokio::test]
+async fn who_waits_until_a_peer_reads_does_not_wait_for_its_grants() {
+    let (server, client) = plain().await;
+    for id in 0..32 {
+        server.sender.send(bytes(id, vec![1; 1 << 20])).unwrap();
+    }
+    let read = async {
+        while server.sender.unread() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    within(read).await;
+    let (_granted, mut heard) = (Heard::new(server.receiver), Heard::new(client.receiver));
+    for _ in 0..32 {
+        heard.next().await;
+    }
 }
 
 #[tokio::test]

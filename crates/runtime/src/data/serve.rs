@@ -55,7 +55,7 @@ struct UnderWay {
 }
 
 /// So many bytes may wait until somebody reads them; then nothing more is taken from it.
-const UNSENT: usize = 16 << 20;
+const UNREAD: usize = 16 << 20;
 /// Of one peer as many requests, and bytes with them, may be under way; then nothing more is taken. More than that none of ours
 /// asks for at a time.
 const UNDER_WAY: usize = 256;
@@ -65,7 +65,7 @@ const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
 impl Peer {
     fn takes_more(&self) -> bool {
         let is_full = self.under_way.len() >= UNDER_WAY || self.bytes >= BYTES_UNDER_WAY;
-        !is_full && self.sender.unsent() <= UNSENT
+        !is_full && self.sender.unread() <= UNREAD
     }
 }
 
