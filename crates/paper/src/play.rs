@@ -5,9 +5,11 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use espalier_client::{Answer, Call};
 use espalier_library::{Client, Credentials};
+use espalier_proto::{Caller, Errno};
 use espalier_sim::process::{Act, Program};
-use espalier_sim::{Nanos, Random, Seed};
+use espalier_sim::{Believed, Caching, Nanos, Random, Seed};
 use tokio::sync::Notify;
 use tokio::task::LocalSet;
 
@@ -23,8 +25,35 @@ pub struct Called<'a> {
     pub url: &'a str,
     pub credentials: &'a Credentials,
     pub clients: u32,
-    /// Whether clients cache.
-    pub leases: bool,
+    pub caching: Caching,
+}
+
+/// A client, and what those who call it believe of what it has told them.
+struct Believing {
+    client: Client,
+    believed: RefCell<Option<Believed>>,
+    begun: Instant,
+}
+
+impl Believing {
+    async fn call(&self, caller: Caller, call: Call<'static>) -> Result<Answer, Errno> {
+        let now = || Nanos::from(self.begun.elapsed());
+        let known = self.believed.borrow().as_ref().and_then(|it| it.answer(now(), &call));
+        if let Some(answer) = known {
+            return Ok(answer);
+        }
+        let asked = self.believed.borrow().is_some().then(|| call.clone());
+        let result = self.client.call(caller, call).await;
+        if let (Some(believed), Some(asked)) = (&mut *self.believed.borrow_mut(), asked) {
+            believed.learn(now(), &asked, &result);
+        }
+        result
+    }
+
+    fn forget(&self) {
+        self.client.forget();
+        self.believed.borrow_mut().iter_mut().for_each(Believed::forget);
+    }
 }
 
 /// Where the processes of a crew wait for each other.
@@ -72,11 +101,13 @@ pub fn play(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let local = LocalSet::new();
     local.block_on(&runtime, async {
-        let mut clients = Vec::new();
-        for _ in 0..called.clients {
-            clients.push(Client::connect(called.url, called.credentials, called.leases).await?);
-        }
+        let (mut clients, leases) = (Vec::new(), called.caching == Caching::Leases);
         let (tally, begun) = (Rc::new(RefCell::new(Tally::default())), Instant::now());
+        for _ in 0..called.clients {
+            let client = Client::connect(called.url, called.credentials, leases).await?;
+            let believed = RefCell::new(Believed::of(called.caching));
+            clients.push(Rc::new(Believing { client, believed, begun }));
+        }
         let mut running = Vec::new();
         let mut number = 0;
         for crew in crews {
@@ -84,7 +115,7 @@ pub fn play(
             for (client, program) in crew {
                 number += 1;
                 let process = Running {
-                    client: clients[client as usize % clients.len()].clone(),
+                    client: Rc::clone(&clients[client as usize % clients.len()]),
                     program,
                     random: Seed(seed).random("process", number),
                     barrier: Rc::clone(&barrier),
@@ -103,7 +134,7 @@ pub fn play(
             }
         }
         for client in clients {
-            client.close().await;
+            client.client.clone().close().await;
         }
         Ok(tally.take())
     })
@@ -111,7 +142,7 @@ pub fn play(
 
 /// A process, and what it needs.
 struct Running {
-    client: Client,
+    client: Rc<Believing>,
     program: Box<dyn Program>,
     random: Random,
     barrier: Rc<RefCell<Barrier>>,

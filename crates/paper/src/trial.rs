@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use espalier_sim::process::Program;
 use espalier_sim::source::Started;
-use espalier_sim::{Caching, Distribution, Durability, Scenario, World};
+use espalier_sim::{Distribution, Durability, Scenario, World};
 
 use crate::cluster::{LocalCluster, Wanted};
 use crate::error::PaperError;
@@ -115,8 +115,8 @@ impl Trial {
             }
         }
         let credentials = &running.credentials();
-        let (clients, leases) = (cluster.clients, cluster.cache == Caching::Leases);
-        let called = Called { url: running.url(), credentials, clients, leases };
+        let (clients, caching) = (cluster.clients, cluster.cache);
+        let called = Called { url: running.url(), credentials, clients, caching };
         play(crews, &called, self.scenario.seed, setting.stop)
     }
 }

@@ -53,4 +53,4 @@ pub use station::{Little, Load, Station};
 pub use storage::{Loss, Storage, StorageError};
 pub use sweep::{Point, SweepSettings};
 pub use time::Nanos;
-pub use world::{Progress, RunError, Tracing, World};
+pub use world::{Believed, Progress, RunError, Tracing, World};

@@ -34,6 +34,7 @@ use crate::source::{Started, Workload};
 use crate::storage::StorageError;
 use crate::time::Nanos;
 use crate::trace::{Replay, TraceError};
+pub use believed::Believed;
 pub use client::FIRST as FIRST_CLIENT;
 use client::{Client, Reached};
 use data::DataServer;

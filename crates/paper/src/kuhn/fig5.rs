@@ -186,7 +186,7 @@ fn seconds(
 ) -> Result<Vec<f64>, PaperError> {
     let cluster = machines.scenario(setting, disk, clients, hint);
     let tally = Trial::new(&format!(
-        "{cluster}[[workload]]\nkind = \"create\"\nshared = false\nopen = false\nremove = true\ndoor = \"library\"\nfiles = {files}\n"
+        "{cluster}[[workload]]\nkind = \"create\"\nshared = false\nenter = true\nopen = false\nremove = true\ndoor = \"library\"\nfiles = {files}\n"
     ))?
     .run(setting)?;
     timed.iter().map(|(_, phase, kind)| Ok(tally.phase(*phase, *kind)?.seconds())).collect()

@@ -6,6 +6,7 @@ use super::script::{Step, make_file, only_if, script};
 use super::workload::{Member, range};
 use super::{Op, OpenFlags};
 use crate::Bytes;
+use crate::process::WORKING_DIR;
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -17,6 +18,8 @@ pub(super) struct Create {
     /// The first process makes the directories of all: where several clients do, they fight for the leases on where these lie, and look
     /// their names up again and again for a while.
     one_makes: bool,
+    /// Processes change to the directory in which they make files, and look it up no more.
+    enter: bool,
     bytes: Bytes,
     /// Files are opened when they are made, and closed; otherwise they remain empty.
     open: bool,
@@ -32,6 +35,7 @@ impl Default for Create {
             files: 1000,
             shared: true,
             one_makes: false,
+            enter: false,
             bytes: Bytes(0),
             open: true,
             stat: false,
@@ -51,7 +55,7 @@ impl Create {
     }
 
     pub(super) fn script(&self, member: &Member) -> impl Iterator<Item = Step> + use<> {
-        let Self { files, shared, one_makes, bytes, open, stat, remove, fresh } = *self;
+        let Self { files, shared, one_makes, enter, bytes, open, stat, remove, fresh } = *self;
         let dir = if shared { member.crew.dir.clone() } else { member.own() };
         let dirs = match (one_makes, member.is_first()) {
             (false, _) => vec![member.own()],
@@ -59,9 +63,10 @@ impl Create {
             (true, false) => Vec::new(),
         };
         let number = member.number;
+        let entered = Op::open(WORKING_DIR, dir.clone(), OpenFlags::PATH | OpenFlags::DIRECTORY);
         let paths = move || {
-            let dir = dir.clone();
-            (0..files).map(move |file| format!("{dir}/{number}.{file}"))
+            let dir = if enter { String::new() } else { format!("{dir}/") };
+            (0..files).map(move |file| format!("{dir}{number}.{file}"))
         };
         let (made, stats, removes) = (paths.clone(), paths.clone(), paths.clone());
         begin(member)
@@ -69,6 +74,7 @@ impl Create {
                 !shared,
                 dirs.into_iter().map(|dir| Step::Do(Op::mkdir(dir))).chain([Step::Barrier]),
             ))
+            .chain(only_if(enter, [entered.into()]))
             .chain(only_if(open, paths().flat_map(move |path| make_file(path, bytes.0, 1 << 20))))
             .chain(only_if(!open, made().map(|path| Op::mknod(path).into())))
             .chain(only_if(stat && fresh, [Step::Barrier, Step::Forget]))

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use espalier_client::{Answer, Call};
 use espalier_proto::{Attr, Entry, Errno, Ino, Name, Request};
 
+use crate::scenario::Caching;
 use crate::time::Nanos;
 
 /// See the module's description.
@@ -18,8 +19,12 @@ pub struct Believed {
 }
 
 impl Believed {
-    pub fn new(term: Nanos) -> Self {
-        Self { term, names: BTreeMap::new(), attrs: BTreeMap::new() }
+    /// What clients that cache in this way believe, if anything.
+    pub fn of(caching: Caching) -> Option<Self> {
+        match caching {
+            Caching::Ttl(term) => Some(Self { term, names: BTreeMap::new(), attrs: BTreeMap::new() }),
+            Caching::Leases | Caching::None => None,
+        }
     }
 
     /// The answer to a call, if it is believed.

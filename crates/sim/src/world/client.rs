@@ -136,10 +136,7 @@ impl Client {
             turns: Turns::default(),
             random: seed.random("client", number),
             leases: scenario.cluster.cache == Caching::Leases,
-            believed: match scenario.cluster.cache {
-                Caching::Ttl(term) => Some(Believed::new(term)),
-                Caching::Leases | Caching::None => None,
-            },
+            believed: Believed::of(scenario.cluster.cache),
             believable: BTreeMap::new(),
             alive_ticks: (session.0 / 6 / TICK.0).max(1),
             ticks: 0,
