@@ -8,10 +8,9 @@ use std::sync::atomic::AtomicBool;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use espalier_bench::{Algorithm, NativeOptions, Options, Report};
-use signal_hook::consts::SIGINT;
 
 use crate::args::parse_size;
-use crate::options;
+use crate::{options, stop};
 
 #[derive(Debug, Args)]
 pub struct BenchArgs {
@@ -75,10 +74,7 @@ pub struct FloorArgs {
 
 pub(crate) fn bench(args: BenchArgs) -> Result<ExitCode> {
     // An interrupt ends the processes, and so the benchmark, which then cleans up. A second one ends it at once.
-    let asked = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&asked))
-        .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&asked)))
-        .context("cannot handle signals")?;
+    let asked = stop::when_asked()?;
     let report = match &args.native {
         Some(url) => native(url, &args, asked)?,
         None => directories(&args)?,

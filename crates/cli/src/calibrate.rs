@@ -16,6 +16,8 @@ use espalier_sim::{
 };
 use serde::Serialize;
 
+use crate::stop;
+
 #[derive(Clone, Debug, Args)]
 pub struct CalibrateArgs {
     /// The file that is made, which scenarios name by `machine`.
@@ -44,6 +46,7 @@ const ROUNDS: usize = 25;
 struct Server {
     cluster: LocalCluster,
     process: u32,
+    stop: Arc<AtomicBool>,
 }
 
 /// What was measured and simulated of the same clients.
@@ -114,12 +117,13 @@ pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<ExitCode> {
 
 impl Server {
     fn start() -> Result<Self> {
+        let stop = stop::when_asked()?;
         let program = std::env::current_exe().context("cannot find this program")?;
         let wanted =
             Wanted { servers: 1, ranks: 1, insecure: false, settings: toml::Table::new(), in_memory: false };
         let cluster = LocalCluster::start(&program, &wanted)?;
         let process = crate::cluster::process(&cluster.dir())?;
-        Ok(Self { cluster, process })
+        Ok(Self { cluster, process, stop })
     }
 
     fn options(&self, trial: Trial) -> NativeOptions {
@@ -132,7 +136,7 @@ impl Server {
             files: trial.files,
             bytes: 0,
             runs: 1,
-            stop: Arc::new(AtomicBool::new(false)),
+            stop: Arc::clone(&self.stop),
         }
     }
 

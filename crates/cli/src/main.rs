@@ -21,6 +21,7 @@ mod report;
 mod screen;
 mod serve;
 mod sim;
+mod stop;
 mod sweep;
 mod table;
 mod top;

@@ -2,15 +2,13 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
 use espalier_paper::{Experiment, Outcome, Place, Setting, write_page};
-use signal_hook::consts::SIGINT;
 
 use crate::sim::UNLIKE;
+use crate::stop;
 
 #[derive(Debug, Args)]
 pub struct PaperArgs {
@@ -37,10 +35,7 @@ pub(crate) fn paper(args: &PaperArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let stop = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop))
-        .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&stop)))
-        .context("cannot handle signals")?;
+    let stop = stop::when_asked()?;
     let program = std::env::current_exe().context("cannot find this program")?;
     let place = if args.sim { Place::Simulator } else { Place::Machine };
     let setting = Setting { place, quick: args.quick, program: &program, stop: &stop };

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail};
@@ -14,11 +13,10 @@ use espalier_sim::{
 };
 use espalier_timeline::{Log, write_chrome};
 use indicatif::{ProgressBar, ProgressStyle};
-use signal_hook::consts::SIGINT;
 
 use crate::calibrate::{CalibrateArgs, calibrate};
 use crate::fuzz::{FuzzArgs, ReplayArgs, fuzz, replay};
-use crate::sweep;
+use crate::{stop, sweep};
 
 /// Events between two looks at whether the run is to be stopped.
 const STEP: u64 = 10_000;
@@ -77,10 +75,7 @@ pub(crate) fn sim(args: &SimArgs) -> Result<ExitCode> {
     }
     let scenario = scenario(args)?;
     // An interrupt ends the run, and what it has come to is told. A second one ends it at once.
-    let stop = Arc::new(AtomicBool::new(false));
-    signal_hook::flag::register_conditional_shutdown(SIGINT, 130, Arc::clone(&stop))
-        .and_then(|_| signal_hook::flag::register(SIGINT, Arc::clone(&stop)))
-        .context("cannot handle signals")?;
+    let stop = stop::when_asked()?;
     if !scenario.sweep.is_empty() {
         return sweep(&scenario, args, &stop);
     }
