@@ -21,7 +21,7 @@ pub struct Link {
     next: u64,
     /// What has been sent, or waits for the window, by number.
     unanswered: BTreeMap<u64, Message>,
-    /// All that have smaller numbers have been sent over this connection.
+    /// All that have smaller numbers have been sent over this connection, or are `waiting`.
     sent: u64,
     /// All that have smaller numbers have been sent at all.
     ever_sent: u64,
@@ -163,7 +163,7 @@ impl Link {
         RequestId(id)
     }
 
-    /// Whether what is asked now is sent at once.
+    /// Whether what is asked now is sent at once, unless it moves bytes and too many are under way.
     pub fn is_ready(&self) -> bool {
         self.connected && self.next < self.first().saturating_add(self.window)
     }
