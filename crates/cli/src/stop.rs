@@ -7,13 +7,13 @@ use anyhow::{Context as _, Result};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag::{register, register_conditional_shutdown};
 
-/// Becomes true when the command is to end: it then cleans up. Asked a second time, it ends at once.
+/// Becomes true when the command is to end: it then cleans up. A second interrupt ends it at once; asking twice does not, since
+/// `timeout` and others send the signal to a process and then to its whole group.
 pub(crate) fn when_asked() -> Result<Arc<AtomicBool>> {
     let asked = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        register_conditional_shutdown(signal, 128 + signal, Arc::clone(&asked))
-            .and_then(|_| register(signal, Arc::clone(&asked)))
-            .context("cannot handle signals")?;
-    }
+    register_conditional_shutdown(SIGINT, 128 + SIGINT, Arc::clone(&asked))
+        .and_then(|_| register(SIGINT, Arc::clone(&asked)))
+        .and_then(|_| register(SIGTERM, Arc::clone(&asked)))
+        .context("cannot handle signals")?;
     Ok(asked)
 }

@@ -1,6 +1,7 @@
 //! Servers on this machine, for a while.
 
 use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -103,7 +104,8 @@ impl LocalCluster {
     fn command(&self, command: &str, options: &[&str]) -> Result<(), PaperError> {
         let mut espalier = Command::new(&self.program);
         let espalier = espalier.args(["cluster", command]).arg(self.dir()).args(options).stdin(Stdio::null());
-        let output = espalier.output()?;
+        // What ends this program, and is sent to its whole group, is not to end what it cleans up with.
+        let output = espalier.process_group(0).output()?;
         if output.status.success() {
             return Ok(());
         }
