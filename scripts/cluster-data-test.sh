@@ -69,6 +69,10 @@ printf END >> "$b/big-3"
 is "$(tail -c 6 "$a/big-3")" XYZEND
 touch -d '2001-02-03 04:05:06' "$a/big-4"
 is "$(date -r "$b/big-4" +%F)" 2001-02-03
+touch -d '2100-02-03 04:05:06' "$a/big-4"
+is "$(date -r "$b/big-4" +%F)" 2100-02-03
+printf X | dd of="$a/big-4" bs=1 seek=2000000 conv=notrunc status=none
+is "$(date -r "$b/big-4" +%Y)" "$(date +%Y)"
 for n in $(seq 300); do echo "a $n" >> "$a/log"; done &
 for n in $(seq 300); do echo "b $n" >> "$b/log"; done
 wait $!
@@ -175,6 +179,8 @@ mkdir "$a/conformance"
 "$conformance" "$a/conformance" > "$work/conformance" || { grep -v ' ok ' "$work/conformance"; fail 'not POSIX'; }
 tail -n 1 "$work/conformance"
 rm -rf "$b/conformance"
+pieces() { "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds "$1" > "$work/pieces" || { cat "$work/pieces"; fail 'what was written is not read'; }; }
+pieces 10
 until_true no_datafiles 0
 
 echo '== servers that are killed under load'
@@ -189,6 +195,7 @@ writer() {
 }
 writer "$a" & first=$!
 writer "$b" & second=$!
+pieces 10 & third=$!
 for victim in 1 0 2 3 0 1; do
     sleep 1
     kill_server "$victim"
@@ -197,6 +204,7 @@ for victim in 1 0 2 3 0 1; do
 done
 wait "$first" || fail 'what was written at one mount was not there'
 wait "$second" || fail 'what was written at the other mount was not there'
+wait "$third" || fail 'what was written was not read'
 for n in 3 24; do
     for from in a b; do
         cmp <(cat "$work/bytes"; printf more) "$b/$from-$n"

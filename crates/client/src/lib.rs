@@ -163,6 +163,8 @@ pub struct Opening {
     pub ino: Ino,
     /// What the kernel has cached of the file may stay.
     pub keep_cache: bool,
+    /// Others have it open and may write to it.
+    pub shared: bool,
     /// The kernel may read and write the stream itself: it, and everyone else who has it open.
     pub passthrough: bool,
 }
@@ -336,7 +338,7 @@ impl Client {
             file.passthrough = file.streamed && can_pass_through && !opened.limited;
         }
         file.opens += 1;
-        Opening { ino, keep_cache: opened.keep_cache, passthrough: file.passthrough }
+        Opening { ino, keep_cache: opened.keep_cache, shared: opened.shared, passthrough: file.passthrough }
     }
 
     /// The door could not do what [`Opening::passthrough`] says: the one opening there is goes without.

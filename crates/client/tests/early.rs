@@ -197,7 +197,14 @@ impl World {
 
     /// The server makes a file as it was asked to.
     fn made(&mut self, id: RequestId, ino: u64, entries: u64) {
-        let how = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 3 };
+        let how = Opened {
+            streamed: false,
+            keep_cache: true,
+            limited: false,
+            shared: false,
+            announced: false,
+            proof: 3,
+        };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
         let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, entries)], ..Touched::default() };
         let touched = Touched { exclusive: Some(DIR), ..touched };
@@ -551,7 +558,14 @@ fn what_is_open_or_known_to_others_is_not_removed_at_once() {
     let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
     world.call(Request::Open { ino: Ino(11), how });
     let (id, ..) = world.last();
-    let opened = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 3 };
+    let opened = Opened {
+        streamed: false,
+        keep_cache: true,
+        limited: false,
+        shared: false,
+        announced: false,
+        proof: 3,
+    };
     world.reply(id, Touched::default(), Ok(Reply::Opened(opened)));
     assert!(!world.is_answered(unlink("old")), "it is open");
 
@@ -648,7 +662,14 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
         let ino = if at > 1 { FIRST + at as u64 - 2 } else { 50 + at as u64 };
         let touched =
             Touched { attrs: vec![attr(new, FileType::Directory, at as u64 + 1)], ..Touched::default() };
-        let how = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 3 };
+        let how = Opened {
+            streamed: false,
+            keep_cache: true,
+            limited: false,
+            shared: false,
+            announced: false,
+            proof: 3,
+        };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
         let touched = Touched { exclusive: (at > 0).then_some(new), ..touched };
         world.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));

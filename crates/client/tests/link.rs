@@ -83,7 +83,14 @@ fn create() -> Request {
 fn created(ino: u64) -> Result<Reply, Errno> {
     Ok(Reply::Created(
         entry(ino),
-        Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 6 },
+        Opened {
+            streamed: false,
+            keep_cache: true,
+            limited: false,
+            shared: false,
+            announced: false,
+            proof: 6,
+        },
     ))
 }
 
@@ -201,7 +208,14 @@ fn what_was_opened_for_writing_is_proved_to_be() {
     let open = |link: &mut Link, access, proof| {
         let how = OpenHow { access, kill_suid_gid: false, truncate: false, sync: false };
         let id = link.ask(Caller::SERVER, Request::Open { ino: Ino(5), how }, &mut Vec::new());
-        let opened = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof };
+        let opened = Opened {
+            streamed: false,
+            keep_cache: true,
+            limited: false,
+            shared: false,
+            announced: false,
+            proof,
+        };
         link.answered(id, &Ok(Reply::Opened(opened)), true, &mut Vec::new());
     };
     let release = |link: &mut Link| {
@@ -367,8 +381,14 @@ fn what_is_read_and_written_is_announced_where_the_server_says_so() {
     let ino = Ino(40);
     let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
     let (mut link, mut out) = (connected(), Vec::new());
-    let opened =
-        |announced| Opened { streamed: false, keep_cache: true, limited: false, announced, proof: 6 };
+    let opened = |announced| Opened {
+        streamed: false,
+        keep_cache: true,
+        limited: false,
+        shared: false,
+        announced,
+        proof: 6,
+    };
     for (request, reply, announced) in [
         (create(), Reply::Created(entry(ino.0), opened(true)), true),
         (Request::Open { ino, how }, Reply::Opened(opened(false)), false),

@@ -114,7 +114,14 @@ fn what_lies_at_two_ranks_is_not_copied_by_either() {
         sync: false,
     };
     for ino in [FAR, near, Ino(9)] {
-        let opened = Opened { streamed: true, keep_cache: false, limited: false, announced: false, proof: 0 };
+        let opened = Opened {
+            streamed: true,
+            keep_cache: false,
+            limited: false,
+            shared: false,
+            announced: false,
+            proof: 0,
+        };
         client.reply(&Call::Request(Request::Open { ino, how }), Ok(Reply::Opened(opened)));
     }
     let copy = |to| Call::Copy { from: near, from_offset: 0, to, to_offset: 0, length: 1 };

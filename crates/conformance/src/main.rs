@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use espalier_conformance::{Failure, Limits, Outcome, cases, model, race, runner};
+use espalier_conformance::{Failure, Limits, Outcome, cases, model, pieces, race, runner};
 
 /// Tests any directory of any file system through system calls only.
 #[derive(Parser)]
@@ -36,10 +36,13 @@ struct Args {
     /// Instead of the cases, have threads do things at the same time, and check that some order explains what they saw
     #[arg(long, value_name = "SEED", conflicts_with = "model")]
     race: Option<u64>,
-    /// The same directory by another way, as another mount of its file system, for --race
-    #[arg(long, value_name = "DIR", requires = "race")]
+    /// Instead of the cases, have threads write and read pieces of a big file, and check that they read what was written last
+    #[arg(long, value_name = "SEED", conflicts_with_all = ["model", "race"])]
+    pieces: Option<u64>,
+    /// The same directory by another way, as another mount of its file system, for --race and --pieces
+    #[arg(long, value_name = "DIR")]
     beside: Vec<PathBuf>,
-    /// Rounds of a race
+    /// Rounds of a race, or with pieces
     #[arg(long, default_value_t = 200)]
     rounds: u64,
     /// Operations of a model run (of each thread)
@@ -61,14 +64,13 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    let failed = match (&args.dir, args.model, args.race) {
-        (Some(dir), Some(seed), _) => run_model(&args, dir.clone(), seed),
-        (Some(dir), None, Some(seed)) => {
-            let ways: Vec<_> = std::iter::once(dir.clone()).chain(args.beside.iter().cloned()).collect();
-            told(race::run(&ways, seed, args.rounds))
-        }
-        (Some(dir), None, None) => run_cases(&args, dir.clone()),
-        (None, ..) => return ExitCode::from(2),
+    let Some(dir) = &args.dir else { return ExitCode::from(2) };
+    let ways = || std::iter::once(dir.clone()).chain(args.beside.iter().cloned()).collect::<Vec<_>>();
+    let failed = match (args.model, args.race, args.pieces) {
+        (Some(seed), ..) => run_model(&args, dir.clone(), seed),
+        (_, Some(seed), _) => told(race::run(&ways(), seed, args.rounds)),
+        (.., Some(seed)) => told(pieces::run(&ways(), seed, args.rounds)),
+        (None, None, None) => run_cases(&args, dir.clone()),
     };
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

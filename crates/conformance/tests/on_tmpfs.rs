@@ -32,3 +32,8 @@ fn model() {
 fn model_with_threads() {
     run(&["--model", "1", "--runs", "5", "--steps", "500", "--threads", "4"]);
 }
+
+#[test]
+fn pieces() {
+    run(&["--pieces", "1", "--rounds", "4"]);
+}

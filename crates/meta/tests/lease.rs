@@ -438,6 +438,35 @@ fn a_big_file_that_may_be_written_to_is_not_leased() {
 }
 
 #[test]
+fn who_opens_a_file_is_told_whether_others_share_it() {
+    let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
+    for client in [ClientId(1), A, B] {
+        fs.input(Input::Connect { client, leases: true });
+    }
+    let (big, small) = (fs.file("big", &[1; 2 * harness::STRIP as usize]), fs.file("small", &[1]));
+    let alone = fs.file("alone", &[1]);
+    fs.end_leases(ClientId(1));
+    let mut is_shared = |client, file, access| {
+        let open = Request::Open { ino: file, how: harness::open_how(access, false) };
+        let id = fs.send_from(client, &ROOT_CALLER, open);
+        answer_all(&mut fs);
+        let Some(Ok(Reply::Opened(opened))) = fs.answers.remove(&id) else { panic!() };
+        opened.shared
+    };
+    assert_eq!([0; 2].map(|_| is_shared(A, alone, Access::WRITE)), [false; 2]);
+    for file in [big, small] {
+        assert!(!is_shared(A, file, Access::READ));
+        assert!(!is_shared(B, file, Access::READ), "nobody writes to it");
+        assert!(is_shared(B, file, Access::WRITE), "A has it open");
+        assert_eq!(
+            is_shared(A, file, Access::READ),
+            file == big,
+            "of what B writes to a small one A is told"
+        );
+    }
+}
+
+#[test]
 fn what_was_asked_of_a_stream_before_it_changed_is_not_leased() {
     let mut fs = leased();
     let file = fs.file("big", &[1; 2 * harness::STRIP as usize]);

@@ -652,6 +652,7 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
             streamed: false,
             keep_cache: false,
             limited: false,
+            shared: false,
             announced: false,
             proof: 0,
         }),

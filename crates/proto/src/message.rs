@@ -540,6 +540,8 @@ pub struct Opened {
     pub keep_cache: bool,
     /// A quota bounds its size: writes must go through the server.
     pub limited: bool,
+    /// Others have it open, and somebody may write to its stream, of which others are not told: what is read is not to be cached.
+    pub shared: bool,
     /// What is read and written is announced, however little it is ([`FromClient::announced`](crate::FromClient::announced)).
     pub announced: bool,
     /// For [`Held::opened`].

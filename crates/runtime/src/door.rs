@@ -16,6 +16,7 @@ use espalier_proto::{
     Access, AllocateMode, Caller, END, Errno, FileType, Ino, Lock, LockOwner, Name, NameError, NewNode,
     OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
+use rustix::fs::OFlags;
 
 use answer::{Once, answer_data};
 use locks::Lockers;
@@ -108,9 +109,9 @@ enum Form {
     Moving(Option<Box<[(Ino, Name); 2]>>),
     /// Of a file that is only written to by who opens it.
     WriteOnly,
-    /// Of a file that is opened to be appended to, which may end elsewhere than the kernel believes: it must not cache what is
-    /// written.
-    Append,
+    /// Of a file that others may write to, and that is opened to be appended to, or past the cache. It may end elsewhere than the kernel
+    /// believes, which reads nothing behind that, nor caches what is written, unless it is told to leave both to us.
+    Uncached,
     /// See `overlap.rs`.
     Read(Box<Read>),
     /// Of a write under this number. `sync`: past the kernel's cache, and to be durable when it returns: the kernel sends no FSYNC
@@ -414,8 +415,9 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
     }
 
     fn opening_form(&self, flags: u32) -> Form {
-        if self.is_shared && flags & O_APPEND != 0 {
-            Form::Append
+        let direct = flags & OFlags::DIRECT.bits() != 0 && self.calls.door().writes_directly;
+        if self.is_shared && (direct || flags & O_APPEND != 0) {
+            Form::Uncached
         } else if flags & O_ACCMODE == O_WRONLY {
             Form::WriteOnly
         } else {

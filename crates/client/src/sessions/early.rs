@@ -34,7 +34,8 @@ const AHEAD_MS: u64 = 1_000;
 const REFUSED_MS: u64 = 60_000;
 
 /// How a file is opened that has just been made.
-const NEW: Opened = Opened { streamed: false, keep_cache: true, limited: false, announced: false, proof: 0 };
+const NEW: Opened =
+    Opened { streamed: false, keep_cache: true, limited: false, shared: false, announced: false, proof: 0 };
 
 /// What has been told and not answered.
 #[derive(Debug, Default)]

@@ -18,7 +18,7 @@ use crate::machine::{Cx, Meta};
 use crate::outbox::{Now, Outbox};
 use crate::record::Slot;
 use crate::session::Proven;
-use crate::state::{Cached, Home, State};
+use crate::state::{Home, State};
 use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 
@@ -143,11 +143,13 @@ impl Meta {
     }
 
     /// A file's stream may be written to by others, of which the machine hears nothing.
-    fn is_written(&self, client: ClientId, ino: Ino) -> bool {
-        let has_others =
-            |cached: &Cached| self.sessions.in_grace() || cached.opens > self.opens_of(client, ino);
+    pub(crate) fn is_written(&self, client: ClientId, ino: Ino) -> bool {
         self.state.watched.get(&ino).is_some_and(|watched| watched.written)
-            && self.state.inodes.get(&ino).is_some_and(|cached| has_others(cached))
+            && (self.sessions.in_grace() || self.is_open_elsewhere(client, ino))
+    }
+
+    pub(crate) fn is_open_elsewhere(&self, client: ClientId, ino: Ino) -> bool {
+        self.state.inodes.get(&ino).is_some_and(|cached| cached.opens > self.opens_of(client, ino))
     }
 
     /// The reply is to leave later.

@@ -88,7 +88,8 @@ impl Meta {
         };
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, proven);
-        let opened = Opened { streamed: attr.streamed, keep_cache: true, limited, announced, proof };
+        let (streamed, shared) = (attr.streamed, false);
+        let opened = Opened { streamed, keep_cache: true, limited, shared, announced, proof };
         Ok(Reply::Created(entry, opened).unless_unmeasured(delegation))
     }
 

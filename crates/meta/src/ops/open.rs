@@ -45,11 +45,15 @@ impl Meta {
                 keep_cache = !self.atime_is_due(inode, inode.mtime, cx.now);
             }
         }
-        self.opened(ino);
         self.tell_inode(cx, ino);
         let announced = self.announces(self.state.inode(ino)?);
+        // A small one may be a big one soon.
+        let writes = is_file && how.access.contains(Access::WRITE);
+        let shared = self.is_written(cx.client, ino) || writes && self.is_open_elsewhere(cx.client, ino);
+        // From here on it counts as open by this client, too.
+        self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::opened(how.access));
-        Ok(Reply::Opened(Opened { streamed, keep_cache, limited, announced, proof }))
+        Ok(Reply::Opened(Opened { streamed, keep_cache, limited, shared, announced, proof }))
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {

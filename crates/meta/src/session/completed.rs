@@ -123,7 +123,8 @@ impl Meta {
                 let (streamed, announced) = (inode.is_streamed(), self.announces(inode));
                 let limited = streamed && self.state.is_limited(*ino)?;
                 let proof = self.proof(cx.client, *ino, Proven::opened(opened.unwrap_or(Access::empty())));
-                let how = Opened { streamed, keep_cache: false, limited, announced, proof };
+                let shared = self.is_written(cx.client, *ino);
+                let how = Opened { streamed, keep_cache: false, limited, shared, announced, proof };
                 let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
                 // No lease is given on what is told late.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
@@ -136,7 +137,7 @@ impl Meta {
                 let (streamed, limited) = (inode.is_streamed(), self.state.is_limited(*ino)?);
                 let proof = self.proof(cx.client, *ino, Proven::OpenedToWrite);
                 let announced = self.announces(&inode);
-                let opened = Opened { streamed, keep_cache: false, limited, announced, proof };
+                let opened = Opened { streamed, keep_cache: false, limited, shared: false, announced, proof };
                 let delegation = self.grant_making(cx, &inode)?;
                 // The client has not heard of it, and so has not named it.
                 if let Some(cached) = self.state.inodes.get_mut(ino) {

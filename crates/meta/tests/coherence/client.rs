@@ -275,8 +275,9 @@ fn answer_of(reply: &Reply) -> Option<Answer> {
         Reply::Absent { cacheable } => Answer::Absent { cacheable },
         Reply::Attr(attr) => Answer::Attr(attr),
         Reply::Created(entry, opened) => {
-            let (ino, keep_cache, passthrough) = (entry.attr.ino, opened.keep_cache, false);
-            Answer::Created(entry, Opening { ino, keep_cache, passthrough })
+            let (ino, passthrough) = (entry.attr.ino, false);
+            let Opened { keep_cache, shared, .. } = opened;
+            Answer::Created(entry, Opening { ino, keep_cache, shared, passthrough })
         }
         Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
         Reply::Removed { dir, name } => Answer::Removed { dir, name },

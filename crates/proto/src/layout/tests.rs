@@ -118,3 +118,19 @@ fn sizes_that_are_no_sizes_do_no_harm() {
         }
     }
 }
+
+#[test]
+fn a_file_was_changed_when_the_last_of_its_datafiles_was() {
+    let (layout, at) = (simple(3, 4), |secs| Time::new(secs, 0));
+    let mtime = |times: [(i64, i64); 3]| {
+        let stat =
+            |(mtime, ctime)| StreamStat { mtime: at(mtime), ctime: at(ctime), ..StreamStat::default() };
+        layout.whole(&times.map(stat)).mtime
+    };
+    assert_eq!(mtime([(0, 0), (20, 20), (10, 10)]), at(20));
+    assert_eq!(mtime([(5, 30), (5, 31), (5, 32)]), at(5), "set");
+    assert_eq!(mtime([(5, 30), (40, 40), (5, 32)]), at(40), "set, and written to since");
+    assert_eq!(mtime([(90, 30), (90, 31), (0, 0)]), at(90), "set to a time to come");
+    assert_eq!(mtime([(90, 30), (40, 40), (90, 31)]), at(40), "set to a time to come, and written to since");
+    assert_eq!(mtime([(90, 30), (20, 20), (90, 31)]), at(90), "written to before that");
+}

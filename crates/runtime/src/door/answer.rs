@@ -276,9 +276,12 @@ impl FuseDoor {
         // Closing a file ends its process's locks.
         let mut flags = if self.shares_locks { OpenedFlags::empty() } else { OpenedFlags::NOFLUSH };
         flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none() && self.ttl.is_none());
-        // Spares the kernel a copy in its cache, and us its question for `security.capability` before the first write.
-        let spared = matches!(form, Form::WriteOnly) && self.writes_directly && backing.is_none();
-        let direct = spared || matches!(form, Form::Append) || self.ttl.is_some();
+        // Spares the kernel a copy in its cache, which may be old where others write, and us its question for `security.capability` before
+        // the first write.
+        let spared = matches!(form, Form::WriteOnly) || opening.shared;
+        let direct = spared && self.writes_directly && backing.is_none()
+            || matches!(form, Form::Uncached)
+            || self.ttl.is_some();
         flags.set(OpenedFlags::DIRECT_IO, direct);
         let number = if self.shares_locks { self.next_handle.fetch_add(1, Ordering::Relaxed) } else { 0 };
         fuse::Opened { handle: number << 1 | if direct { DIRECT } else { 0 }, flags, backing }

@@ -1,0 +1,136 @@
+//! Threads that write and read pieces of one big file by several ways, as by two mounts of one file system: whoever has a piece to
+//! himself reads what was written to it last, by whichever way, also where that has made the file longer.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+use crate::{Failure, Outcome};
+
+const BYTES: usize = 256 << 10;
+const PIECES: usize = 32;
+const THREADS: usize = 16;
+const STEPS: usize = 30;
+/// What memory and offsets must be aligned to for direct reads and writes.
+const ALIGNMENT: usize = 4096;
+
+/// A piece: how often it has been written, and by which way last.
+#[derive(Clone, Copy, Default)]
+struct Written {
+    times: u32,
+    way: usize,
+}
+
+/// Rounds in which the ways' pages are used, and rounds in which the bytes are read and written past these, in turn.
+///
+/// # Errors
+/// A piece has not what was written to it, or something else went wrong.
+pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
+    (seed..seed + rounds).try_for_each(|seed| round(ways, seed))
+}
+
+fn round(ways: &[PathBuf], seed: u64) -> Outcome {
+    let name = format!("pieces.{}.{seed}", std::process::id());
+    let direct = if seed.is_multiple_of(2) { OFlags::empty() } else { OFlags::DIRECT };
+    let open = |way: &PathBuf, flags| open(&way.join(&name), flags, direct).map(File::from);
+    let Some(first) = ways.first() else { return Ok(()) };
+    let made = open(first, OFlags::CREATE | OFlags::EXCL)?;
+    let mut bytes = Aligned::new();
+    bytes.stamp(0, 1);
+    made.write_all_at(&bytes, 0)?;
+    // Those who open it later know that others have it open.
+    let files = ways.iter().rev().map(|way| open(way, OFlags::empty())).collect::<Result<Vec<_>, _>>()?;
+    drop(made);
+    let pieces: Vec<_> = (0..PIECES).map(|_| Mutex::<Written>::default()).collect();
+    let outcome = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..THREADS as u64)
+            .map(|thread| {
+                let rng = fastrand::Rng::with_seed(seed.wrapping_mul(31).wrapping_add(thread));
+                scope.spawn(|| steps(&files, &pieces, rng))
+            })
+            .collect();
+        running.into_iter().try_for_each(|thread| {
+            thread.join().map_err(|_| Failure::at("a thread panicked")).and_then(|done| done)
+        })
+    });
+    rustix::fs::unlink(first.join(&name))?;
+    outcome.map_err(|failure| Failure::at(format!("seed {seed}: {}", failure.message)))
+}
+
+/// Where a file system has no direct reads and writes, others.
+fn open(path: &Path, flags: OFlags, direct: OFlags) -> Result<OwnedFd, Errno> {
+    let open = |direct| {
+        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC | flags | direct, Mode::RUSR | Mode::WUSR)
+    };
+    match open(direct) {
+        Err(Errno::INVAL) => open(OFlags::empty()),
+        opened => opened,
+    }
+}
+
+fn steps(files: &[File], pieces: &[Mutex<Written>], mut rng: fastrand::Rng) -> Outcome {
+    let (mut bytes, mut expected) = (Aligned::new(), Aligned::new());
+    for _ in 0..STEPS {
+        let (piece, way) = (rng.usize(..pieces.len()), rng.usize(..files.len()));
+        let offset = (piece * BYTES) as u64;
+        let mut written = pieces[piece].lock().unwrap_or_else(PoisonError::into_inner);
+        if written.times == 0 || rng.bool() {
+            *written = Written { times: written.times + 1, way };
+            bytes.stamp(piece, written.times);
+            files[way].write_all_at(&bytes, offset)?;
+            continue;
+        }
+        let Written { times, way: writer } = *written;
+        expected.stamp(piece, times);
+        let read = files[way].read_at(&mut bytes, offset)?;
+        if bytes[..read] != expected[..] {
+            let head = String::from_utf8_lossy(&bytes[..read.min(STAMP)]).into_owned();
+            return Err(Failure::at(format!(
+                "piece {piece}, written {times} times, at last by way {writer}, has {read} of {BYTES} bytes by way {way}, and \
+                 begins with '{head}'"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// What a piece is full of.
+const STAMP: usize = 16;
+
+/// Room for a piece.
+struct Aligned(Vec<u8>);
+
+impl Aligned {
+    fn new() -> Self {
+        Self(vec![0; BYTES + ALIGNMENT])
+    }
+
+    fn start(&self) -> usize {
+        self.0.as_ptr().align_offset(ALIGNMENT)
+    }
+
+    fn stamp(&mut self, piece: usize, times: u32) {
+        let stamp = format!("{piece:07} {times:07}\n");
+        self.chunks_exact_mut(STAMP).for_each(|place| place.copy_from_slice(stamp.as_bytes()));
+    }
+}
+
+impl std::ops::Deref for Aligned {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0[self.start()..][..BYTES]
+    }
+}
+
+impl std::ops::DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        let start = self.start();
+        &mut self.0[start..][..BYTES]
+    }
+}
