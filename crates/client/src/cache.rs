@@ -6,6 +6,7 @@
 //! milliseconds of one that does not go back.
 
 mod changes;
+mod contents;
 mod early;
 mod listings;
 mod record;
@@ -21,6 +22,7 @@ use rustc_hash::FxBuildHasher;
 
 use crate::{Answer, Call, Sighting};
 use changes::Changing;
+use contents::Contents;
 use early::Early;
 use listings::Listings;
 use record::{Known, Record};
@@ -60,6 +62,7 @@ pub struct Cache {
     forgotten: Vec<(Ino, u64)>,
     changing: Changing,
     listings: Listings,
+    contents: Contents,
     early: Early,
     counts: CacheCounts,
 }
@@ -77,6 +80,8 @@ pub struct CacheCounts {
 impl Cache {
     /// An inode that is not leased stays known for so long, in ms, if users do not say when they have done with it.
     const KEEP: u64 = 1000;
+    /// What files hold may take so many bytes for each inode that there is room for: 32 MiB by default.
+    const CONTENT_BYTES: usize = 128;
 
     /// Room for so many inodes with leases, and as many names.
     pub fn new(capacity: usize, users: Users) -> Self {
@@ -89,6 +94,7 @@ impl Cache {
             forgotten: Vec::new(),
             changing: Changing::default(),
             listings: Listings::default(),
+            contents: Contents::new(capacity.saturating_mul(Self::CONTENT_BYTES)),
             early: Early::default(),
             counts: CacheCounts::default(),
         }
@@ -192,7 +198,31 @@ impl Cache {
         is_bare
     }
 
+    /// What a file holds from an offset on, up to so many bytes.
+    pub fn read(&mut self, ino: Ino, offset: u64, size: u32, now: u64) -> Option<Vec<u8>> {
+        let bytes = self.content(ino, now)?;
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        let bytes = bytes[start..].iter().copied().take(size as usize).collect();
+        self.counts.hits += 1;
+        Some(bytes)
+    }
+
+    /// All that a file holds, if that is known.
+    pub fn content(&self, ino: Ino, now: u64) -> Option<&[u8]> {
+        let bytes = self.contents.get(ino)?;
+        (self.is_leased(ino, now) && !self.changing.is_so(ino)).then_some(bytes)
+    }
+
     // ---- Being told
+
+    /// A server has told what a file holds. After [`Self::changed`] for the same reply. `lease`: what is left of it, in ms.
+    pub fn learn(&mut self, ino: Ino, bytes: Vec<u8>, lease: u64, now: u64) {
+        // What was written early and is not answered is newer.
+        if lease > 0 && !self.is_early(ino) {
+            self.renew(ino, now.saturating_add(lease), now);
+            self.contents.learn(ino, bytes, false);
+        }
+    }
 
     /// A call is about to be made: what it may change is not trusted as long as somebody has what this gives.
     pub fn sent(&mut self, call: &Call<'_>, now: u64) -> Changes {
@@ -239,6 +269,9 @@ impl Cache {
         }
         let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
         let name = subject.name();
+        if let (true, Some(Answer::Created(entry, _))) = (subject.changes_named, answer) {
+            self.contents.lose(entry.attr.ino);
+        }
         match answer {
             Some(Answer::Entry(entry) | Answer::Created(entry, _)) => self.entry(name, entry, until, now),
             Some(Answer::Absent { .. }) => {
@@ -291,6 +324,7 @@ impl Cache {
             }
         }
         for attr in touched.attrs.iter().filter(|_| lease > 0) {
+            self.contents.doubt(attr.ino);
             if attr.nlink == 0 {
                 // Nobody needs it any more but those who use it, and it is there for as long as it is known.
                 self.drop_lease(attr.ino);
@@ -381,6 +415,7 @@ impl Cache {
         let record = self.records.entry(ino).or_default();
         if record.lease <= now {
             self.names -= record.drop_lease();
+            self.contents.lose(ino);
         }
         if until > now {
             record.lease = record.lease.max(until);
@@ -440,6 +475,7 @@ impl Cache {
         }
         record.due = 0;
         self.names -= record.drop_lease();
+        self.contents.lose(ino);
         if record.users == 0 {
             self.remove(ino);
         }
@@ -451,6 +487,7 @@ impl Cache {
     }
 
     fn remove(&mut self, ino: Ino) {
+        self.contents.lose(ino);
         if let Some(record) = self.records.remove(&ino) {
             self.names -= record.names.len();
             if record.lookups > 0 {
@@ -471,6 +508,7 @@ impl Cache {
     /// An inode has other attributes.
     pub fn touched(&mut self, ino: Ino) {
         self.listings.lose(ino);
+        self.contents.lose(ino);
         if let Some(record) = self.records.get_mut(&ino) {
             record.attr = None;
         }
@@ -528,6 +566,7 @@ impl Cache {
 
     fn drop_lease(&mut self, ino: Ino) {
         self.listings.lose(ino);
+        self.contents.lose(ino);
         let Some(record) = self.records.get_mut(&ino) else { return };
         self.names -= record.drop_lease();
         if self.users == Users::Tell && record.users == 0 {

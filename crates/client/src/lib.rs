@@ -89,6 +89,14 @@ impl Call<'_> {
         }
     }
 
+    /// The file that it opens, if it does nothing else.
+    pub fn opens(&self) -> Option<Ino> {
+        match self {
+            Call::Request(Request::Open { ino, .. }) => Some(*ino),
+            _ => None,
+        }
+    }
+
     /// The same call, with all that it needs for itself, to be kept until it can go on.
     pub fn into_owned(self) -> Call<'static> {
         match self {
@@ -232,7 +240,7 @@ impl Client {
         Next::Answer(Ok(match reply {
             Reply::Streamed => return self.turn_to_stream(call),
             Reply::Stuffed => return self.turn_from_stream(call),
-            Reply::Opened(opened) => match call {
+            Reply::Opened(opened) | Reply::OpenedWhole(opened, _) => match call {
                 Call::Request(Request::Open { ino, .. }) => Answer::Opened(self.opened(*ino, opened)),
                 _ => return Next::Answer(Err(Errno::EIO)),
             },

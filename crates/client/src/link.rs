@@ -304,7 +304,9 @@ impl Link {
         let opened = match (message, reply) {
             (_, Reply::Created(entry, _)) => Some(entry.attr.ino),
             (_, Reply::Made(made)) => Some(made.ino),
-            (Message::Request(_, Request::Open { ino, .. }), Reply::Opened(_)) => Some(*ino),
+            (Message::Request(_, Request::Open { ino, .. }), Reply::Opened(_) | Reply::OpenedWhole(..)) => {
+                Some(*ino)
+            }
             _ => None,
         };
         if let Some(ino) = opened {
@@ -363,7 +365,10 @@ impl Link {
                 self.note(entry);
                 self.note_opened(entry.attr.ino, request, opened);
             }
-            (Message::Request(_, request @ Request::Open { ino, .. }), Ok(Reply::Opened(opened))) => {
+            (
+                Message::Request(_, request @ Request::Open { ino, .. }),
+                Ok(Reply::Opened(opened) | Reply::OpenedWhole(opened, _)),
+            ) => {
                 self.note_opened(*ino, request, opened);
             }
             (_, Ok(Reply::Listing { entries, .. })) => {

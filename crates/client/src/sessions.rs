@@ -16,8 +16,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Recall,
-    Request, RequestId, Welcome,
+    Access, Attr, Caller, Errno, FromClient, FromServer, Ino, Layout, Lease, LockOwner, Name, Rank, Reads,
+    Recall, Request, RequestId, Welcome,
 };
 
 use crate::cache::Page;
@@ -137,6 +137,9 @@ impl<T> Sessions<T> {
                 }
                 self.cache.look_up(dir, name, now)?
             }
+            Call::Read { ino, offset, size, .. } => {
+                (Answer::Bytes(self.cache.read(self.real(*ino), *offset, *size, now)?), 0)
+            }
             Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
             Call::Request(Request::ReadDir { dir, .. }) => {
                 let dir = self.real(*dir);
@@ -192,9 +195,15 @@ impl<T> Sessions<T> {
     }
 
     /// Takes a call when all is answered that it depends on.
-    fn take_after(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
+    fn take_after(&mut self, now: u64, mut asked: Asked<'_, T>, told: &mut Told<T>) {
         if let Some(errno) = self.early_error(&asked.call) {
             return told.answer(asked.ticket, Err(errno));
+        }
+        if let Call::Request(Request::Open { ino, how }) = &mut asked.call
+            && how.reads == Reads::Whole
+            && self.cache.content(*ino, now).is_some()
+        {
+            how.reads = Reads::Client;
         }
         let course = Course { changes: self.cache.sent(&asked.call, now), ..Course::default() };
         let known = self.known_elsewhere(now, &asked);

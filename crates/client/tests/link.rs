@@ -67,7 +67,7 @@ fn entry(ino: u64) -> Entry {
 }
 
 fn create() -> Request {
-    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: false };
+    let how = OpenHow { access: Access::WRITE, ..OpenHow::default() };
     Request::Create {
         dir: Ino::ROOT,
         name: name(),
@@ -81,17 +81,7 @@ fn create() -> Request {
 }
 
 fn created(ino: u64) -> Result<Reply, Errno> {
-    Ok(Reply::Created(
-        entry(ino),
-        Opened {
-            streamed: false,
-            keep_cache: true,
-            limited: false,
-            shared: false,
-            announced: false,
-            proof: 6,
-        },
-    ))
+    Ok(Reply::Created(entry(ino), Opened { keep_cache: true, proof: 6, ..Opened::default() }))
 }
 
 /// A link whose first connection has begun.
@@ -206,16 +196,9 @@ fn what_was_opened_for_writing_is_proved_to_be() {
     let id = link.ask(Caller::SERVER, create(), &mut out);
     link.answered(id, &created(5), true, &mut out);
     let open = |link: &mut Link, access, proof| {
-        let how = OpenHow { access, kill_suid_gid: false, truncate: false, sync: false };
+        let how = OpenHow { access, ..OpenHow::default() };
         let id = link.ask(Caller::SERVER, Request::Open { ino: Ino(5), how }, &mut Vec::new());
-        let opened = Opened {
-            streamed: false,
-            keep_cache: true,
-            limited: false,
-            shared: false,
-            announced: false,
-            proof,
-        };
+        let opened = Opened { keep_cache: true, proof, ..Opened::default() };
         link.answered(id, &Ok(Reply::Opened(opened)), true, &mut Vec::new());
     };
     let release = |link: &mut Link| {
@@ -379,16 +362,9 @@ fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
 #[test]
 fn what_is_read_and_written_is_announced_where_the_server_says_so() {
     let ino = Ino(40);
-    let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
+    let how = OpenHow { access: Access::READ, ..OpenHow::default() };
     let (mut link, mut out) = (connected(), Vec::new());
-    let opened = |announced| Opened {
-        streamed: false,
-        keep_cache: true,
-        limited: false,
-        shared: false,
-        announced,
-        proof: 6,
-    };
+    let opened = |announced| Opened { keep_cache: true, announced, proof: 6, ..Opened::default() };
     for (request, reply, announced) in [
         (create(), Reply::Created(entry(ino.0), opened(true)), true),
         (Request::Open { ino, how }, Reply::Opened(opened(false)), false),

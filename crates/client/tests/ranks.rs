@@ -109,19 +109,10 @@ fn what_lies_at_two_ranks_is_not_copied_by_either() {
     let near = Ino(8);
     let how = espalier_proto::OpenHow {
         access: espalier_proto::Access::READ,
-        kill_suid_gid: false,
-        truncate: false,
-        sync: false,
+        ..espalier_proto::OpenHow::default()
     };
     for ino in [FAR, near, Ino(9)] {
-        let opened = Opened {
-            streamed: true,
-            keep_cache: false,
-            limited: false,
-            shared: false,
-            announced: false,
-            proof: 0,
-        };
+        let opened = Opened { streamed: true, ..Opened::default() };
         client.reply(&Call::Request(Request::Open { ino, how }), Ok(Reply::Opened(opened)));
     }
     let copy = |to| Call::Copy { from: near, from_offset: 0, to, to_offset: 0, length: 1 };

@@ -10,16 +10,9 @@ use espalier_proto::{Access, Ino, OpenHow, Opened, Reply, Request, StreamIo};
 fn a_stream_that_a_loss_of_power_has_taken_is_asked_for_no_more() {
     let ino = Ino(7);
     let mut client = Client::default();
-    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: false };
+    let how = OpenHow { access: Access::WRITE, ..OpenHow::default() };
     let open = Call::Request(Request::Open { ino, how });
-    let opened = Opened {
-        streamed: true,
-        keep_cache: false,
-        limited: false,
-        shared: false,
-        announced: false,
-        proof: 0,
-    };
+    let opened = Opened { streamed: true, ..Opened::default() };
     client.reply(&open, Ok(Reply::Opened(opened)));
     let write = Call::Write { ino, offset: 0, data: Cow::Borrowed(b"x"), kill_suid_gid: false };
     assert!(matches!(client.start(&write), Next::Ask(Request::Extend { .. })));

@@ -34,13 +34,13 @@ struct Args {
     #[arg(long, value_name = "SEED")]
     model: Option<u64>,
     /// Instead of the cases, have threads do things at the same time, and check that some order explains what they saw
-    #[arg(long, value_name = "SEED", conflicts_with = "model")]
+    #[arg(long, value_name = "SEED", conflicts_with = "model", group = "threaded")]
     race: Option<u64>,
     /// Instead of the cases, have threads write and read pieces of a big file, and check that they read what was written last
-    #[arg(long, value_name = "SEED", conflicts_with_all = ["model", "race"])]
+    #[arg(long, value_name = "SEED", conflicts_with = "model", group = "threaded")]
     pieces: Option<u64>,
     /// The same directory by another way, as another mount of its file system, for --race and --pieces
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", requires = "threaded")]
     beside: Vec<PathBuf>,
     /// Rounds of a race, or with pieces
     #[arg(long, default_value_t = 200)]

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use espalier_client::{Answer, Call};
-use espalier_proto::{Access, END, Errno, FileType, Ino, NewNode, OpenHow, Request, SetAttr};
+use espalier_proto::{Access, END, Errno, FileType, Ino, NewNode, OpenHow, Reads, Request, SetAttr};
 
 use crate::file_system::{FileSystem, error};
 use crate::metadata::Metadata;
@@ -89,7 +89,7 @@ impl OpenOptions {
         access.set(Access::READ, self.read);
         access.set(Access::WRITE, self.write);
         let (kill_suid_gid, truncate) = (!session.caller().is_superuser(), self.truncate);
-        Ok(OpenHow { access, kill_suid_gid, truncate, sync: false })
+        Ok(OpenHow { access, kill_suid_gid, truncate, sync: false, reads: Reads::Whole })
     }
 
     async fn open_once(&self, session: &Arc<Session>, path: &Path) -> Result<Handle, Errno> {

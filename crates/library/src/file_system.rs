@@ -292,7 +292,7 @@ impl FileSystem {
     /// As opendir(3) has them.
     pub async fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
         let path = path.as_ref();
-        let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
+        let how = OpenHow { access: Access::READ, ..OpenHow::default() };
         let handle = self.retry(async || {
             let found = self.0.find(path, true).await?;
             if found.kind != FileType::Directory {

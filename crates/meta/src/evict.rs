@@ -24,6 +24,8 @@ pub(crate) struct Clock {
     pub added: usize,
     /// Dentries in memory.
     pub cells: usize,
+    /// Dentries of inodes that have left it.
+    pub dropped: u64,
     /// Of names, strips and extended attributes.
     pub bytes: usize,
 }
@@ -180,6 +182,7 @@ impl State {
         let Some(cell) = fragment.cells.remove(slot) else { return };
         if cell.target != Target::Absent {
             (fragment.complete, fragment.loaded_to) = (false, 0);
+            self.clock.dropped += 1;
         }
         if fragment.cells.is_empty() && !self.inodes.contains_key(&dir) {
             self.fragments.remove(&dir);

@@ -110,6 +110,8 @@ pub(crate) struct Page {
     pub dir: Ino,
     pub from: u64,
     pub to: u64,
+    /// How many dentries had left memory by then: if more have, some of these may have.
+    pub dropped: u64,
 }
 
 /// An operation that has been started and not answered.

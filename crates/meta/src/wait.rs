@@ -10,6 +10,7 @@ use crate::lease::Promise;
 use crate::machine::Meta;
 use crate::outbox::{Io, IoDone, Now, Outbox, Waiting};
 use crate::progress::Progress;
+use crate::state::SAME_HASH;
 use crate::step::{Load, Wait};
 use crate::task::{Page, Task};
 
@@ -173,7 +174,9 @@ impl Meta {
                     .map(|hash| u64::from_be_bytes(*hash));
                 // Of the last hash there may be more names, so it is not covered.
                 let to = if end { u64::MAX } else { last.unwrap_or(*from) };
-                page = Some(Page { dir: *dir, from: *from, to });
+                let dropped = self.state.clock.dropped;
+                // One hash is no part of a listing.
+                page = (*limit > SAME_HASH).then_some(Page { dir: *dir, from: *from, to, dropped });
                 self.state.loaded_dentries(*dir, *from, *limit, &pairs).map_err(|_| Errno::EIO)
             }
             (_, Err(errno)) => Err(errno),
@@ -185,10 +188,12 @@ impl Meta {
                     if let Some(task) = self.tasks.get_mut(&number) {
                         // Pages that follow on each other are one.
                         task.page = match (task.page, page) {
-                            (Some(old), Some(new)) if (old.dir, old.to) == (new.dir, new.from) => {
+                            (Some(old), Some(new))
+                                if (old.dir, old.to, old.dropped) == (new.dir, new.from, new.dropped) =>
+                            {
                                 Some(Page { to: new.to, ..old })
                             }
-                            _ => page,
+                            (old, new) => new.or(old),
                         };
                     }
                     self.resume(now, number, out);

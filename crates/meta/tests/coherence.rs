@@ -236,7 +236,7 @@ impl World {
         let mut inodes: HashMap<(Ino, usize), Option<Thing>> = HashMap::new();
         for client in 0..self.clients.len() {
             self.clients[client].expire(now);
-            let (mut names, attrs) = self.clients[client].known(&tree, now);
+            let (mut names, mut things) = self.clients[client].known(&tree, now);
             names.extend(self.clients[client].usable_names().map(|(key, ino)| (key.clone(), ino)));
             for ((dir, name), ino) in names {
                 // In a tree that was removed, names may be used on.
@@ -246,7 +246,6 @@ impl World {
                     self.compared += 1;
                 }
             }
-            let mut things: Vec<_> = attrs.into_iter().map(|attr| (attr.ino, Thing::Attr(attr))).collect();
             things.extend(self.clients[client].usable_things().map(|(ino, thing)| (ino, thing.clone())));
             for (ino, thing) in things {
                 let is_there = tree.dirs.contains(&ino) || tree.files.contains(&ino);

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use espalier_meta::Config;
+use espalier_meta::{Config, InoRecord};
 use espalier_proto::*;
 use harness::{Harness, config, name};
 
@@ -100,4 +100,20 @@ fn an_inode_that_has_ceased_to_be_is_not_found_by_its_number() {
         fs.checkpoint();
     }
     assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn a_record_that_is_missing_is_looked_for_once() {
+    let mut fs = Harness::with(config());
+    let ino = fs.create(Ino::ROOT, "one", NewNode::Regular).unwrap();
+    fs.create(Ino::ROOT, "other", NewNode::Regular).unwrap();
+    fs.ask(Request::Link { ino, dir: Ino::ROOT, name: name("two") }).unwrap();
+    fs.drain();
+    let (object, key) = InoRecord::Inode.place(ino);
+    fs.disk.store().stage([TableWrite { object, key, value: None }].into()).unwrap();
+    fs.disk.store().publish().unwrap();
+    let mut fs = fs.crash();
+    let list = |plus| Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus };
+    assert_eq!(fs.ask(list(true)), Err(Errno::ESTALE));
+    assert!(fs.ask(list(false)).is_ok());
 }

@@ -3,7 +3,7 @@
 
 mod harness;
 
-use espalier_meta::{Acknowledge, Config, Input};
+use espalier_meta::{Acknowledge, Atime, Config, Input};
 use espalier_proto::*;
 use harness::{Harness, ROOT_CALLER, config, name};
 
@@ -496,4 +496,48 @@ fn there_are_only_so_many_leases() {
     assert_eq!((given, fs.meta.figures().leases_held), (10, 10));
     tick(&mut fs, 20_000);
     assert_eq!(ask(&mut fs, B, getattr(files[19])).1, TERM, "room again");
+}
+
+#[test]
+fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
+    let mut fs = Harness::with(Config {
+        lease_ms: Some(TERM),
+        session_ms: Some(60_000),
+        atime: Atime::Relative,
+        ..config()
+    });
+    for (client, leases) in [(ClientId(1), true), (A, true), (B, false)] {
+        fs.input(Input::Connect { client, leases });
+    }
+    let (small, large) = (fs.file("small", b"01234"), fs.file("large", &[1; harness::STRIP as usize + 1]));
+    fs.end_leases(ClientId(1));
+    let mut open = |client, ino, how| {
+        let before = fs.attr_of(ino).atime;
+        fs.end_leases(ClientId(1));
+        let (reply, lease) = ask(&mut fs, client, Request::Open { ino, how });
+        let (opened, whole) = match reply.unwrap() {
+            Reply::Opened(opened) => (opened, None),
+            Reply::OpenedWhole(opened, bytes) => (opened, Some(bytes)),
+            other => panic!("{other:?}"),
+        };
+        ask(&mut fs, client, Request::Release { ino }).0.unwrap();
+        let is_accessed = fs.attr_of(ino).atime > before;
+        fs.end_leases(ClientId(1));
+        (whole, opened.keep_cache, is_accessed, lease > 0)
+    };
+    let how = |reads| OpenHow { reads, ..harness::open_how(Access::READ, false) };
+    let bytes = Some(b"01234".to_vec());
+    assert_eq!(
+        open(A, small, how(Reads::Server)),
+        (None, false, false, true),
+        "the read to come is the access"
+    );
+    assert_eq!(open(B, small, how(Reads::Whole)), (None, false, false, false), "it may not keep anything");
+    assert_eq!(open(A, small, how(Reads::Whole)), (bytes.clone(), true, true, true));
+    assert_eq!(open(A, small, how(Reads::Whole)), (bytes, true, false, true), "it was accessed just now");
+    let written = OpenHow { access: Access::READ | Access::WRITE, ..how(Reads::Whole) };
+    assert_eq!(open(A, small, written).0, None);
+    assert_eq!(open(A, small, OpenHow { truncate: true, ..how(Reads::Whole) }).0, None);
+    assert_eq!(open(A, small, how(Reads::Client)), (None, true, true, true), "it was changed since");
+    assert_eq!(open(A, large, how(Reads::Whole)), (None, true, true, true));
 }

@@ -648,14 +648,7 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
     };
     Ok(match reply? {
         Reply::Entry(entry) => Reply::Entry(unleased(entry)),
-        Reply::Opened(_) => Reply::Opened(Opened {
-            streamed: false,
-            keep_cache: false,
-            limited: false,
-            shared: false,
-            announced: false,
-            proof: 0,
-        }),
+        Reply::Opened(_) => Reply::Opened(Opened { ..Opened::default() }),
         Reply::Created(entry, how) => {
             Reply::Created(unleased(entry), Opened { keep_cache: false, proof: 0, ..how })
         }

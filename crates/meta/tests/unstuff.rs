@@ -132,7 +132,7 @@ fn an_opening_with_dsync_makes_what_is_known_durable() {
     let mut fs = Harness::new();
     let ino = file(&mut fs);
     fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
-    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: true };
+    let how = OpenHow { access: Access::WRITE, sync: true, ..OpenHow::default() };
     fs.ask(Request::Open { ino, how }).unwrap();
     assert_eq!(fs.crash().lookup(Ino::ROOT, "file").unwrap().size, 500);
 }

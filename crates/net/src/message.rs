@@ -46,7 +46,10 @@ impl Message for FromClient {
 
 impl Message for FromServer {
     fn payload(&mut self) -> Option<&mut Vec<u8>> {
-        if let Self::Reply { result: Ok(Reply::Bytes(bytes)), .. } = self { Some(bytes) } else { None }
+        match self {
+            Self::Reply { result: Ok(Reply::Bytes(bytes) | Reply::OpenedWhole(_, bytes)), .. } => Some(bytes),
+            _ => None,
+        }
     }
 
     fn request(&self) -> Option<u64> {

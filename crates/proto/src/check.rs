@@ -347,7 +347,7 @@ mod tests {
 
     #[test]
     fn reading_is_no_change() {
-        let how = |access, truncate| OpenHow { access, kill_suid_gid: false, truncate, sync: false };
+        let how = |access, truncate| OpenHow { access, truncate, ..OpenHow::default() };
         let open = |access, truncate| Request::Open { ino: INO, how: how(access, truncate) };
         assert!(!open(Access::READ, false).is_change());
         assert!(open(Access::WRITE, false).is_change() && open(Access::READ, true).is_change());

@@ -22,7 +22,7 @@ bitflags! {
     }
 
     /// What a caller wants to do to an inode, with the numbers of `access(2)`.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
     pub struct Access: u32 {
         const EXEC = 1;
         const WRITE = 2;
@@ -326,13 +326,26 @@ pub struct Early {
 }
 
 /// How a file is opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenHow {
     pub access: Access,
     pub kill_suid_gid: bool,
     pub truncate: bool,
     /// What is written through it is to be durable before that is answered.
     pub sync: bool,
+    pub reads: Reads,
+}
+
+/// Who answers reads of a small file that is opened to be read only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reads {
+    /// The server: each is a request.
+    #[default]
+    Server,
+    /// The client, if the answer brings all that the file holds ([`Reply::OpenedWhole`]). That it opens the file is the access then.
+    Whole,
+    /// The client, which has that already, under a lease on the file. The same holds for the access.
+    Client,
 }
 
 /// A name's inode, and how long what is told of it holds.
@@ -379,6 +392,8 @@ pub enum Reply {
     /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; turn to its stream. A server appends to streams itself.
     Streamed,
     Opened(Opened),
+    /// `Open` with [`Reads::Whole`]: and these bytes are what the file holds, as long as there is a lease on it.
+    OpenedWhole(Opened, #[serde(with = "serde_bytes")] Vec<u8>),
     Created(Entry, Opened),
     Offset(u64),
     /// Bytes written to a stream.
@@ -532,7 +547,7 @@ impl Limit {
 }
 
 /// What a client must know of a file that it has opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Opened {
     /// Its bytes lie in a stream, not with its metadata.
     pub streamed: bool,

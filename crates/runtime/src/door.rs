@@ -14,7 +14,7 @@ use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, 
 use espalier_meta::Atime;
 use espalier_proto::{
     Access, AllocateMode, Caller, END, Errno, FileType, Ino, Lock, LockOwner, Name, NameError, NewNode,
-    OpenHow, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+    OpenHow, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 use rustix::fs::OFlags;
 
@@ -313,8 +313,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             // is told that they have changed.
             Op::OpenDir { .. } if self.calls.door().kernel_opens_directories => Err(Errno::ENOSYS),
             Op::OpenDir { .. } => {
-                let how =
-                    OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
+                let how = OpenHow { access: Access::READ, ..OpenHow::default() };
                 plain(Request::Open { ino, how })
             }
             Op::Read { handle, offset, size, flags, .. } => {
@@ -528,7 +527,9 @@ fn open_how(flags: u32, kill_suid_gid: bool) -> OpenHow {
     };
     // O_SYNC has this bit too. The kernel follows each such write with an FSYNC, but where it passes files through.
     let sync = flags & O_DSYNC != 0 && access.contains(Access::WRITE);
-    OpenHow { access, kill_suid_gid, truncate: flags & O_TRUNC != 0, sync }
+    // What is read without being an access is asked for.
+    let reads = if flags & O_NOATIME != 0 { Reads::Server } else { Reads::Whole };
+    OpenHow { access, kill_suid_gid, truncate: flags & O_TRUNC != 0, sync, reads }
 }
 
 fn set_attr(set: &fuse::SetAttr) -> SetAttr {

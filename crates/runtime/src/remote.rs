@@ -243,11 +243,7 @@ impl<D: Door> Remote<D> {
         match for_door {
             ForDoor::Answer { ticket: Called { id, ticket }, result, lease_ms } => {
                 self.tracer.end(self.tracer.served(self.tracer.place(), id));
-                let lease = Duration::from_millis(lease_ms);
-                if let Ok(Answer::Bytes(bytes)) = result {
-                    return self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease);
-                }
-                self.door.answer(self, ticket, result.map(Outcome::Answer), lease);
+                self.answer(ticket, result, lease_ms);
             }
             ForDoor::Revoke { rank, number, lease, is_own } => {
                 let remote = Weak::clone(&self.own);
@@ -276,6 +272,14 @@ impl<D: Door> Remote<D> {
                 files,
                 "the server has given up this client's locks, for it had not heard of it for too long"
             ),
+        }
+    }
+
+    fn answer(&self, ticket: D::Ticket, result: Result<Answer, Errno>, lease_ms: u64) {
+        let lease = Duration::from_millis(lease_ms);
+        match result {
+            Ok(Answer::Bytes(bytes)) => self.door.answer(self, ticket, Ok(Outcome::Data(&bytes)), lease),
+            result => self.door.answer(self, ticket, result.map(Outcome::Answer), lease),
         }
     }
 
@@ -359,11 +363,10 @@ impl<D: Door> Calls<D> for Remote<D> {
         if let Some((answer, lease_ms)) = inner.sessions.answer(now, &caller, &call) {
             self.tracer.end(called);
             // Under a lock: nothing of it can be revoked before it is told.
-            let lease = Duration::from_millis(lease_ms);
             if turn.is_some() {
                 drop(inner);
             }
-            return self.door.answer(self, ticket, answer.map(Outcome::Answer), lease);
+            return self.answer(ticket, answer, lease_ms);
         }
         let mut told = Told::default();
         inner.sessions.call(

@@ -114,7 +114,10 @@ impl Message {
                 FromClient::Request { request: Request::Write { data, .. }, .. }
                 | FromClient::Stream { data, .. },
             )
-            | Self::FromServer(FromServer::Reply { result: Ok(Reply::Bytes(data)), .. })
+            | Self::FromServer(FromServer::Reply {
+                result: Ok(Reply::Bytes(data) | Reply::OpenedWhole(_, data)),
+                ..
+            })
             | Self::ToData(ToData {
                 request: DataRequest::Write { data, .. } | DataRequest::Fill { data, .. },
                 ..

@@ -100,7 +100,7 @@ fn payloads_cost_a_handshake_where_their_files_are_not_eager() {
     const FILES: u64 = 100;
     let handshakes = |policy: &str, network: &str| {
         let report = run(&format!(
-            "[cluster]\ndata = {DATA_SERVERS}\nclients = 2\n[policy]\n{policy}\n[network]\n{network}\n[model]\npreset = \"wu\"\n\
+            "[cluster]\ndata = {DATA_SERVERS}\nclients = 2\ncache = \"none\"\n[policy]\n{policy}\n[network]\n{network}\n[model]\npreset = \"wu\"\n\
              [[workload]]\nkind = \"nine-phases\"\nprocesses = 2\nfiles = {FILES}\nbytes = \"1000 B\"\n"
         ));
         report.messages.get("handshake").copied().unwrap_or_default()

@@ -1,6 +1,8 @@
 //! What this client has done in directories that it is alone in and told its callers before the server has answered: what is known of the names
 //! and attributes is what this client has told, whatever older answers say that come meanwhile.
 
+use alloc::vec::Vec;
+
 use espalier_proto::{Attr, Entry, FileType, Home, Ino, Name, Time, mode};
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
@@ -139,6 +141,7 @@ impl Cache {
         self.change_early(dir, 1, attr.mtime);
         self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         self.tell(&attr, until, 0, now);
+        self.contents.learn(attr.ino, Vec::new(), true);
         let counts = self.users == Users::Tell;
         if let Some(record) = self.records.get_mut(&attr.ino) {
             record.users += u64::from(counts);
@@ -158,14 +161,21 @@ impl Cache {
         self.begin_early(dir, Some(name), ino);
     }
 
-    /// Callers are told that such a file has been written to, up to `end` bytes.
-    pub fn written_early(&mut self, dir: Ino, ino: Ino, end: u64, time: Time) {
+    /// Callers are told that such a file has been written to.
+    pub fn written_early(&mut self, dir: Ino, ino: Ino, (offset, data): (u64, &[u8]), time: Time) {
+        let end = offset + data.len() as u64;
+        self.contents.write(ino, offset, data);
         if let Some(attr) = self.records.get_mut(&ino).and_then(|record| record.attr.as_mut()) {
             attr.size = attr.size.max(end);
             attr.blocks = attr.blocks.max(end.div_ceil(512));
             (attr.mtime, attr.ctime) = (time, time);
         }
         self.begin_early(dir, None, ino);
+    }
+
+    /// Callers are told that a file is open.
+    pub fn opened_early(&mut self, ino: Ino) {
+        self.begin_early(ino, None, ino);
     }
 
     fn change_early(&mut self, dir: Ino, entries: i64, time: Time) {

@@ -1,6 +1,7 @@
 //! How a call goes on: from what servers say to the next that they are asked, until it is answered.
 
 use alloc::vec::Vec;
+use core::mem::take;
 
 use espalier_proto::{
     Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched,
@@ -83,7 +84,7 @@ impl<T> Sessions<T> {
         (rank, id): (Rank, RequestId),
         parked: Option<Parked<T>>,
         (lease, touched): (u64, Touched),
-        result: Result<Reply, Errno>,
+        mut result: Result<Reply, Errno>,
         told: &mut Told<T>,
     ) {
         let Some(end) = self.end(rank) else { return };
@@ -97,10 +98,17 @@ impl<T> Sessions<T> {
         // Of what nobody waits for it is not known when it was asked. Milliseconds that have begun count.
         let sent = parked.as_ref().map(|parked| parked.sent);
         let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
+        let whole = match (&parked, &mut result) {
+            (Some(parked), Ok(Reply::OpenedWhole(_, bytes))) => parked.call.opens().zip(Some(take(bytes))),
+            _ => None,
+        };
         if let Some(parked) = parked {
             self.lead_on(now, parked, result, lease, told);
         }
         self.cache.changed(&touched, lease, now);
+        if let Some((ino, bytes)) = whole {
+            self.cache.learn(ino, bytes, lease, now);
+        }
         if given_up {
             self.cache.distrust();
         }

@@ -9,8 +9,8 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    self as proto, Access, Caller, END, Errno, FileType, FromClient, Ino, Name, NewNode, Opened, Rank, Reply,
-    Request, RequestId, Time, Touched, mode,
+    self as proto, Access, Caller, END, Errno, FileType, FromClient, Ino, Name, NewNode, OpenHow, Opened,
+    Rank, Reads, Reply, Request, RequestId, Time, Touched, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -32,10 +32,6 @@ const CLOCK_MS: u64 = 60_000;
 const AHEAD_MS: u64 = 1_000;
 /// A server that gives no numbers, as to those who may only read, is asked again after so long.
 const REFUSED_MS: u64 = 60_000;
-
-/// How a file is opened that has just been made.
-const NEW: Opened =
-    Opened { streamed: false, keep_cache: true, limited: false, shared: false, announced: false, proof: 0 };
 
 /// What has been told and not answered.
 #[derive(Debug, Default)]
@@ -60,10 +56,29 @@ struct Change {
     /// The door's number of the call.
     call: u64,
     dir: Ino,
-    /// `None`: it is one of the file's bytes.
-    name: Option<Name>,
+    what: What,
     ino: Ino,
     sent: u64,
+}
+
+/// What a change is.
+#[derive(Debug)]
+enum What {
+    /// Of this name.
+    Name(Name),
+    /// Of a file's bytes.
+    Bytes,
+    /// The file is open. It stands for its directory, too.
+    Opening,
+}
+
+impl Change {
+    fn name(&self) -> Option<&Name> {
+        match &self.what {
+            What::Name(name) => Some(name),
+            What::Bytes | What::Opening => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -112,7 +127,8 @@ impl Early {
 
     /// In which directories they are.
     pub fn dirs(&self) -> BTreeSet<Ino> {
-        self.left().map(|change| change.dir).collect()
+        let changes = self.left().filter(|change| !matches!(change.what, What::Opening));
+        changes.map(|change| change.dir).collect()
     }
 
     /// A file is closed. Whoever has it open besides writes as to any other.
@@ -128,9 +144,9 @@ impl Early {
         self.changes.len() + self.unsent.len()
     }
 
-    fn new_change(&mut self, call: u64, (dir, name): (Ino, Option<Name>), ino: Ino, now: u64) -> Change {
+    fn new_change(&mut self, call: u64, (dir, what): (Ino, What), ino: Ino, now: u64) -> Change {
         self.last += 1;
-        Change { number: self.last, call, dir, name, ino, sent: now }
+        Change { number: self.last, call, dir, what, ino, sent: now }
     }
 }
 
@@ -162,6 +178,7 @@ impl<T> Sessions<T> {
         told: &mut Told<T>,
     ) -> Option<Asked<'a, T>> {
         let early = self.change_early(now, &asked).or_else(|| self.write_early(now, &asked));
+        let early = early.or_else(|| self.open_early(now, &asked));
         let Some((answer, lease_ms)) = early else { return Some(asked) };
         told.door.push(ForDoor::Answer { ticket: asked.ticket, result: Ok(answer), lease_ms });
         None
@@ -214,7 +231,10 @@ impl<T> Sessions<T> {
                 let answer = match open {
                     Some(_) => {
                         self.early.open.insert(ino, dir);
-                        Answer::Created(entry, self.client.opened(ino, NEW))
+                        Answer::Created(
+                            entry,
+                            self.client.opened(ino, Opened { keep_cache: true, ..Opened::default() }),
+                        )
                     }
                     None => Answer::Entry(entry),
                 };
@@ -233,7 +253,7 @@ impl<T> Sessions<T> {
                 (attr.ino, Request::Unlink { dir, name: name.clone(), time: Some(time) }, Answer::Done, 0)
             }
         };
-        let change = self.early.new_change(asked.call_id, (dir, Some(name.clone())), ino, now);
+        let change = self.early.new_change(asked.call_id, (dir, What::Name(name.clone())), ino, now);
         self.send_early(rank, change, asked.caller.clone(), request);
         Some((answer, left))
     }
@@ -254,24 +274,49 @@ impl<T> Sessions<T> {
             return None;
         }
         let is_first = !self.cache.is_early(ino);
-        self.cache.written_early(dir, ino, end, time);
-        let change = self.early.new_change(asked.call_id, (dir, None), ino, now);
+        self.cache.written_early(dir, ino, (start, data), time);
+        let change = self.early.new_change(asked.call_id, (dir, What::Bytes), ino, now);
         let (data, kill_suid_gid, time) = (data.to_vec(), false, Some(time));
         let answer = Answer::Written(data.len() as u32);
         let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time };
-        let caller = asked.caller.clone();
-        if is_first {
-            self.send_early(rank, change, caller, request);
-        } else {
-            self.early.unsent.push_back(Unsent { change, caller, request });
-        }
+        self.send_in_turn(is_first, Unsent { change, caller: asked.caller.clone(), request });
         Some((answer, 0))
+    }
+
+    /// Answers who opens a small file to read what is known that it holds. The lease on the file stands for the rest: before it ends the
+    /// server has done it.
+    fn open_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+        let Call::Request(Request::Open { ino, how }) = asked.call else { return None };
+        let reads = how.access == Access::READ && how.reads == Reads::Whole && !how.truncate;
+        self.cache.content(ino, now).filter(|_| reads)?;
+        let attr = self.cache.attr(ino, now)?;
+        self.may_tell(now, ino.rank())?;
+        if !certainly_may(&attr, &asked.caller, Access::READ, true) || self.behind.is_any_about(ino) {
+            return None;
+        }
+        let is_first = !self.cache.is_early(ino);
+        self.cache.opened_early(ino);
+        let change = self.early.new_change(asked.call_id, (ino, What::Opening), ino, now);
+        let request = Request::Open { ino, how: OpenHow { reads: Reads::Client, ..how } };
+        self.send_in_turn(is_first, Unsent { change, caller: asked.caller.clone(), request });
+        let opened = Opened { keep_cache: true, ..Opened::default() };
+        Some((Answer::Opened(self.client.opened(ino, opened)), 0))
     }
 
     /// The time of a change, if one may be told now.
     fn may_tell(&self, now: u64, rank: Rank) -> Option<Time> {
         let is_ready = self.ends.get(&rank)?.link.is_ready() && self.early.count() < MOST && self.tells_early;
         self.early.supplies.get(&rank)?.time(now).filter(|_| is_ready)
+    }
+
+    /// Sends a change, or keeps it until what was told of its file before is answered.
+    fn send_in_turn(&mut self, is_first: bool, unsent: Unsent) {
+        if is_first {
+            let Unsent { change, caller, request } = unsent;
+            self.send_early(change.ino.rank(), change, caller, request);
+        } else {
+            self.early.unsent.push_back(unsent);
+        }
     }
 
     fn send_early(&mut self, rank: Rank, change: Change, caller: Caller, request: Request) {
@@ -312,11 +357,13 @@ impl<T> Sessions<T> {
         told: &mut Told<T>,
     ) -> bool {
         let Some(change) = self.early.changes.remove(&of) else { return false };
-        let Change { dir, name: ref of_name, ino, sent, .. } = change;
-        self.cache.end_early(dir, of_name.as_ref(), ino);
+        let Change { dir, ref what, ino, sent, .. } = change;
+        self.cache.end_early(dir, change.name(), ino);
         let lease = lease.saturating_sub(now.saturating_sub(sent) + 1);
-        match (result, of_name) {
-            (Ok(Reply::Entry(entry) | Reply::Created(entry, _)), Some(name)) if entry.attr.ino == ino => {
+        match (result, what) {
+            (Ok(Reply::Entry(entry) | Reply::Created(entry, _)), What::Name(name))
+                if entry.attr.ino == ino =>
+            {
                 let until = if lease == 0 { 0 } else { now + lease };
                 self.cache.made_early(dir, name, entry, until, now);
                 if until == 0 || !entry.name_leased || !entry.attr_leased {
@@ -324,8 +371,8 @@ impl<T> Sessions<T> {
                     told.door.push(ForDoor::Distrust([ino].into()));
                 }
             }
-            (Ok(Reply::Done), Some(name)) => self.cache.removed_early(dir, name),
-            (Ok(Reply::Done), None) => {}
+            (Ok(Reply::Done), What::Name(name)) => self.cache.removed_early(dir, name),
+            (Ok(Reply::Done), What::Bytes) | (Ok(Reply::Opened(_)), What::Opening) => {}
             (Ok(_), _) => self.early_failed(change, Errno::EIO, told),
             (Err(errno), _) => self.early_failed(change, *errno, told),
         }
@@ -335,17 +382,22 @@ impl<T> Sessions<T> {
     }
 
     fn early_failed(&mut self, change: Change, errno: Errno, told: &mut Told<T>) {
-        let Change { dir, name, ino, .. } = change;
-        self.cache.failed_early(dir, name.as_ref(), ino);
-        let is_named = name.is_some();
-        for ino in [Some(ino), is_named.then_some(dir)].into_iter().flatten() {
-            self.early.failed.entry(ino).or_insert(errno);
+        self.cache.failed_early(change.dir, change.name(), change.ino);
+        let Change { dir, what, ino, .. } = change;
+        let (name, places) = match what {
+            // Who reads what is not known any more learns it.
+            What::Opening => return told.door.push(ForDoor::Distrust([ino].into())),
+            What::Bytes => (None, Vec::from([ino])),
+            What::Name(name) => (Some(name), Vec::from([ino, dir])),
+        };
+        for place in &places {
+            self.early.failed.entry(*place).or_insert(errno);
         }
         while self.early.failed.len() > MOST {
             self.early.failed.pop_first();
         }
         let dir = self.shown_as(dir);
-        told.door.push(ForDoor::Distrust([ino].into_iter().chain(is_named.then_some(dir)).collect()));
+        told.door.push(ForDoor::Distrust(self.shown_all(places)));
         told.door.push(ForDoor::Failed { dir, ino, name, errno });
     }
 
@@ -455,7 +507,7 @@ impl<T> Sessions<T> {
             changes.extend(lost.into_iter().map(|unsent| unsent.change));
         }
         for change in changes {
-            self.cache.end_early(change.dir, change.name.as_ref(), change.ino);
+            self.cache.end_early(change.dir, change.name(), change.ino);
             self.early_failed(change, Errno::EIO, told);
         }
     }

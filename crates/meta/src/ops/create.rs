@@ -41,7 +41,7 @@ impl Meta {
                 return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
             }
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
-            let Reply::Opened(opened) = self.open(cx, ino, how)? else { return Err(Errno::EIO.into()) };
+            let opened = self.open_as(cx, ino, how, false)?;
             if !attr.streamed {
                 // It may have been truncated.
                 attr = self.state.inode(ino)?.attr(None);

@@ -1,13 +1,46 @@
-use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Opened, Reply};
+use alloc::vec::Vec;
 
+use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply};
+
+use crate::config::Atime;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::record::Body;
 use crate::session::Proven;
 use crate::step::{Step, Stop, StreamCall};
 
+/// A file of up to so many bytes is told with the answer to who opens it: as many as ride in any answer by default (carns III.D).
+const WHOLE_BYTES: u64 = 16 << 10;
+
 impl Meta {
-    /// Opens a file or directory. Until its release it exists, even without a name.
+    /// Opens a file or directory, and tells a client that can keep them the bytes of a small one.
     pub(crate) fn open(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Reply> {
+        let kept = self.kept_by(cx, ino, how)?;
+        let opened = self.open_as(cx, ino, how, kept.is_some())?;
+        Ok(match kept.filter(|_| how.reads == Reads::Whole) {
+            Some(bytes) => Reply::OpenedWhole(opened, bytes),
+            None => Reply::Opened(opened),
+        })
+    }
+
+    /// What a file holds, if its client is to read it by itself; nothing if it has that.
+    fn kept_by(&self, cx: &Cx<'_>, ino: Ino, how: OpenHow) -> Step<Option<Vec<u8>>> {
+        let inode = self.state.inode(ino)?;
+        let Body::Stuffed { size, .. } = inode.body else { return Ok(None) };
+        let may_cache = self.leases.as_ref().is_some_and(|leases| leases.are_for(cx.client));
+        let is_counted_once = self.config.atime != Atime::Always && !self.announces(inode);
+        if !may_cache || !is_counted_once || how.access != Access::READ || how.truncate {
+            return Ok(None);
+        }
+        match how.reads {
+            Reads::Whole if size <= WHOLE_BYTES => self.stuffed(ino, 0, size).map(Some),
+            Reads::Client => Ok(Some(Vec::new())),
+            Reads::Server | Reads::Whole => Ok(None),
+        }
+    }
+
+    /// Opens a file or directory. Until its release it exists, even without a name. `is_kept`: its client has all that it holds.
+    pub(crate) fn open_as(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow, is_kept: bool) -> Step<Opened> {
         let inode = self.state.inode(ino)?;
         if self.sessions.removing.contains_key(&ino) {
             return Err(Errno::ESTALE.into());
@@ -37,8 +70,8 @@ impl Meta {
         }
         let mut keep_cache = true;
         if how.access.contains(Access::READ) && is_file {
-            if streamed {
-                // Reads of a stream may never come by here.
+            if streamed || is_kept {
+                // Reads may never come by here.
                 self.accessed(cx, ino)?;
             } else {
                 let inode = self.state.inode(ino)?;
@@ -53,7 +86,7 @@ impl Meta {
         // From here on it counts as open by this client, too.
         self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::opened(how.access));
-        Ok(Reply::Opened(Opened { streamed, keep_cache, limited, shared, announced, proof }))
+        Ok(Opened { streamed, keep_cache, limited, shared, announced, proof })
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {

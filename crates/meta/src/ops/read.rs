@@ -25,17 +25,23 @@ impl Meta {
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::EINVAL.into()),
         };
-        let kept = self.state.strip(ino)?;
         let end = offset.saturating_add(u64::from(size)).min(total);
-        let length = end.saturating_sub(offset) as usize;
-        let mut bytes = Vec::with_capacity(length);
-        let from = offset.min(kept.len() as u64) as usize;
-        bytes.extend_from_slice(&kept[from..kept.len().min(from + length)]);
-        bytes.resize(length, 0);
+        let bytes = self.stuffed(ino, offset, end)?;
         self.tell_inode(cx, ino);
         if !noatime {
             self.accessed(cx, ino)?;
         }
         Ok(Reply::Bytes(bytes))
+    }
+
+    /// What a stuffed file holds from an offset up to another, which is not behind its end.
+    pub(crate) fn stuffed(&self, ino: Ino, offset: u64, end: u64) -> Step<Vec<u8>> {
+        let kept = self.state.strip(ino)?;
+        let length = end.saturating_sub(offset) as usize;
+        let mut bytes = Vec::with_capacity(length);
+        let from = offset.min(kept.len() as u64) as usize;
+        bytes.extend_from_slice(&kept[from..kept.len().min(from + length)]);
+        bytes.resize(length, 0);
+        Ok(bytes)
     }
 }

@@ -39,7 +39,7 @@ impl Meta {
         if self.state.is_removed(dir)? {
             return Ok(Reply::Listing { entries: Vec::new(), parent, end: true });
         }
-        let page = cx.page.filter(|page| page.dir == dir && page.from <= after + 1);
+        let page = self.page(cx, dir, after);
         let (found, end) = self
             .state
             .fragments
@@ -60,7 +60,7 @@ impl Meta {
 
     /// The next entry after a cursor, with any others of the same hash; none: there are no more.
     pub(super) fn entries_after(&self, cx: &Cx<'_>, dir: Ino, after: u64) -> Step<Vec<(Slot, Target)>> {
-        let page = cx.page.filter(|page| page.dir == dir && page.from <= after + 1);
+        let page = self.page(cx, dir, after);
         let fragment = self.state.fragments.get(&dir);
         let (found, end) =
             fragment.map_or_else(Default::default, |fragment| collect(fragment, page, after, 1));
@@ -72,6 +72,12 @@ impl Meta {
             return Err(Stop::Wait(Wait::Load(Load::Dentries { dir, from, limit: PAGE })));
         }
         Ok(found)
+    }
+
+    /// What has been loaded of a listing from a cursor on, and is in memory still, whatever else has been loaded since.
+    fn page(&self, cx: &Cx<'_>, dir: Ino, after: u64) -> Option<Page> {
+        let is_whole = |page: &Page| page.dropped == self.state.clock.dropped;
+        cx.page.filter(|page| page.dir == dir && page.from <= after + 1 && is_whole(page))
     }
 
     fn without(&self, found: Vec<(Slot, Target)>) -> Step<Vec<Dirent>> {

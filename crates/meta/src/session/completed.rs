@@ -95,7 +95,7 @@ impl Outcome {
             (_, Ok(Reply::Unmeasured(told, _))) if let Reply::Created(entry, _) = &**told => {
                 given(entry, request.opens_for())
             }
-            (Request::Open { ino, how }, Ok(Reply::Opened(_))) => {
+            (Request::Open { ino, how }, Ok(Reply::Opened(_) | Reply::OpenedWhole(..))) => {
                 Self::Given { ino: *ino, home: home?, named: None, opened: Some(how.access) }
             }
             // One that was to write to data servers asks for what it was given.

@@ -24,7 +24,9 @@ impl Thing {
     pub fn of(request: &Request, reply: &Reply) -> Option<Self> {
         Some(match (request, reply) {
             (_, Reply::Attr(attr)) => Self::Attr(*attr),
-            (Request::Read { .. }, Reply::Bytes(bytes)) => Self::Bytes(bytes.clone()),
+            (Request::Read { .. }, Reply::Bytes(bytes)) | (_, Reply::OpenedWhole(_, bytes)) => {
+                Self::Bytes(bytes.clone())
+            }
             (Request::ListXattr { .. }, Reply::Bytes(bytes)) => Self::Xattrs(bytes.clone()),
             (Request::ReadDir { after: 0, .. }, Reply::Listing { entries, end: true, .. }) => {
                 Self::Listing(entries.iter().map(|entry| (entry.name.clone(), entry.ino)).collect())
@@ -149,8 +151,8 @@ impl Client {
     }
 
     /// What the cache knows of a tree, but for what is being changed by the client itself.
-    pub fn known(&self, tree: &crate::Tree, now: u64) -> (Vec<Named>, Vec<Attr>) {
-        let (mut names, mut attrs) = (Vec::new(), Vec::new());
+    pub fn known(&self, tree: &crate::Tree, now: u64) -> (Vec<Named>, Vec<(Ino, Thing)>) {
+        let (mut names, mut things) = (Vec::new(), Vec::new());
         for dir in &tree.dirs {
             for text in ["a", "b", "c", "d"] {
                 let key = (*dir, Name::new(text.as_bytes()).unwrap());
@@ -161,10 +163,11 @@ impl Client {
                 }
             }
         }
-        for ino in tree.dirs.iter().chain(&tree.files) {
-            attrs.extend(self.cache.attr(*ino, now).filter(|_| !self.is_changing(*ino)));
+        for ino in tree.dirs.iter().chain(&tree.files).filter(|ino| !self.is_changing(**ino)) {
+            things.extend(self.cache.attr(*ino, now).map(|attr| (*ino, Thing::Attr(attr))));
+            things.extend(self.cache.content(*ino, now).map(|bytes| (*ino, Thing::Bytes(bytes.to_vec()))));
         }
-        (names, attrs)
+        (names, things)
     }
 
     /// `now`, and until when what the reply tells may be used.
@@ -179,6 +182,9 @@ impl Client {
         let answer = result.as_ref().ok().and_then(answer_of);
         self.cache.answered(&call_of(request), answer.as_ref(), lease, now);
         self.cache.changed(touched, lease, now);
+        if let (Request::Open { ino, .. }, Ok(Reply::OpenedWhole(_, bytes))) = (request, result) {
+            self.cache.learn(*ino, bytes.clone(), lease, now);
+        }
         self.kernel_replied(request, result, until, touched);
     }
 

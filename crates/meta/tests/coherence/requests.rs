@@ -66,7 +66,8 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
         },
         82..97 => {
             let access = if random.bool() { Access::WRITE } else { Access::READ };
-            Request::Open { ino: file, how: open_how(access, random.u8(..4) == 0) }
+            let reads = random.choice([Reads::Server, Reads::Whole, Reads::Client]).unwrap();
+            Request::Open { ino: file, how: OpenHow { reads, ..open_how(access, random.u8(..4) == 0) } }
         }
         97..98 => Request::RemoveTree { dir },
         98..99 => Request::CopyTree(CopyTree {
@@ -103,16 +104,18 @@ pub fn following(random: &mut Rng, request: &Request, result: &Result<Reply, Err
         from: None,
     };
     match (request, result) {
-        (Request::Open { ino, how }, Ok(Reply::Opened(opened))) => match opened.streamed {
-            _ if !how.access.contains(Access::WRITE) => {
-                vec![
-                    Request::Read { ino: *ino, offset: 0, size: 1 << 20, noatime: false },
-                    Request::Release { ino: *ino },
-                ]
+        (Request::Open { ino, how }, Ok(Reply::Opened(opened) | Reply::OpenedWhole(opened, _))) => {
+            match opened.streamed {
+                _ if !how.access.contains(Access::WRITE) => {
+                    vec![
+                        Request::Read { ino: *ino, offset: 0, size: 1 << 20, noatime: false },
+                        Request::Release { ino: *ino },
+                    ]
+                }
+                true => vec![extend(random, *ino)],
+                false => vec![write(random, *ino)],
             }
-            true => vec![extend(random, *ino)],
-            false => vec![write(random, *ino)],
-        },
+        }
         (_, Ok(Reply::Created(entry, opened))) => {
             let ino = entry.attr.ino;
             if opened.streamed { vec![extend(random, ino)] } else { vec![write(random, ino)] }

@@ -7,7 +7,7 @@ use espalier_proto::*;
 use super::{Harness, ROOT_CALLER, name};
 
 pub fn open_how(access: Access, truncate: bool) -> OpenHow {
-    OpenHow { access, kill_suid_gid: truncate, truncate, sync: false }
+    OpenHow { access, kill_suid_gid: truncate, truncate, ..OpenHow::default() }
 }
 
 impl Harness {

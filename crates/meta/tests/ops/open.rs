@@ -50,14 +50,7 @@ fn a_big_file_says_that_it_is_one_and_is_accessed_by_opening() {
     let fs = &mut Harness::with(Config { atime: Atime::Always, ..config() });
     fs.file("big", &[7; 100]);
     let before = fs.attr("big").atime;
-    let opened = Opened {
-        streamed: true,
-        keep_cache: true,
-        limited: false,
-        shared: false,
-        announced: false,
-        proof: 0,
-    };
+    let opened = Opened { streamed: true, keep_cache: true, ..Opened::default() };
     assert_eq!(open(fs, &ROOT_CALLER, "big", read()), Ok(Reply::Opened(opened)));
     assert!(fs.attr("big").atime > before);
     open(fs, &ROOT_CALLER, "big", truncate()).unwrap();

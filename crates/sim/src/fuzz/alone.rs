@@ -75,7 +75,7 @@ impl Alone {
         self.dir = Some((dir, left - 1));
         let name = Name::new(NAMES[random.random_range(0..NAMES.len())].as_bytes()).ok()?;
         let access = Access::READ | Access::WRITE;
-        let how = OpenHow { access, kill_suid_gid: false, truncate: random.random(), sync: false };
+        let how = OpenHow { access, truncate: random.random(), ..OpenHow::default() };
         Some(match random.random_range(0..20) {
             0..9 => {
                 let (node, perm, umask, early) = (NewNode::Regular, 0o666, 0o022, None);

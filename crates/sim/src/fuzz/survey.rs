@@ -71,8 +71,7 @@ impl Surveyor {
                         }
                         FileType::Symlink => self.left.push(Call::Request(Request::ReadLink { ino })),
                         FileType::Regular => {
-                            let (access, truncate) = (Access::READ, false);
-                            let how = OpenHow { access, kill_suid_gid: false, truncate, sync: false };
+                            let how = OpenHow { access: Access::READ, ..OpenHow::default() };
                             self.left.push(Call::Request(Request::Open { ino, how }));
                         }
                         _ => {}

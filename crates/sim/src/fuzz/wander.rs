@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
-    Access, Caller, END, Entry, Errno, FileType, Ino, Name, NewNode, OpenHow, RenameFlags, Request, SetAttr,
-    XattrMode, mode,
+    Access, Caller, END, Entry, Errno, FileType, Ino, Name, NewNode, OpenHow, Reads, RenameFlags, Request,
+    SetAttr, XattrMode, mode,
 };
 use rand::Rng;
 
@@ -296,6 +296,10 @@ impl Wanderer {
             84..90 => Call::Request(Request::Fsync { ino }),
             90..93 => Call::Request(Request::GetAttr { ino }),
             93..95 => match self.any_file(random) {
+                Some(ino) if self.open.contains_key(&ino) && random.random() => {
+                    let how = OpenHow { access: Access::READ, reads: Reads::Whole, ..OpenHow::default() };
+                    Call::Request(Request::Open { ino, how })
+                }
                 Some(ino) => Call::Request(Request::Open { ino, how: how(random) }),
                 None => Call::Request(Request::GetAttr { ino }),
             },
@@ -345,7 +349,7 @@ impl Wanderer {
             (1, _) => {
                 let name = Name::new(format!("last {}", self.number).as_bytes()).ok()?;
                 let access = Access::READ | Access::WRITE;
-                let how = OpenHow { access, kill_suid_gid: false, truncate: false, sync: false };
+                let how = OpenHow { access, ..OpenHow::default() };
                 let (node, open) = (NewNode::Regular, Some(how));
                 let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o644, 0, true);
                 Some(Call::Request(Request::Create {
@@ -438,5 +442,5 @@ fn any_name(random: &mut Random) -> Name {
 
 fn how(random: &mut Random) -> OpenHow {
     let access = Access::READ | Access::WRITE;
-    OpenHow { access, kill_suid_gid: false, truncate: random.random_range(0..4) == 0, sync: false }
+    OpenHow { access, truncate: random.random_range(0..4) == 0, ..OpenHow::default() }
 }

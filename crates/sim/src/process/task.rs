@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
-    Access, Caller, END, Errno, FileType, Ino, NewNode, OpenHow, RenameFlags, Request, SetAttr, mode,
+    Access, Caller, END, Errno, FileType, Ino, NewNode, OpenHow, Reads, RenameFlags, Request, SetAttr, mode,
 };
 
 use super::files::Listed;
@@ -452,7 +452,13 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn,
     access.set(Access::READ, flags.contains(OpenFlags::READ));
     access.set(Access::WRITE, flags.contains(OpenFlags::WRITE));
     let kill_suid_gid = !kernel.identity.caller.is_superuser();
-    let how = OpenHow { access, kill_suid_gid, truncate: flags.contains(OpenFlags::TRUNCATE), sync: false };
+    let how = OpenHow {
+        access,
+        kill_suid_gid,
+        truncate: flags.contains(OpenFlags::TRUNCATE),
+        sync: false,
+        reads: Reads::Whole,
+    };
     let creates = flags.contains(OpenFlags::CREATE);
     let exclusive = flags.contains(OpenFlags::EXCLUSIVE);
     let found = match end {

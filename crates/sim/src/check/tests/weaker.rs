@@ -49,7 +49,7 @@ fn what_is_written_while_something_is_appended_may_be_overwritten() {
 
 /// Opens the file by its name, and empties it.
 fn empty() -> Call<'static> {
-    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: true, sync: false };
+    let how = OpenHow { access: Access::WRITE, truncate: true, ..OpenHow::default() };
     let (dir, node, perm, umask) = (Ino::ROOT, NewNode::Regular, 0o755, 0);
     let (name, open, exclusive) = (name("f"), Some(how), false);
     Call::Request(Request::Create { dir, name, node, perm, umask, open, exclusive, early: None })

@@ -1,271 +1,15 @@
 //! Changes that callers are told of before the server has answered.
 
-use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Sessions, Told, Users};
+mod reads;
+mod world;
+
+use espalier_client::{Answer, Call, ForDoor, Interrupt, Told};
 use espalier_proto::{
-    Access, Attr, Caller, Dirent, Early, Entry, Errno, FileType, FromClient, FromServer, Held, Home, Ino,
-    Lease, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, Time, Touched,
-    Welcome,
+    Access, Attr, Caller, Early, Errno, FileType, Ino, Name, NewNode, OpenHow, Opened, Reply, Request,
+    RequestId, SeekWhat, Time, Touched,
 };
 
-const RANK: Rank = Rank(0);
-const DIR: Ino = Ino(10);
-const FIRST: u64 = 1000;
-const TERM: u32 = 10_000;
-const STRIP: u32 = 100;
-
-/// A client's machine, and its server's side of the conversation.
-struct World {
-    sessions: Sessions<u64>,
-    now: u64,
-    calls: u64,
-    /// What has been sent and not answered.
-    sent: Vec<(RequestId, Caller, Request)>,
-    revoked: Vec<u64>,
-    held: Vec<Held>,
-    door: Vec<ForDoor<u64>>,
-}
-
-fn name(text: &str) -> Name {
-    Name::new(text.as_bytes()).expect("a name")
-}
-
-fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
-    let (time, blocks) = (Time::new(1, 0), 0);
-    let (perm, nlink, uid, gid, rdev) = (0o755, 1, 0, 0, 0);
-    let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
-    #[rustfmt::skip]
-    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare };
-    attr
-}
-
-fn entry(attr: Attr, alone: bool) -> Entry {
-    let (cacheable, name_leased, attr_leased, home) = (true, true, true, Home::Table);
-    Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 1 }
-}
-
-fn make(file: &str, node: NewNode) -> Request {
-    let (perm, umask, open, exclusive, early) = (0o666, 0o022, None, true, None);
-    Request::Create { dir: DIR, name: name(file), node, perm, umask, open, exclusive, early }
-}
-
-fn create(file: &str, open: bool) -> Request {
-    let how = OpenHow { access: Access::WRITE, kill_suid_gid: false, truncate: false, sync: false };
-    let (node, perm, umask, exclusive, early) = (NewNode::Regular, 0o666, 0o022, true, None);
-    Request::Create {
-        dir: DIR,
-        name: name(file),
-        node,
-        perm,
-        umask,
-        open: open.then_some(how),
-        exclusive,
-        early,
-    }
-}
-
-fn unlink(file: &str) -> Request {
-    Request::Unlink { dir: DIR, name: name(file), time: None }
-}
-
-fn lookup(file: &str) -> Request {
-    Request::Lookup { dir: DIR, name: name(file) }
-}
-
-fn write(ino: u64, offset: u64, data: &'static [u8]) -> Call<'static> {
-    Call::Write { ino: Ino(ino), offset, data: data.into(), kill_suid_gid: false }
-}
-
-fn user(uid: u32, gid: u32) -> Caller {
-    Caller { uid, gid, pid: 77, groups: None }
-}
-
-impl World {
-    /// A client that has listed a directory with one file in it and is alone in it.
-    fn new() -> Self {
-        Self::of(true)
-    }
-
-    /// `is_checked`: whether a kernel says who may search.
-    fn of(is_checked: bool) -> Self {
-        let mut world = Self::without_numbers(is_checked);
-        // Whoever makes a change under leases asks for numbers.
-        world.call(make("fifo", NewNode::Fifo));
-        let (id, ..) = world.last();
-        let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 2)], ..Touched::default() };
-        let fifo = entry(attr(Ino(12), FileType::Fifo, 0), true);
-        world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
-        let (id, _, request) = world.last();
-        assert_eq!(request, Request::TakeNumbers { rank: RANK, count: 256 });
-        let numbers = Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0), strip: STRIP };
-        world.reply(id, Touched::default(), Ok(numbers));
-        world.door.clear();
-        world
-    }
-
-    fn without_numbers(is_checked: bool) -> Self {
-        let sessions = Sessions::new(Cache::new(1000, Users::Tell), 1, is_checked);
-        let (sent, revoked, held, door) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut world = Self { sessions, now: 100, calls: 0, sent, revoked, held, door };
-        world.connect(1, true);
-        // That the directory is known comes from what is told of its name.
-        let root = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
-        world.call(root);
-        let (id, ..) = world.last();
-        let dir = entry(attr(DIR, FileType::Directory, 1), true);
-        world.reply(id, Touched::default(), Ok(Reply::Entry(dir)));
-        world.list();
-        world
-    }
-
-    fn list(&mut self) {
-        self.call(Request::ReadDir { dir: DIR, after: 0, limit: 10, plus: true });
-        let (id, ..) = self.last();
-        self.reply_listing(id);
-    }
-
-    fn reply_listing(&mut self, id: RequestId) {
-        let old = entry(attr(Ino(11), FileType::Regular, 0), true);
-        let dirent =
-            Dirent { name: name("old"), ino: Ino(11), kind: FileType::Regular, cursor: 7, entry: Some(old) };
-        let listing = Reply::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true };
-        self.reply(id, Touched { exclusive: Some(DIR), ..Touched::default() }, Ok(listing));
-    }
-
-    fn connect(&mut self, incarnation: u64, resumed: bool) {
-        let servers = ServerMap::NONE;
-        let (window, session_ms, root) = (1024, 60_000, Ino::ROOT);
-        let welcome = Welcome { incarnation, resumed, window, session_ms, rank: RANK, root, servers };
-        let mut told = Told::default();
-        self.sessions.disconnected(RANK);
-        self.sent.clear();
-        self.sessions.connected(RANK, &welcome, &mut told);
-        self.take(told);
-        for reclaim in self
-            .sent
-            .extract_if(.., |(_, _, request)| matches!(request, Request::Reclaim { .. }))
-            .collect::<Vec<_>>()
-        {
-            let Request::Reclaim { held, .. } = reclaim.2 else { continue };
-            self.held.extend(held);
-            self.reply(reclaim.0, Touched::default(), Ok(Reply::Done));
-        }
-    }
-
-    fn take(&mut self, told: Told<u64>) {
-        for (_, message) in told.send {
-            match message {
-                FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
-                FromClient::Revoked { number } => self.revoked.push(number),
-                _ => {}
-            }
-        }
-        self.door.extend(told.door);
-    }
-
-    fn call_as(&mut self, caller: Caller, call: Call<'static>) -> u64 {
-        self.calls += 1;
-        let mut told = Told::default();
-        if let Some((result, lease_ms)) = self.sessions.answer(self.now, &caller, &call) {
-            self.door.push(ForDoor::Answer { ticket: self.calls, result, lease_ms });
-        } else {
-            let asked = Asked { call_id: self.calls, caller, call, ticket: self.calls };
-            self.sessions.call(self.now, asked, &mut told);
-        }
-        self.take(told);
-        self.calls
-    }
-
-    fn call(&mut self, request: Request) -> u64 {
-        self.call_as(user(0, 0), Call::Request(request))
-    }
-
-    fn last(&self) -> (RequestId, Caller, Request) {
-        self.sent.last().cloned().expect("something was sent")
-    }
-
-    fn reply(&mut self, id: RequestId, touched: Touched, result: Result<Reply, Errno>) {
-        self.sent.retain(|(sent, ..)| *sent != id);
-        let mut told = Told::default();
-        self.sessions.received(
-            self.now,
-            RANK,
-            FromServer::Reply { id, lease_ms: TERM, announced: false, touched, result },
-            &mut told,
-        );
-        self.take(told);
-    }
-
-    /// The server makes a file as it was asked to.
-    fn made(&mut self, id: RequestId, ino: u64, entries: u64) {
-        let how = Opened {
-            streamed: false,
-            keep_cache: true,
-            limited: false,
-            shared: false,
-            announced: false,
-            proof: 3,
-        };
-        let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
-        let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, entries)], ..Touched::default() };
-        let touched = Touched { exclusive: Some(DIR), ..touched };
-        self.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));
-    }
-
-    /// The answer to a call, if it is answered.
-    fn answer(&mut self, call: u64) -> Option<Result<Answer, Errno>> {
-        let is_it =
-            |told: &mut ForDoor<u64>| matches!(told, ForDoor::Answer { ticket, .. } if *ticket == call);
-        match self.door.extract_if(.., is_it).next()? {
-            ForDoor::Answer { result, .. } => Some(result),
-            _ => None,
-        }
-    }
-
-    fn is_answered(&mut self, request: Request) -> bool {
-        let call = self.call(request);
-        self.answer(call).is_some()
-    }
-
-    /// Whether a write is answered.
-    fn is_written(&mut self, write: Call<'static>) -> bool {
-        let call = self.call_as(user(0, 0), write);
-        matches!(self.answer(call), Some(Ok(Answer::Written(_))))
-    }
-
-    /// The last request for a write, if that is what has been sent last.
-    fn last_write(&self) -> Option<(RequestId, u64, Option<Time>)> {
-        match self.sent.last()? {
-            (id, _, Request::Write { offset, time, .. }) => Some((*id, *offset, *time)),
-            _ => None,
-        }
-    }
-
-    fn size_of_dir(&mut self) -> Option<u64> {
-        self.size_of(DIR)
-    }
-
-    fn size_of(&mut self, ino: Ino) -> Option<u64> {
-        let call = self.call(Request::GetAttr { ino });
-        match self.answer(call)? {
-            Ok(Answer::Attr(attr)) => Some(attr.size),
-            other => panic!("{other:?}"),
-        }
-    }
-
-    /// Some time passes.
-    fn tick(&mut self) {
-        let mut told = Told::default();
-        self.sessions.tick(self.now, |_| false, &mut told);
-        self.take(told);
-    }
-
-    fn revoke(&mut self, number: u64) {
-        let mut told = Told::default();
-        let revoke = FromServer::Revoke { number, lease: Lease::Exclusive { dir: DIR } };
-        self.sessions.received(self.now, RANK, revoke, &mut told);
-        self.take(told);
-    }
-}
+use world::*;
 
 #[test]
 fn a_file_is_made_at_once_as_the_server_will_say() {
@@ -490,7 +234,7 @@ fn what_depends_on_it_comes_behind_it() {
     let (id, ..) = world.last();
     let ino = Ino(FIRST);
     let calls = [
-        Call::Read { ino, offset: 0, size: 5, noatime: false },
+        Call::Seek { ino, offset: 0, what: SeekWhat::Hole },
         Call::Request(Request::Fsync { ino: DIR }),
         Call::Request(Request::SetXattr {
             ino,
@@ -513,7 +257,7 @@ fn what_depends_on_it_comes_behind_it() {
     assert_eq!(world.sent.len(), 3);
     world.made(id, FIRST, 3);
     let kinds: Vec<_> = world.sent.iter().map(|(_, _, request)| core::mem::discriminant(request)).collect();
-    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Read { .. })), "{kinds:?}");
+    assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Seek { .. })), "{kinds:?}");
     assert!(world.sent.iter().any(|(_, _, request)| matches!(request, Request::Fsync { .. })), "{kinds:?}");
 }
 
@@ -555,17 +299,10 @@ fn a_name_is_removed_at_once_and_older_answers_do_not_bring_it_back() {
 #[test]
 fn what_is_open_or_known_to_others_is_not_removed_at_once() {
     let mut world = World::new();
-    let how = OpenHow { access: Access::READ, kill_suid_gid: false, truncate: false, sync: false };
+    let how = OpenHow { access: Access::READ, ..OpenHow::default() };
     world.call(Request::Open { ino: Ino(11), how });
     let (id, ..) = world.last();
-    let opened = Opened {
-        streamed: false,
-        keep_cache: true,
-        limited: false,
-        shared: false,
-        announced: false,
-        proof: 3,
-    };
+    let opened = Opened { keep_cache: true, proof: 3, ..Opened::default() };
     world.reply(id, Touched::default(), Ok(Reply::Opened(opened)));
     assert!(!world.is_answered(unlink("old")), "it is open");
 
@@ -662,14 +399,7 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
         let ino = if at > 1 { FIRST + at as u64 - 2 } else { 50 + at as u64 };
         let touched =
             Touched { attrs: vec![attr(new, FileType::Directory, at as u64 + 1)], ..Touched::default() };
-        let how = Opened {
-            streamed: false,
-            keep_cache: true,
-            limited: false,
-            shared: false,
-            announced: false,
-            proof: 3,
-        };
+        let how = Opened { keep_cache: true, proof: 3, ..Opened::default() };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
         let touched = Touched { exclusive: (at > 0).then_some(new), ..touched };
         world.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));

@@ -1,0 +1,159 @@
+//! What small files hold, and how they are opened.
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{
+    Access, Attr, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply, Request, SetAttr, Touched,
+};
+
+use super::world::*;
+
+const OLD: Ino = Ino(11);
+
+fn open(ino: Ino) -> Request {
+    Request::Open { ino, how: OpenHow { access: Access::READ, reads: Reads::Whole, ..OpenHow::default() } }
+}
+
+/// Opened to be written anew.
+fn emptied(file: &str) -> Request {
+    let mut request = create(file, true);
+    if let Request::Create { open: Some(how), exclusive, .. } = &mut request {
+        (how.truncate, *exclusive) = (true, false);
+    }
+    request
+}
+
+impl World {
+    /// What is read of a file from an offset on, if that is known.
+    fn read(&mut self, ino: Ino, offset: u64, size: u32) -> Option<Vec<u8>> {
+        let call = self.call_as(user(0, 0), Call::Read { ino, offset, size, noatime: false });
+        match self.answer(call)? {
+            Ok(Answer::Bytes(bytes)) => Some(bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn reply_opened(&mut self, whole: Option<&[u8]>) -> Reads {
+        let (id, _, request) = self.last();
+        let Request::Open { how, .. } = request else { panic!("{request:?}") };
+        let opened = Opened { keep_cache: true, ..Opened::default() };
+        let reply = match whole {
+            Some(bytes) => Reply::OpenedWhole(opened, bytes.to_vec()),
+            None => Reply::Opened(opened),
+        };
+        self.reply(id, Touched::default(), Ok(reply));
+        how.reads
+    }
+
+    /// Opens the file that was there already, with these bytes.
+    fn open_old(&mut self) {
+        assert!(!self.is_answered(open(OLD)));
+        assert_eq!(self.reply_opened(Some(b"0123")), Reads::Whole);
+        self.door.clear();
+    }
+}
+
+#[test]
+fn what_was_told_at_the_opening_is_read_without_a_message() {
+    let mut world = World::new();
+    world.open_old();
+    assert_eq!(world.read(OLD, 0, 100).as_deref(), Some(&b"0123"[..]));
+    assert_eq!(world.read(OLD, 2, 1).as_deref(), Some(&b"2"[..]));
+    assert_eq!(world.read(OLD, 4, 1).as_deref(), Some(&b""[..]));
+    assert_eq!(world.read(OLD, u64::MAX, 1).as_deref(), Some(&b""[..]));
+    assert!(world.sent.is_empty());
+    world.now += u64::from(TERM);
+    assert_eq!(world.read(OLD, 0, 100), None, "the lease is over");
+}
+
+#[test]
+fn what_changes_or_is_revoked_is_asked_for() {
+    for change in [
+        Call::Request(Request::SetAttr { ino: OLD, set: SetAttr { size: Some(2), ..SetAttr::default() } }),
+        write(OLD.0, 0, b"x"),
+        Call::Request(emptied("old")),
+    ] {
+        let mut world = World::new();
+        world.open_old();
+        world.call_as(user(0, 0), change);
+        let (id, ..) = world.last();
+        // An answer to what was asked before is of before it.
+        assert_eq!(world.read(OLD, 0, 100), None);
+        world.reply(id, Touched { others: vec![OLD], ..Touched::default() }, Err(Errno::EIO));
+        assert_eq!(world.read(OLD, 0, 100), None);
+    }
+    let mut world = World::new();
+    world.open_old();
+    world.revoke_inode(3, OLD);
+    assert_eq!(world.read(OLD, 0, 100), None);
+}
+
+#[test]
+fn what_a_new_file_holds_is_what_was_written() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("new", true)));
+    let (id, ..) = world.last();
+    assert!(world.is_written(write(FIRST, 2, b"cd")) && world.is_written(write(FIRST, 0, b"a")));
+    assert_eq!(world.read(Ino(FIRST), 0, 100).as_deref(), Some(&b"a\0cd"[..]));
+    world.made(id, FIRST, 3);
+    for _ in 0..2 {
+        let (id, ..) = world.last_write().expect("a write");
+        let touched = Touched { attrs: vec![attr(Ino(FIRST), FileType::Regular, 4)], ..Touched::default() };
+        world.reply(id, touched, Ok(Reply::Done));
+    }
+    assert_eq!(world.read(Ino(FIRST), 0, 100).as_deref(), Some(&b"a\0cd"[..]));
+    // One that outgrows its strip the server has to look at.
+    assert!(!world.is_written(write(FIRST, 4, &[0; STRIP as usize])));
+    assert_eq!(world.read(Ino(FIRST), 0, 100), None);
+}
+
+#[test]
+fn a_file_of_which_all_is_known_is_opened_at_once() {
+    let mut world = World::new();
+    assert!(!world.is_answered(open(OLD)), "nothing is known of what it holds");
+    world.reply_opened(Some(b"0123"));
+    world.door.clear();
+    let asked = |reads| OpenHow { access: Access::READ, reads, ..OpenHow::default() };
+    for how in [
+        asked(Reads::Server),
+        OpenHow { truncate: true, ..asked(Reads::Whole) },
+        OpenHow { access: Access::READ | Access::WRITE, ..asked(Reads::Whole) },
+    ] {
+        let mut world = World::new();
+        world.open_old();
+        assert!(!world.is_answered(Request::Open { ino: OLD, how }), "{how:?}");
+    }
+    let call = world.call_as(user(5, 5), Call::Request(open(OLD)));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if opening.keep_cache));
+    let (id, caller, request) = world.last();
+    assert_eq!((caller.uid, request), (5, Request::Open { ino: OLD, how: asked(Reads::Client) }));
+    let call = world.call(open(OLD));
+    assert!(world.answer(call).is_some());
+    assert_eq!(world.sent.len(), 1, "it is sent when the other is answered");
+    assert_eq!(world.read(OLD, 0, 100).as_deref(), Some(&b"0123"[..]));
+    for _ in 0..3 {
+        world.call_as(user(0, 0), Call::Release { ino: OLD });
+    }
+    world.revoke_inode(3, OLD);
+    world.reply(id, Touched::default(), Ok(Reply::Opened(Opened::default())));
+    assert_eq!(world.revoked, [], "the second is not answered");
+    assert_eq!(world.reply_opened(None), Reads::Client);
+    assert_eq!(world.revoked, [3]);
+    assert!(!world.is_answered(open(OLD)), "nothing is known any more");
+}
+
+#[test]
+fn who_may_not_read_it_for_certain_waits_for_the_server() {
+    let mut world = World::new();
+    world.call(lookup("old"));
+    let secret = Attr { perm: 0o600, uid: 5, ..attr(OLD, FileType::Regular, 4) };
+    let listed = Request::SetAttr { ino: OLD, set: SetAttr::default() };
+    world.call(listed);
+    let (id, ..) = world.last();
+    world.reply(id, Touched { attrs: vec![secret], ..Touched::default() }, Ok(Reply::Attr(secret)));
+    world.open_old();
+    let mut is_opened = |uid| {
+        let call = world.call_as(user(uid, uid), Call::Request(open(OLD)));
+        world.answer(call).is_some()
+    };
+    assert_eq!((is_opened(5), is_opened(0), is_opened(6)), (true, true, false));
+}
