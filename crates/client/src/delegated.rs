@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 
 use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
 
-use crate::{Call, Client, Next, Work, extend, to_stream, write};
+use crate::{Answer, Call, Client, Next, Work, extend, to_stream, write};
 
 /// Whom a file's bytes are to be asked of.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +66,14 @@ impl Client {
         file.streamed = true;
         file.way = delegation.map_or(Way::MetadataServer, |given| Way::DataServers(Arc::from(given)));
         self.start(call)
+    }
+
+    /// As [`Self::delegated`], of a write that is done.
+    pub(crate) fn outgrown(&mut self, call: &Call<'_>, delegation: Box<Delegation>) -> Next {
+        let Call::Write { ino, ref data, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
+        let file = self.files.entry(ino).or_default();
+        (file.streamed, file.way) = (true, Way::DataServers(Arc::from(delegation)));
+        Next::Answer(Ok(Answer::Written(data.len() as u32)))
     }
 
     /// It may have been given the capabilities of a program, which the next write has to take away.

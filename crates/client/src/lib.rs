@@ -287,6 +287,7 @@ impl Client {
             Reply::Waits => return Next::Answer(Err(Errno::EIO)),
             Reply::Granted => return self.granted(call),
             Reply::Delegated(delegation) => return self.delegated(call, delegation),
+            Reply::Outgrown(delegation) => return self.outgrown(call, delegation),
             // Sessions lead these on, and ask for numbers themselves.
             Reply::Made(_) | Reply::Unmeasured(..) | Reply::Orphaned(..) | Reply::Numbers { .. } => {
                 return Next::Answer(Err(Errno::EIO));

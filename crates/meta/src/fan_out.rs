@@ -53,10 +53,13 @@ impl StreamCall {
             | Self::Discard
             | Self::Write { .. } => return None,
             Self::Fill { ino, size, mtime, sync, clean, .. } => {
-                let (data, size) = (core::mem::take(&mut contents[place]), layout.local_size(place, size));
+                let (mut data, size) =
+                    (core::mem::take(&mut contents[place]), layout.local_size(place, size));
                 if clean && size == 0 {
                     return None;
                 }
+                // Zeros at the end are there anyway.
+                data.truncate(data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1));
                 DataRequest::Fill { ino, data, size, mtime, sync }
             }
             Self::Settle { ino, durable } => DataRequest::Settle { ino, durable },

@@ -135,11 +135,7 @@ impl Meta {
                 Held::RemoveStream(ino) => {
                     self.ask(Purpose::RemoveStream(ino), self.stream_io(StreamCall::Remove { ino }), out);
                 }
-                Held::SettleStream(ino) => {
-                    let durable = self.journal.durable;
-                    let settle = self.stream_io(StreamCall::Settle { ino, durable });
-                    self.ask(Purpose::SettleStream(ino), settle, out);
-                }
+                Held::SettleStream(ino) => self.settle_soon(ino, out),
             }
         }
     }

@@ -510,6 +510,7 @@ impl Meta {
     fn tick(&mut self, now: Now, out: &mut Outbox) {
         self.ticks += 1;
         self.sweep_due = true;
+        self.settle_filled(out);
         self.retry_pool();
         if let Some(io) = self.checkpoint.retry() {
             self.ask_checkpoint(io, out);

@@ -4,8 +4,9 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
+use core::mem::take;
 
-use espalier_proto::{Ino, ServerId};
+use espalier_proto::{Ino, ServerId, Time};
 
 use crate::io::Purpose;
 use crate::journal::Held;
@@ -26,6 +27,8 @@ pub(crate) struct Filling {
     told: BTreeSet<ServerId>,
     /// What is to be removed of such files, as far as it is known.
     left: Vec<(Ino, Layouts)>,
+    /// Streams that are durably their files' and are to be settled.
+    settling: Vec<Ino>,
 }
 
 #[derive(Debug, Default)]
@@ -62,19 +65,29 @@ impl Filling {
 }
 
 impl Meta {
-    /// Moves a stuffed file's bytes out into a stream. Readers go on meanwhile; a change that comes between starts it over.
-    pub(crate) fn unstuff(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+    /// Moves a stuffed file's bytes out into a stream. Readers go on meanwhile; a change that comes between starts it over. `written`: what
+    /// is written there besides, at which offset.
+    pub(crate) fn unstuff(&mut self, cx: &mut Cx<'_>, ino: Ino, written: Option<(u64, &[u8])>) -> Step<()> {
         let inode = self.state.inode(ino)?;
-        let Body::Stuffed { size, .. } = inode.body else { return Ok(()) };
-        let mtime = inode.mtime;
-        let bytes = self.state.strip(ino)?.to_vec();
+        let Body::Stuffed { mut size, .. } = inode.body else { return Ok(()) };
+        let mut mtime = inode.mtime;
+        let mut bytes = self.state.strip(ino)?.to_vec();
         let (version, first) =
             self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
         // What is durable, be it a size without bytes, must not be given up for what is not.
         let sync = size > 0 && first <= self.journal.promised();
         let mut filled = cx.streams.iter().rev().filter_map(|(call, _)| call.fills());
-        let clean = match filled.find(|(filled, ..)| *filled == ino) {
-            Some((_, before, clean)) => clean && before == version,
+        let filled = filled.find(|(filled, ..)| *filled == ino);
+        if let Some((offset, data)) = written {
+            // An operation that is begun again asks for the same.
+            mtime = filled.map_or(cx.now, |(.., mtime)| mtime);
+            let (start, end) = (offset as usize, offset as usize + data.len());
+            size = size.max(end as u64);
+            bytes.resize(bytes.len().max(end), 0);
+            bytes[start..end].copy_from_slice(data);
+        }
+        let clean = match filled {
+            Some((_, before, clean, _)) => clean && before == version,
             None if self.filling.files.contains_key(&ino) => return Err(Stop::Wait(Wait::Filling(ino))),
             None => {
                 let layout = self.new_layout(ino)?;
@@ -88,6 +101,22 @@ impl Meta {
         self.journal.hold(self.state.sequence, Held::SettleStream(ino));
         self.filling.end(ino);
         Ok(())
+    }
+
+    /// It is durable that a file has its stream. Whoever writes on there should not wait until that is settled: it is with the next tick.
+    pub(crate) fn settle_soon(&mut self, ino: Ino, out: &mut Outbox) {
+        self.filling.settling.push(ino);
+        if self.draining {
+            self.settle_filled(out);
+        }
+    }
+
+    pub(crate) fn settle_filled(&mut self, out: &mut Outbox) {
+        let durable = self.journal.durable;
+        for ino in take(&mut self.filling.settling) {
+            let settle = self.stream_io(StreamCall::Settle { ino, durable });
+            self.ask(Purpose::SettleStream(ino), settle, out);
+        }
     }
 
     /// An operation is over: what it has filled and has not become a file's is removed.
@@ -130,7 +159,7 @@ impl Meta {
     }
 
     pub(crate) fn retry_removals(&mut self, out: &mut Outbox) {
-        for (ino, layouts) in core::mem::take(&mut self.filling.left) {
+        for (ino, layouts) in take(&mut self.filling.left) {
             if self.filling.files.contains_key(&ino) {
                 self.filling.left.push((ino, layouts));
             } else {
@@ -149,8 +178,11 @@ impl Meta {
 }
 
 impl StreamCall {
-    /// The file whose stream it fills, with what version of the bytes, and whether nothing was there.
-    fn fills(&self) -> Option<(Ino, u64, bool)> {
-        if let Self::Fill { ino, version, clean, .. } = *self { Some((ino, version, clean)) } else { None }
+    /// The file whose stream it fills, with what version of the bytes, whether nothing was there, and when the file was changed.
+    fn fills(&self) -> Option<(Ino, u64, bool, Time)> {
+        match *self {
+            Self::Fill { ino, version, clean, mtime, .. } => Some((ino, version, clean, mtime)),
+            _ => None,
+        }
     }
 }

@@ -409,6 +409,8 @@ pub enum Reply {
     Granted,
     /// `Delegate`, and `Write` to what is not stuffed; `None`: the file's bytes are to be asked for here.
     Delegated(Option<Box<Delegation>>),
+    /// `Write`: it is done, and the file has outgrown its strip by it (carns III.B). What follows is to be written so.
+    Outgrown(Box<Delegation>),
     /// `RemoveTree`: the directory had this name in that directory.
     Removed {
         dir: Ino,
@@ -463,7 +465,7 @@ impl Reply {
         let given = match self {
             Self::Delegated(given) | Self::Orphaned(_, given) => given.as_deref_mut(),
             Self::Made(made) => made.delegation.as_mut(),
-            Self::Unmeasured(_, given) => Some(&mut **given),
+            Self::Unmeasured(_, given) | Self::Outgrown(given) => Some(&mut **given),
             _ => None,
         };
         given.map(|given| &mut given.capability)

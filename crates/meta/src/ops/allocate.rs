@@ -33,7 +33,7 @@ impl Meta {
             return Err(Errno::EINVAL.into());
         }
         if end > u64::from(self.config.strip_bytes) && !punch {
-            self.unstuff(cx, ino)?;
+            self.unstuff(cx, ino, None)?;
             return Ok(Reply::Streamed);
         }
         self.state.strip(ino)?;

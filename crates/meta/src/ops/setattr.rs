@@ -32,7 +32,7 @@ impl Meta {
             } else {
                 if !streamed {
                     self.state.admit_size(ino, size)?;
-                    self.unstuff(cx, ino)?;
+                    self.unstuff(cx, ino, None)?;
                 }
                 self.truncate_stream(cx, ino, size)?;
             }

@@ -9,8 +9,11 @@ use crate::record::Body;
 use crate::step::Step;
 use crate::trash::ITSELF;
 
+/// Up to so many bytes of a file go along when it is moved out of its strip.
+const GOES_ALONG: u64 = 1 << 20;
+
 impl Meta {
-    /// Writes to a stuffed file. If it outgrows the strip, it is moved out, and the client writes to the stream; but to append to one
+    /// Writes to a stuffed file. If it outgrows the strip, it is moved out, with what is written if that goes; what follows the client writes to the stream. But to append to one
     /// is for a server's machine itself. The data is taken.
     pub(crate) fn write(
         &mut self,
@@ -33,8 +36,12 @@ impl Meta {
         let offset = if offset == END { size } else { offset };
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
         if end > u64::from(self.config.strip_bytes) {
-            self.unstuff(cx, ino)?;
-            return self.write_elsewhere(cx, ino, offset);
+            let goes_along = !kill_suid_gid && self.goes_along(cx, ino, end)?;
+            self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None })?;
+            return Ok(match self.write_elsewhere(cx, ino, offset)? {
+                Reply::Delegated(Some(delegation)) if goes_along => Reply::Outgrown(delegation),
+                reply => reply,
+            });
         }
         self.state.strip(ino)?;
         if !data.is_empty() {
@@ -54,11 +61,25 @@ impl Meta {
         Ok(Reply::Done)
     }
 
+    /// Whether a write by which a file outgrows its strip is done with the move to data servers, which spares the client a message.
+    fn goes_along(&mut self, cx: &mut Cx<'_>, ino: Ino, end: u64) -> Step<bool> {
+        if end > GOES_ALONG || !self.are_asked_directly(cx) || self.state.is_limited(ino)? {
+            return Ok(false);
+        }
+        // Nobody is to read what was there before when others have read this.
+        self.claim_inode(cx, ino)?;
+        Ok(true)
+    }
+
+    /// Whether a client writes to data servers itself.
+    fn are_asked_directly(&self, cx: &Cx<'_>) -> bool {
+        cx.client != ITSELF && self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated())
+    }
+
     /// The client is to write to the stream, or to data servers: what it would ask for next ([`Self::delegate`]) it is given now.
     fn write_elsewhere(&mut self, cx: &mut Cx<'_>, ino: Ino, offset: u64) -> Step<Reply> {
-        let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
         let is_striped = self.state.inode(ino)?.layout().is_some();
-        if is_striped && can_ask && cx.client != ITSELF && offset != END {
+        if is_striped && self.are_asked_directly(cx) && offset != END {
             return self.delegate(cx, ino, Access::WRITE);
         }
         Ok(Reply::Streamed)

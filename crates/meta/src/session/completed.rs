@@ -98,8 +98,8 @@ impl Outcome {
             (Request::Open { ino, how }, Ok(Reply::Opened(_) | Reply::OpenedWhole(..))) => {
                 Self::Given { ino: *ino, home: home?, named: None, opened: Some(how.access) }
             }
-            // One that was to write to data servers asks for what it was given.
-            (_, Ok(Reply::Streamed | Reply::Delegated(_))) => Self::Streamed,
+            // One that was to write to data servers asks for what it was given, and may write once more what was written for it.
+            (_, Ok(Reply::Streamed | Reply::Delegated(_) | Reply::Outgrown(_))) => Self::Streamed,
             (_, Ok(Reply::Written(written))) => Self::Written(*written),
             (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
             (_, Ok(Reply::Copied(copied))) => Self::Copied(copied.clone()),

@@ -61,9 +61,18 @@ fn delegate(
     }
 }
 
-/// It need not ask for it: the write by which a file outgrows its strip costs a message less.
+/// It need not ask for it, and the write by which a file outgrows its strip is done with the move: it costs two messages less.
 #[test]
 fn who_outgrows_the_strip_is_given_a_capability() {
+    outgrow(false);
+}
+
+#[test]
+fn what_takes_set_id_bits_away_is_written_by_its_client() {
+    outgrow(true);
+}
+
+fn outgrow(kills: bool) {
     let servers = (0..2).map(ServerId).collect();
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 2).unwrap().delegated();
     let session_ms = Some(SESSION_MS);
@@ -75,16 +84,27 @@ fn who_outgrows_the_strip_is_given_a_capability() {
     let create = Request::Create { dir, name: name("file"), node, perm, umask, open, exclusive, early: None };
     let Ok(Reply::Created(entry, _)) = ask(&mut fs, ONE, create) else { panic!("not created") };
     let ino = entry.attr.ino;
-    let mut write = |offset| {
-        let data = vec![1; STRIP as usize];
-        ask(&mut fs, ONE, Request::Write { ino, offset, data, kill_suid_gid: false, time: None })
+    let mut write = |offset, byte| {
+        let data = vec![byte; STRIP as usize];
+        ask(&mut fs, ONE, Request::Write { ino, offset, data, kill_suid_gid: kills, time: None })
     };
-    assert_eq!(write(0), Ok(Reply::Done));
-    for _ in 0..2 {
-        let Ok(Reply::Delegated(Some(given))) = write(1) else { panic!("nothing was given") };
+    assert_eq!(write(0, 1), Ok(Reply::Done));
+    let first = match write(1, 2) {
+        Ok(Reply::Outgrown(given)) if !kills => given,
+        Ok(Reply::Delegated(Some(given))) if kills => given,
+        other => panic!("{other:?}"),
+    };
+    let Ok(Reply::Delegated(Some(second))) = write(2, 3) else { panic!("nothing was given") };
+    for given in [&first, &second] {
         assert_eq!((given.capability.ino, given.capability.access), (ino, Access::WRITE));
         assert_eq!(given.layout.servers().len(), 2);
     }
+    let mut expected = vec![1; STRIP as usize];
+    if !kills {
+        expected.push(0);
+        expected[1..].fill(2);
+    }
+    assert_eq!(fs.data.read(&first.layout, ino), expected);
 }
 
 /// Time goes by in which only one client is heard of.

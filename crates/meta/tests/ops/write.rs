@@ -88,6 +88,9 @@ fn what_outgrows_the_strip_moves_out_with_its_bytes() {
         assert_eq!(fs.disk.store().new_streams().unwrap(), [ino]);
         fs.lazy = false;
         fs.settle();
+        assert_eq!(fs.disk.store().new_streams().unwrap(), [ino], "who writes on does not wait for it");
+        fs.input(espalier_meta::Input::Tick);
+        fs.settle();
         assert_eq!(fs.disk.store().new_streams().unwrap(), []);
     });
 }
