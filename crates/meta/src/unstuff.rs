@@ -77,17 +77,18 @@ impl Meta {
         // What is durable, be it a size without bytes, must not be given up for what is not.
         let sync = size > 0 && first <= self.journal.promised();
         let mut filled = cx.streams.iter().rev().filter_map(|(call, _)| call.fills());
-        let filled = filled.find(|(filled, ..)| *filled == ino);
+        let filled = filled.find(|filled| filled.ino == ino);
         if let Some((offset, data)) = written {
             // An operation that is begun again asks for the same.
-            mtime = filled.map_or(cx.now, |(.., mtime)| mtime);
+            mtime = filled.map_or(cx.now, |filled| filled.mtime);
             let (start, end) = (offset as usize, offset as usize + data.len());
             size = size.max(end as u64);
             bytes.resize(bytes.len().max(end), 0);
             bytes[start..end].copy_from_slice(data);
         }
         let clean = match filled {
-            Some((_, before, clean, _)) => clean && before == version,
+            // What is filled with less is not clean then.
+            Some(before) => before.clean && (before.version, before.size) == (version, size),
             None if self.filling.files.contains_key(&ino) => return Err(Stop::Wait(Wait::Filling(ino))),
             None => {
                 let layout = self.new_layout(ino)?;
@@ -122,7 +123,8 @@ impl Meta {
     /// An operation is over: what it has filled and has not become a file's is removed.
     pub(crate) fn remove_unused(&mut self, task: &Task, out: &mut Outbox) {
         let filled = task.streams.iter().find_map(|(call, _)| call.fills());
-        if let Some((ino, ..)) = filled.filter(|(ino, ..)| self.filling.files.contains_key(ino)) {
+        if let Some(Filled { ino, .. }) = filled.filter(|filled| self.filling.files.contains_key(&filled.ino))
+        {
             let layout = self.new_layout(ino).ok().flatten();
             self.remove_filled(ino, layout.map(|layout| (ino, layout)).into_iter().collect(), out);
         }
@@ -178,11 +180,22 @@ impl Meta {
 }
 
 impl StreamCall {
-    /// The file whose stream it fills, with what version of the bytes, whether nothing was there, and when the file was changed.
-    fn fills(&self) -> Option<(Ino, u64, bool, Time)> {
+    fn fills(&self) -> Option<Filled> {
         match *self {
-            Self::Fill { ino, version, clean, mtime, .. } => Some((ino, version, clean, mtime)),
+            Self::Fill { ino, version, size, mtime, clean, .. } => {
+                Some(Filled { ino, version, size, mtime, clean })
+            }
             _ => None,
         }
     }
+}
+
+/// What a stream has been filled with.
+#[derive(Clone, Copy)]
+struct Filled {
+    ino: Ino,
+    version: u64,
+    size: u64,
+    mtime: Time,
+    clean: bool,
 }

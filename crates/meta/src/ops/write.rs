@@ -23,7 +23,8 @@ impl Meta {
         data: &mut Vec<u8>,
         kill_suid_gid: bool,
     ) -> Step<Reply> {
-        let appends = offset == END && !kill_suid_gid && self.config.session_ms.is_some();
+        let at_end = offset == END;
+        let appends = at_end && !kill_suid_gid && self.config.session_ms.is_some();
         if appends && self.state.inode(ino)?.is_streamed() {
             return self.append_to_stream(cx, ino, data);
         }
@@ -33,10 +34,11 @@ impl Meta {
             Body::Streamed { .. } | Body::Striped { .. } => return self.write_elsewhere(cx, ino, offset),
             _ => return Err(Errno::EINVAL.into()),
         };
-        let offset = if offset == END { size } else { offset };
+        let offset = if at_end { size } else { offset };
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
         if end > u64::from(self.config.strip_bytes) {
-            let goes_along = !kill_suid_gid && self.goes_along(cx, ino, end)?;
+            // At the end it would be written once more, behind that, if it were sent again.
+            let goes_along = !kill_suid_gid && !at_end && self.goes_along(cx, ino, end)?;
             self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None })?;
             return Ok(match self.write_elsewhere(cx, ino, offset)? {
                 Reply::Delegated(Some(delegation)) if goes_along => Reply::Outgrown(delegation),
