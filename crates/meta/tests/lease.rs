@@ -533,11 +533,11 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
         "the read to come is the access"
     );
     assert_eq!(open(B, small, how(Reads::Whole)), (None, false, false, false), "it may not keep anything");
-    assert_eq!(open(A, small, how(Reads::Whole)), (bytes.clone(), true, true, true));
+    assert_eq!(open(A, small, how(Reads::Whole)), (bytes.clone(), false, true, true));
     assert_eq!(open(A, small, how(Reads::Whole)), (bytes, true, false, true), "it was accessed just now");
     let written = OpenHow { access: Access::READ | Access::WRITE, ..how(Reads::Whole) };
     assert_eq!(open(A, small, written).0, None);
     assert_eq!(open(A, small, OpenHow { truncate: true, ..how(Reads::Whole) }).0, None);
-    assert_eq!(open(A, small, how(Reads::Client)), (None, true, true, true), "it was changed since");
+    assert_eq!(open(A, small, how(Reads::Client)), (None, false, true, true), "it was changed since");
     assert_eq!(open(A, large, how(Reads::Whole)), (None, true, true, true));
 }

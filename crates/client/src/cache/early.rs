@@ -173,8 +173,11 @@ impl Cache {
         self.begin_early(dir, None, ino);
     }
 
-    /// Callers are told that a file is open.
-    pub fn opened_early(&mut self, ino: Ino) {
+    /// Callers are told that a file is open. `is_accessed`: when that was, its server says.
+    pub fn opened_early(&mut self, ino: Ino, is_accessed: bool) {
+        if let Some(record) = self.records.get_mut(&ino).filter(|_| is_accessed) {
+            record.attr = None;
+        }
         self.begin_early(ino, None, ino);
     }
 

@@ -30,6 +30,8 @@ const STOCK: u32 = Request::MAX_NUMBERS;
 const CLOCK_MS: u64 = 60_000;
 /// Its clock may be ahead by so many milliseconds, as what it says shows: the reply that had told it has taken its time.
 const AHEAD_MS: u64 = 1_000;
+/// After so many seconds an access is one in any case.
+const DAY: i64 = 24 * 60 * 60;
 /// A server that gives no numbers, as to those who may only read, is asked again after so long.
 const REFUSED_MS: u64 = 60_000;
 
@@ -290,16 +292,18 @@ impl<T> Sessions<T> {
         let reads = how.access == Access::READ && how.reads == Reads::Whole && !how.truncate;
         self.cache.content(ino, now).filter(|_| reads)?;
         let attr = self.cache.attr(ino, now)?;
-        self.may_tell(now, ino.rank())?;
+        let time = self.may_tell(now, ino.rank())?;
         if !certainly_may(&attr, &asked.caller, Access::READ, true) || self.behind.is_any_about(ino) {
             return None;
         }
         let is_first = !self.cache.is_early(ino);
-        self.cache.opened_early(ino);
+        // As the server sees it (relatime).
+        let is_accessed = attr.atime <= attr.mtime.max(attr.ctime) || time.secs - attr.atime.secs >= DAY;
+        self.cache.opened_early(ino, is_accessed);
         let change = self.early.new_change(asked.call_id, (ino, What::Opening), ino, now);
         let request = Request::Open { ino, how: OpenHow { reads: Reads::Client, ..how } };
         self.send_in_turn(is_first, Unsent { change, caller: asked.caller.clone(), request });
-        let opened = Opened { keep_cache: true, ..Opened::default() };
+        let opened = Opened { keep_cache: !is_accessed, ..Opened::default() };
         Some((Answer::Opened(self.client.opened(ino, opened)), 0))
     }
 

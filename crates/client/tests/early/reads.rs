@@ -2,7 +2,7 @@
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
-    Access, Attr, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply, Request, SetAttr, Touched,
+    Access, Attr, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply, Request, SetAttr, Time, Touched,
 };
 
 use super::world::*;
@@ -44,7 +44,14 @@ impl World {
         how.reads
     }
 
-    /// Opens the file that was there already, with these bytes.
+    /// The file that was there already has these attributes.
+    fn tell_old(&mut self, attr: Attr) {
+        self.call(Request::SetAttr { ino: OLD, set: SetAttr::default() });
+        let (id, ..) = self.last();
+        self.reply(id, Touched { attrs: vec![attr], ..Touched::default() }, Ok(Reply::Attr(attr)));
+    }
+
+    /// Opens it, with these bytes.
     fn open_old(&mut self) {
         assert!(!self.is_answered(open(OLD)));
         assert_eq!(self.reply_opened(Some(b"0123")), Reads::Whole);
@@ -109,6 +116,8 @@ fn what_a_new_file_holds_is_what_was_written() {
 #[test]
 fn a_file_of_which_all_is_known_is_opened_at_once() {
     let mut world = World::new();
+    let atime = Time::new(500, 0);
+    world.tell_old(Attr { atime, ..attr(OLD, FileType::Regular, 4) });
     assert!(!world.is_answered(open(OLD)), "nothing is known of what it holds");
     world.reply_opened(Some(b"0123"));
     world.door.clear();
@@ -144,16 +153,29 @@ fn a_file_of_which_all_is_known_is_opened_at_once() {
 #[test]
 fn who_may_not_read_it_for_certain_waits_for_the_server() {
     let mut world = World::new();
-    world.call(lookup("old"));
-    let secret = Attr { perm: 0o600, uid: 5, ..attr(OLD, FileType::Regular, 4) };
-    let listed = Request::SetAttr { ino: OLD, set: SetAttr::default() };
-    world.call(listed);
-    let (id, ..) = world.last();
-    world.reply(id, Touched { attrs: vec![secret], ..Touched::default() }, Ok(Reply::Attr(secret)));
+    let atime = Time::new(500, 0);
+    world.tell_old(Attr { perm: 0o600, uid: 5, atime, ..attr(OLD, FileType::Regular, 4) });
     world.open_old();
     let mut is_opened = |uid| {
         let call = world.call_as(user(uid, uid), Call::Request(open(OLD)));
         world.answer(call).is_some()
     };
     assert_eq!((is_opened(5), is_opened(0), is_opened(6)), (true, true, false));
+}
+
+#[test]
+fn that_it_is_accessed_is_seen() {
+    let mut world = World::new();
+    world.open_old();
+    // It has not been accessed since it was changed.
+    let call = world.call(open(OLD));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if !opening.keep_cache));
+    let get = world.call(Request::GetAttr { ino: OLD });
+    assert!(world.answer(get).is_none(), "its server says when that was");
+    let accessed = Attr { atime: Time::new(501, 0), ..attr(OLD, FileType::Regular, 4) };
+    let (id, ..) = world.last();
+    let touched = Touched { attrs: vec![accessed], ..Touched::default() };
+    world.reply(id, touched, Ok(Reply::Opened(Opened::default())));
+    let get = world.call(Request::GetAttr { ino: OLD });
+    assert!(matches!(world.answer(get), Some(Ok(Answer::Attr(attr))) if attr == accessed));
 }

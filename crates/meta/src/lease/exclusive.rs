@@ -5,6 +5,7 @@
 use espalier_proto::{ClientId, Errno, Ino, Request};
 
 use super::table::{Key, Leases};
+use crate::config::Atime;
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::record::{Body, Inode};
@@ -24,8 +25,9 @@ impl Meta {
     /// Whether a client may be given an exclusive lease on a directory.
     pub(super) fn may_be_alone_in(&self, client: ClientId, dir: Ino) -> bool {
         let is_trusted = self.makes_early(client) && self.config.acknowledge != Acknowledge::Durable;
-        // Every client knows the root, though it was never told.
+        // Every client knows the root, though it was never told. Who knows what a file holds, for he wrote it, tells of no reads.
         is_trusted
+            && self.config.atime != Atime::Always
             && dir != Ino::ROOT
             && self.is_alone_with(client, dir)
             && self.state.inodes.get(&dir).is_some_and(|cached| self.is_plain(&cached.inode))

@@ -70,12 +70,14 @@ impl Meta {
         }
         let mut keep_cache = true;
         if how.access.contains(Access::READ) && is_file {
+            if !streamed {
+                // A kernel that reads it anew knows that its access time has changed.
+                let inode = self.state.inode(ino)?;
+                keep_cache = !self.atime_is_due(inode, inode.mtime, cx.now);
+            }
             if streamed || is_kept {
                 // Reads may never come by here.
                 self.accessed(cx, ino)?;
-            } else {
-                let inode = self.state.inode(ino)?;
-                keep_cache = !self.atime_is_due(inode, inode.mtime, cx.now);
             }
         }
         self.tell_inode(cx, ino);
