@@ -362,8 +362,9 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.tracer.begin(called, Kind::of(&call).0.name(), Vec::new);
         if let Some((answer, lease_ms)) = inner.sessions.answer(now, &caller, &call) {
             self.tracer.end(called);
-            // Under a lock: nothing of it can be revoked before it is told.
-            if turn.is_some() {
+            // Under a lock: nothing of it can be revoked before it is told. But a read may be asked again, and who takes its bytes back
+            // waits for the page that it is for.
+            if turn.is_some() || matches!(answer, Ok(Answer::Bytes(_))) {
                 drop(inner);
             }
             return self.answer(ticket, answer, lease_ms);
