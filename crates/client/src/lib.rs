@@ -169,8 +169,8 @@ pub enum Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub ino: Ino,
-    /// What the kernel has cached of the file may stay.
-    pub keep_cache: bool,
+    /// Its access time has changed by that.
+    pub accessed: bool,
     /// Others have it open and may write to it.
     pub shared: bool,
     /// The kernel may read and write the stream itself: it, and everyone else who has it open.
@@ -347,7 +347,7 @@ impl Client {
             file.passthrough = file.streamed && can_pass_through && !opened.limited;
         }
         file.opens += 1;
-        Opening { ino, keep_cache: opened.keep_cache, shared: opened.shared, passthrough: file.passthrough }
+        Opening { ino, accessed: opened.accessed, shared: opened.shared, passthrough: file.passthrough }
     }
 
     /// The door could not do what [`Opening::passthrough`] says: the one opening there is goes without.

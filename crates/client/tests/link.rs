@@ -81,7 +81,7 @@ fn create() -> Request {
 }
 
 fn created(ino: u64) -> Result<Reply, Errno> {
-    Ok(Reply::Created(entry(ino), Opened { keep_cache: true, proof: 6, ..Opened::default() }))
+    Ok(Reply::Created(entry(ino), Opened { proof: 6, ..Opened::default() }))
 }
 
 /// A link whose first connection has begun.
@@ -198,7 +198,7 @@ fn what_was_opened_for_writing_is_proved_to_be() {
     let open = |link: &mut Link, access, proof| {
         let how = OpenHow { access, ..OpenHow::default() };
         let id = link.ask(Caller::SERVER, Request::Open { ino: Ino(5), how }, &mut Vec::new());
-        let opened = Opened { keep_cache: true, proof, ..Opened::default() };
+        let opened = Opened { proof, ..Opened::default() };
         link.answered(id, &Ok(Reply::Opened(opened)), true, &mut Vec::new());
     };
     let release = |link: &mut Link| {
@@ -364,7 +364,7 @@ fn what_is_read_and_written_is_announced_where_the_server_says_so() {
     let ino = Ino(40);
     let how = OpenHow { access: Access::READ, ..OpenHow::default() };
     let (mut link, mut out) = (connected(), Vec::new());
-    let opened = |announced| Opened { keep_cache: true, announced, proof: 6, ..Opened::default() };
+    let opened = |announced| Opened { announced, proof: 6, ..Opened::default() };
     for (request, reply, announced) in [
         (create(), Reply::Created(entry(ino.0), opened(true)), true),
         (Request::Open { ino, how }, Reply::Opened(opened(false)), false),

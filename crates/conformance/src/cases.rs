@@ -81,6 +81,6 @@ table! {
     special: fifo socket devices device_permissions socket_in_listing;
     many: entries_in_a_directory subdirectories wide_and_deep;
     concurrent: same_names creates_in_one_directory renames_across links_and_unlinks appenders
-        readers_during_growth mkdir_rmdir;
+        readers_during_growth readers_of_the_end mkdir_rmdir;
     lookup: errors inode_numbers directory_links trailing_slashes negative_then_created current_and_parent;
 }

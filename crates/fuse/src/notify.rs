@@ -67,6 +67,11 @@ impl Notifier {
         self.push(Note::Inode { node, offset, length })
     }
 
+    /// Drops cached attributes at once and by the caller's thread: the kernel takes no lock for it.
+    pub fn inval_attributes(&self, node: u64) {
+        Note::Inode { node, offset: -1, length: 0 }.send(&self.0.channel);
+    }
+
     /// Drops a name, and what is cached below it.
     pub fn inval_entry(&self, parent: u64, name: &[u8]) -> bool {
         self.push(Note::Entry { parent, name: name.into(), expire: false })

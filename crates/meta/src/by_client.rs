@@ -68,7 +68,7 @@ impl Meta {
         }
         self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::OpenedToWrite);
-        let opened = Opened { streamed, keep_cache: true, limited, shared: false, announced, proof };
+        let opened = Opened { streamed, accessed: false, limited, shared: false, announced, proof };
         Ok(Some(Reply::Made(Box::new(Made { ino, opened, delegation }))))
     }
 

@@ -650,7 +650,7 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
         Reply::Entry(entry) => Reply::Entry(unleased(entry)),
         Reply::Opened(_) => Reply::Opened(Opened { ..Opened::default() }),
         Reply::Created(entry, how) => {
-            Reply::Created(unleased(entry), Opened { keep_cache: false, proof: 0, ..how })
+            Reply::Created(unleased(entry), Opened { accessed: true, proof: 0, ..how })
         }
         Reply::Numbers { first, count, .. } => {
             Reply::Numbers { first: first.min(NEW), count, time: Time::default(), strip: 0 }

@@ -553,8 +553,8 @@ impl Limit {
 pub struct Opened {
     /// Its bytes lie in a stream, not with its metadata.
     pub streamed: bool,
-    /// What the client's cache holds of it may stay; not so when the next read must count as an access.
-    pub keep_cache: bool,
+    /// That was an access, so that an access time from before is old.
+    pub accessed: bool,
     /// A quota bounds its size: writes must go through the server.
     pub limited: bool,
     /// Others have it open, and somebody may write to its stream, of which others are not told: what is read is not to be cached.

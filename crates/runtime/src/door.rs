@@ -2,6 +2,7 @@
 
 mod answer;
 mod locks;
+mod openings;
 mod overlap;
 
 use std::collections::{HashMap, VecDeque};
@@ -20,6 +21,7 @@ use rustix::fs::OFlags;
 
 use answer::{Once, answer_data};
 use locks::Lockers;
+use openings::{DIRECT, Openings};
 use overlap::{Overlaps, Read};
 
 use crate::bulk::{self, Copies, CopyKey};
@@ -36,8 +38,6 @@ const O_APPEND: u32 = 0o2000;
 const O_NOATIME: u32 = 0o1_000_000;
 const O_EXCL: u32 = 0o200;
 const O_DSYNC: u32 = 0o10000;
-/// A bit in the handle of an opening that is written past the kernel's cache.
-const DIRECT: u64 = 1;
 /// The kernel's own flag for opening in order to execute.
 const FMODE_EXEC: u32 = 0x20;
 
@@ -59,6 +59,7 @@ pub struct FuseDoor {
     shares_locks: bool,
     next_handle: AtomicU64,
     lockers: Lockers,
+    openings: Openings,
     overlaps: Overlaps<Ticket>,
     notifiers: OnceLock<Notifiers>,
     recorder: OnceLock<Recorder>,
@@ -107,11 +108,13 @@ enum Form {
     /// Of names, which the kernel then takes for cached for as long as those that they had before.
     /// On kernels that can only be told to forget single names, these.
     Moving(Option<Box<[(Ino, Name); 2]>>),
-    /// Of a file that is only written to by who opens it.
-    WriteOnly,
-    /// Of a file that others may write to, and that is opened to be appended to, or past the cache. It may end elsewhere than the kernel
-    /// believes, which reads nothing behind that, nor caches what is written, unless it is told to leave both to us.
-    Uncached,
+    /// Of a file that is opened with these flags. `uncached`: others may write to it, and it is opened to be appended to, or past the cache. It
+    /// may end elsewhere than the kernel believes, which reads nothing behind that, nor caches what is written, unless it is told to leave
+    /// both to us.
+    Opening {
+        flags: u32,
+        uncached: bool,
+    },
     /// See `overlap.rs`.
     Read(Box<Read>),
     /// Of a write under this number. `sync`: past the kernel's cache, and to be durable when it returns: the kernel sends no FSYNC
@@ -207,8 +210,9 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
             _ => {}
         }
         match request.op {
-            Op::Release { handle, .. } => {
+            Op::Release { handle, flags, .. } => {
                 self.calls.door().close_backing(&reply, Ino(node));
+                self.calls.door().openings.close(Ino(node), handle, flags & O_ACCMODE != 0);
                 self.calls.door().closed(&*self.calls, Ino(node), handle);
             }
             // A process has closed a file, which it nearly always has not locked.
@@ -288,8 +292,9 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 };
                 Ok((Call::Request(request), self.opening_form(flags)))
             }
-            Op::TmpFile { mode: perm, umask, .. } => {
-                plain(Request::TmpFile { dir: ino, perm: perm & mode::PERMISSIONS, umask })
+            Op::TmpFile { flags, mode: perm, umask } => {
+                let request = Request::TmpFile { dir: ino, perm: perm & mode::PERMISSIONS, umask };
+                Ok((Call::Request(request), self.opening_form(flags)))
             }
             Op::Link { node, new_name } => {
                 plain(Request::Link { ino: Ino(node), dir: ino, name: name(new_name)? })
@@ -415,13 +420,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
 
     fn opening_form(&self, flags: u32) -> Form {
         let direct = flags & OFlags::DIRECT.bits() != 0 && self.calls.door().writes_directly;
-        if self.is_shared && (direct || flags & O_APPEND != 0) {
-            Form::Uncached
-        } else if flags & O_ACCMODE == O_WRONLY {
-            Form::WriteOnly
-        } else {
-            Form::Plain
-        }
+        Form::Opening { flags, uncached: self.is_shared && (direct || flags & O_APPEND != 0) }
     }
 
     fn listing<'a>(&self, dir: Ino, offset: u64, size: u32, plus: bool) -> (Call<'a>, Form) {
@@ -449,6 +448,7 @@ impl FuseDoor {
                 .contains(fuse::InitFlags::POSIX_LOCKS.union(fuse::InitFlags::FLOCK_LOCKS)),
             next_handle: AtomicU64::new(1),
             lockers: Lockers::default(),
+            openings: Openings::default(),
             overlaps: Overlaps::default(),
             notifiers: OnceLock::new(),
             recorder: OnceLock::new(),

@@ -233,10 +233,7 @@ impl<T> Sessions<T> {
                 let answer = match open {
                     Some(_) => {
                         self.early.open.insert(ino, dir);
-                        Answer::Created(
-                            entry,
-                            self.client.opened(ino, Opened { keep_cache: true, ..Opened::default() }),
-                        )
+                        Answer::Created(entry, self.client.opened(ino, Opened::default()))
                     }
                     None => Answer::Entry(entry),
                 };
@@ -298,12 +295,12 @@ impl<T> Sessions<T> {
         }
         let is_first = !self.cache.is_early(ino);
         // As the server sees it (relatime).
-        let is_accessed = attr.atime <= attr.mtime.max(attr.ctime) || time.secs - attr.atime.secs >= DAY;
-        self.cache.opened_early(ino, is_accessed);
+        let accessed = attr.atime <= attr.mtime.max(attr.ctime) || time.secs - attr.atime.secs >= DAY;
+        self.cache.opened_early(ino, accessed);
         let change = self.early.new_change(asked.call_id, (ino, What::Opening), ino, now);
         let request = Request::Open { ino, how: OpenHow { reads: Reads::Client, ..how } };
         self.send_in_turn(is_first, Unsent { change, caller: asked.caller.clone(), request });
-        let opened = Opened { keep_cache: !is_accessed, ..Opened::default() };
+        let opened = Opened { accessed, ..Opened::default() };
         Some((Answer::Opened(self.client.opened(ino, opened)), 0))
     }
 

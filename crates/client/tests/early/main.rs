@@ -302,7 +302,7 @@ fn what_is_open_or_known_to_others_is_not_removed_at_once() {
     let how = OpenHow { access: Access::READ, ..OpenHow::default() };
     world.call(Request::Open { ino: Ino(11), how });
     let (id, ..) = world.last();
-    let opened = Opened { keep_cache: true, proof: 3, ..Opened::default() };
+    let opened = Opened { proof: 3, ..Opened::default() };
     world.reply(id, Touched::default(), Ok(Reply::Opened(opened)));
     assert!(!world.is_answered(unlink("old")), "it is open");
 
@@ -399,7 +399,7 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
         let ino = if at > 1 { FIRST + at as u64 - 2 } else { 50 + at as u64 };
         let touched =
             Touched { attrs: vec![attr(new, FileType::Directory, at as u64 + 1)], ..Touched::default() };
-        let how = Opened { keep_cache: true, proof: 3, ..Opened::default() };
+        let how = Opened { proof: 3, ..Opened::default() };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
         let touched = Touched { exclusive: (at > 0).then_some(new), ..touched };
         world.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));

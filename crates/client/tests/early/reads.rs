@@ -35,7 +35,7 @@ impl World {
     fn reply_opened(&mut self, whole: Option<&[u8]>) -> Reads {
         let (id, _, request) = self.last();
         let Request::Open { how, .. } = request else { panic!("{request:?}") };
-        let opened = Opened { keep_cache: true, ..Opened::default() };
+        let opened = Opened { ..Opened::default() };
         let reply = match whole {
             Some(bytes) => Reply::OpenedWhole(opened, bytes.to_vec()),
             None => Reply::Opened(opened),
@@ -132,7 +132,7 @@ fn a_file_of_which_all_is_known_is_opened_at_once() {
         assert!(!world.is_answered(Request::Open { ino: OLD, how }), "{how:?}");
     }
     let call = world.call_as(user(5, 5), Call::Request(open(OLD)));
-    assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if opening.keep_cache));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if !opening.accessed));
     let (id, caller, request) = world.last();
     assert_eq!((caller.uid, request), (5, Request::Open { ino: OLD, how: asked(Reads::Client) }));
     let call = world.call(open(OLD));
@@ -169,7 +169,7 @@ fn that_it_is_accessed_is_seen() {
     world.open_old();
     // It has not been accessed since it was changed.
     let call = world.call(open(OLD));
-    assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if !opening.keep_cache));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if opening.accessed));
     let get = world.call(Request::GetAttr { ino: OLD });
     assert!(world.answer(get).is_none(), "its server says when that was");
     let accessed = Attr { atime: Time::new(501, 0), ..attr(OLD, FileType::Regular, 4) };

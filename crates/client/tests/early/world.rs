@@ -196,7 +196,7 @@ impl World {
 
     /// The server makes a file as it was asked to.
     pub fn made(&mut self, id: RequestId, ino: u64, entries: u64) {
-        let how = Opened { keep_cache: true, proof: 3, ..Opened::default() };
+        let how = Opened { proof: 3, ..Opened::default() };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
         let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, entries)], ..Touched::default() };
         let touched = Touched { exclusive: Some(DIR), ..touched };

@@ -197,6 +197,42 @@ pub(super) fn readers_during_growth(d: &Dir) -> Outcome {
     })
 }
 
+/// Small files are appended to in small steps, through openings that may read and others that may not, under readers who follow.
+pub(super) fn readers_of_the_end(d: &Dir) -> Outcome {
+    const FILES: usize = 40;
+    let grown = AtomicUsize::new(0);
+    let all = pattern(1, 65_000);
+    d.file("f0", &all[..1000])?;
+    spread(|thread| {
+        if thread == 0 {
+            for n in 0..FILES {
+                let name = d.at(format!("f{n}"));
+                let file = OpenOptions::new().read(n % 2 == 0).write(true).open(name)?;
+                for at in (1000..all.len()).step_by(777) {
+                    let end = all.len().min(at + 777);
+                    file.write_all_at(&all[at..end], at as u64)?;
+                }
+                d.file(format!("f{}", n + 1), &all[..1000])?;
+                grown.store(n + 1, Ordering::Release);
+            }
+            return Ok(());
+        }
+        loop {
+            let n = grown.load(Ordering::Acquire);
+            if n == FILES {
+                return Ok(());
+            }
+            let file = File::open(d.at(format!("f{n}")))?;
+            // Some look at it once, some stay.
+            for _ in 0..if thread == 1 { 1 } else { 40 } {
+                let mut bytes = vec![0; all.len()];
+                let length = file.read_at(&mut bytes, 0)?;
+                check!(length >= 1000 && bytes[..length] == all[..length], "f{n}, {length} bytes");
+            }
+        }
+    })
+}
+
 pub(super) fn mkdir_rmdir(d: &Dir) -> Outcome {
     let (made, removed) = (AtomicUsize::new(0), AtomicUsize::new(0));
     spread(|thread| {

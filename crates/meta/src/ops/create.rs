@@ -41,7 +41,7 @@ impl Meta {
                 return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
             }
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
-            let opened = self.open_as(cx, ino, how, false)?;
+            let opened = self.open_as(cx, ino, how)?;
             if !attr.streamed {
                 // It may have been truncated.
                 attr = self.state.inode(ino)?.attr(None);
@@ -89,7 +89,7 @@ impl Meta {
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, proven);
         let (streamed, shared) = (attr.streamed, false);
-        let opened = Opened { streamed, keep_cache: true, limited, shared, announced, proof };
+        let opened = Opened { streamed, accessed: false, limited, shared, announced, proof };
         Ok(Reply::Created(entry, opened).unless_unmeasured(delegation))
     }
 

@@ -16,7 +16,7 @@ impl Meta {
     /// Opens a file or directory, and tells a client that can keep them the bytes of a small one.
     pub(crate) fn open(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Reply> {
         let kept = self.kept_by(cx, ino, how)?;
-        let opened = self.open_as(cx, ino, how, kept.is_some())?;
+        let opened = self.open_as(cx, ino, how)?;
         Ok(match kept.filter(|_| how.reads == Reads::Whole) {
             Some(bytes) => Reply::OpenedWhole(opened, bytes),
             None => Reply::Opened(opened),
@@ -39,8 +39,8 @@ impl Meta {
         }
     }
 
-    /// Opens a file or directory. Until its release it exists, even without a name. `is_kept`: its client has all that it holds.
-    pub(crate) fn open_as(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow, is_kept: bool) -> Step<Opened> {
+    /// Opens a file or directory. Until its release it exists, even without a name.
+    pub(crate) fn open_as(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Opened> {
         let inode = self.state.inode(ino)?;
         if self.sessions.removing.contains_key(&ino) {
             return Err(Errno::ESTALE.into());
@@ -68,27 +68,23 @@ impl Meta {
             cx.stream(StreamCall::Sync { ino })?;
             cx.durable = true;
         }
-        let mut keep_cache = true;
-        if how.access.contains(Access::READ) && is_file {
-            if !streamed {
-                // A kernel that reads it anew knows that its access time has changed.
-                let inode = self.state.inode(ino)?;
-                keep_cache = !self.atime_is_due(inode, inode.mtime, cx.now);
-            }
-            if streamed || is_kept {
-                // Reads may never come by here.
-                self.accessed(cx, ino)?;
-            }
-        }
+        // Reads may never come by here.
+        let reads_elsewhere = match how.access {
+            Access::READ => streamed || how.reads != Reads::Server,
+            access => streamed && access.contains(Access::READ),
+        };
+        let accessed = is_file && reads_elsewhere && self.accessed(cx, ino)?;
         self.tell_inode(cx, ino);
         let announced = self.announces(self.state.inode(ino)?);
         // A small one may be a big one soon.
         let writes = is_file && how.access.contains(Access::WRITE);
-        let shared = self.is_written(cx.client, ino) || writes && self.is_open_elsewhere(cx.client, ino);
+        // Where there are no sessions there is nobody else.
+        let shared = self.config.session_ms.is_some()
+            && (self.is_written(cx.client, ino) || writes && self.is_open_elsewhere(cx.client, ino));
         // From here on it counts as open by this client, too.
         self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::opened(how.access));
-        Ok(Opened { streamed, keep_cache, limited, shared, announced, proof })
+        Ok(Opened { streamed, accessed, limited, shared, announced, proof })
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {

@@ -139,14 +139,15 @@ impl Meta {
         }
     }
 
-    /// Reading a file, link or directory may change its access time.
-    pub(crate) fn accessed(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+    /// Reading a file, link or directory may change its access time. Whether it does.
+    pub(crate) fn accessed(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
         let inode = self.state.inode(ino)?;
-        if self.writable().is_ok() && self.atime_is_due(inode, inode.mtime, cx.now) {
+        let is_due = self.writable().is_ok() && self.atime_is_due(inode, inode.mtime, cx.now);
+        if is_due {
             let change = Change { atime: Some(cx.now), ..Change::default() };
             self.commit(cx, &Event::SetAttr { ino, change })?;
         }
-        Ok(())
+        Ok(is_due)
     }
 
     pub(crate) fn atime_is_due(&self, inode: &Inode, mtime: Time, now: Time) -> bool {

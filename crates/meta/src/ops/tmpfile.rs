@@ -19,7 +19,7 @@ impl Meta {
         let entry = self.entry(cx, None, false, attr);
         self.opened(attr.ino);
         let proof = self.proof(cx.client, attr.ino, Proven::OpenedToWrite);
-        let (streamed, keep_cache, limited, shared) = (attr.streamed, true, false, false);
-        Ok(Reply::Created(entry, Opened { streamed, keep_cache, limited, shared, announced, proof }))
+        let (streamed, accessed, limited, shared) = (attr.streamed, false, false, false);
+        Ok(Reply::Created(entry, Opened { streamed, accessed, limited, shared, announced, proof }))
     }
 }

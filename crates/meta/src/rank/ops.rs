@@ -45,7 +45,7 @@ impl Meta {
         }
         let mut attr = self.attr(cx, self.state.inode(ino)?)?;
         let Some(how) = open else { return Ok(Reply::Entry(self.entry(cx, None, false, attr))) };
-        let opened = self.open_as(cx, ino, how, false)?;
+        let opened = self.open_as(cx, ino, how)?;
         if !attr.streamed {
             // It may have been truncated.
             attr = self.state.inode(ino)?.attr(None);

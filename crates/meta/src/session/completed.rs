@@ -124,7 +124,7 @@ impl Meta {
                 let limited = streamed && self.state.is_limited(*ino)?;
                 let proof = self.proof(cx.client, *ino, Proven::opened(opened.unwrap_or(Access::empty())));
                 let shared = self.is_written(cx.client, *ino);
-                let how = Opened { streamed, keep_cache: false, limited, shared, announced, proof };
+                let how = Opened { streamed, accessed: true, limited, shared, announced, proof };
                 let Some(cacheable) = *named else { return Ok(Reply::Opened(how)) };
                 // No lease is given on what is told late.
                 let (attr, name_leased, attr_leased) = (self.attr(cx, inode)?, false, false);
@@ -137,7 +137,7 @@ impl Meta {
                 let (streamed, limited) = (inode.is_streamed(), self.state.is_limited(*ino)?);
                 let proof = self.proof(cx.client, *ino, Proven::OpenedToWrite);
                 let announced = self.announces(&inode);
-                let opened = Opened { streamed, keep_cache: false, limited, shared: false, announced, proof };
+                let opened = Opened { streamed, accessed: true, limited, shared: false, announced, proof };
                 let delegation = self.grant_making(cx, &inode)?;
                 // The client has not heard of it, and so has not named it.
                 if let Some(cached) = self.state.inodes.get_mut(ino) {

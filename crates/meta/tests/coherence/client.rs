@@ -282,8 +282,8 @@ fn answer_of(reply: &Reply) -> Option<Answer> {
         Reply::Attr(attr) => Answer::Attr(attr),
         Reply::Created(entry, opened) => {
             let (ino, passthrough) = (entry.attr.ino, false);
-            let Opened { keep_cache, shared, .. } = opened;
-            Answer::Created(entry, Opening { ino, keep_cache, shared, passthrough })
+            let Opened { accessed, shared, .. } = opened;
+            Answer::Created(entry, Opening { ino, accessed, shared, passthrough })
         }
         Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
         Reply::Removed { dir, name } => Answer::Removed { dir, name },

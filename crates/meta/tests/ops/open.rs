@@ -50,11 +50,25 @@ fn a_big_file_says_that_it_is_one_and_is_accessed_by_opening() {
     let fs = &mut Harness::with(Config { atime: Atime::Always, ..config() });
     fs.file("big", &[7; 100]);
     let before = fs.attr("big").atime;
-    let opened = Opened { streamed: true, keep_cache: true, ..Opened::default() };
+    let opened = Opened { streamed: true, accessed: true, ..Opened::default() };
     assert_eq!(open(fs, &ROOT_CALLER, "big", read()), Ok(Reply::Opened(opened)));
     assert!(fs.attr("big").atime > before);
     open(fs, &ROOT_CALLER, "big", truncate()).unwrap();
     assert_eq!(fs.attr("big").size, 0);
+}
+
+#[test]
+fn a_file_that_is_open_already_is_nobody_elses_without_sessions() {
+    let fs = &mut Harness::new();
+    fs.file("big", &[7; 100]);
+    fs.file("small", b"bytes");
+    let how = open_how(Access::READ | Access::WRITE, false);
+    for name in ["big", "small"] {
+        for _ in 0..2 {
+            let opened = open(fs, &ROOT_CALLER, name, how);
+            assert!(matches!(opened, Ok(Reply::Opened(Opened { shared: false, .. }))), "{name}: {opened:?}");
+        }
+    }
 }
 
 #[test]

@@ -15,7 +15,8 @@ use espalier_proto::{
 };
 
 use super::locks::answer_test;
-use super::{Backing, DIRECT, Form, FuseDoor, Notifiers, Ticket};
+use super::openings::{DIRECT, Way};
+use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_WRONLY, Ticket};
 use crate::calls::{Calls, Door, Outcome};
 
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
@@ -275,16 +276,30 @@ impl FuseDoor {
         let backing = if opening.passthrough { self.open_backing(calls, reply, opening.ino) } else { None };
         // Closing a file ends its process's locks.
         let mut flags = if self.shares_locks { OpenedFlags::empty() } else { OpenedFlags::NOFLUSH };
-        flags.set(OpenedFlags::KEEP_CACHE, opening.keep_cache && backing.is_none() && self.ttl.is_none());
-        // Spares the kernel a copy in its cache, which may be old where others write, and us its question for `security.capability` before
-        // the first write.
-        let spared = matches!(form, Form::WriteOnly) || opening.shared;
-        let direct = spared && self.writes_directly && backing.is_none()
-            || matches!(form, Form::Uncached)
-            || self.ttl.is_some();
-        flags.set(OpenedFlags::DIRECT_IO, direct);
+        flags.set(OpenedFlags::KEEP_CACHE, backing.is_none() && self.ttl.is_none());
+        if opening.accessed
+            && let Some(Notifiers { inodes, .. }) = self.notifiers.get()
+        {
+            inodes.inval_attributes(opening.ino.0);
+        }
+        let way = match form {
+            Form::Opening { flags, uncached } if backing.is_none() => {
+                let access = flags & O_ACCMODE;
+                let way = match () {
+                    () if uncached || self.ttl.is_some() => Way::Direct,
+                    () if !self.writes_directly => Way::Cached,
+                    // What the kernel has cached may be old.
+                    () if opening.shared => Way::Direct,
+                    () if access == O_WRONLY => Way::Sparing,
+                    () => Way::Cached,
+                };
+                self.openings.open(opening.ino, way, self.writes_directly && access != 0)
+            }
+            _ => 0,
+        };
+        flags.set(OpenedFlags::DIRECT_IO, way == DIRECT);
         let number = if self.shares_locks { self.next_handle.fetch_add(1, Ordering::Relaxed) } else { 0 };
-        fuse::Opened { handle: number << 1 | if direct { DIRECT } else { 0 }, flags, backing }
+        fuse::Opened { handle: number << 2 | way, flags, backing }
     }
 
     fn open_backing(&self, calls: &impl Calls<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {
