@@ -15,28 +15,25 @@ const WHOLE_BYTES: u64 = 16 << 10;
 impl Meta {
     /// Opens a file or directory, and tells a client that can keep them the bytes of a small one.
     pub(crate) fn open(&mut self, cx: &mut Cx<'_>, ino: Ino, how: OpenHow) -> Step<Reply> {
-        let kept = self.kept_by(cx, ino, how)?;
+        let whole = self.whole(cx, ino, how)?;
         let opened = self.open_as(cx, ino, how)?;
-        Ok(match kept.filter(|_| how.reads == Reads::Whole) {
+        Ok(match whole {
             Some(bytes) => Reply::OpenedWhole(opened, bytes),
             None => Reply::Opened(opened),
         })
     }
 
-    /// What a file holds, if its client is to read it by itself; nothing if it has that.
-    fn kept_by(&self, cx: &Cx<'_>, ino: Ino, how: OpenHow) -> Step<Option<Vec<u8>>> {
+    /// What a file holds, if its client is to read it by itself.
+    fn whole(&self, cx: &Cx<'_>, ino: Ino, how: OpenHow) -> Step<Option<Vec<u8>>> {
         let inode = self.state.inode(ino)?;
         let Body::Stuffed { size, .. } = inode.body else { return Ok(None) };
         let may_cache = self.leases.as_ref().is_some_and(|leases| leases.are_for(cx.client));
         let is_counted_once = self.config.atime != Atime::Always && !self.announces(inode);
-        if !may_cache || !is_counted_once || how.access != Access::READ || how.truncate {
+        let is_wanted = (how.access, how.reads, how.truncate) == (Access::READ, Reads::Whole, false);
+        if !may_cache || !is_counted_once || !is_wanted || size > WHOLE_BYTES {
             return Ok(None);
         }
-        match how.reads {
-            Reads::Whole if size <= WHOLE_BYTES => self.stuffed(ino, 0, size).map(Some),
-            Reads::Client => Ok(Some(Vec::new())),
-            Reads::Server | Reads::Whole => Ok(None),
-        }
+        self.stuffed(ino, 0, size).map(Some)
     }
 
     /// Opens a file or directory. Until its release it exists, even without a name.
