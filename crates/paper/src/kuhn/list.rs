@@ -5,7 +5,7 @@ use espalier_sim::Line;
 use espalier_sim::process::{Door, Identity, Process};
 use espalier_sim::source::{Op, OpKind, Script, Step, list};
 
-use super::fig5::{CLIENTS, FIVE, Machines, ONE, STORAGES, files, often, trials};
+use super::fig5::{CLIENTS, FIVE, Machines, ONE, STORAGES, WAYS, files, often, percent, trials};
 use crate::error::PaperError;
 use crate::outcome::{Chart, Claim, Outcome, Table};
 use crate::play::Crew;
@@ -40,7 +40,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, told: [u32; 2]) -> Result<O
         for (clients, told) in CLIENTS.into_iter().zip(told) {
             let seconds = |hint: usize| -> Result<Vec<f64>, PaperError> {
                 let crews = Box::new(move || crew(clients, files));
-                let cluster = machines.scenario(setting, disk, clients, hint == 1);
+                let cluster = machines.scenario(setting, disk, clients, WAYS[hint]);
                 let tally = Trial { crews, ..Trial::new(&cluster)? }.run(setting)?;
                 Ok(vec![
                     tally.seconds(STATS, &[OpKind::List, OpKind::Stat])?,
@@ -51,7 +51,6 @@ fn figure(setting: &Setting<'_>, machines: Machines, told: [u32; 2]) -> Result<O
             let ([stats, plus], [hint_stats, hint_plus]) =
                 ([times[0][0], times[0][1]], [times[1][0], times[1][1]]);
             let part = |of: f64, whole: f64| of / whole.max(f64::MIN_POSITIVE);
-            let percent = |part: f64| format!("{:.0} %", part * 100.0);
             let paper = format!("{told} %");
             let ways =
                 [("names, and a stat of each", stats, hint_stats), ("with attributes", plus, hint_plus)];
