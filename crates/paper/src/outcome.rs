@@ -13,7 +13,7 @@ use crate::error::PaperError;
 #[derive(Clone, Debug, Serialize)]
 pub struct Claim {
     pub text: String,
-    /// What the paper has measured.
+    /// What the paper has measured; empty if it says nothing of it.
     pub paper: String,
     pub ours: String,
     pub holds: bool,
@@ -126,11 +126,9 @@ impl fmt::Display for Outcome {
         }
         writeln!(f)?;
         for Claim { text, paper, ours, holds } in &self.claims {
-            writeln!(
-                f,
-                "{} {text} (paper: {paper}; here: {ours})",
-                if *holds { "holds:" } else { "does not hold:" }
-            )?;
+            let verdict = if *holds { "holds" } else { "does not hold" };
+            let paper = if paper.is_empty() { String::new() } else { format!("paper: {paper}; ") };
+            writeln!(f, "{verdict}: {text} ({paper}here: {ours})")?;
         }
         Ok(())
     }
