@@ -35,7 +35,7 @@ impl World {
     fn reply_opened(&mut self, whole: Option<&[u8]>) -> Reads {
         let (id, _, request) = self.last();
         let Request::Open { how, .. } = request else { panic!("{request:?}") };
-        let opened = Opened { ..Opened::default() };
+        let opened = Opened::default();
         let reply = match whole {
             Some(bytes) => Reply::OpenedWhole(opened, bytes.to_vec()),
             None => Reply::Opened(opened),
