@@ -286,7 +286,8 @@ impl Cache {
                     self.listing(dir, (after, last), entries, until, now);
                 }
             }
-            Some(Answer::Done) => {
+            // Without a lease it may be late, for the client has removed datafiles since: the name may have been made anew.
+            Some(Answer::Done) if lease > 0 => {
                 if let Some((dir, name)) = subject.removes {
                     self.unbind(dir, name);
                 }

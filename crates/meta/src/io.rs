@@ -143,5 +143,6 @@ impl Meta {
     fn purge_removed(&mut self, ino: Ino) {
         // It was loaded to become an orphan, and orphans stay loaded; if not, the next mount purges it.
         let _ = self.append(&Event::Purge { ino });
+        self.sessions.removing.remove(&ino);
     }
 }

@@ -280,6 +280,8 @@ fn who_has_made_a_directory_knows_what_is_not_in_it() {
     cache.answered(&remove, None, 0, 60);
     assert_eq!(cache.name(NEW, &name("a"), 60), None, "it has failed");
     cache.answered(&remove, Some(&Answer::Done), 0, 60);
+    assert_eq!(cache.name(NEW, &name("a"), 60), None, "it may have been made anew since");
+    cache.answered(&remove, Some(&Answer::Done), 50, 60);
     assert_eq!(cache.name(NEW, &name("a"), 60), Some(Binding::Absent));
 
     cache.revoke(&Lease::Inode { ino: NEW });

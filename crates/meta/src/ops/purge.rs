@@ -1,6 +1,7 @@
 use espalier_proto::{Ino, Reply};
 
 use crate::event::Event;
+use crate::journal::Held;
 use crate::machine::{Cx, Meta};
 use crate::step::Step;
 
@@ -12,12 +13,12 @@ impl Meta {
             return Ok(Reply::Done);
         }
         self.writable()?;
-        if removed {
+        if !removed && self.state.inode(ino)?.is_streamed() {
+            // Some datafiles may be gone: it is still not to be opened, and those who know it are not waited for.
+            self.journal.hold(self.state.sequence, Held::RemoveStream(ino));
+        } else {
             self.commit(cx, &Event::Purge { ino })?;
-        }
-        self.sessions.removing.remove(&ino);
-        if !removed {
-            self.purge_if_unused(cx, ino)?;
+            self.sessions.removing.remove(&ino);
         }
         Ok(Reply::Done)
     }

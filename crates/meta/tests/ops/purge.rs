@@ -128,6 +128,28 @@ fn what_a_client_does_not_remove_the_machine_does() {
     }
 }
 
+/// Some of its datafiles are gone, and its bytes would be zeros.
+#[test]
+fn what_a_client_has_begun_to_remove_nobody_opens_any_more() {
+    let fs = &mut cluster(&STRIPED);
+    let ino = file(fs, ONE).ino;
+    assert!(matches!(unlink(fs, ONE), Ok(Reply::Orphaned(..))));
+    fs.shuffle = Some(fastrand::Rng::with_seed(1));
+    let give_up = fs.send_from(ONE, &ROOT_CALLER, Request::Purge { ino, removed: false });
+    while !fs.waiting.iter().any(|(_, io)| matches!(io, Io::Stream(StreamCall::Remove { .. }, _))) {
+        assert!(fs.settle_one(), "the machine removes it, though its client knows it");
+    }
+    let how = open_how(Access::READ, false);
+    let open = fs.send_from(ONE, &ROOT_CALLER, Request::Open { ino, how });
+    assert_eq!(fs.answers.remove(&open), Some(Err(Errno::ESTALE)), "at once");
+    fs.shuffle = None;
+    fs.settle();
+    assert_eq!(fs.answers.remove(&give_up), Some(Ok(Reply::Done)));
+    assert_eq!(ask(fs, ONE, Request::GetAttr { ino }), Err(Errno::ESTALE));
+    assert_eq!(fs.fsck(), []);
+    assert_eq!(fs.data.all(), []);
+}
+
 /// Neither when a file is closed long after its name was removed, nor when a server begins that had no time to remove its bytes.
 #[test]
 fn bytes_are_removed_though_nothing_else_happens() {
