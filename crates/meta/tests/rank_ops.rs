@@ -405,6 +405,35 @@ fn a_file_whose_rank_ends_before_it_hears_that_it_has_another_name_is_found_agai
     fs.fsck();
 }
 
+/// Its rank has looked at that name before, and would find what the directory holds by now.
+#[test]
+fn a_directory_that_another_has_moved_away_does_not_refuse_to_be_replaced() {
+    for rank in 0..3 {
+        let fs = &mut Ranks::new(3);
+        let (from_dir, root) = (fs.mkdir_at(1, Ino::ROOT, "from", 0o755), Ino::ROOT);
+        fs.mkdir_at(2, from_dir, "c", 0o755);
+        let target = fs.mkdir_at(rank, root, "c", 0o755);
+        let flags = RenameFlags::empty();
+        let rename = Request::Rename { from_dir, from: name("c"), to_dir: root, to: name("c"), flags };
+        let id = fs.0[1].send(&ROOT_CALLER, rename);
+        let (to, look) = fs.0[1].peers.pop().unwrap();
+        assert_eq!((to, fs.0[1].peers.len()), (root.rank(), 0));
+        fs.0[0].input(Input::Peer { from: Rank(1), message: look });
+        let found = std::mem::take(&mut fs.0[0].peers);
+        assert_eq!(found.len(), 1);
+
+        assert_eq!(fs.rename((root, "c"), (root, "b")), Ok(Reply::Done));
+        fs.create_as(&ROOT_CALLER, target, "file", NewNode::Regular, 0o644);
+        fs.0[0].peers = found;
+        for _ in 0..50 {
+            fs.deliver();
+            fs.tick();
+        }
+        assert_eq!(fs.0[1].answers.remove(&id), Some(Ok(Reply::Done)), "the directory is at rank {rank}");
+        fs.fsck();
+    }
+}
+
 #[test]
 fn a_rename_leaves_a_whiteout() {
     let fs = &mut Ranks::new(2);

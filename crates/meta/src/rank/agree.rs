@@ -138,11 +138,12 @@ impl Meta {
     }
 
     fn is_prepared(&mut self, cx: &mut Cx<'_>, id: TransactionId) -> Step<Named> {
-        let (mut inode, mut is_busy, mut is_awaited) = (None, false, false);
+        let (mut inode, mut refused, mut is_busy, mut is_awaited) = (None, None, false, false);
         for asked in cx.dealings().asked.iter().filter(|asked| asked.id == id) {
             match &asked.answer {
                 Some(Answer::Ready { named, .. }) => inode = inode.or(*named),
-                Some(Answer::Refused(errno)) => return Err((*errno).into()),
+                // Another may say that this is not what the name stands for any more.
+                Some(Answer::Refused(errno)) => refused = refused.or(Some(*errno)),
                 Some(Answer::Changed) => return Err(Errno::EAGAIN.into()),
                 Some(_) => is_busy = true,
                 None => is_awaited = true,
@@ -152,7 +153,11 @@ impl Meta {
             self.withdraw(cx.dealings());
             return Err(Stop::Wait(Wait::While));
         }
-        if is_awaited { Err(Stop::Wait(Wait::Peers)) } else { Ok(inode) }
+        match (is_awaited, refused) {
+            (true, _) => Err(Stop::Wait(Wait::Peers)),
+            (false, Some(errno)) => Err(errno.into()),
+            (false, None) => Ok(inode),
+        }
     }
 
     /// Until the operation ends, no other directory is moved into another.

@@ -86,6 +86,11 @@ impl Edit {
         }
     }
 
+    /// Whether it is about what a name stands for.
+    pub(crate) fn is_of_name(&self) -> bool {
+        matches!(self, Self::TakeName { .. } | Self::PutName { .. } | Self::Expect { .. })
+    }
+
     /// What clients may have cached that it makes untrue.
     pub(crate) fn touched(&self, state: &State, see: &mut dyn FnMut(Key, Option<&Name>)) {
         match self {

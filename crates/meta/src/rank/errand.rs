@@ -224,14 +224,15 @@ impl Meta {
         Ok(Answer::Ready { vote: self.state.sequence, named })
     }
 
-    /// Whether edits can be made, one after the other.
+    /// Whether edits can be made, one after the other. What a name stands for comes first: what is wrong with another inode is of no matter.
     pub(crate) fn check_edits(&mut self, cx: &mut Cx<'_>, edits: &[Edit]) -> Step<()> {
         for edit in edits {
             if let Edit::Unlink { ino, .. } = edit {
                 self.share(cx, *ino)?;
             }
         }
-        (0..edits.len()).try_for_each(|at| self.check_edit(cx, edits, at))
+        let (names, inodes): (Vec<_>, Vec<_>) = (0..edits.len()).partition(|at| edits[*at].is_of_name());
+        names.into_iter().chain(inodes).try_for_each(|at| self.check_edit(cx, edits, at))
     }
 
     /// Whether an edit can be made, after those before it: everything about it that only this rank knows.

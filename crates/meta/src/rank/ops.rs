@@ -182,7 +182,7 @@ impl Meta {
         };
         let expected = Edit::Expect { dir: to.0, name: to.1.clone(), ino: target.map(|(ino, _)| ino) };
         if let Some(outcome) = early {
-            self.confirm(cx, expected)?;
+            self.confirm(cx, &expected)?;
             return Ok(outcome?);
         }
         if from.0 != to.0 {
@@ -191,10 +191,7 @@ impl Meta {
             }
             if let Some((target, DIRECTORY)) = target.filter(|_| exchange) {
                 let outcome = self.check_not_below(cx, from.0, target);
-                if let Err(Stop::Fail(_)) = outcome {
-                    self.confirm(cx, expected)?;
-                }
-                outcome?;
+                self.confirm_failure(cx, outcome, &expected)?;
             }
         }
         let is_here = |ino: Ino| ino.rank() == rank;
@@ -231,7 +228,8 @@ impl Meta {
             edits.insert(0, Edit::Make { inode: Box::new(inode) });
         }
         let (own, others): (Vec<_>, Vec<_>) = edits.into_iter().partition(|edit| edit.rank() == rank);
-        self.check_edits(cx, &own)?;
+        let outcome = self.check_edits(cx, &own);
+        self.confirm_failure(cx, outcome, &expected)?;
         self.revoke_edits(cx, &own)?;
         self.agree(cx, &others)?;
         self.commit_edits(cx, own)?;
@@ -243,11 +241,19 @@ impl Meta {
     }
 
     /// What a name at another rank was said to stand for it stands for now, while the outcome is told.
-    fn confirm(&mut self, cx: &mut Cx<'_>, expected: Edit) -> Step<()> {
+    fn confirm(&mut self, cx: &mut Cx<'_>, expected: &Edit) -> Step<()> {
         if expected.rank() == self.config.rank {
             return Ok(());
         }
-        self.agree(cx, &[expected]).map(drop)
+        self.agree(cx, core::slice::from_ref(expected)).map(drop)
+    }
+
+    /// The same, if that is why something cannot be done.
+    fn confirm_failure(&mut self, cx: &mut Cx<'_>, outcome: Step<()>, expected: &Edit) -> Step<()> {
+        if let Err(Stop::Fail(_)) = outcome {
+            self.confirm(cx, expected)?;
+        }
+        outcome
     }
 
     /// `EINVAL` if a directory is another, or below it. Until the operation ends that cannot become so.
