@@ -29,7 +29,7 @@ use record::{Known, Record};
 use subject::Subject;
 
 pub use changes::Changes;
-pub(crate) use early::new_file;
+pub(crate) use early::new_inode;
 pub use listings::Page;
 
 /// What a name stands for.
@@ -345,6 +345,11 @@ impl Cache {
         if !entry.alone {
             self.not_alone(attr.ino);
         }
+        self.know_empty(attr, until, now);
+    }
+
+    /// Nothing is in a directory of which a server has told that, if it has none.
+    fn know_empty(&mut self, attr: &Attr, until: u64, now: u64) {
         // An answer without a lease of its own may be late: others may have been there since.
         if until > now
             && (attr.kind, attr.size) == (FileType::Directory, 0)

@@ -618,6 +618,11 @@ fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
     let make = |file: &str, early: Option<u64>| {
         new_file(near, file, early.map(|number| Early { ino: Ino(first.0 + number), time }))
     };
+    let mut dir = make("dir", Some(2));
+    if let Request::Create { node, .. } = &mut dir {
+        *node = NewNode::Directory;
+    }
+    assert_eq!(ask(fs, dir).0, Err(Errno::EINVAL), "its rank is not for the client to say");
     // The rank in between hears of it first.
     for (file, early) in [("a", None), ("b", Some(0))] {
         let (made, alone) = ask(fs, make(file, early));

@@ -770,6 +770,34 @@ fn numbers_that_are_asked_for_twice_are_the_same() {
     }
 }
 
+#[test]
+fn a_directory_gets_a_number_that_its_client_has_taken_and_nothing_else_does() {
+    let mut fs = Harness::on(Engine::Local, config());
+    let mut one = Client::connect(&mut fs, 1);
+    let first = take_numbers(one.ask(&mut fs, TAKE)).start;
+    let make = |fs: &Harness, file: &str, new: NewNode, number: u64| {
+        let mut request = early(fs, file, number);
+        if let Request::Create { node, .. } = &mut request {
+            *node = new;
+        }
+        request
+    };
+    let request = make(&fs, "dir", NewNode::Directory, first);
+    match one.ask(&mut fs, request) {
+        Ok(Reply::Entry(Entry { attr, .. })) => {
+            assert_eq!((attr.ino, attr.kind, attr.nlink), (Ino(first), FileType::Directory, 2));
+        }
+        other => panic!("{other:?}"),
+    }
+    let refused =
+        [(NewNode::Directory, first), (NewNode::Directory, first + 256), (NewNode::Fifo, first + 1)];
+    for (node, number) in refused {
+        let request = make(&fs, "other", node, number);
+        assert_eq!(one.ask(&mut fs, request), Err(Errno::EINVAL));
+    }
+    assert_eq!(fs.fsck(), []);
+}
+
 /// Whatever I/O a server's process is killed at, a number is for one file.
 #[test]
 fn a_number_is_used_once_whatever_the_server_is_killed_at() {

@@ -42,7 +42,8 @@ impl Request {
             | Self::Forget { .. } => Err(Errno::EINVAL),
             Self::Create { node, perm: bits, early, .. } => {
                 perm(*bits)?;
-                require(early.is_none() || matches!(node, NewNode::Regular), Errno::EINVAL)?;
+                let may_be_early = matches!(node, NewNode::Regular | NewNode::Directory);
+                require(early.is_none() || may_be_early, Errno::EINVAL)?;
                 let NewNode::Symlink(target) = node else { return Ok(()) };
                 require(target.len() <= MAX_TARGET_BYTES, Errno::ENAMETOOLONG)?;
                 require(!target.is_empty() && !target.contains(&0), Errno::EINVAL)

@@ -107,7 +107,7 @@ pub enum Request {
         /// For regular files: open it too; and open what is there already, unless `exclusive`.
         open: Option<OpenHow>,
         exclusive: bool,
-        /// For regular files.
+        /// For regular files, and for directories where there is one rank.
         early: Option<Early>,
     },
     /// A regular file without a name, opened.

@@ -126,8 +126,8 @@ impl Cache {
         self.early.is_named(dir, name)
     }
 
-    /// Callers are told that a file has been made in a directory that this client is alone in, with these attributes. Returns what they
-    /// are told, and when the lease ends.
+    /// Callers are told that a file or directory has been made in a directory that this client is alone in, with these attributes. Returns
+    /// what they are told, and when the lease ends.
     pub fn make_early(
         &mut self,
         (dir, name): (Ino, &Name),
@@ -138,10 +138,12 @@ impl Cache {
         let record = self.records.get(&dir);
         let lease = record.map_or((now, 0), |record| (record.lease, record.exclusive));
         let (until, exclusive) = lease;
-        self.change_early(dir, 1, attr.mtime);
+        self.change_early(dir, 1, attr.kind, attr.mtime);
         self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         self.tell(&attr, until, 0, now);
-        self.contents.learn(attr.ino, Vec::new(), true);
+        if attr.kind == FileType::Regular {
+            self.contents.learn(attr.ino, Vec::new(), true);
+        }
         let counts = self.users == Users::Tell;
         if let Some(record) = self.records.get_mut(&attr.ino) {
             record.users += u64::from(counts);
@@ -155,7 +157,7 @@ impl Cache {
 
     /// Callers are told that a file's name has been removed.
     pub fn remove_early(&mut self, dir: Ino, name: &Name, ino: Ino, time: Time) {
-        self.change_early(dir, -1, time);
+        self.change_early(dir, -1, FileType::Regular, time);
         self.unbind(dir, name);
         self.drop_lease(ino);
         self.begin_early(dir, Some(name), ino);
@@ -181,10 +183,13 @@ impl Cache {
         self.begin_early(ino, None, ino);
     }
 
-    fn change_early(&mut self, dir: Ino, entries: i64, time: Time) {
+    fn change_early(&mut self, dir: Ino, entries: i32, kind: FileType, time: Time) {
         self.listings.lose(dir);
         if let Some(attr) = self.records.get_mut(&dir).and_then(|record| record.attr.as_mut()) {
-            attr.size = attr.size.saturating_add_signed(entries);
+            attr.size = attr.size.saturating_add_signed(entries.into());
+            if kind == FileType::Directory {
+                attr.nlink = attr.nlink.saturating_add_signed(entries);
+            }
             (attr.mtime, attr.ctime) = (time, time);
         }
     }
@@ -211,7 +216,7 @@ impl Cache {
         }
     }
 
-    /// A file that has been told of is made. After [`Self::end_early`].
+    /// What has been told of is made. After [`Self::end_early`].
     pub fn made_early(&mut self, dir: Ino, name: &Name, entry: &Entry, until: u64, now: u64) {
         let (attr, counts) = (&entry.attr, self.users == Users::Tell);
         if entry.name_leased {
@@ -219,6 +224,7 @@ impl Cache {
         }
         let until = if entry.attr_leased { until } else { 0 };
         self.tell(attr, until, 1, now);
+        self.know_empty(attr, until, now);
         // Those who were told are counted already.
         if let Some(record) = self.records.get_mut(&attr.ino).filter(|_| counts) {
             record.users = record.users.saturating_sub(1);
@@ -244,13 +250,13 @@ impl Cache {
     }
 }
 
-/// A file that is new: what its server will tell of it.
-pub fn new_file(ino: Ino, (perm, uid, gid): (u32, u32, u32), time: Time) -> Attr {
+/// A file or directory that is new: what its server will tell of it.
+pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), time: Time) -> Attr {
     Attr {
         ino,
-        kind: FileType::Regular,
+        kind,
         perm,
-        nlink: 1,
+        nlink: if kind == FileType::Directory { 2 } else { 1 },
         uid,
         gid,
         rdev: 0,

@@ -96,6 +96,8 @@ impl<T> Sessions<T> {
         let is_left = |of: Ino| {
             self.cache.is_early(of) && self.early.is_any_left(last, |dir, ino| dir == of || ino == of)
         };
+        // The server does not know it yet.
+        let is_new = |of: Ino| self.cache.is_early(of) && self.early.is_any_left(last, |_, ino| ino == of);
         // `unknown`: whether it may be anything that a name stands for of which nothing is known.
         let is_named = |dir: Ino, name: &Name, unknown: bool| {
             self.cache.is_early_name(dir, name)
@@ -116,7 +118,7 @@ impl<T> Sessions<T> {
                 // believed.
                 Request::GetAttr { ino } => self.cache.is_early(*ino),
                 // Of what is found so callers are told what they have been told.
-                Request::Lookup { dir, name } => is_named(*dir, name, false),
+                Request::Lookup { dir, name } => is_new(*dir) || is_named(*dir, name, false),
                 Request::Create { dir, name, .. }
                 | Request::Unlink { dir, name, .. }
                 | Request::RmDir { dir, name } => is_named(*dir, name, true),

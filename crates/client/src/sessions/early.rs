@@ -1,5 +1,5 @@
-//! Changes that callers are told of before the server has answered, where nobody else can see the difference: files made and removed in a
-//! directory on which this client has an exclusive lease ([`Touched::exclusive`]). What depends on them is kept back until they are
+//! Changes that callers are told of before the server has answered, where nobody else can see the difference: files and directories made, and files
+//! removed, in a directory on which this client has an exclusive lease ([`Touched::exclusive`]). What depends on them is kept back until they are
 //! answered: other calls about the same names and inodes, whatever is to be durable, and the lease, if the server wants it back.
 //!
 //! Since nobody waits for them they are sent together (J. Nagle, RFC 896): the first at once, those that come after it when it has been
@@ -17,7 +17,7 @@ use rustc_hash::FxBuildHasher;
 
 use super::rights::certainly_may;
 use super::{Asked, End, ForDoor, Sessions, Told};
-use crate::cache::new_file;
+use crate::cache::new_inode;
 use crate::{Answer, Call};
 
 /// So many changes may be told and not answered: more than a network holds, and few enough that who comes behind them does not wait for long.
@@ -189,9 +189,8 @@ impl<T> Sessions<T> {
     /// Whether a call could be told early if fewer others were under way.
     pub(super) fn waits_for_room(&self, now: u64, call: &Call<'_>) -> bool {
         let dir = match call {
-            Call::Request(
-                Request::Create { dir, node: NewNode::Regular, .. } | Request::Unlink { dir, .. },
-            ) => Some(*dir),
+            Call::Request(Request::Create { dir, node, .. }) => self.made_early(node).map(|_| *dir),
+            Call::Request(Request::Unlink { dir, .. }) => Some(*dir),
             Call::Write { ino, .. } => self.early.open.get(ino).copied(),
             _ => None,
         };
@@ -202,9 +201,7 @@ impl<T> Sessions<T> {
     /// may be cached.
     fn change_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &asked.call else { return None };
-        let (Request::Create { dir, name, node: NewNode::Regular, .. } | Request::Unlink { dir, name, .. }) =
-            request
-        else {
+        let (Request::Create { dir, name, .. } | Request::Unlink { dir, name, .. }) = request else {
             return None;
         };
         let (dir, rank) = (*dir, dir.rank());
@@ -216,16 +213,19 @@ impl<T> Sessions<T> {
             return None;
         }
         let (ino, request, answer, left) = match request {
-            Request::Create { perm, umask, open, .. } => {
+            Request::Create { node, perm, umask, open, .. } => {
+                let kind = self.made_early(node)?;
                 // Whether it may keep that bit depends on all of the caller's groups.
                 if !self.cache.is_absent(dir, name, now) || perm & mode::SET_GID != 0 {
                     return None;
                 }
                 let ino = self.early.supplies.get_mut(&rank)?.numbers.pop_front()?;
-                let gid = if parent.perm & mode::SET_GID != 0 { parent.gid } else { asked.caller.gid };
-                let rights = (perm & mode::PERMISSIONS & !umask, asked.caller.uid, gid);
-                let (entry, until) =
-                    self.cache.make_early((dir, name), &parent, new_file(ino, rights, time), now);
+                let inherits = parent.perm & mode::SET_GID;
+                let gid = if inherits != 0 { parent.gid } else { asked.caller.gid };
+                let inherited = if kind == FileType::Directory { inherits } else { 0 };
+                let rights = (perm & mode::PERMISSIONS & !umask | inherited, asked.caller.uid, gid);
+                let made = new_inode(ino, kind, rights, time);
+                let (entry, until) = self.cache.make_early((dir, name), &parent, made, now);
                 let mut request = request.clone();
                 if let Request::Create { early, .. } = &mut request {
                     *early = Some(proto::Early { ino, time });
@@ -255,6 +255,15 @@ impl<T> Sessions<T> {
         let change = self.early.new_change(asked.call_id, (dir, What::Name(name.clone())), ino, now);
         self.send_early(rank, change, asked.caller.clone(), request);
         Some((answer, left))
+    }
+
+    /// What kind of inode that is, if it may be made early: directories are, unless their server chooses a rank for them.
+    fn made_early(&self, node: &NewNode) -> Option<FileType> {
+        match node {
+            NewNode::Regular => Some(FileType::Regular),
+            NewNode::Directory if self.ranks == 1 => Some(FileType::Directory),
+            _ => None,
+        }
     }
 
     /// Answers a write to a file that was made so and is open since, as long as it stays small. It is sent when what was told of the

@@ -27,15 +27,15 @@ pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_sai
 
 #[cfg(test)]
 mod tests {
-    use espalier_proto::Time;
+    use espalier_proto::{FileType, Time};
 
     use super::*;
-    use crate::cache::new_file;
+    use crate::cache::new_inode;
 
     #[test]
     fn only_what_is_certain_is() {
         let read = |perm, uid, gid, caller: (u32, u32), as_said| {
-            let attr = new_file(Ino(1), (perm, uid, gid), Time::new(0, 0));
+            let attr = new_inode(Ino(1), FileType::Regular, (perm, uid, gid), Time::new(0, 0));
             let caller = Caller { uid: caller.0, gid: caller.1, pid: 1, groups: None };
             let certainly = certainly_may(&attr, &caller, Access::READ, as_said);
             assert!(!certainly_may(&Attr { bare: false, ..attr }, &caller, Access::READ, as_said));

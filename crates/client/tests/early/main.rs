@@ -262,6 +262,58 @@ fn what_depends_on_it_comes_behind_it() {
 }
 
 #[test]
+fn a_directory_is_made_at_once_and_what_is_in_it_waits() {
+    let mut world = World::new();
+    let made = world.call(make("sub", NewNode::Directory));
+    let Some(Ok(Answer::Entry(told))) = world.answer(made) else { panic!("{:?}", world.door) };
+    let sub = Ino(FIRST);
+    let time = Time::new(500, 0);
+    let expected = Attr { perm: 0o644, nlink: 2, ..attr(sub, FileType::Directory, 0) };
+    let expected = Attr { atime: time, mtime: time, ctime: time, btime: time, ..expected };
+    assert_eq!(told.attr, expected);
+    let call = world.call(Request::GetAttr { ino: DIR });
+    let Some(Ok(Answer::Attr(parent))) = world.answer(call) else { panic!("{:?}", world.door) };
+    assert_eq!((parent.nlink, parent.size), (2, 3), "one more");
+    let (id, _, request) = world.last();
+    let early = Some(Early { ino: sub, time });
+    assert!(matches!(request, Request::Create { early: it, .. } if it == early));
+
+    // The server does not know it yet.
+    let inside = |mut request: Request| {
+        request.each_inode(&mut |ino| *ino = sub);
+        request
+    };
+    let list = Request::ReadDir { dir: sub, after: 0, limit: 10, plus: true };
+    let kept = [inside(lookup("a")), inside(create("a", true)), inside(make("b", NewNode::Directory)), list];
+    for request in kept.clone() {
+        assert!(!world.is_answered(request));
+    }
+    assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
+    let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 3)], ..Touched::default() };
+    world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(entry(expected, true))));
+    let sent: Vec<_> = world.sent.iter().map(|(.., request)| request.clone()).collect();
+    assert_eq!(sent, kept);
+    // It is known to be empty but for what is under way.
+    assert!(world.is_answered(inside(lookup("c"))));
+}
+
+#[test]
+fn a_directory_that_is_made_at_once_inherits_a_group() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("file", false)));
+    let (id, ..) = world.last();
+    let parent = Attr { perm: 0o2777, gid: 7, ..attr(DIR, FileType::Directory, 3) };
+    let made = entry(Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) }, true);
+    let touched = Touched { attrs: vec![parent], exclusive: Some(DIR), ..Touched::default() };
+    world.reply(id, touched, Ok(Reply::Entry(made)));
+    for (node, perm) in [(NewNode::Directory, 0o2644), (NewNode::Regular, 0o644)] {
+        let call = world.call_as(user(5, 6), Call::Request(make(&format!("{perm}"), node)));
+        let Some(Ok(Answer::Entry(told))) = world.answer(call) else { panic!("{:?}", world.door) };
+        assert_eq!((told.attr.perm, told.attr.uid, told.attr.gid), (perm, 5, 7));
+    }
+}
+
+#[test]
 fn a_lease_is_given_back_when_all_that_was_told_under_it_is_done() {
     let mut world = World::new();
     assert!(world.is_answered(create("new", false)));

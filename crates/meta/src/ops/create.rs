@@ -111,8 +111,12 @@ impl Meta {
         let (ino, file) = match (node, early) {
             (NewNode::Regular, Some(ino)) => (self.given_ino(cx.client, ino)?, Body::STUFFED),
             (NewNode::Regular, None) => self.new_file(parent)?,
+            // Elsewhere it would get another number.
+            (NewNode::Directory, Some(ino)) if self.config.ranks == 1 => {
+                (self.given_ino(cx.client, ino)?, Body::Node)
+            }
             (_, Some(_)) => return Err(Errno::EINVAL.into()),
-            _ => (self.new_ino()?, Body::Node),
+            (_, None) => (self.new_ino()?, Body::Node),
         };
         let (kind, rdev, body) = match node {
             NewNode::Regular => (FileType::Regular, 0, file),
