@@ -231,7 +231,7 @@ impl FileSystem {
     /// # Errors
     /// As rmdir(2) has them.
     pub async fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let request = |Place { dir, name, .. }| Ok(Request::RmDir { dir, name });
+        let request = |Place { dir, name, .. }| Ok(Request::RmDir { dir, name, time: None });
         self.change(path.as_ref(), Errno::EBUSY, request).await.map(drop)
     }
 

@@ -330,7 +330,7 @@ impl Meta {
             Request::TmpFile { dir, perm, umask } => self.tmpfile(cx, *dir, *perm, *umask),
             Request::Link { ino, dir, name } => self.link(cx, *ino, *dir, name),
             Request::Unlink { dir, name, .. } => self.unlink(cx, *dir, name),
-            Request::RmDir { dir, name } => self.rmdir(cx, *dir, name),
+            Request::RmDir { dir, name, .. } => self.rmdir(cx, *dir, name),
             Request::Rename { from_dir, from, to_dir, to, flags } => {
                 self.rename(cx, (*from_dir, from), (*to_dir, to), *flags)
             }

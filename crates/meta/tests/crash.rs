@@ -44,7 +44,7 @@ impl Walker {
             }
             3 => drop(fs.create(dir, &a, NewNode::Symlink(b"target".as_slice().into()))),
             4 => drop(fs.ask(Request::Unlink { dir, name: name(&a), time: None })),
-            5 => drop(fs.ask(Request::RmDir { dir, name: name(&a) })),
+            5 => drop(fs.ask(Request::RmDir { dir, name: name(&a), time: None })),
             6 | 7 => {
                 let request =
                     Request::Rename { from_dir: dir, from: name(&a), to_dir: other, to: name(&b), flags };

@@ -81,7 +81,7 @@ fn lookup(dir: Ino, file: &str) -> Request {
 }
 
 fn rmdir(dir: Ino, name_: &str) -> Request {
-    Request::RmDir { dir, name: name(name_) }
+    Request::RmDir { dir, name: name(name_), time: None }
 }
 
 /// Answers what clients were asked to give up, and says who was asked for which directory.

@@ -69,7 +69,7 @@ impl Ranks {
             if ino.rank() == Rank(rank) {
                 return ino;
             }
-            assert_eq!(self.ask(Request::RmDir { dir, name: name(file) }), Ok(Reply::Done));
+            assert_eq!(self.ask(Request::RmDir { dir, name: name(file), time: None }), Ok(Reply::Done));
         }
     }
 
@@ -218,12 +218,12 @@ fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
         if ino.rank() != sticky.rank() {
             break ino;
         }
-        fs.ask(Request::RmDir { dir: sticky, name: name("dir") }).unwrap();
+        fs.ask(Request::RmDir { dir: sticky, name: name("dir"), time: None }).unwrap();
     };
     let file = fs.create_as(&user(5), open, "file", NewNode::Regular, 0o644);
     let reply = fs.ask_as(&user(5), Request::Link { ino: file, dir: sticky, name: name("file") });
     assert_eq!(fs.found(reply).unwrap().nlink, 2);
-    let remove = Request::RmDir { dir: sticky, name: name("dir") };
+    let remove = Request::RmDir { dir: sticky, name: name("dir"), time: None };
     assert_eq!(fs.ask_as(&user(6), remove.clone()), Err(Errno::EPERM));
     assert_eq!(fs.rename_as(&user(6), (sticky, "dir"), (open, "dir")), Err(Errno::EPERM));
     let unlink = Request::Unlink { dir: sticky, name: name("file"), time: None };
@@ -505,8 +505,8 @@ fn what_is_told_of_a_directory_that_is_gone_is_not_counted_and_holds_up_nothing(
     fs.0[0].peers.clear();
     fs.connect();
     assert_eq!((fs.usage(far), fs.usage(other)), ([0, 0, 0], [0, 0, 0]));
-    fs.ask(Request::RmDir { dir: far, name: name("near") }).unwrap();
-    fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("far") }).unwrap();
+    fs.ask(Request::RmDir { dir: far, name: name("near"), time: None }).unwrap();
+    fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("far"), time: None }).unwrap();
     fs.0[1].send(&ROOT_CALLER, Request::Forget { ino: far, lookups: 1 });
     fs.deliver();
     assert_eq!(fs.ask(Request::GetAttr { ino: far }), Err(Errno::ESTALE));
@@ -679,7 +679,7 @@ fn a_rank_that_is_down_holds_up_only_what_needs_it_and_that_can_be_interrupted()
         if !fs.0[1].answers.contains_key(&id) {
             break id;
         }
-        fs.ask(Request::RmDir { dir: far, name: name("new") }).unwrap();
+        fs.ask(Request::RmDir { dir: far, name: name("new"), time: None }).unwrap();
     };
     fs.0[1].peers.clear();
     fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);

@@ -278,7 +278,7 @@ fn repair_of_random_damage(seed: u64) {
     for Seen { dir, name, .. } in left.into_values().rev() {
         let removed = fs.ask(Request::Unlink { dir, name: name.clone(), time: None });
         if removed == Err(Errno::EISDIR) {
-            fs.ask(Request::RmDir { dir, name }).unwrap();
+            fs.ask(Request::RmDir { dir, name, time: None }).unwrap();
         } else {
             removed.unwrap();
         }

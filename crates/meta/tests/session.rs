@@ -579,7 +579,7 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
         Request::TmpFile { dir, perm: 0o600, umask: 0 },
         Request::Link { ino: file, dir, name: b() },
         Request::Unlink { dir, name: a(), time: None },
-        Request::RmDir { dir, name: name("empty") },
+        Request::RmDir { dir, name: name("empty"), time: None },
         rename(a(), b(), RenameFlags::empty()),
         rename(a(), name("other"), RenameFlags::empty()),
         rename(a(), name("other"), RenameFlags::EXCHANGE),

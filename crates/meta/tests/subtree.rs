@@ -96,7 +96,7 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
         Request::Link { ino, dir: within, name: file() },
         Request::Link { ino: within, dir: ino, name: file() },
         Request::Unlink { dir: ino, name: file(), time: None },
-        Request::RmDir { dir: ino, name: file() },
+        Request::RmDir { dir: ino, name: file(), time: None },
         Request::Rename { from_dir: ino, from: file(), to_dir: within, to: file(), flags },
         Request::Rename { from_dir: within, from: name("dir"), to_dir: ino, to: file(), flags },
         Request::Open { ino, how },

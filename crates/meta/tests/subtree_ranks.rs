@@ -102,7 +102,7 @@ impl Ranks {
             if ino.rank() == Rank(rank) {
                 return ino;
             }
-            self.ask(ADMIN, Request::RmDir { dir, name: name(file) }).unwrap();
+            self.ask(ADMIN, Request::RmDir { dir, name: name(file), time: None }).unwrap();
         }
     }
 

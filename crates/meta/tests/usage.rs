@@ -94,7 +94,7 @@ impl Walker {
                 )
                 .map(drop),
             5 => fs.ask(Request::Unlink { dir, name: a, time: None }).map(drop),
-            6 => fs.ask(Request::RmDir { dir, name: a }).map(drop),
+            6 => fs.ask(Request::RmDir { dir, name: a, time: None }).map(drop),
             7..=9 => {
                 fs.ask(Request::Rename { from_dir: dir, from: a, to_dir: other, to: b, flags }).map(drop)
             }

@@ -199,7 +199,7 @@ impl Request {
     pub fn time(&self) -> Option<Time> {
         match self {
             Self::Create { early, .. } => early.map(|early| early.time),
-            Self::Unlink { time, .. } | Self::Write { time, .. } => *time,
+            Self::Unlink { time, .. } | Self::RmDir { time, .. } | Self::Write { time, .. } => *time,
             _ => None,
         }
     }

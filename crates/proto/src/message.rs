@@ -130,6 +130,8 @@ pub enum Request {
     RmDir {
         dir: Ino,
         name: Name,
+        /// As [`Early::time`].
+        time: Option<Time>,
     },
     Rename {
         from_dir: Ino,

@@ -300,7 +300,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 plain(Request::Link { ino: Ino(node), dir: ino, name: name(new_name)? })
             }
             Op::Unlink { name: bytes } => plain(Request::Unlink { dir: ino, name: name(bytes)?, time: None }),
-            Op::RmDir { name: bytes } => plain(Request::RmDir { dir: ino, name: name(bytes)? }),
+            Op::RmDir { name: bytes } => plain(Request::RmDir { dir: ino, name: name(bytes)?, time: None }),
             Op::Rename { name: from, new_parent, new_name, flags } => {
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
                 let (from, to) = (name(from)?, name(new_name)?);

@@ -155,12 +155,12 @@ impl Cache {
         (Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 0 }, until)
     }
 
-    /// Callers are told that a file's name has been removed.
-    pub fn remove_early(&mut self, dir: Ino, name: &Name, ino: Ino, time: Time) {
-        self.change_early(dir, -1, FileType::Regular, time);
+    /// Callers are told that the only name of an inode has been removed.
+    pub fn remove_early(&mut self, dir: Ino, name: &Name, removed: &Attr, time: Time) {
+        self.change_early(dir, -1, removed.kind, time);
         self.unbind(dir, name);
-        self.drop_lease(ino);
-        self.begin_early(dir, Some(name), ino);
+        self.drop_lease(removed.ino);
+        self.begin_early(dir, Some(name), removed.ino);
     }
 
     /// Callers are told that such a file has been written to.
@@ -234,7 +234,7 @@ impl Cache {
         }
     }
 
-    /// A file's name that was told to be removed is. After [`Self::end_early`].
+    /// A name that was told to be removed is. After [`Self::end_early`].
     pub fn removed_early(&mut self, dir: Ino, name: &Name) {
         // An older answer may have told of it since.
         self.unbind(dir, name);

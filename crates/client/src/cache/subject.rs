@@ -43,7 +43,7 @@ impl<'a> Subject<'a> {
                 let changes_named = !exclusive && open.is_some_and(|how| how.truncate);
                 Self { changes_named, ..change([Some((*dir, name)), None], [Some(*dir), None]) }
             }
-            Request::Unlink { dir, name, .. } | Request::RmDir { dir, name } => {
+            Request::Unlink { dir, name, .. } | Request::RmDir { dir, name, .. } => {
                 let change = change([Some((*dir, name)), None], [Some(*dir), None]);
                 Self { removes: Some((*dir, name)), changes_named: true, ..change }
             }

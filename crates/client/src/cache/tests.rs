@@ -336,7 +336,7 @@ fn a_name_at_another_rank_is_not_answered_while_an_own_call_may_remove_it() {
     let sighting = Sighting { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
     let mut cache = cache(10, 100);
     // Another call tells of it while it is being removed.
-    let changes = cache.sent(&Call::Request(Request::RmDir { dir: DIR, name: name("far") }), 10);
+    let changes = cache.sent(&Call::Request(Request::RmDir { dir: DIR, name: name("far"), time: None }), 10);
     cache.sighted(&look, &sighting, 100, 10);
     assert_eq!(cache.sighting(DIR, &name("far"), 20), None);
     drop(changes);

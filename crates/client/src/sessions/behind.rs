@@ -121,7 +121,7 @@ impl<T> Sessions<T> {
                 Request::Lookup { dir, name } => is_new(*dir) || is_named(*dir, name, false),
                 Request::Create { dir, name, .. }
                 | Request::Unlink { dir, name, .. }
-                | Request::RmDir { dir, name } => is_named(*dir, name, true),
+                | Request::RmDir { dir, name, .. } => is_named(*dir, name, true),
                 Request::Link { ino, dir, name } => is_left(*ino) || is_named(*dir, name, true),
                 Request::Rename { from_dir, from, to_dir, to, .. } => {
                     is_named(*from_dir, from, true) || is_named(*to_dir, to, true)

@@ -1,5 +1,5 @@
-//! Changes that callers are told of before the server has answered, where nobody else can see the difference: files and directories made, and files
-//! removed, in a directory on which this client has an exclusive lease ([`Touched::exclusive`]). What depends on them is kept back until they are
+//! Changes that callers are told of before the server has answered, where nobody else can see the difference: files and directories made and
+//! removed in a directory on which this client has an exclusive lease ([`Touched::exclusive`]). What depends on them is kept back until they are
 //! answered: other calls about the same names and inodes, whatever is to be durable, and the lease, if the server wants it back.
 //!
 //! Since nobody waits for them they are sent together (J. Nagle, RFC 896): the first at once, those that come after it when it has been
@@ -190,7 +190,7 @@ impl<T> Sessions<T> {
     pub(super) fn waits_for_room(&self, now: u64, call: &Call<'_>) -> bool {
         let dir = match call {
             Call::Request(Request::Create { dir, node, .. }) => self.made_early(node).map(|_| *dir),
-            Call::Request(Request::Unlink { dir, .. }) => Some(*dir),
+            Call::Request(Request::Unlink { dir, .. } | Request::RmDir { dir, .. }) => Some(*dir),
             Call::Write { ino, .. } => self.early.open.get(ino).copied(),
             _ => None,
         };
@@ -201,7 +201,10 @@ impl<T> Sessions<T> {
     /// may be cached.
     fn change_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &asked.call else { return None };
-        let (Request::Create { dir, name, .. } | Request::Unlink { dir, name, .. }) = request else {
+        let (Request::Create { dir, name, .. }
+        | Request::Unlink { dir, name, .. }
+        | Request::RmDir { dir, name, .. }) = request
+        else {
             return None;
         };
         let (dir, rank) = (*dir, dir.rank());
@@ -241,15 +244,22 @@ impl<T> Sessions<T> {
             }
             _ => {
                 let attr = self.cache.alone_with(dir, name, now)?;
-                let is_plain = attr.kind != FileType::Directory && attr.nlink == 1 && !attr.streamed;
+                let is_plain = match request {
+                    Request::RmDir { .. } => attr.kind == FileType::Directory && attr.size == 0,
+                    _ => attr.kind != FileType::Directory && attr.nlink == 1 && !attr.streamed,
+                };
                 let owners = [0, attr.uid, parent.uid];
                 let may = parent.perm & mode::STICKY == 0 || owners.contains(&asked.caller.uid);
                 let is_used = self.client.files.contains_key(&attr.ino) || self.cache.is_early(attr.ino);
                 if !is_plain || !may || is_used {
                     return None;
                 }
-                self.cache.remove_early(dir, name, attr.ino, time);
-                (attr.ino, Request::Unlink { dir, name: name.clone(), time: Some(time) }, Answer::Done, 0)
+                self.cache.remove_early(dir, name, &attr, time);
+                let mut request = request.clone();
+                if let Request::Unlink { time: told, .. } | Request::RmDir { time: told, .. } = &mut request {
+                    *told = Some(time);
+                }
+                (attr.ino, request, Answer::Done, 0)
             }
         };
         let change = self.early.new_change(asked.call_id, (dir, What::Name(name.clone())), ino, now);

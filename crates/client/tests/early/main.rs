@@ -159,7 +159,7 @@ fn who_is_not_sure_waits() {
             world.call(Request::SetAttr { ino: DIR, set: Default::default() });
         }),
         ("the directory may be removed", |world| {
-            world.call(Request::RmDir { dir: Ino::ROOT, name: name("dir") });
+            world.call(Request::RmDir { dir: Ino::ROOT, name: name("dir"), time: None });
         }),
     ];
     for (why, happens) in cases {
@@ -295,6 +295,36 @@ fn a_directory_is_made_at_once_and_what_is_in_it_waits() {
     assert_eq!(sent, kept);
     // It is known to be empty but for what is under way.
     assert!(world.is_answered(inside(lookup("c"))));
+}
+
+#[test]
+fn a_directory_is_removed_at_once_if_it_is_empty() {
+    let rmdir = || Request::RmDir { dir: DIR, name: name("sub"), time: None };
+    let sub = Ino(FIRST);
+    for size in [0, 1] {
+        let mut world = World::new();
+        assert!(world.is_answered(make("sub", NewNode::Directory)));
+        let (id, ..) = world.last();
+        assert!(!world.is_answered(rmdir()), "it is not made yet");
+        let parent = Attr { nlink: 3, ..attr(DIR, FileType::Directory, 3) };
+        let touched = |parent| Touched { attrs: vec![parent], exclusive: Some(DIR), ..Touched::default() };
+        let made = entry(Attr { nlink: 2, ..attr(sub, FileType::Directory, size) }, true);
+        // Whoever has waited goes on.
+        world.reply(id, touched(parent), Ok(Reply::Entry(made)));
+        let is_told = size == 0;
+        assert_eq!(world.door.len(), usize::from(is_told), "{size}: {:?}", world.door);
+        let (id, _, request) = world.last();
+        let time = is_told.then(|| Time::new(500, 0));
+        assert_eq!(request, Request::RmDir { dir: DIR, name: name("sub"), time });
+        if is_told {
+            let call = world.call(Request::GetAttr { ino: DIR });
+            let Some(Ok(Answer::Attr(told))) = world.answer(call) else { panic!("{:?}", world.door) };
+            assert_eq!((told.nlink, told.size), (2, 2), "one less");
+            assert!(world.is_answered(lookup("sub")), "it is not there");
+        }
+        world.reply(id, touched(Attr { nlink: 2, ..attr(DIR, FileType::Directory, 2) }), Ok(Reply::Done));
+        assert_eq!(world.size_of_dir(), Some(2));
+    }
 }
 
 #[test]

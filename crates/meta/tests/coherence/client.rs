@@ -307,7 +307,7 @@ fn changed_names(request: &Request) -> Vec<(Ino, Name)> {
         Request::Create { dir, name, .. }
         | Request::Link { dir, name, .. }
         | Request::Unlink { dir, name, .. }
-        | Request::RmDir { dir, name } => vec![(*dir, name.clone())],
+        | Request::RmDir { dir, name, .. } => vec![(*dir, name.clone())],
         Request::Rename { from_dir, from, to_dir, to, .. } => {
             vec![(*from_dir, from.clone()), (*to_dir, to.clone())]
         }

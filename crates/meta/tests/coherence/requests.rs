@@ -51,7 +51,7 @@ pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {
         },
         57..61 => Request::Link { ino: file, dir, name: new },
         61..67 => Request::Unlink { dir: at, name: named, time: None },
-        67..68 => Request::RmDir { dir: at, name: named },
+        67..68 => Request::RmDir { dir: at, name: named, time: None },
         68..74 => {
             let flags = if random.u8(..4) == 0 { RenameFlags::EXCHANGE } else { RenameFlags::empty() };
             Request::Rename { from_dir: at, from: named, to_dir: dir, to: new, flags }

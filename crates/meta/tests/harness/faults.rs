@@ -201,7 +201,7 @@ impl Scenario<'_> {
         let probe = fs.create(Ino::ROOT, "probe", NewNode::Directory);
         assert_eq!(probe.err(), broken.then_some(Errno::EIO), "{context}");
         if !broken {
-            fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("probe") }).unwrap();
+            fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("probe"), time: None }).unwrap();
             assert_eq!(fs.fsck(), [], "{context}");
         }
         fs.drain();

@@ -156,7 +156,7 @@ fn errors_come_in_order() {
         assert_eq!(create(fs, &user(5), "dir/file", node()), Err(Errno::EACCES));
         // In a directory that was removed there is nothing to be made.
         let gone = fs.mkdir("gone");
-        fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("gone") }).unwrap();
+        fs.ask(Request::RmDir { dir: Ino::ROOT, name: name("gone"), time: None }).unwrap();
         assert_eq!(fs.create(gone, "new", NewNode::Regular), Err(Errno::ENOENT));
         fs.forget(gone);
     });

@@ -4,7 +4,7 @@ use crate::harness::{Harness, ROOT_CALLER, everywhere, name, under_faults, user}
 
 fn rmdir(fs: &mut Harness, caller: &Caller, path: &str) -> Result<Reply, Errno> {
     let (dir, name) = fs.place(path)?;
-    fs.ask_as(caller, Request::RmDir { dir, name })
+    fs.ask_as(caller, Request::RmDir { dir, name, time: None })
 }
 
 #[test]

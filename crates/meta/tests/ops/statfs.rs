@@ -37,8 +37,8 @@ fn in_a_removed_directory_there_is_none() {
         let (outer, inner) = (fs.mkdir("outer"), fs.mkdir("outer/inner"));
         fs.set_limit(inner, "max_bytes", 12).unwrap();
         fs.open("outer/inner");
-        fs.ask(Request::RmDir { dir: outer, name: crate::harness::name("inner") }).unwrap();
-        fs.ask(Request::RmDir { dir: Ino::ROOT, name: crate::harness::name("outer") }).unwrap();
+        fs.ask(Request::RmDir { dir: outer, name: crate::harness::name("inner"), time: None }).unwrap();
+        fs.ask(Request::RmDir { dir: Ino::ROOT, name: crate::harness::name("outer"), time: None }).unwrap();
         fs.forget(outer);
         let told = fs.ask(Request::StatFs { ino: inner });
         assert!(matches!(told, Ok(Reply::StatFs(Capacity { byte_limit: None, .. }))), "{told:?}");

@@ -48,7 +48,7 @@ impl Cache {
         match request {
             Request::Create { dir, name: it, .. }
             | Request::Unlink { dir, name: it, .. }
-            | Request::RmDir { dir, name: it } => name(dir, it),
+            | Request::RmDir { dir, name: it, .. } => name(dir, it),
             Request::Link { ino, dir, name: it } => {
                 name(dir, it);
                 self.attrs.remove(ino);

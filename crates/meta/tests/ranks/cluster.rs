@@ -528,7 +528,7 @@ impl Cluster {
             25..35 => create(NewNode::Regular),
             35..45 => Request::Link { ino, dir, name },
             45..52 => Request::Unlink { dir, name, time: None },
-            52..62 => Request::RmDir { dir, name },
+            52..62 => Request::RmDir { dir, name, time: None },
             62..85 => {
                 let flags = match random.u8(..6) {
                     0 | 1 => RenameFlags::EXCHANGE,

@@ -198,7 +198,7 @@ impl World {
                 self.put(dir, name, node);
                 Outcome::Named(node)
             }
-            Request::Unlink { dir, name, .. } | Request::RmDir { dir, name } => {
+            Request::Unlink { dir, name, .. } | Request::RmDir { dir, name, .. } => {
                 let Some(dir) = self.node(*dir) else { return Outcome::Gone };
                 let Some(node) = self.names.get(&(dir, name.clone())).copied() else {
                     return fails([Errno::ENOENT]);

@@ -323,7 +323,7 @@ fn directories_count_what_is_in_them() {
     assert!(run.did(rename((2, "b"), (1, "b"), RenameFlags::empty()), Ok(Answer::Done)));
     assert!(!run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Directory, 3, 0)))));
     assert!(run.did(getattr(2), Ok(Answer::Attr(attr(2, FileType::Directory, 2, 0)))));
-    let rmdir = Call::Request(Request::RmDir { dir: Ino::ROOT, name: name("b") });
+    let rmdir = Call::Request(Request::RmDir { dir: Ino::ROOT, name: name("b"), time: None });
     assert!(run.did(rmdir, Ok(Answer::Done)));
     assert!(run.did(mkdir(3, "c"), Err(Errno::ENOENT)));
 }

@@ -224,7 +224,7 @@ impl Wanderer {
                 None => Request::Lookup { dir, name },
             },
             67..78 => Request::Unlink { dir, name, time: None },
-            78..85 => Request::RmDir { dir, name },
+            78..85 => Request::RmDir { dir, name, time: None },
             85..88 => {
                 let perm = Some([0o700, 0o750, 0o755, 0o777, 0o1777][random.random_range(0..5)]);
                 Request::SetAttr { ino: node, set: SetAttr { perm, ..SetAttr::default() } }

@@ -66,7 +66,7 @@ impl Inodes {
                     }
                 }
             }
-            (Request::Unlink { dir, name, .. } | Request::RmDir { dir, name }, _) => {
+            (Request::Unlink { dir, name, .. } | Request::RmDir { dir, name, .. }, _) => {
                 self.names.remove(&(*dir, name.clone()));
             }
             (Request::Rename { from_dir, from, to_dir, to, flags }, _) => {

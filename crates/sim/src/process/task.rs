@@ -327,7 +327,7 @@ impl Task {
             }
             Op::RmDir { .. } => {
                 let place = there(end()?, Errno::EBUSY)?;
-                ask(Request::RmDir { dir: place.dir, name: place.name.clone() })
+                ask(Request::RmDir { dir: place.dir, name: place.name.clone(), time: None })
             }
             Op::Rename { flags, .. } => rename(there(end()?, Errno::EBUSY)?, end()?, *flags)?,
             Op::Link { .. } => {

@@ -133,7 +133,7 @@ fn recorded(call: &RecordedCall, places: &mut Vec<(Place, bool)>) {
             Request::Create { dir, name, .. }
             | Request::Link { dir, name, .. }
             | Request::Unlink { dir, name, .. }
-            | Request::RmDir { dir, name } => entry(dir, name, true),
+            | Request::RmDir { dir, name, .. } => entry(dir, name, true),
             Request::Rename { from_dir, from, to_dir, to, .. } => {
                 entry(from_dir, from, true);
                 entry(to_dir, to, true);

@@ -83,7 +83,7 @@ impl Tree {
             (
                 Request::Link { dir, name, .. }
                 | Request::Unlink { dir, name, .. }
-                | Request::RmDir { dir, name },
+                | Request::RmDir { dir, name, .. },
                 _,
             ) => drop(self.changed.insert((*dir, name.clone()))),
             (Request::Rename { from_dir, from, to_dir, to, .. }, _) => {

@@ -88,7 +88,7 @@ impl Believed {
             Call::Request(request) => match request {
                 Request::Create { dir, name, .. }
                 | Request::Unlink { dir, name, .. }
-                | Request::RmDir { dir, name } => self.forget_name(*dir, name),
+                | Request::RmDir { dir, name, .. } => self.forget_name(*dir, name),
                 Request::Link { ino, dir, name } => {
                     self.forget_name(*dir, name);
                     self.attrs.remove(ino);
