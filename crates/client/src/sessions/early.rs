@@ -189,7 +189,7 @@ impl<T> Sessions<T> {
     /// Whether a call could be told early if fewer others were under way.
     pub(super) fn waits_for_room(&self, now: u64, call: &Call<'_>) -> bool {
         let dir = match call {
-            Call::Request(Request::Create { dir, node, .. }) => self.made_early(node).map(|_| *dir),
+            Call::Request(Request::Create { dir, node, .. }) => self.early_kind(node).map(|_| *dir),
             Call::Request(Request::Unlink { dir, .. } | Request::RmDir { dir, .. }) => Some(*dir),
             Call::Write { ino, .. } => self.early.open.get(ino).copied(),
             _ => None,
@@ -217,7 +217,7 @@ impl<T> Sessions<T> {
         }
         let (ino, request, answer, left) = match request {
             Request::Create { node, perm, umask, open, .. } => {
-                let kind = self.made_early(node)?;
+                let kind = self.early_kind(node)?;
                 // Whether it may keep that bit depends on all of the caller's groups.
                 if !self.cache.is_absent(dir, name, now) || perm & mode::SET_GID != 0 {
                     return None;
@@ -268,7 +268,7 @@ impl<T> Sessions<T> {
     }
 
     /// What kind of inode that is, if it may be made early: directories are, unless their server chooses a rank for them.
-    fn made_early(&self, node: &NewNode) -> Option<FileType> {
+    fn early_kind(&self, node: &NewNode) -> Option<FileType> {
         match node {
             NewNode::Regular => Some(FileType::Regular),
             NewNode::Directory if self.ranks == 1 => Some(FileType::Directory),
