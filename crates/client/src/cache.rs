@@ -11,6 +11,7 @@ mod early;
 mod listings;
 mod record;
 mod subject;
+mod writing;
 
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -27,6 +28,7 @@ use early::Early;
 use listings::Listings;
 use record::{Known, Record};
 use subject::Subject;
+use writing::Writing;
 
 pub use changes::Changes;
 pub(crate) use early::new_inode;
@@ -64,7 +66,23 @@ pub struct Cache {
     listings: Listings,
     contents: Contents,
     early: Early,
+    writing: Writing,
     counts: CacheCounts,
+}
+
+/// How an answer may be kept, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Term {
+    /// When it was asked for.
+    pub asked: u64,
+    /// What is left of its lease; 0: it has none.
+    pub left: u64,
+}
+
+impl Term {
+    fn until(self, now: u64) -> u64 {
+        if self.left == 0 { 0 } else { now.saturating_add(self.left) }
+    }
 }
 
 /// What a cache has come to.
@@ -96,6 +114,7 @@ impl Cache {
             listings: Listings::default(),
             contents: Contents::new(capacity.saturating_mul(Self::CONTENT_BYTES)),
             early: Early::default(),
+            writing: Writing::default(),
             counts: CacheCounts::default(),
         }
     }
@@ -121,7 +140,13 @@ impl Cache {
     /// An inode's attributes, if they are known.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
         let record = self.records.get(&ino).filter(|record| record.lease > now)?;
-        record.attr.as_deref().filter(|_| !self.changing.is_so(ino)).copied()
+        self.attr_of(ino, record).copied()
+    }
+
+    /// What is known of an inode, on which there is a lease.
+    fn attr_of<'a>(&self, ino: Ino, record: &'a Record) -> Option<&'a Attr> {
+        let attr = record.attr.as_deref().filter(|_| !self.changing.is_so(ino))?;
+        (!attr.streamed || self.writing.allows(ino, record.asked)).then_some(attr)
     }
 
     /// Whether there is a lease on an inode.
@@ -152,10 +177,9 @@ impl Cache {
         let answer = match known.at(now)? {
             Binding::Absent => Answer::Absent { cacheable },
             Binding::Inode(ino, _) => {
+                let attr = self.attr(ino, now)?;
                 let is_early = self.early.is_of(ino);
                 let record = self.records.get_mut(&ino).filter(|record| record.lookups > 0 || is_early)?;
-                let attr =
-                    *record.attr.as_deref().filter(|_| record.lease > now && !self.changing.is_so(ino))?;
                 if self.users == Users::Tell {
                     record.users += 1;
                 }
@@ -186,14 +210,15 @@ impl Cache {
     /// The answer to a question for attributes, and for how many milliseconds it may be cached.
     pub fn get_attr(&mut self, ino: Ino, now: u64) -> Option<(Answer, u64)> {
         let record = self.records.get(&ino).filter(|record| record.lease > now)?;
-        let attr = *record.attr.as_deref().filter(|_| !self.changing.is_so(ino))?;
+        let attr = *self.attr_of(ino, record)?;
         self.counts.hits += 1;
         Some((Answer::Attr(attr), record.lease - now))
     }
 
     /// Whether it is known that an inode has no extended attributes and no access control lists.
     pub fn is_bare(&mut self, ino: Ino, now: u64) -> bool {
-        let is_bare = self.attr(ino, now).is_some_and(|attr| attr.bare);
+        let record = self.records.get(&ino).filter(|record| record.lease > now && !self.changing.is_so(ino));
+        let is_bare = record.and_then(|record| record.attr.as_deref()).is_some_and(|attr| attr.bare);
         self.counts.hits += u64::from(is_bare);
         is_bare
     }
@@ -214,6 +239,16 @@ impl Cache {
     }
 
     // ---- Being told
+
+    /// A caller has opened a file and may write to it.
+    pub fn opened_to_write(&mut self, ino: Ino) {
+        self.writing.opened(ino);
+    }
+
+    /// Nobody has a file open any more.
+    pub fn closed(&mut self, ino: Ino, now: u64) {
+        self.writing.closed(ino, now);
+    }
 
     /// A server has told what a file holds. After [`Self::changed`] for the same reply. `lease`: what is left of it, in ms.
     pub fn learn(&mut self, ino: Ino, bytes: Vec<u8>, lease: u64, now: u64) {
@@ -259,35 +294,34 @@ impl Cache {
         }
     }
 
-    /// A call has been answered, in the order in which the server's answers came. `lease`: what is left of it, in ms.
-    pub fn answered(&mut self, call: &Call<'_>, answer: Option<&Answer>, lease: u64, now: u64) {
+    /// A call has been answered, in the order in which the server's answers came.
+    pub fn answered(&mut self, call: &Call<'_>, answer: Option<&Answer>, term: Term, now: u64) {
         let subject = Subject::of(call);
         self.distrust_subject(&subject);
         if let Call::Request(Request::CopyTree(_) | Request::RemoveTree { .. }) = call {
             // It may have changed any directory, also if it has failed.
             self.distrust();
         }
-        let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
         let name = subject.name();
         if let (true, Some(Answer::Created(entry, _))) = (subject.changes_named, answer) {
             self.contents.lose(entry.attr.ino);
         }
         match answer {
-            Some(Answer::Entry(entry) | Answer::Created(entry, _)) => self.entry(name, entry, until, now),
+            Some(Answer::Entry(entry) | Answer::Created(entry, _)) => self.entry(name, entry, term, now),
             Some(Answer::Absent { .. }) => {
                 if let Some((dir, name)) = name {
-                    self.bind(dir, name, Binding::Absent, until, now);
+                    self.bind(dir, name, Binding::Absent, term.until(now), now);
                 }
             }
-            Some(Answer::Attr(attr)) => self.tell(attr, until, 0, now),
+            Some(Answer::Attr(attr)) => self.tell(attr, term.until(now), term.asked, 0, now),
             Some(Answer::Listing { entries, end, .. }) => {
                 if let Some((dir, after)) = subject.lists {
                     let last = if *end { u64::MAX } else { entries.last().map_or(after, |last| last.cursor) };
-                    self.listing(dir, (after, last), entries, until, now);
+                    self.listing(dir, (after, last), entries, term, now);
                 }
             }
             // Without a lease it may be late, for the client has removed datafiles since: the name may have been made anew.
-            Some(Answer::Done) if lease > 0 => {
+            Some(Answer::Done) if term.left > 0 => {
                 if let Some((dir, name)) = subject.removes {
                     self.unbind(dir, name);
                 }
@@ -308,10 +342,9 @@ impl Cache {
     }
 
     /// What the inode's rank has told of it. What is known of the name is so since [`Self::sighted`].
-    pub fn found(&mut self, answer: Option<&Answer>, lease: u64, now: u64) {
-        let until = if lease == 0 { 0 } else { now.saturating_add(lease) };
+    pub fn found(&mut self, answer: Option<&Answer>, term: Term, now: u64) {
         if let Some(Answer::Entry(entry) | Answer::Created(entry, _)) = answer {
-            self.entry(None, entry, until, now);
+            self.entry(None, entry, term, now);
         }
     }
 
@@ -330,18 +363,18 @@ impl Cache {
                 // Nobody needs it any more but those who use it, and it is there for as long as it is known.
                 self.drop_lease(attr.ino);
             } else if self.records.contains_key(&attr.ino) {
-                self.tell(attr, now.saturating_add(lease), 0, now);
+                self.tell(attr, now.saturating_add(lease), 0, 0, now);
             }
         }
     }
 
-    fn entry(&mut self, name: Option<(Ino, &Name)>, entry: &Entry, until: u64, now: u64) {
-        let attr = &entry.attr;
+    fn entry(&mut self, name: Option<(Ino, &Name)>, entry: &Entry, term: Term, now: u64) {
+        let (attr, until) = (&entry.attr, term.until(now));
         if let Some((dir, name)) = name.filter(|_| entry.name_leased) {
             self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         }
         let until = if entry.attr_leased { until } else { 0 };
-        self.tell(attr, until, 1, now);
+        self.tell(attr, until, term.asked, 1, now);
         if !entry.alone {
             self.not_alone(attr.ino);
         }
@@ -360,13 +393,14 @@ impl Cache {
     }
 
     /// `part`: of the listing, from one cursor up to another.
-    fn listing(&mut self, dir: Ino, part: (u64, u64), entries: &[Dirent], until: u64, now: u64) {
+    fn listing(&mut self, dir: Ino, part: (u64, u64), entries: &[Dirent], term: Term, now: u64) {
+        let until = term.until(now);
         if until > now {
             self.renew(dir, until, now).listed(part.0, part.1);
         }
         for dirent in entries {
             if let Some(entry) = &dirent.entry {
-                self.entry(Some((dir, &dirent.name)), entry, until, now);
+                self.entry(Some((dir, &dirent.name)), entry, term, now);
             }
         }
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.is_listed()) else { return };
@@ -400,7 +434,8 @@ impl Cache {
         }
     }
 
-    fn tell(&mut self, attr: &Attr, until: u64, lookups: u64, now: u64) {
+    /// `asked`: of a file with a stream, when that was; 0: it is not known.
+    fn tell(&mut self, attr: &Attr, until: u64, asked: u64, lookups: u64, now: u64) {
         let (counts, is_early) = (self.users == Users::Tell, self.early.is_of(attr.ino));
         let record = self.renew(attr.ino, until, now);
         record.lookups += lookups;
@@ -408,8 +443,7 @@ impl Cache {
             record.users += lookups;
         }
         if until > now && !is_early {
-            // A stream may change without the server's doing.
-            record.attr = (!attr.streamed).then(|| Box::new(*attr));
+            (record.attr, record.asked) = (Some(Box::new(*attr)), asked);
         }
         if self.order.len() > self.capacity {
             self.make_room();
@@ -463,6 +497,7 @@ impl Cache {
     /// Takes out what need not be known any longer. What the server is to be told as forgotten is [`Self::forgotten`].
     pub fn expire(&mut self, now: u64) {
         self.changing.expire();
+        self.writing.expire(now);
         while let Some(&(due, ino)) = self.order.front()
             && due <= now
         {

@@ -97,6 +97,17 @@ impl Call<'_> {
         }
     }
 
+    /// The file that it has opened, if callers may write to it.
+    fn opened_to_write(&self, answer: &Answer) -> Option<Ino> {
+        match (self, answer) {
+            (Call::Request(Request::Open { how, .. }), Answer::Opened(opening)) => {
+                how.access.contains(Access::WRITE).then_some(opening.ino)
+            }
+            (_, Answer::Created(_, opening)) => Some(opening.ino),
+            _ => None,
+        }
+    }
+
     /// The same call, with all that it needs for itself, to be kept until it can go on.
     pub fn into_owned(self) -> Call<'static> {
         match self {
@@ -355,6 +366,11 @@ impl Client {
         if let Some(file) = self.files.get_mut(&ino) {
             file.passthrough = false;
         }
+    }
+
+    /// Whether anybody has a file open.
+    pub(crate) fn is_open(&self, ino: Ino) -> bool {
+        self.files.contains_key(&ino)
     }
 
     fn release(&mut self, ino: Ino) -> Next {

@@ -187,7 +187,7 @@ impl<T> Sessions<T> {
 
     fn take(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
         let Some(asked) = self.tell_early(now, asked, told) else { return };
-        if self.close_early(&asked.call) {
+        if self.close_early(&asked.call, now) {
             return told.answer(asked.ticket, Ok(Answer::Done));
         }
         let Some(asked) = self.keep_behind(now, asked) else { return };
@@ -205,7 +205,8 @@ impl<T> Sessions<T> {
         {
             how.reads = Reads::Client;
         }
-        let course = Course { changes: self.cache.sent(&asked.call, now), ..Course::default() };
+        let changes = self.cache.sent(&asked.call, now);
+        let course = Course { begun: now, changes, ..Course::default() };
         let known = self.known_elsewhere(now, &asked);
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
         self.advance(now, (asked, course), next, lease, told);
@@ -337,6 +338,7 @@ impl<T> Sessions<T> {
             if let Some(end) = self.end(ino.rank()) {
                 end.ask(Caller::SERVER, Request::Release { ino });
             }
+            self.closed(ino, now);
         }
         self.give_up_stuck(is_stuck, told);
         self.say(told);

@@ -63,7 +63,6 @@ impl State {
             Event::SetAttr { ino, change } => {
                 self.inode(*ino)?;
                 self.change(*ino, |inode| change.apply(inode));
-                self.bequeath(*ino);
             }
             Event::Write { ino, offset, data, kill_suid_gid, time } => {
                 self.strip(*ino)?;
@@ -145,7 +144,6 @@ impl State {
                     inode.rare.policy.clone_from(policy);
                     inode.ctime = *time;
                 });
-                self.bequeath(*dir);
             }
             Event::SetAcl { ino, acl, perm, time } => {
                 self.inode(*ino)?;
@@ -154,7 +152,6 @@ impl State {
                     inode.perm = *perm;
                     inode.ctime = *time;
                 });
-                self.bequeath(*ino);
             }
             Event::SetDefaultAcl { ino, acl, time } => {
                 self.inode(*ino)?;
@@ -213,6 +210,7 @@ impl State {
                 self.files = self.files.saturating_sub(1);
             }
         }
+        event.bequeaths().into_iter().for_each(|dir| self.bequeath(dir));
         Ok(())
     }
 

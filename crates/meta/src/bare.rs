@@ -2,8 +2,8 @@
 //! no more is kept of it: no inode record.
 //!
 //! In memory it is an inode as any other, with a mark ([`Rare::bare`](crate::record::Rare)). Its owner, group, permissions and policy are its
-//! directory's: they are there whenever the directory is in memory, and [`State::cached`] makes sure of that. Nobody gets a lease on
-//! them, for they change with the directory's. Where it leaves its directory it gets an inode of its own, with what was told of it.
+//! directory's: they are there whenever the directory is in memory, and [`State::cached`] makes sure of that. Leases on
+//! them are revoked before the directory's change (`lease/heirs.rs`). Where it leaves its directory it gets an inode of its own, with what was told of it.
 
 use alloc::sync::Arc;
 
@@ -154,6 +154,15 @@ impl State {
             if let Some(parent) = self.inodes.get(&dir) {
                 Heritage::of(&parent.inode).give(inode);
             }
+        }
+    }
+
+    /// The directory that says what is told of a file.
+    pub(crate) fn dir_of_bare(&self, ino: Ino) -> Option<Ino> {
+        let cached = self.inodes.get(&ino).filter(|cached| cached.inode.is_bare())?;
+        match cached.home {
+            Home::Dentry { dir, .. } => Some(dir),
+            _ => None,
         }
     }
 

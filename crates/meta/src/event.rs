@@ -286,6 +286,17 @@ impl Event {
         }
     }
 
+    /// A directory whose files without metafiles become other ones by it, if it is one.
+    pub(crate) fn bequeaths(&self) -> Option<Ino> {
+        match self {
+            Self::SetAttr { ino, change } => {
+                (change.perm.is_some() || change.uid.is_some() || change.gid.is_some()).then_some(*ino)
+            }
+            Self::SetAcl { ino, .. } | Self::SetPolicy { dir: ino, .. } => Some(*ino),
+            _ => None,
+        }
+    }
+
     /// Appends the event to a frame of the journal.
     pub fn encode(&self, frame: &mut Vec<u8>) {
         // Fails only for types whose length serde cannot know, and no event has one.

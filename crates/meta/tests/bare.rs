@@ -96,6 +96,18 @@ fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
     fs.data.ask(layout.servers()[end.place], &write).map(drop)
 }
 
+/// User 9 may nothing, the group 8 read, its members more by the mask.
+fn set_acl(ino: Ino) -> Request {
+    let entry = |tag: u16, right: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &right.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let none = u32::MAX;
+    let list = [entry(1, 7, none), entry(2, 1, 9), entry(4, 7, none), entry(8, 4, 10)];
+    let acl = [2u32.to_le_bytes().to_vec(), list.concat(), entry(16, 5, none), entry(32, 7, none)].concat();
+    let (name, value) = ((*b"system.posix_acl_access").into(), acl.into());
+    Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false }
+}
+
 fn set_attr(fs: &mut Harness, ino: Ino, set: SetAttr) -> Result<Attr, Errno> {
     match fs.ask(Request::SetAttr { ino, set })? {
         Reply::Attr(attr) => Ok(attr),
@@ -267,17 +279,7 @@ fn who_may_use_a_file_is_for_its_directory_to_say_at_any_time() {
         let attr = fs.attr("dir/file");
         assert_eq!((attr.uid, attr.gid), (7, 8));
         assert!(may(&mut fs, 7, Access::READ) && !may(&mut fs, 5, Access::READ));
-        // An access control list: user 9 may nothing, the group 8 read, its members more by the mask.
-        let entry = |tag: u16, right: u16, id: u32| {
-            [&tag.to_le_bytes()[..], &right.to_le_bytes(), &id.to_le_bytes()].concat()
-        };
-        let none = u32::MAX;
-        let list = [entry(1, 7, none), entry(2, 1, 9), entry(4, 7, none), entry(8, 4, 10)];
-        let acl =
-            [2u32.to_le_bytes().to_vec(), list.concat(), entry(16, 5, none), entry(32, 7, none)].concat();
-        let name = (*b"system.posix_acl_access").into();
-        let (value, mode, kill_sgid) = (acl.into(), XattrMode::Any, false);
-        fs.ask(Request::SetXattr { ino: dir, name, value, mode, kill_sgid }).unwrap();
+        fs.ask(set_acl(dir)).unwrap();
         assert_eq!(fs.attr("dir/file").perm, 0o600, "whatever class an entry may be of");
         let mut fs = restart(fs);
         let attr = fs.attr("dir/file");
@@ -474,23 +476,61 @@ fn quotas_bound_them_as_any_other_files() {
     assert_eq!(fsck(&mut fs), []);
 }
 
+const TERM: u32 = 10_000;
+const A: ClientId = ClientId(8);
+const B: ClientId = ClientId(9);
+
+/// What a lookup tells, and whether it may be cached.
+fn look_up(fs: &mut Harness, client: ClientId, dir: Ino, text: &str) -> (Attr, bool) {
+    let id = fs.send_from(client, &ROOT_CALLER, Request::Lookup { dir, name: name(text) });
+    match fs.answers.remove(&id).unwrap() {
+        Ok(Reply::Entry(entry)) => (entry.attr, entry.attr_leased && fs.leases[&id].0 == TERM),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The clients that have just been asked to give up leases on a file, and answer.
+fn asked_for(fs: &mut Harness, ino: Ino) -> Vec<ClientId> {
+    let mut clients = Vec::new();
+    for revocation in std::mem::take(&mut fs.revocations) {
+        fs.input(Input::Revoked { client: revocation.client, number: revocation.number });
+        clients.extend((revocation.lease == Lease::Inode { ino }).then_some(revocation.client));
+    }
+    clients.sort_unstable();
+    clients
+}
+
 #[test]
-fn nobody_may_cache_what_the_directory_says() {
-    let mut fs = cluster(Config { lease_ms: Some(10_000), ..striped(Acknowledge::Volatile) });
+fn what_the_directory_says_is_cached_until_it_says_something_else() {
+    let mut fs = cluster(Config { lease_ms: Some(TERM), ..striped(Acknowledge::Volatile) });
     let dir = fs.mkdir("dir");
     set(&mut fs, dir, "no_metafile", "true").unwrap();
-    let (bare, whole) = (file(&mut fs, dir, "bare", 1).unwrap(), fs.mkdir("dir/whole"));
-    let mut leased = |request: Request| {
-        let id = fs.send_from(ClientId(9), &ROOT_CALLER, request);
-        (fs.answers.remove(&id).unwrap().unwrap(), fs.leases[&id].0)
-    };
-    for (text, is_leased) in [("bare", false), ("whole", true)] {
-        let (reply, _) = leased(Request::Lookup { dir, name: name(text) });
-        let Reply::Entry(entry) = reply else { panic!("{reply:?}") };
-        assert_eq!((entry.attr_leased, entry.name_leased), (is_leased, true));
+    let (ino, _) = (file(&mut fs, dir, "file", 1).unwrap(), file(&mut fs, dir, "other", 1).unwrap());
+    let (xattr, value, mode) = ((*b"user.espalier.eager").into(), (*b"false").into(), XattrMode::Any);
+    let changes = [
+        (Request::SetAttr { ino: dir, set: SetAttr { perm: Some(0o750), ..SetAttr::default() } }, 0o640),
+        (Request::SetAttr { ino: dir, set: SetAttr { uid: Some(4), ..SetAttr::default() } }, 0o640),
+        (Request::SetXattr { ino: dir, name: xattr, value, mode, kill_sgid: false }, 0o640),
+        (set_acl(dir), 0o600),
+    ];
+    for (change, perm) in changes {
+        for client in [A, B] {
+            assert!(look_up(&mut fs, client, dir, "file").1, "{change:?}");
+        }
+        let id = fs.send_from(A, &ROOT_CALLER, change.clone());
+        assert!(!fs.answers.contains_key(&id), "others believe what it makes untrue");
+        let (attr, is_leased) = look_up(&mut fs, B, dir, "other");
+        assert!(!is_leased, "{attr:?}");
+        assert!(asked_for(&mut fs, ino).ends_with(&[A, B]), "{change:?}");
+        assert_eq!(fs.answers.remove(&id).unwrap().err(), None);
+        assert_eq!(look_up(&mut fs, B, dir, "file").0.perm, perm);
     }
-    assert_eq!(leased(Request::GetAttr { ino: bare }).1, 0);
-    assert_ne!(leased(Request::GetAttr { ino: whole }).1, 0);
+    assert_eq!(look_up(&mut fs, B, dir, "file").0.uid, 4);
+    // Nothing of it is the files'.
+    let times = SetAttr { mtime: Some(SetTime::Now), ..SetAttr::default() };
+    let id = fs.send_from(A, &ROOT_CALLER, Request::SetAttr { ino: dir, set: times });
+    assert_eq!(asked_for(&mut fs, ino), []);
+    assert!(fs.answers.remove(&id).unwrap().is_ok());
 }
 
 /// Repairs the records of a store. Whether there was nothing to be done.

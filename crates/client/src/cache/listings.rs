@@ -183,6 +183,7 @@ mod tests {
 
     use espalier_proto::{FileType, Lease, Name};
 
+    use super::super::Term;
     use super::super::tests::attr;
     use super::*;
 
@@ -241,7 +242,12 @@ mod tests {
                     let limit = self.cache.entries_to_ask_for(page).unwrap_or(LIMIT);
                     self.asked.push(limit);
                     let mut answer = self.serve(after, limit);
-                    self.cache.answered(&call, Some(&answer), LEASE, self.now);
+                    self.cache.answered(
+                        &call,
+                        Some(&answer),
+                        Term { asked: self.now, left: LEASE },
+                        self.now,
+                    );
                     self.cache.hold_back(&call, &mut answer, self.now);
                     answer
                 });
@@ -272,7 +278,7 @@ mod tests {
             let call = Call::Request(Request::Unlink { dir: DIR, name: dirent.name.clone(), time: None });
             drop(self.cache.sent(&call, self.now));
             self.names.remove(&dirent.cursor);
-            self.cache.answered(&call, Some(&Answer::Done), 0, self.now);
+            self.cache.answered(&call, Some(&Answer::Done), Term { asked: self.now, left: 0 }, self.now);
         }
     }
 

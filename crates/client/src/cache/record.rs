@@ -22,6 +22,8 @@ pub(super) struct Record {
     pub alone: u64,
     /// There are many of which nothing but the counts is known.
     pub attr: Option<Box<Attr>>,
+    /// When they were asked for: this client may have written to a stream since.
+    pub asked: u64,
     /// Until then it stays known, whoever uses it.
     pub keep: u64,
     /// The time of its place in the order; 0: it has none.

@@ -43,40 +43,44 @@ fn file(ino: u64) -> Option<Binding> {
     Some(Binding::Inode(Ino(ino), FileType::Regular))
 }
 
+fn answered(cache: &mut Cache, call: &Call<'_>, answer: Option<&Answer>, left: u64, now: u64) {
+    cache.answered(call, answer, Term { asked: now, left }, now);
+}
+
 /// With a lease on the directory.
 fn cache(capacity: usize, lease: u64) -> Cache {
     let mut cache = Cache::new(capacity, Users::AtOnce);
     let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
-    cache.answered(&Call::Request(Request::GetAttr { ino: DIR }), Some(&dir), lease, 0);
+    answered(&mut cache, &Call::Request(Request::GetAttr { ino: DIR }), Some(&dir), lease, 0);
     cache
 }
 
 #[test]
 fn what_is_told_is_known_for_the_time_of_its_lease() {
     let mut cache = cache(10, 100);
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 10);
-    cache.answered(&lookup("b"), Some(&Answer::Absent { cacheable: true }), 50, 10);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
+    answered(&mut cache, &lookup("b"), Some(&Answer::Absent { cacheable: true }), 50, 10);
     assert_eq!(cache.name(DIR, &name("a"), 59), file(7));
     assert_eq!(cache.name(DIR, &name("b"), 59), Some(Binding::Absent));
     assert_eq!(cache.attr(Ino(7), 59).map(|attr| attr.size), Some(1));
     assert_eq!((cache.name(DIR, &name("a"), 60), cache.attr(Ino(7), 60)), (None, None));
     assert_eq!(cache.name(DIR, &name("c"), 10), None);
     // Without a lease nothing is.
-    cache.answered(&lookup("c"), Some(&entry(8, 1)), 0, 10);
+    answered(&mut cache, &lookup("c"), Some(&entry(8, 1)), 0, 10);
     assert_eq!((cache.name(DIR, &name("c"), 10), cache.attr(Ino(8), 10)), (None, None));
 }
 
 #[test]
 fn a_name_is_trusted_while_its_directory_is_leased_without_a_break() {
     let mut cache = cache(10, 100);
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 1000, 10);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 1000, 10);
     assert_eq!(cache.name(DIR, &name("a"), 100), None);
     let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
     let ask = Call::Request(Request::GetAttr { ino: DIR });
-    cache.answered(&ask, Some(&dir), 100, 200);
+    answered(&mut cache, &ask, Some(&dir), 100, 200);
     assert_eq!(cache.name(DIR, &name("a"), 200), None);
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 1000, 210);
-    cache.answered(&ask, Some(&dir), 100, 250);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 1000, 210);
+    answered(&mut cache, &ask, Some(&dir), 100, 250);
     assert_eq!(cache.name(DIR, &name("a"), 349), file(7));
     cache.revoke(&Lease::Inode { ino: DIR });
     assert_eq!((cache.name(DIR, &name("a"), 260), cache.names), (None, 0));
@@ -86,7 +90,7 @@ fn a_name_is_trusted_while_its_directory_is_leased_without_a_break() {
 fn revocations_and_own_changes_empty_it() {
     let mut cache = cache(10, 100);
     let fill = |cache: &mut Cache| {
-        cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 10);
+        answered(cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
         assert_eq!(cache.name(DIR, &name("a"), 10), file(7));
         assert!(cache.attr(Ino(7), 10).is_some());
     };
@@ -97,7 +101,8 @@ fn revocations_and_own_changes_empty_it() {
     cache.revoke(&Lease::Inode { ino: Ino(7) });
     assert_eq!(cache.attr(Ino(7), 10), None);
     fill(&mut cache);
-    cache.answered(
+    answered(
+        &mut cache,
         &Call::Request(Request::Unlink { dir: DIR, name: name("a"), time: None }),
         Some(&Answer::Done),
         0,
@@ -107,7 +112,7 @@ fn revocations_and_own_changes_empty_it() {
     assert!(cache.is_leased(DIR, 10), "its own changes do not end a client's leases");
     fill(&mut cache);
     let write = Call::Write { ino: Ino(7), offset: 0, data: Default::default(), kill_suid_gid: false };
-    cache.answered(&write, Some(&Answer::Written(1)), 0, 10);
+    answered(&mut cache, &write, Some(&Answer::Written(1)), 0, 10);
     assert_eq!(cache.attr(Ino(7), 10), None);
     fill(&mut cache);
     drop(cache.sent(&Call::Request(Request::SetAttr { ino: DIR, set: SetAttr::default() }), 10));
@@ -117,8 +122,8 @@ fn revocations_and_own_changes_empty_it() {
 #[test]
 fn a_session_that_is_lost_takes_everything_with_it_but_what_is_to_be_forgotten() {
     let mut cache = cache(10, 100);
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 10);
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 10);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
     cache.distrust();
     assert_eq!((cache.name(DIR, &name("a"), 10), cache.attr(Ino(7), 10)), (None, None));
     cache.expire(10_000);
@@ -145,7 +150,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
         match random.u32(0..12) {
             0..5 => {
                 let subject = Call::Request(Request::Lookup { dir: DIR, name: text.clone() });
-                cache.answered(&subject, Some(&entry(ino, step)), lease, now);
+                answered(&mut cache, &subject, Some(&entry(ino, step)), lease, now);
                 told += 1;
                 if lease > 0 {
                     names.insert(text, (Binding::Inode(Ino(ino), FileType::Regular), now + lease));
@@ -156,14 +161,14 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
             }
             5 => {
                 let subject = Call::Request(Request::Lookup { dir: DIR, name: text.clone() });
-                cache.answered(&subject, Some(&Answer::Absent { cacheable: true }), lease, now);
+                answered(&mut cache, &subject, Some(&Answer::Absent { cacheable: true }), lease, now);
                 if lease > 0 {
                     names.insert(text, (Binding::Absent, now + lease));
                 }
             }
             6 => {
                 let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
-                cache.answered(&Call::Request(Request::GetAttr { ino: DIR }), Some(&dir), lease, now);
+                answered(&mut cache, &Call::Request(Request::GetAttr { ino: DIR }), Some(&dir), lease, now);
                 if dir_until <= now {
                     names.clear();
                 }
@@ -182,7 +187,7 @@ fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
             }
             9 => {
                 let subject = Call::Request(Request::Unlink { dir: DIR, name: text.clone(), time: None });
-                cache.answered(&subject, Some(&Answer::Done), 0, now);
+                answered(&mut cache, &subject, Some(&Answer::Done), 0, now);
                 names.remove(&text);
                 cache.touched(Ino(ino));
                 attrs.remove(&Ino(ino));
@@ -253,7 +258,7 @@ fn create(dir: Ino, text: &str, node: NewNode) -> Call<'static> {
 fn with_new_directory(capacity: usize) -> Cache {
     let mut cache = Cache::new(capacity, Users::Tell);
     let make = create(Ino::ROOT, "dir", NewNode::Directory);
-    cache.answered(&make, Some(&made(7, FileType::Directory)), 100, 0);
+    answered(&mut cache, &make, Some(&made(7, FileType::Directory)), 100, 0);
     cache
 }
 
@@ -270,18 +275,18 @@ fn who_has_made_a_directory_knows_what_is_not_in_it() {
     let make = create(NEW, "a", NewNode::Regular);
     drop(cache.sent(&make, 10));
     assert_eq!(cache.name(NEW, &name("a"), 0), None, "nobody knows yet");
-    cache.answered(&make, Some(&made(8, FileType::Regular)), 50, 0);
+    answered(&mut cache, &make, Some(&made(8, FileType::Regular)), 50, 0);
     assert_eq!(cache.name(NEW, &name("a"), 0), file(8));
     let Some((Answer::Entry(found), 50)) = cache.look_up(NEW, &name("a"), 0) else { panic!() };
     assert_eq!(found.attr.ino, Ino(8));
     // Its own lease is over, and it is still no name that is not there.
     assert_eq!(cache.name(NEW, &name("a"), 60), None);
     let remove = Call::Request(Request::Unlink { dir: NEW, name: name("a"), time: None });
-    cache.answered(&remove, None, 0, 60);
+    answered(&mut cache, &remove, None, 0, 60);
     assert_eq!(cache.name(NEW, &name("a"), 60), None, "it has failed");
-    cache.answered(&remove, Some(&Answer::Done), 0, 60);
+    answered(&mut cache, &remove, Some(&Answer::Done), 0, 60);
     assert_eq!(cache.name(NEW, &name("a"), 60), None, "it may have been made anew since");
-    cache.answered(&remove, Some(&Answer::Done), 50, 60);
+    answered(&mut cache, &remove, Some(&Answer::Done), 50, 60);
     assert_eq!(cache.name(NEW, &name("a"), 60), Some(Binding::Absent));
 
     cache.revoke(&Lease::Inode { ino: NEW });
@@ -295,9 +300,9 @@ fn a_new_directory_is_not_known_by_another_answers_lease() {
     let find = Call::Request(Request::Lookup { dir: Ino::ROOT, name: name("dir") });
     let Answer::Entry(mut found) = made(7, FileType::Directory) else { panic!() };
     found.attr.size = 1;
-    cache.answered(&find, Some(&Answer::Entry(found)), 100, 0);
+    answered(&mut cache, &find, Some(&Answer::Entry(found)), 100, 0);
     let make = create(Ino::ROOT, "dir", NewNode::Directory);
-    cache.answered(&make, Some(&made(7, FileType::Directory)), 0, 0);
+    answered(&mut cache, &make, Some(&made(7, FileType::Directory)), 0, 0);
     assert_eq!(cache.name(NEW, &name("a"), 0), None);
 }
 
@@ -314,7 +319,7 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     assert_eq!(cache.name(DIR, &name("far"), 0), Some(far));
     // The other's answer comes later than a revocation of the name.
     cache.revoke(&Lease::Name { dir: DIR, name: name("far") });
-    cache.found(Some(&made(FAR.0, FileType::Directory)), 100, 0);
+    cache.found(Some(&made(FAR.0, FileType::Directory)), Term { asked: 0, left: 100 }, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), None);
     assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "it is empty");
 
@@ -356,9 +361,9 @@ fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
     let is_known = |cache: &Cache| cache.name(DIR, &name("none"), 0) == Some(Binding::Absent);
 
     let mut cache = cache(10, 100);
-    cache.answered(&list(0), Some(&page(&[("a", 10), ("b", 20)], false)), 100, 0);
+    answered(&mut cache, &list(0), Some(&page(&[("a", 10), ("b", 20)], false)), 100, 0);
     assert!(!is_known(&cache));
-    cache.answered(&list(20), Some(&page(&[("c", 30)], true)), 100, 0);
+    answered(&mut cache, &list(20), Some(&page(&[("c", 30)], true)), 100, 0);
     assert!(is_known(&cache));
     assert_eq!(["a", "b", "c"].map(|text| cache.name(DIR, &name(text), 0)), [None; 3]);
 
@@ -367,19 +372,19 @@ fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
         |cache: &mut Cache, _: &Call<'_>, _: &Answer| cache.revoke(&Lease::Inode { ino: DIR }),
         |cache: &mut Cache, first: &Call<'_>, page: &Answer| {
             cache.revoke(&Lease::Inode { ino: DIR });
-            cache.answered(first, Some(page), 0, 0);
+            answered(cache, first, Some(page), 0, 0);
         },
     ] {
         let first = page(&[("a", 10), ("b", 20)], false);
-        cache.answered(&list(0), Some(&first), 100, 0);
+        answered(&mut cache, &list(0), Some(&first), 100, 0);
         break_it(&mut cache, &list(0), &first);
-        cache.answered(&list(20), Some(&page(&[("c", 30)], true)), 100, 0);
+        answered(&mut cache, &list(20), Some(&page(&[("c", 30)], true)), 100, 0);
         assert!(!is_known(&cache));
     }
     // More than can be kept is not known to be all.
     let many: Vec<(String, u64)> = (0..20).map(|number| (format!("{number}"), 3 + number)).collect();
     let many: Vec<(&str, u64)> = many.iter().map(|(text, cursor)| (text.as_str(), *cursor)).collect();
-    cache.answered(&list(0), Some(&page(&many, true)), 100, 0);
+    answered(&mut cache, &list(0), Some(&page(&many, true)), 100, 0);
     assert!(!is_known(&cache) && cache.names == 0);
 }
 
@@ -408,7 +413,7 @@ fn what_a_change_tells_takes_the_place_of_what_was_known() {
 fn what_users_know_is_not_forgotten_and_what_they_forget_is_kept_for_its_lease() {
     let mut cache = cache(10, 100);
     cache.users = Users::Tell;
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 0);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 0);
     assert!(cache.look_up(DIR, &name("a"), 10).is_some());
     cache.forget(Ino(7), 2);
     assert_eq!(cache.forgotten(), []);
@@ -418,7 +423,7 @@ fn what_users_know_is_not_forgotten_and_what_they_forget_is_kept_for_its_lease()
     cache.forget(Ino(7), 1);
     assert_eq!(cache.forgotten(), [(Ino(7), 1)], "as often as the server has told it");
     // If it is asked for, what nobody uses goes at once.
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 1_000);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 1_000);
     cache.forget(Ino(7), 1);
     cache.recall(Ino(7));
     assert_eq!(cache.forgotten(), [(Ino(7), 1)]);
@@ -430,12 +435,12 @@ fn what_own_calls_under_way_may_change_is_not_answered() {
     let mut cache = cache(10, 100);
     let ask = |ino| Call::Request(Request::GetAttr { ino: Ino(ino) });
     let told = |ino| Answer::Attr(attr(ino, FileType::Regular, 1));
-    cache.answered(&lookup("a"), Some(&entry(7, 1)), 50, 10);
-    cache.answered(&ask(8), Some(&told(8)), 50, 10);
+    answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 10);
+    answered(&mut cache, &ask(8), Some(&told(8)), 50, 10);
     let unlink = |text| Call::Request(Request::Unlink { dir: DIR, name: name(text), time: None });
     let changes = cache.sent(&unlink("a"), 10);
     // It was asked for before, and is told now.
-    cache.answered(&ask(7), Some(&told(7)), 50, 10);
+    answered(&mut cache, &ask(7), Some(&told(7)), 50, 10);
     assert!(cache.get_attr(Ino(7), 10).is_none() && cache.get_attr(Ino(8), 10).is_some());
     drop(changes);
     assert!(cache.get_attr(Ino(7), 10).is_some());
@@ -444,4 +449,31 @@ fn what_own_calls_under_way_may_change_is_not_answered() {
     assert!(cache.get_attr(Ino(7), 10).is_none() && cache.get_attr(Ino(8), 10).is_none());
     drop(changes);
     assert!(cache.get_attr(Ino(8), 10).is_some());
+}
+
+/// What a server has told of a stream may be of before this client wrote to it, which it hears nothing of.
+#[test]
+fn of_a_stream_only_what_was_asked_after_the_last_write_is_believed() {
+    let mut cache = cache(10, 1_000);
+    let ask = Call::Request(Request::GetAttr { ino: Ino(7) });
+    let streamed = |size| Answer::Attr(Attr { streamed: true, ..attr(7, FileType::Regular, size) });
+    let told = |cache: &mut Cache, size: u64, asked: u64, now: u64| {
+        cache.answered(&ask, Some(&streamed(size)), Term { asked, left: 500 }, now);
+        assert!(cache.is_bare(Ino(7), now), "whatever is in it");
+        cache.attr(Ino(7), now).map(|attr| attr.size)
+    };
+    assert_eq!(told(&mut cache, 1, 10, 20), Some(1));
+    cache.opened_to_write(Ino(7));
+    assert_eq!(cache.attr(Ino(7), 30), None);
+    assert_eq!(told(&mut cache, 2, 30, 40), None);
+    cache.closed(Ino(7), 50);
+    assert!(cache.get_attr(Ino(7), 60).is_none());
+    for asked in [40, 50] {
+        assert_eq!(told(&mut cache, 2, asked, 60), None);
+    }
+    assert_eq!(told(&mut cache, 3, 51, 60), Some(3));
+    // So it is when it is remembered no longer when that was.
+    cache.expire(20_000);
+    assert_eq!(told(&mut cache, 2, 50, 20_000), None);
+    assert_eq!(told(&mut cache, 3, 51, 20_000), Some(3));
 }

@@ -133,12 +133,13 @@ impl<T> Sessions<T> {
     }
 
     /// A new file is closed, of which the server is told when it has made it. Whether that is so.
-    pub(super) fn close_early(&mut self, call: &Call<'_>) -> bool {
+    pub(super) fn close_early(&mut self, call: &Call<'_>, now: u64) -> bool {
         let Call::Release { ino } = *call else { return false };
         self.early.closed(ino);
         let is_early = self.cache.is_early(ino) && !self.behind.is_any_about(ino);
         if is_early {
             let _ = self.client.start(call);
+            self.closed(ino, now);
             self.behind.closed.push(ino);
         }
         is_early

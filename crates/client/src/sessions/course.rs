@@ -10,12 +10,14 @@ use espalier_proto::{
 use super::end::Parked;
 use super::own::{Left, Own, Step};
 use super::{Asked, ForDoor, Sessions, Told};
-use crate::cache::Page;
+use crate::cache::{Page, Term};
 use crate::{Answer, Call, Changes, Next, Sighting};
 
 /// How far a call has come.
 #[derive(Debug, Default)]
 pub(super) struct Course {
+    /// When it began.
+    pub begun: u64,
     pub seen: Seen,
     /// What the client does itself, if it does.
     pub own: Option<Own>,
@@ -142,7 +144,8 @@ impl<T> Sessions<T> {
         let sighting = Sighting { leased: left > 0, ..sighting };
         let next = self.client.found(&parked.call, &sighting, seen.gone == Some(sighting.ino), result);
         if let Next::Answer(result) = &next {
-            self.cache.found(result.as_ref().ok(), lease, now);
+            let term = Term { asked: parked.course.begun, left: lease };
+            self.cache.found(result.as_ref().ok(), term, now);
         }
         let lease = if left > 0 { lease.min(left) } else { lease };
         let (asked, mut course) = parked.into_asked();
@@ -176,7 +179,8 @@ impl<T> Sessions<T> {
                 self.give_back(left);
                 let mut next = self.client.reply(&asked.call, result);
                 if let Next::Answer(result) = &mut next {
-                    self.cache.answered(&asked.call, result.as_ref().ok(), lease, now);
+                    let term = Term { asked: course.begun, left: lease };
+                    self.cache.answered(&asked.call, result.as_ref().ok(), term, now);
                     if let Ok(listing) = result {
                         self.cache.hold_back(&asked.call, listing, now);
                     }
@@ -209,10 +213,11 @@ impl<T> Sessions<T> {
             let until = if sighting.leased { now.saturating_add(lease) } else { 0 };
             course.seen = Seen { sighting: Some(*sighting), until, ..course.seen };
         }
-        if let Next::Tell(Request::Release { ino }, _) | Next::Release(ino) = next
-            && self.asking.puts_off(ino)
-        {
-            return told.answer(ticket, Ok(Answer::Done));
+        if let Next::Tell(Request::Release { ino }, _) | Next::Release(ino) = next {
+            if self.asking.puts_off(ino) {
+                return told.answer(ticket, Ok(Answer::Done));
+            }
+            self.closed(ino, now);
         }
         let page = Page::of(&call).filter(|page| self.may(&caller, page.dir, Access::READ, now));
         let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
@@ -222,6 +227,9 @@ impl<T> Sessions<T> {
         };
         let id = match next {
             Next::Answer(result) => {
+                if let Some(ino) = result.as_ref().ok().and_then(|answer| call.opened_to_write(answer)) {
+                    self.cache.opened_to_write(ino);
+                }
                 let result = result.map(|answer| self.shown(self.cache.as_told(answer)));
                 return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
             }
@@ -257,6 +265,13 @@ impl<T> Sessions<T> {
         end.parked.insert(id, Parked { call_id, caller, call, ticket, sent: now, course });
         if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {
             self.give_up(gone, Errno::EINTR, told);
+        }
+    }
+
+    /// The last of what a caller has done with a file is done, if nobody has it open.
+    pub(super) fn closed(&mut self, ino: Ino, now: u64) {
+        if !self.client.is_open(ino) {
+            self.cache.closed(ino, now);
         }
     }
 

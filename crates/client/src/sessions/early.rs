@@ -236,6 +236,7 @@ impl<T> Sessions<T> {
                 let answer = match open {
                     Some(_) => {
                         self.early.open.insert(ino, dir);
+                        self.cache.opened_to_write(ino);
                         Answer::Created(entry, self.client.opened(ino, Opened::default()))
                     }
                     None => Answer::Entry(entry),

@@ -6,6 +6,7 @@
 
 mod contention;
 mod exclusive;
+mod heirs;
 mod table;
 
 use alloc::boxed::Box;
@@ -29,6 +30,8 @@ pub(crate) use table::{Key, Leases};
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     keys: Vec<Key>,
+    /// Files of which it tells what their directories say, and these.
+    heirs: Vec<(Ino, Ino)>,
     /// Some of it must not be cached.
     refused: bool,
     /// The last event that has changed any of that; 0: it is durable. `None`: it is not known what is told.
@@ -132,12 +135,16 @@ impl Meta {
             return false;
         }
         // What was asked of a stream some time ago may not be so any more.
-        let is_fixed = hash.is_some()
-            || !(cx.streams_have_changed || self.state.is_bare(ino) || self.is_written(cx.client, ino));
-        let may_cache =
-            is_fixed && leases.are_for(cx.client) && leases.may_give(key, cx.claims, cx.uptime_ms);
+        let is_fixed = hash.is_some() || !(cx.streams_have_changed || self.is_written(cx.client, ino));
+        let said_by = self.state.dir_of_bare(ino).filter(|_| hash.is_none());
+        let is_said = |dir| leases.is_free(Key::inode(dir), cx.claims);
+        let may_cache = is_fixed
+            && leases.are_for(cx.client)
+            && leases.may_give(key, cx.claims, cx.uptime_ms)
+            && said_by.is_none_or(is_said);
         if may_cache {
             cx.told.keys.push(key);
+            cx.told.heirs.extend(said_by.map(|dir| (ino, dir)));
         }
         may_cache
     }
@@ -173,6 +180,7 @@ impl Meta {
             && !(keys.is_empty() && touched.attrs.is_empty())
         {
             turn = leases.promise(client, &keys, now);
+            told.heirs.into_iter().for_each(|(file, dir)| leases.inherits(file, dir));
             for attr in &touched.attrs {
                 leases.promise(client, &[Key::inode(attr.ino)], now);
             }
@@ -233,7 +241,11 @@ impl Meta {
         if self.leases.is_none() {
             return Ok(());
         }
+        let heir = event.bequeaths().and_then(|dir| self.revoke_heirs(cx, dir));
         self.revoke_all(cx, &|state, see| state.touched(event, see))?;
+        if let Some(heir) = heir {
+            return Err(Stop::Wait(Wait::Lease(heir)));
+        }
         let touched = &mut cx.told.touched;
         self.state.touched(event, &mut |key, _| touched.extend(key.as_inode()))?;
         // That is not revoked, but whoever has asked for it sees it.
@@ -241,6 +253,14 @@ impl Meta {
             touched.push(*ino);
         }
         Ok(())
+    }
+
+    /// Before a directory says something else of its files.
+    fn revoke_heirs(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Option<Key> {
+        let leases = self.leases.as_mut()?;
+        let held = leases.revoke_heirs(dir, cx.uptime_ms)?;
+        leases.claim(cx.claims, Key::inode(dir));
+        Some(held)
     }
 
     /// Before a name is made.

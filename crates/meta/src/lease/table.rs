@@ -6,6 +6,7 @@ use alloc::vec::Vec;
 use espalier_proto::{ClientId, Ino, Lease, Name};
 
 use super::contention::Contention;
+use super::heirs::Heirs;
 use crate::outbox::Revocation;
 use crate::state::Map;
 use crate::trash::ITSELF;
@@ -76,6 +77,7 @@ pub(crate) struct Leases {
     term_ms: u64,
     most: usize,
     holders: Map<Key, Vec<Holder>>,
+    heirs: Heirs,
     /// Each holder once, in about the order in which their leases end.
     order: VecDeque<(u64, Key, ClientId)>,
     /// What operations are about to change, each with their number: no leases are given on it.
@@ -110,6 +112,7 @@ impl Leases {
             term_ms: u64::from(term_ms),
             most,
             holders: Map::default(),
+            heirs: Heirs::default(),
             order: VecDeque::new(),
             claims: Map::default(),
             waiting: Map::default(),
@@ -169,6 +172,11 @@ impl Leases {
             }
         }
         self.turn
+    }
+
+    /// What is told of a file, on which somebody is about to have a lease, is its directory's.
+    pub(crate) fn inherits(&mut self, file: Ino, dir: Ino) {
+        self.heirs.add(file, dir);
     }
 
     /// The reply leaves: the leases begin, unless something that it tells has been changed since.
@@ -247,6 +255,13 @@ impl Leases {
             _ => self.names.note(key.ino, now),
         }
         is_held
+    }
+
+    /// A directory's files are about to become other ones by it. All who may have them cached are asked to give them up, also the
+    /// client that changes it, which is not told of each. Returns one of those that are still cached.
+    pub(crate) fn revoke_heirs(&mut self, dir: Ino, now: u64) -> Option<Key> {
+        let keys = self.heirs.of(dir).into_iter().map(Key::inode);
+        keys.filter(|key| self.revoke(ITSELF, *key, None, now)).last()
     }
 
     /// No leases are given on it until [`Self::unclaim`], so that an operation that has waited does not find others.
@@ -370,6 +385,7 @@ impl Leases {
             let mut holder = holders.swap_remove(at);
             if holders.is_empty() {
                 self.holders.remove(&key);
+                key.as_inode().inspect(|ino| self.heirs.remove(*ino));
             }
             end(&mut holder, &mut self.revocations, &mut self.counts);
         }
@@ -421,6 +437,23 @@ mod tests {
             assert!(leases.keep(A, &key, turn, ino * 100));
         }
         assert!(leases.held() <= 112, "{}", leases.held());
+    }
+
+    #[test]
+    fn whose_file_it_is_is_known_as_long_as_somebody_has_a_lease() {
+        let mut leases = Leases::new(10_000, 10);
+        let dir = Ino(6);
+        for client in [A, B] {
+            assert!(give(&mut leases, client, 0));
+            leases.inherits(Ino(7), dir);
+        }
+        assert_eq!(leases.revoke_heirs(dir, 0), Some(KEY));
+        assert_eq!(leases.outgoing.iter().map(|asked| asked.client).collect::<Vec<_>>(), [A, B]);
+        leases.revoked(A, 1);
+        leases.revoked(B, 2);
+        assert_eq!(leases.revoke_heirs(dir, 0), None);
+        leases.tick(11_000);
+        assert!(leases.heirs.is_empty());
     }
 
     #[test]
