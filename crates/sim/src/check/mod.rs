@@ -107,7 +107,7 @@ pub struct Checker {
     asked: BTreeMap<(ClientId, u64), Asked>,
     /// Of calls whose callers are not told what has come of them.
     untold: BTreeMap<(ClientId, u64), Vec<PartId>>,
-    /// Of calls that were answered before their servers have carried them out.
+    /// Of calls that were answered before their clients have heard that they are carried out.
     early: BTreeMap<(ClientId, u64), Vec<PartId>>,
     next: u64,
     bytes: Bytes,
@@ -315,15 +315,21 @@ impl Checker {
 
     /// The server has answered what was told early. If its disk fails, it may have done it or not.
     pub fn carried_out(&mut self, now: Nanos, client: ClientId, call_id: u64, fails: bool) {
-        let parts = self.early.remove(&(client, call_id));
+        let parts = self.early.get(&(client, call_id));
         self.given_up |= fails && parts.is_some();
         if let (Some(durability), Some(parts)) = (&mut self.durability, parts) {
-            durability.answered(&parts, now);
+            durability.answered(parts, now);
         }
+    }
+
+    /// The client has heard that: it does not ask for it any more.
+    pub fn heard(&mut self, client: ClientId, call_id: u64) {
+        self.early.remove(&(client, call_id));
     }
 
     /// A client ends. What it has asked may be carried out all the same.
     pub fn lost(&mut self, client: ClientId) {
+        self.early.retain(|(of, _), _| *of != client);
         let calls: Vec<_> = self.asked.range((client, 0)..=(client, u64::MAX)).map(|(key, _)| *key).collect();
         for key in calls {
             let Some(asked) = self.asked.remove(&key) else { continue };
@@ -345,7 +351,7 @@ impl Checker {
     /// # Errors
     /// Nothing that may have been lost explains what was answered before.
     pub fn lost_power(&mut self, now: Nanos, rank: Rank, left: Left) -> Result<(), Box<Violation>> {
-        // It may not have heard yet of what was told early, and will carry it out some time.
+        // What was told early, and is asked for again, it will carry out some time, for the first time or not.
         self.given_up |= !self.early.is_empty();
         if self.given_up {
             return Ok(());

@@ -182,7 +182,7 @@ impl Observer for Eyes {
         let mut watch = self.0.borrow_mut();
         let client = client.0.checked_sub(FIRST_CLIENT).and_then(|index| u32::try_from(index).ok());
         let Some(client) = client else { return };
-        if let Some(call) = watch.asked.remove(&(client, rank, id)) {
+        if let Some(call) = watch.asked.get(&(client, rank, id)).copied() {
             let fails = watch.disks_fail && *result == Err(Errno::EIO);
             watch.checker.carried_out(now, ClientId(client.into()), call, fails);
             if watch.traced_early && watch.traced == Some((client, call)) {
@@ -201,6 +201,12 @@ impl Observer for Eyes {
             if let Message::FromClient(message) = message {
                 watch.fates.arrived(client, Rank(to.0 as u16), message);
             }
+        }
+        if let (Some(client), Message::FromServer(FromServer::Reply { id, .. })) =
+            (to.0.checked_sub(watch.servers), message)
+            && let Some(call) = watch.asked.remove(&(client, Rank(from.0 as u16), *id))
+        {
+            watch.checker.heard(ClientId(client.into()), call);
         }
     }
 
