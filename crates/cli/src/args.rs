@@ -157,6 +157,34 @@ pub enum ClusterCommand {
         #[arg(value_hint = ValueHint::DirPath)]
         dir: PathBuf,
     },
+    /// Write all of a cluster that does not run into a directory, a file for each store.
+    Dump {
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        /// Where the dumps are written. It is made if it does not exist.
+        #[arg(value_hint = ValueHint::DirPath)]
+        to: PathBuf,
+        /// Complete a dump that was interrupted.
+        #[arg(long)]
+        resume: bool,
+    },
+    /// Load what `cluster dump` wrote into a cluster with as many metadata servers and the same data servers, which was just made and does not run.
+    Load {
+        #[arg(value_hint = ValueHint::DirPath)]
+        from: PathBuf,
+        /// The cluster's directory.
+        #[arg(value_hint = ValueHint::DirPath)]
+        dir: PathBuf,
+        /// Even if it holds files, which are then lost.
+        #[arg(long, conflicts_with = "resume")]
+        force: bool,
+        /// Go on with a load of the same dumps that was interrupted.
+        #[arg(long)]
+        resume: bool,
+        /// Check all files afterwards, as `cluster fsck` does. Exits with 1 if anything is wrong.
+        #[arg(long)]
+        verify: bool,
+    },
     /// Undo what a metadata server that will never be back has left undecided at the others, which must not run.
     Resolve {
         #[arg(value_hint = ValueHint::DirPath)]

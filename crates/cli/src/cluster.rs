@@ -9,11 +9,12 @@ use anyhow::{Context, Result, bail};
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{Identity, SealKey};
 use espalier_proto::{Rank, ServerId};
-use espalier_runtime::{Drained, MkfsOptions, Servers, Status, Undecided};
+use espalier_runtime::{ClusterStores, Drained, LoadOptions, MkfsOptions, Servers, Status, Undecided};
 use rustix::process::Signal;
 
 use crate::args::{ClusterCommand, InitArgs};
 use crate::background;
+use crate::copy;
 use crate::serve::{Config, DataEntry, MetaEntry, Role};
 
 /// A server's configuration, in its directory.
@@ -34,6 +35,13 @@ pub(crate) fn cluster(command: &ClusterCommand) -> Result<ExitCode> {
         ClusterCommand::Up { dir, servers } => up(dir, *servers),
         ClusterCommand::Down { dir } => down(dir),
         ClusterCommand::Fsck { dir } => Ok(fsck(dir)),
+        ClusterCommand::Dump { dir, to, resume } => {
+            copy::dump_cluster(&all_stores(&servers(dir)?)?, to, *resume)
+        }
+        ClusterCommand::Load { from, dir, force, resume, verify } => {
+            let options = LoadOptions { force: *force, resume: *resume, ..LoadOptions::default() };
+            copy::load_cluster(from, &all_stores(&servers(dir)?)?, &options, *verify)
+        }
         ClusterCommand::Resolve { dir, lost, yes } => resolve(dir, Rank(*lost), *yes),
         ClusterCommand::Drain { dir, server } => drain(dir, ServerId(*server)),
         ClusterCommand::Reload { dir } => reload(dir),
@@ -320,14 +328,7 @@ fn down(dir: &Path) -> Result<ExitCode> {
 }
 
 /// The stores of a cluster.
-struct Stores {
-    /// Of the metadata servers.
-    ranks: Vec<PathBuf>,
-    /// Of the data servers.
-    data: Vec<(ServerId, PathBuf)>,
-}
-
-fn all_stores(servers: &[Server]) -> Result<Stores> {
+fn all_stores(servers: &[Server]) -> Result<ClusterStores> {
     let of = |role: Role| servers.iter().filter(move |server| server.config.has(role));
     let ranks = of(Role::Meta).map(|server| server.dir.join(&server.config.store)).collect::<Vec<_>>();
     if ranks.is_empty() {
@@ -335,19 +336,19 @@ fn all_stores(servers: &[Server]) -> Result<Stores> {
     }
     let data = of(Role::Data)
         .map(|server| (ServerId(server.config.number), server.dir.join(&server.config.data_store)));
-    Ok(Stores { ranks, data: data.collect() })
+    Ok(ClusterStores { ranks, data: data.collect() })
 }
 
 fn fsck(dir: &Path) -> ExitCode {
     crate::fsck::exit_code(servers(dir).and_then(|servers| {
-        let Stores { ranks, data } = all_stores(&servers)?;
+        let ClusterStores { ranks, data } = all_stores(&servers)?;
         crate::fsck::check_cluster(&ranks, &data)
     }))
 }
 
 fn drain(dir: &Path, number: ServerId) -> Result<ExitCode> {
     let servers = servers(dir)?;
-    let Stores { ranks, mut data } = all_stores(&servers)?;
+    let ClusterStores { ranks, mut data } = all_stores(&servers)?;
     let Some(at) = data.iter().position(|(one, _)| *one == number) else {
         bail!("no server in {} holds data under the number {number}", dir.display());
     };

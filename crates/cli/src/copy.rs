@@ -1,4 +1,4 @@
-//! `espalier dump` and `espalier load`.
+//! `espalier dump` and `espalier load`, also of clusters.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, IsTerminal, Read};
@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
-use espalier_runtime::{Dumped, Error, LoadOptions};
+use espalier_runtime::{ClusterStores, Dumped, Error, FsckReport, LoadOptions};
 use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
 
 use crate::args::{DumpArgs, LoadArgs};
@@ -80,9 +80,41 @@ pub(crate) fn load(args: &LoadArgs) -> Result<ExitCode> {
     let bar = fsck::progress()?;
     let report = espalier_runtime::fsck(&args.dir, |records| bar.set_position(records))?;
     bar.finish_and_clear();
+    Ok(verified(&report))
+}
+
+pub(crate) fn dump_cluster(stores: &ClusterStores, to: &Path, resume: bool) -> Result<ExitCode> {
+    let bar = progress_bar(None)?;
+    let dumped = espalier_runtime::dump_cluster(stores, to, resume, |bytes| bar.set_position(bytes))?;
+    bar.finish_and_clear();
+    println!("dumped {}{}", told(&dumped), resumed(&dumped));
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn load_cluster(
+    from: &Path,
+    stores: &ClusterStores,
+    options: &LoadOptions,
+    verify: bool,
+) -> Result<ExitCode> {
+    let bar = progress_bar(None)?;
+    let loaded = espalier_runtime::load_cluster(from, stores, options, |bytes| bar.set_position(bytes))?;
+    bar.finish_and_clear();
+    println!("loaded {}{}", told(&loaded), resumed(&loaded));
+    if !verify {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let bar = fsck::progress()?;
+    let progress = |records| bar.set_position(records);
+    let report = espalier_runtime::fsck_cluster(&stores.ranks, &stores.data, progress)?;
+    bar.finish_and_clear();
+    Ok(verified(&report))
+}
+
+fn verified(report: &FsckReport) -> ExitCode {
     fsck::show(&report.findings);
-    fsck::summary(&report, "clean");
-    Ok(if report.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) })
+    fsck::summary(report, "clean");
+    if report.findings.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(DAMAGED) }
 }
 
 fn is_standard(path: &Path) -> bool {

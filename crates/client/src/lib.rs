@@ -30,7 +30,7 @@ use rustc_hash::FxBuildHasher;
 
 use delegated::Way;
 
-pub use cache::{Binding, Cache, CacheCounts, Changes, Users};
+pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
 pub use data_link::{Came, DataLink};
 pub use kind::Kind;
 pub use link::{Begun, Link};

@@ -19,6 +19,8 @@ pub enum Error {
     Recovery(#[from] RecoveryError),
     #[error("{} was not completely made: run `espalier mkfs --force` on it", .0.display())]
     Unfinished(PathBuf),
+    #[error("{} holds datafiles of a cluster, and no tree of files: name the cluster's directory, as in `espalier cluster fsck` and `espalier cluster dump`", .0.display())]
+    Datafiles(PathBuf),
     #[error("{0}")]
     Option(&'static str),
     #[error(
@@ -50,7 +52,15 @@ pub enum Error {
     OtherDump,
     #[error("the file system has changed since the dump was begun: begin anew, without --resume")]
     Changed,
-    #[error("{} was not completely loaded: run `espalier load --resume` with the same dump, or `load --force` to begin anew", .0.display())]
+    #[error("this is the dump of one of a cluster's servers: load all of them with `espalier cluster load`")]
+    PartDump,
+    #[error("the dumps in {} are not of a cluster with as many metadata servers and the same data servers: `espalier cluster init` makes one", .0.display())]
+    OtherShape(PathBuf),
+    #[error("{} is not empty: name a directory of its own for the dump, or --resume what was interrupted there", .0.display())]
+    NotEmpty(PathBuf),
+    #[error("{} holds files already: use --force to lose them, on all servers", .0.display())]
+    HoldsFiles(PathBuf),
+    #[error("{} was not completely loaded: run `espalier load --resume` (`espalier cluster load --resume`) with the same dump, or --force to begin anew", .0.display())]
     Loading(PathBuf),
     #[error("{} is a whole file system already: there is nothing to resume", .0.display())]
     Loaded(PathBuf),

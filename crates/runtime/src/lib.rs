@@ -39,7 +39,9 @@ pub use control::{
 pub use data::{DataStore, mkfs_data};
 pub use door::FOREVER;
 pub use drain::{Drained, drain};
-pub use dump::{Dumped, LoadOptions, dump, load, resume_dump, verify_dump};
+pub use dump::{
+    ClusterStores, Dumped, LoadOptions, dump, dump_cluster, load, load_cluster, resume_dump, verify_dump,
+};
 pub use error::Error;
 pub use espalier_meta::Striping;
 pub use fsck::{FsckReport, fsck, fsck_cluster};

@@ -111,6 +111,9 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     let (store, mut journal) = LocalStore::open_with(dir, LocalOptions::default())?;
     match unfinished(&store, dir)? {
         loading @ Error::Loading(_) => return Err(loading),
+        datafiles @ Error::Datafiles(_) if store.get(ObjectId::SUPER, b"")?.is_none() => {
+            return Err(datafiles);
+        }
         unfinished if store.records().next().is_none() => return Err(unfinished),
         _ => {}
     }

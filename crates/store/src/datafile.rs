@@ -77,6 +77,14 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         inos.into_iter().map(size).collect()
     }
 
+    /// Moves what the journal says into the tables.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub fn checkpoint(&self) -> Result<(), StoreError> {
+        self.made.checkpoint(&self.store)
+    }
+
     /// Whether there is such a datafile: one that is there has a time of change.
     ///
     /// # Errors

@@ -102,6 +102,11 @@ impl<F: BlockFile> Made<F> {
         self.handle.sync().map(drop).map_err(StoreError::from)
     }
 
+    /// Moves what the journal says into the tables.
+    pub fn checkpoint(&self, store: &impl Store) -> Result<(), StoreError> {
+        self.log().checkpoint(store)
+    }
+
     /// The journal's file.
     pub fn with_file<T>(&self, of: impl FnOnce(&F) -> T) -> T {
         of(self.log().journal.file())

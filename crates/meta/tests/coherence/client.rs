@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
-use espalier_client::{Answer, Binding, Cache, Call, Changes, Opening, Users};
+use espalier_client::{Answer, Binding, Cache, Call, Changes, Opening, Term, Users};
 use espalier_proto::*;
 
 #[expect(clippy::large_enum_variant, reason = "nearly all are replies")]
@@ -180,7 +180,7 @@ impl Client {
     ) {
         let lease = until.saturating_sub(now);
         let answer = result.as_ref().ok().and_then(answer_of);
-        self.cache.answered(&call_of(request), answer.as_ref(), lease, now);
+        self.cache.answered(&call_of(request), answer.as_ref(), Term { asked: 0, left: lease }, now);
         self.cache.changed(touched, lease, now);
         if let (Request::Open { ino, .. }, Ok(Reply::OpenedWhole(_, bytes))) = (request, result) {
             self.cache.learn(*ino, bytes.clone(), lease, now);

@@ -7,5 +7,6 @@ mod striper;
 
 pub use serve::DataServer;
 pub use servers::{Asker, DataServers, Pass};
+pub(crate) use store::is_data_store;
 pub use store::{DataStore, mkfs_data};
 pub use striper::{Stale, Striper, answers};

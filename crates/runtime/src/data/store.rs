@@ -39,6 +39,13 @@ fn label(number: ServerId) -> String {
     format!("data-{number}")
 }
 
+/// Whether it was made by [`mkfs_data`].
+pub(crate) fn is_data_store(superblock: &Superblock) -> bool {
+    let number = superblock.label.strip_prefix("data-").and_then(|number| number.parse().ok());
+    superblock.journal_bytes == JOURNAL_BYTES
+        && number.is_some_and(|number| superblock.label == label(ServerId(number)))
+}
+
 impl DataStore {
     /// # Errors
     /// Those of stores; and it is one of something else.
@@ -70,6 +77,15 @@ impl DataStore {
     /// Those of the store.
     pub fn datafiles(&self) -> Result<Vec<(Ino, u64)>, StoreError> {
         self.files.all()
+    }
+
+    /// All that it holds, in tables and streams.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) fn tables(&self) -> Result<&LocalStore, StoreError> {
+        self.files.checkpoint()?;
+        Ok(self.files.store())
     }
 
     pub fn path(&self) -> &Path {

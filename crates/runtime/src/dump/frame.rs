@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 
-use espalier_proto::{Ino, Time};
+use espalier_proto::{Ino, Rank, ServerId, Time};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
@@ -41,6 +41,15 @@ pub(super) enum Item {
         records: u64,
         streams: u64,
     },
+    /// After the head: the store is one of several.
+    Part(Part),
+}
+
+/// Which of a cluster's stores it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Part {
+    Rank { rank: Rank, ranks: u16 },
+    Data(ServerId),
 }
 
 /// Of which file system it is, and how that was made.

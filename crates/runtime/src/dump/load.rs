@@ -10,7 +10,8 @@ use espalier_store::{FormatOptions, LocalOptions, LocalStore, Store, SuperblockE
 use serde::{Deserialize, Serialize};
 
 use super::Dumped;
-use super::frame::{Head, Item, Reader};
+use super::frame::{Head, Item, Part, Reader};
+use crate::data::is_data_store;
 use crate::error::Error;
 use crate::volume::check_sizes;
 
@@ -40,7 +41,7 @@ impl Default for LoadOptions {
 
 /// How much of which dump is durable.
 #[derive(Clone, Copy, Serialize, Deserialize)]
-struct Progress {
+pub(super) struct Progress {
     frames: u64,
     /// The checksum of the first frame.
     head: u64,
@@ -52,56 +53,110 @@ struct Progress {
 ///
 /// # Errors
 /// [`Error::DamagedDump`], [`Error::ForeignDump`], those of the disk: it can be resumed. [`Error::OtherDump`], [`Error::Loaded`],
-/// [`Error::NoLoad`]: it cannot be resumed with this dump, there, and nothing was changed.
+/// [`Error::NoLoad`]: it cannot be resumed with this dump, there, and nothing was changed; [`Error::PartDump`].
 pub fn load(
     dump: &mut dyn Read,
     dir: &Path,
     options: &LoadOptions,
     progress: impl Fn(u64),
 ) -> Result<Dumped, Error> {
-    let mut reader = Reader::begin(dump)?;
-    let Item::Head(head) = reader.next()? else { return Err(Error::ForeignDump) };
-    let first = Progress { frames: reader.frames(), head: reader.sum(), sum: reader.sum() };
-    let found = if options.resume { resume(dir, &head, first)? } else { None };
+    let dump = Dump::begin(dump)?;
+    if dump.part().is_some() {
+        return Err(Error::PartDump);
+    }
+    let found = if options.resume { resume(dir, &dump)? } else { None };
     let (store, done) = match found {
         Some(found) => found,
-        None => (make(dir, head, options.force)?, first),
+        None => (make(dir, dump.format(options.force))?, dump.first),
     };
-    let mut loader = Loader { store, unsynced: Vec::new(), current: None, last: None };
-    loader.save(done)?;
-    let (mut saved, mut resumed_at) = (reader.offset(), 0);
-    loop {
-        let item = reader.next()?;
-        let now = Progress { frames: reader.frames(), head: first.head, sum: reader.sum() };
-        if now.frames <= done.frames {
-            if (now.frames == done.frames && now.sum != done.sum) || matches!(item, Item::End { .. }) {
-                return Err(Error::OtherDump);
+    dump.load_into(store, done, options.interval, &progress)
+}
+
+/// A dump, of which the beginning has been read.
+pub(super) struct Dump<'a> {
+    reader: Reader<'a>,
+    head: Head,
+    /// Where that ends.
+    begun: u64,
+    first: Progress,
+    /// What follows on the head, if that is whole.
+    next: Result<Item, Error>,
+}
+
+impl<'a> Dump<'a> {
+    pub fn begin(input: &'a mut dyn Read) -> Result<Self, Error> {
+        let mut reader = Reader::begin(input)?;
+        let Item::Head(head) = reader.next()? else { return Err(Error::ForeignDump) };
+        let first = Progress { frames: reader.frames(), head: reader.sum(), sum: reader.sum() };
+        let begun = reader.offset();
+        let next = reader.next();
+        Ok(Self { reader, head, begun, first, next })
+    }
+
+    pub fn part(&self) -> Option<Part> {
+        if let Ok(Item::Part(part)) = self.next { Some(part) } else { None }
+    }
+
+    /// How an empty store is made to load it into.
+    pub fn format(&self, force: bool) -> FormatOptions {
+        let Head { label, strip_bytes, journal_bytes, hash_key } = self.head.clone();
+        let hash_key = Some(hash_key);
+        FormatOptions { label, strip_bytes, journal_bytes, force, hash_key, ..FormatOptions::default() }
+    }
+
+    /// Nothing of it is loaded yet.
+    pub fn nothing(&self) -> Progress {
+        self.first
+    }
+
+    /// Loads what is not `done`.
+    pub fn load_into(
+        self,
+        store: LocalStore,
+        done: Progress,
+        interval: u64,
+        progress: &dyn Fn(u64),
+    ) -> Result<Dumped, Error> {
+        let is_part = self.part().is_some();
+        let mut loader = Loader { is_part, ..Loader::of(store) };
+        loader.save(done)?;
+        let Self { mut reader, begun, first, next, .. } = self;
+        let mut item = next?;
+        let (mut saved, mut resumed_at) = (begun, 0);
+        loop {
+            let now = Progress { frames: reader.frames(), head: first.head, sum: reader.sum() };
+            if now.frames <= done.frames {
+                if (now.frames == done.frames && now.sum != done.sum) || matches!(item, Item::End { .. }) {
+                    return Err(Error::OtherDump);
+                }
+                loader.take(item, true)?;
+                (saved, resumed_at) = (reader.offset(), reader.offset());
+            } else if let Item::End { records, streams } = item {
+                loader.finish()?;
+                return Ok(Dumped { records, streams, resumed_at });
+            } else {
+                loader.take(item, false)?;
+                if reader.offset() - saved >= interval || loader.unsynced.len() >= STREAMS {
+                    loader.save(now)?;
+                    saved = reader.offset();
+                }
             }
-            loader.take(item, true)?;
-            (saved, resumed_at) = (reader.offset(), reader.offset());
-        } else if let Item::End { records, streams } = item {
-            loader.finish()?;
-            return Ok(Dumped { records, streams, resumed_at });
-        } else {
-            loader.take(item, false)?;
-            if reader.offset() - saved >= options.interval || loader.unsynced.len() >= STREAMS {
-                loader.save(now)?;
-                saved = reader.offset();
-            }
+            progress(reader.offset());
+            item = reader.next()?;
         }
-        progress(reader.offset());
     }
 }
 
 /// Makes an empty store to load into.
-fn make(dir: &Path, head: Head, force: bool) -> Result<LocalStore, Error> {
-    let Head { label, strip_bytes, journal_bytes, hash_key } = head;
-    check_sizes(strip_bytes, journal_bytes)?;
-    let hash_key = Some(hash_key);
-    let format =
-        FormatOptions { label, strip_bytes, journal_bytes, force, hash_key, ..FormatOptions::default() };
+pub(super) fn make(dir: &Path, format: FormatOptions) -> Result<LocalStore, Error> {
+    check_sizes(format.strip_bytes, format.journal_bytes)?;
     superblock::format(dir, &format)?;
     open(dir)
+}
+
+/// Makes an empty store of which it is known that a dump is to be loaded into it.
+pub(super) fn prepare(dir: &Path, format: FormatOptions, nothing: Progress) -> Result<(), Error> {
+    Loader::of(make(dir, format)?).save(nothing)
 }
 
 fn open(dir: &Path) -> Result<LocalStore, Error> {
@@ -110,7 +165,8 @@ fn open(dir: &Path) -> Result<LocalStore, Error> {
 }
 
 /// Opens a store that was being loaded, and says how far. `None`: there is no store yet.
-fn resume(dir: &Path, head: &Head, first: Progress) -> Result<Option<(LocalStore, Progress)>, Error> {
+pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, Progress)>, Error> {
+    let Dump { head, first, .. } = dump;
     let superblock = match superblock::read(dir) {
         Ok(superblock) => superblock,
         Err(SuperblockError::NoDirectory(_) | SuperblockError::NoStore(_)) => return Ok(None),
@@ -124,16 +180,27 @@ fn resume(dir: &Path, head: &Head, first: Progress) -> Result<Option<(LocalStore
     let progress = match store.get(ObjectId::SUPER, PROGRESS)? {
         Some(value) => espalier_meta::decode(&value).map_err(|_| no_load())?,
         // It was interrupted before anything was saved.
-        None if store.records().next().is_none() && superblock.hash_key == head.hash_key => first,
+        None if store.records().next().is_none() && superblock.hash_key == head.hash_key => *first,
         None => return Err(no_load()),
     };
     if progress.head != first.head { Err(Error::OtherDump) } else { Ok(Some((store, progress))) }
 }
 
+/// As [`resume`], of a data server's store: `None` if it was not begun with this dump, or is done, which nothing tells apart.
+pub(super) fn resume_data(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, Progress)>, Error> {
+    let store = open(dir)?;
+    let progress = store.get(ObjectId::SUPER, PROGRESS)?;
+    let progress = progress.and_then(|value| espalier_meta::decode::<Progress>(&value).ok());
+    Ok(progress.filter(|progress| progress.head == dump.first.head).map(|progress| (store, progress)))
+}
+
 /// Why a store without its first record is no file system.
 pub(crate) fn unfinished(store: &LocalStore, dir: &Path) -> Result<Error, Error> {
-    let loading = store.get(ObjectId::SUPER, PROGRESS)?.is_some();
-    Ok(if loading { Error::Loading(dir.into()) } else { Error::Unfinished(dir.into()) })
+    Ok(match store.get(ObjectId::SUPER, PROGRESS)? {
+        Some(_) => Error::Loading(dir.into()),
+        None if is_data_store(store.superblock()) => Error::Datafiles(dir.into()),
+        None => Error::Unfinished(dir.into()),
+    })
 }
 
 struct Loader {
@@ -144,14 +211,20 @@ struct Loader {
     current: Option<(Ino, u64, Time)>,
     /// The record that makes it a file system.
     last: Option<Vec<u8>>,
+    /// It is one of several.
+    is_part: bool,
 }
 
 impl Loader {
+    fn of(store: LocalStore) -> Self {
+        Self { store, unsynced: Vec::new(), current: None, last: None, is_part: false }
+    }
+
     /// Stores an item; of one that is `durable` already, it only notes what that says about those that follow.
     fn take(&mut self, item: Item, durable: bool) -> Result<(), Error> {
         match item {
             Item::Record { object, value, .. } if object == ObjectId::SUPER.to_bytes() => {
-                self.last = Super::parse(&value).map(with_new_journal);
+                self.last = Super::parse(&value).map(|record| with_new_journal(record, self.is_part));
             }
             Item::Record { object, key, value } if !durable => {
                 // The reader lets no other through.
@@ -173,7 +246,7 @@ impl Loader {
                     self.store.stream_write(ino, offset, &bytes)?;
                 }
             }
-            Item::Head(_) | Item::Record { .. } | Item::Extent { .. } | Item::End { .. } => {}
+            Item::Head(_) | Item::Part(_) | Item::Record { .. } | Item::Extent { .. } | Item::End { .. } => {}
         }
         Ok(())
     }
@@ -217,7 +290,12 @@ fn super_write(key: &[u8], value: Option<Vec<u8>>) -> TableWrite {
     TableWrite { object: ObjectId::SUPER, key: key.to_vec(), value }
 }
 
-/// The record about the whole file system, for a journal that is empty.
-fn with_new_journal(record: Super) -> Vec<u8> {
-    Super { journal: 0, unsettled: Vec::new(), watched: Vec::new(), ..record }.encode()
+/// The record about the whole file system, for a journal that is empty. `is_part`: what is not settled with data servers is to be.
+fn with_new_journal(record: Super, is_part: bool) -> Vec<u8> {
+    let settled = Super { journal: 0, ..record };
+    let settled = match is_part {
+        true => settled,
+        false => Super { unsettled: Vec::new(), watched: Vec::new(), ..settled },
+    };
+    settled.encode()
 }

@@ -7,13 +7,16 @@
 //!
 //! A dump says nothing but what the store holds, so what is there of an interrupted dump can be compared with the store.
 
+mod cluster;
 mod frame;
 mod load;
 mod order;
 mod write;
 
 use std::io::Read;
+use std::ops::AddAssign;
 
+pub use cluster::{ClusterStores, dump_cluster, load_cluster};
 use frame::{Item, Reader};
 pub(crate) use load::unfinished;
 pub use load::{LoadOptions, load};
@@ -28,6 +31,14 @@ pub struct Dumped {
     pub streams: u64,
     /// Bytes of the dump that an interrupted dump or load had dealt with; 0 if it was not resumed.
     pub resumed_at: u64,
+}
+
+impl AddAssign for Dumped {
+    fn add_assign(&mut self, other: Self) {
+        self.records += other.records;
+        self.streams += other.streams;
+        self.resumed_at += other.resumed_at;
+    }
 }
 
 /// Reads a dump to its end without loading it. `progress` is told the bytes so far.

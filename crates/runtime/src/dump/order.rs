@@ -3,7 +3,7 @@
 use espalier_meta::Super;
 use espalier_proto::{Ino, ObjectId, ObjectKind};
 
-use super::frame::Item;
+use super::frame::{Item, Part};
 
 /// How far a dump has been read.
 #[derive(Default)]
@@ -15,6 +15,7 @@ pub(super) struct Order {
     records: u64,
     streams: u64,
     has_super: bool,
+    part: Option<Part>,
 }
 
 #[derive(Clone, Copy)]
@@ -37,6 +38,13 @@ impl Order {
         self.begun = true;
         match item {
             Item::Head(_) => Ok(()),
+            Item::Part(_) if self.part.is_some() || self.records + self.streams > 0 => {
+                Err("what it is a part of is not where it belongs")
+            }
+            Item::Part(part) => {
+                self.part = Some(*part);
+                Ok(())
+            }
             Item::Record { object, key, value } => self.record(*object, key, value),
             Item::Stream { ino, size, .. } => {
                 if self.stream.is_some_and(|before| before.ino >= *ino) {
@@ -57,7 +65,12 @@ impl Order {
                 if (*records, *streams) != (self.records, self.streams) {
                     return Err("its last item tells of more or fewer items than there are");
                 }
-                if self.has_super { Ok(()) } else { Err("the record about the whole file system is missing") }
+                // A data server has no tree.
+                if self.has_super || matches!(self.part, Some(Part::Data(_))) {
+                    Ok(())
+                } else {
+                    Err("the record about the whole file system is missing")
+                }
             }
         }
     }

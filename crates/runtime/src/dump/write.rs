@@ -3,12 +3,15 @@
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use std::sync::Arc;
 
-use espalier_proto::{Ino, SeekWhat};
-use espalier_store::{LocalStore, Store};
+use espalier_meta::Super;
+use espalier_proto::{Ino, ObjectId, SeekWhat};
+use espalier_store::{LocalStore, Store, Superblock};
 
 use super::Dumped;
-use super::frame::{Head, Item, Reader, TITLE, Writer, read_failed, write_failed};
+use super::frame::{Head, Item, Part, Reader, TITLE, Writer, read_failed, write_failed};
+use crate::disk::Disk;
 use crate::error::Error;
 use crate::fsck::checkpoint;
 use crate::volume::{OpenOptions, Volume};
@@ -16,14 +19,20 @@ use crate::volume::{OpenOptions, Volume};
 /// Of a stream's extent in one frame.
 const CHUNK: usize = 1 << 20;
 
+/// A store that is dumped: all that it holds is in its tables and streams.
+pub(super) struct Source<'a> {
+    pub superblock: &'a Superblock,
+    pub part: Option<Part>,
+    pub store: &'a LocalStore,
+}
+
 /// Writes all of a file system that is not mounted. `progress` is told the bytes so far.
 ///
 /// # Errors
 /// Those of opening the store; [`Error::Io`] if the dump cannot be written.
 pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<Dumped, Error> {
-    let mut writer = Writer { out, sum: 0, offset: 0 };
-    writer.title()?;
-    Sink { writer, partial: None, resumed_at: 0, progress: &progress }.fill(dir)
+    let (superblock, disk) = open(dir)?;
+    begin(&Source { superblock: &superblock, part: None, store: &disk.store }, out, &progress)
 }
 
 /// Completes a dump that was interrupted: compares what is there with the store, cuts off what is not whole, and writes the
@@ -32,6 +41,27 @@ pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<D
 /// # Errors
 /// As [`dump`]; [`Error::ForeignDump`], [`Error::OtherDump`] and [`Error::Changed`] leave the file as it is.
 pub fn resume_dump(dir: &Path, file: &File, progress: impl Fn(u64)) -> Result<Dumped, Error> {
+    let (superblock, disk) = open(dir)?;
+    resume(&Source { superblock: &superblock, part: None, store: &disk.store }, file, &progress)
+}
+
+fn open(dir: &Path) -> Result<(Superblock, Arc<Disk>), Error> {
+    let volume = Volume::open(dir, OpenOptions::read_once())?;
+    volume.require_whole(dir)?;
+    Ok((volume.superblock.clone(), checkpoint(volume)?))
+}
+
+pub(super) fn begin(
+    source: &Source<'_>,
+    out: &mut dyn Write,
+    progress: &dyn Fn(u64),
+) -> Result<Dumped, Error> {
+    let mut writer = Writer { out, sum: 0, offset: 0 };
+    writer.title()?;
+    Sink { writer, partial: None, resumed_at: 0, progress, is_part: source.part.is_some() }.fill(source)
+}
+
+pub(super) fn resume(source: &Source<'_>, file: &File, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
     let mut start = Vec::new();
     let mut input = file;
     input.rewind().map_err(read_failed)?;
@@ -39,7 +69,7 @@ pub fn resume_dump(dir: &Path, file: &File, progress: impl Fn(u64)) -> Result<Du
     input.rewind().map_err(read_failed)?;
     let mut out = BufWriter::new(file);
     if start.len() < TITLE.len() && TITLE.starts_with(&start) {
-        return dump(dir, &mut out, progress);
+        return begin(source, &mut out, progress);
     }
     if start != TITLE {
         return Err(Error::ForeignDump);
@@ -48,7 +78,7 @@ pub fn resume_dump(dir: &Path, file: &File, progress: impl Fn(u64)) -> Result<Du
     let reader = Reader::begin(&mut input)?;
     let writer = Writer { out: &mut out, sum: 0, offset: reader.offset() };
     let partial = Some(Partial { file, reader, ahead: None });
-    Sink { writer, partial, resumed_at: 0, progress: &progress }.fill(dir)
+    Sink { writer, partial, resumed_at: 0, progress, is_part: source.part.is_some() }.fill(source)
 }
 
 /// Where items go.
@@ -58,6 +88,8 @@ struct Sink<'a> {
     partial: Option<Partial<'a>>,
     resumed_at: u64,
     progress: &'a dyn Fn(u64),
+    /// The store is one of several.
+    is_part: bool,
 }
 
 /// What an interrupted dump has left.
@@ -81,26 +113,42 @@ impl Partial<'_> {
     }
 }
 
+/// Whether both are the record about the whole of a rank that has done nothing but begin and end in between, which it notes, as it does the
+/// numbers that it might have given out.
+fn is_same_tree(one: &Item, other: &Item) -> bool {
+    let tree = |item: &Item| match item {
+        Item::Record { object, value, .. } if *object == ObjectId::SUPER.to_bytes() => {
+            Some(Super { next_ino: 0, sequence: 0, journal: 0, ..Super::parse(value)? }.encode())
+        }
+        _ => None,
+    };
+    tree(one).is_some_and(|one| tree(other) == Some(one))
+}
+
 impl Sink<'_> {
-    fn fill(mut self, dir: &Path) -> Result<Dumped, Error> {
-        let volume = Volume::open(dir, OpenOptions::read_once())?;
-        volume.require_whole(dir)?;
-        let superblock = volume.superblock.clone();
-        let disk = checkpoint(volume)?;
+    fn fill(mut self, source: &Source<'_>) -> Result<Dumped, Error> {
+        let Source { superblock, part, store } = source;
         self.put(Item::Head(Head {
-            label: superblock.label,
+            label: superblock.label.clone(),
             strip_bytes: superblock.strip_bytes,
             journal_bytes: superblock.journal_bytes,
             hash_key: superblock.hash_key,
         }))?;
+        if let Some(part) = part {
+            self.put(Item::Part(*part))?;
+        }
         let (mut records, mut streams) = (0, 0);
-        for record in disk.store.records() {
+        for record in store.records() {
             let (object, key, value) = record?;
+            if object == ObjectId::SUPER && !key.is_empty() {
+                // Of this store alone: how far its tables know its journal.
+                continue;
+            }
             self.put(Item::Record { object: object.to_bytes(), key, value })?;
             records += 1;
         }
-        for ino in disk.store.streams()? {
-            self.stream(&disk.store, ino)?;
+        for ino in store.streams()? {
+            self.stream(store, ino)?;
             streams += 1;
         }
         self.put(Item::End { records, streams })?;
@@ -134,7 +182,7 @@ impl Sink<'_> {
         match &mut self.partial {
             None => self.writer.frame(&item)?,
             Some(partial) => match partial.peek()? {
-                Some(there) if *there == item => self.kept(),
+                Some(there) if *there == item || self.is_part && is_same_tree(there, &item) => self.kept(),
                 Some(Item::Head(_)) => return Err(Error::OtherDump),
                 Some(_) => return Err(Error::Changed),
                 None => {

@@ -1,0 +1,198 @@
+//! Dumps of a cluster that does not run: a directory with a dump of each of its stores. They are loaded into a cluster of the same
+//! shape, which is none before all of them are there: the metadata servers' are begun first and finished last.
+
+use std::fs::{self, File};
+use std::io::{BufReader, BufWriter};
+use std::path::{Path, PathBuf};
+
+use espalier_meta::Super;
+use espalier_proto::{ObjectId, Rank, ServerId};
+use espalier_store::{FormatOptions, LocalOptions, LocalStore, Store, Superblock, superblock};
+
+use super::Dumped;
+use super::frame::{Part, read_failed, write_failed};
+use super::load::{Dump, LoadOptions, make, prepare, resume, resume_data};
+use super::write::{self, Source};
+use crate::data::DataStore;
+use crate::error::Error;
+use crate::fsck::checkpoint;
+use crate::ranks::{open_ranks, settle_ranks};
+use crate::volume::OpenOptions;
+
+/// Where the stores of a cluster lie: those of its metadata servers, and those of its data servers.
+#[derive(Clone, Debug)]
+pub struct ClusterStores {
+    pub ranks: Vec<PathBuf>,
+    pub data: Vec<(ServerId, PathBuf)>,
+}
+
+/// Writes all of a cluster that does not run into a directory, a file for each store. With `resume` what an interrupted dump has left there
+/// is completed. `progress` is told the bytes of the current file so far.
+///
+/// # Errors
+/// As [`super::dump`] and [`super::resume_dump`]; the directory is not empty; and operations among ranks do not come to their end.
+pub fn dump_cluster(
+    stores: &ClusterStores,
+    to: &Path,
+    resume: bool,
+    progress: impl Fn(u64),
+) -> Result<Dumped, Error> {
+    fs::create_dir_all(to).map_err(write_failed)?;
+    if !resume && fs::read_dir(to).map_err(write_failed)?.next().is_some() {
+        return Err(Error::NotEmpty(to.into()));
+    }
+    // Nobody is to change any of them before all have been written.
+    let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
+    let data = stores.data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let mut volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
+    settle_ranks(&mut volumes);
+    if volumes.iter().any(|volume| volume.meta.open_transactions() > 0) {
+        return Err(Error::Undecided);
+    }
+    let mut disks = Vec::new();
+    for volume in volumes {
+        let superblock = volume.superblock.clone();
+        disks.push((superblock, checkpoint(volume)?));
+    }
+    let mut all = Dumped::default();
+    for (superblock, disk) in &disks {
+        let part = Part::Rank { rank: superblock.rank, ranks: superblock.ranks };
+        let source = Source { superblock, part: Some(part), store: &disk.store };
+        all += file(&source, &to.join(name(part)), resume, &progress)?;
+    }
+    for store in &data {
+        let part = Part::Data(store.number());
+        let source = Source { superblock: store.superblock(), part: Some(part), store: store.tables()? };
+        all += file(&source, &to.join(name(part)), resume, &progress)?;
+    }
+    File::open(to).and_then(|dir| dir.sync_all()).map_err(write_failed)?;
+    Ok(all)
+}
+
+fn file(source: &Source<'_>, path: &Path, resume: bool, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
+    let mut options = File::options();
+    let file =
+        options.read(true).write(true).create(true).truncate(false).open(path).map_err(write_failed)?;
+    let dumped = match resume {
+        true => write::resume(source, &file, progress)?,
+        false => write::begin(source, &mut BufWriter::new(&file), progress)?,
+    };
+    file.sync_all().map_err(write_failed)?;
+    Ok(dumped)
+}
+
+fn name(part: Part) -> String {
+    match part {
+        Part::Rank { rank, .. } => format!("rank-{rank}.dump"),
+        Part::Data(number) => format!("data-{number}.dump"),
+    }
+}
+
+/// One of the stores, and the file that is loaded into it.
+struct Pair {
+    part: Part,
+    file: PathBuf,
+    store: PathBuf,
+    superblock: Superblock,
+}
+
+/// Makes what [`dump_cluster`] has written of the files of a cluster that was just made, or, with `force`, that are lost then. Until all of it is
+/// there, no metadata server starts. `progress` is told the bytes of the current file so far.
+///
+/// # Errors
+/// As [`super::load`]; and the cluster has other servers than that which was dumped, or holds files.
+pub fn load_cluster(
+    from: &Path,
+    stores: &ClusterStores,
+    options: &LoadOptions,
+    progress: impl Fn(u64),
+) -> Result<Dumped, Error> {
+    let ranks = u16::try_from(stores.ranks.len()).map_err(|_| Error::OtherRanks)?;
+    let mut trees = Vec::new();
+    for store in &stores.ranks {
+        let part = Part::Rank { rank: superblock::read(store)?.rank, ranks };
+        trees.push(Pair::of(from, part, store)?);
+    }
+    let data = stores.data.iter().map(|(number, store)| Pair::of(from, Part::Data(*number), store));
+    let data = data.collect::<Result<Vec<_>, _>>()?;
+    let files = fs::read_dir(from).map_err(read_failed)?.count();
+    if files != trees.len() + data.len() {
+        return Err(Error::OtherShape(from.into()));
+    }
+    if options.resume {
+        // What is there is only lost if it is not yet anything.
+        let is_loading = |pair: &Pair| match pair.with_dump(|dump| resume(&pair.store, &dump)) {
+            Ok(found) => Ok(found.is_some()),
+            Err(Error::Loaded(_)) => Ok(false),
+            Err(error) => Err(error),
+        };
+        let loading = trees.iter().map(is_loading).collect::<Result<Vec<_>, _>>()?;
+        if !loading.contains(&true) {
+            return Err(Error::Loaded(from.into()));
+        }
+    } else {
+        for pair in trees.iter().chain(&data) {
+            if !options.force && !pair.is_new()? {
+                return Err(Error::HoldsFiles(pair.store.clone()));
+            }
+        }
+        for pair in &trees {
+            pair.with_dump(|dump| prepare(&pair.store, pair.format(&dump), dump.nothing()))?;
+        }
+    }
+    let mut all = Dumped::default();
+    for pair in data.iter().chain(&trees) {
+        all += pair.load(options, &progress)?;
+    }
+    Ok(all)
+}
+
+impl Pair {
+    fn of(from: &Path, part: Part, store: &Path) -> Result<Self, Error> {
+        let file = from.join(name(part));
+        let pair = Self { part, file, store: store.into(), superblock: superblock::read(store)? };
+        let is_same = pair.file.is_file() && pair.with_dump(|dump| Ok(dump.part() == Some(part)))?;
+        if is_same { Ok(pair) } else { Err(Error::OtherShape(from.into())) }
+    }
+
+    fn with_dump<T>(&self, then: impl FnOnce(Dump<'_>) -> Result<T, Error>) -> Result<T, Error> {
+        then(Dump::begin(&mut BufReader::new(File::open(&self.file).map_err(read_failed)?))?)
+    }
+
+    /// As the store was made, but for what its records depend on.
+    fn format(&self, dump: &Dump<'_>) -> FormatOptions {
+        let Superblock { label, journal_bytes, uuid, rank, ranks, .. } = self.superblock.clone();
+        let uuid = Some(uuid);
+        FormatOptions { label, journal_bytes, uuid, rank, ranks, ..dump.format(true) }
+    }
+
+    /// Nobody has made anything in it yet.
+    fn is_new(&self) -> Result<bool, Error> {
+        if let Part::Data(number) = self.part {
+            return Ok(DataStore::open(&self.store, number, false)?.datafiles()?.is_empty());
+        }
+        let (store, _) = LocalStore::open_with(&self.store, LocalOptions::default())?;
+        let first = store.get(ObjectId::SUPER, b"")?.and_then(|first| Super::parse(&first));
+        let root = u64::from(self.superblock.rank == Rank(0));
+        Ok(first.is_some_and(|first| first.sequence == 0 && first.files == root))
+    }
+
+    /// Loads what is missing; of a data server's store, all of it if that cannot be told, for the trees do not refer to it yet.
+    fn load(&self, options: &LoadOptions, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
+        self.with_dump(|dump| {
+            let found = match self.part {
+                Part::Rank { .. } => match resume(&self.store, &dump) {
+                    Err(Error::Loaded(_)) => return Ok(Dumped::default()),
+                    found => found?,
+                },
+                Part::Data(_) if options.resume => resume_data(&self.store, &dump)?,
+                Part::Data(_) => None,
+            };
+            let (store, done) = match found {
+                Some(found) => found,
+                None => (make(&self.store, self.format(&dump))?, dump.nothing()),
+            };
+            dump.load_into(store, done, options.interval, progress)
+        })
+    }
+}

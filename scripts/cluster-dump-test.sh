@@ -1,0 +1,140 @@
+#!/bin/bash
+# cluster-dump-test.sh: what is dumped of a cluster and loaded into another is the same tree, to the last datafile; what was interrupted is resumed, and
+# what does not fit is refused.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bin=$(realpath "${BUILD:-target/release}/espalier")
+work=$(mktemp -d)
+cluster=$work/cluster
+a=$work/a b=$work/b
+mkdir "$a" "$b"
+cleanup() {
+    for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
+    for made in "$cluster" "$work/copy"; do "$bin" cluster down "$made" > /dev/null 2>&1 || true; done
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+. scripts/cluster-functions.sh
+
+# made DIR PORT RANKS SERVERS
+made() {
+    "$bin" cluster init "$1" --servers "$4" --ranks "$3" --listen "127.0.0.1:$2" --journal 4M > /dev/null
+}
+# mount_of DIR MOUNT: starts it, and mounts it.
+mount_of() {
+    "$bin" cluster up "$1" > "$work/up" < /dev/null
+    "$bin" mount "$("$bin" cluster status "$1" --json | jq -r .url)" "$2" -o "credentials=$1/clients/admin" --log-file "$2.log"
+}
+stop() {
+    umount "$2"
+    "$bin" cluster down "$1" > /dev/null
+}
+# Everything that can be told of the files, but for times of change: those of big files are those of the load.
+manifest() {
+    (
+        cd "$1"
+        find . -mindepth 1 -print0 | sort -z | xargs -0 stat --printf '%n|%f|%i|%h|%u|%g|%t|%T|%s|%.9Y\n'
+        find . -mindepth 1 ! -type f -print0 | sort -z | xargs -0 stat --printf '%n|%.9Z\n'
+        find . -type l -print0 | sort -z | xargs -0 -n 1 readlink
+        find . -mindepth 1 -print0 | sort -z | xargs -0 getfattr -h -d -m - -e hex 2> /dev/null
+        find . -mindepth 1 -type d -print0 | sort -z | xargs -0 -n 1 "$bin" du --json
+        find . -type f -print0 | sort -z | xargs -0 sha256sum
+        find . -type f -print0 | sort -z | xargs -0 -n 1 "$bin" layout
+    )
+}
+
+echo '== a tree of all that a cluster can hold'
+made "$cluster" 17690 2 3
+mount_of "$cluster" "$a"
+(
+    cd "$a"
+    cp -a "$OLDPWD/docs" .
+    mkdir bare striped made links
+    setfattr -n user.espalier.no_metafile -v 1 bare
+    "$bin" policy striped --set stuffing=false --set precreation=true --set num_dfiles=2
+    "$bin" policy made --set create=client --set stuffing=false --set num_dfiles=1
+    for at in $(seq 20); do
+        echo "$at" > "bare/$at"
+        : > "bare/empty$at"
+        echo "$at" > "striped/$at"
+        : > "striped/empty$at"
+        : > "made/$at"
+    done
+    touch -d '2001-02-03 04:05:06.123456789' bare/1 bare/empty1 striped/1 striped/empty1 made/1
+    head -c 3000000 /dev/urandom > big
+    truncate -s 1G sparse
+    printf end >> sparse
+    ln big links/big
+    ln docs/format.md links/format
+    ln -s big symlink
+    mkfifo fifo
+    mv bare/2 links/was-bare
+    setfattr -n user.color -v green big
+    "$bin" quota set docs --files 1000
+)
+# Nobody is waited for: what they had not said when they were killed is in their journals.
+for server in 0 1 2; do kill_server "$server"; done
+umount -l "$a"
+
+echo '== dumped, and loaded'
+refused 'no tree of files' "$bin" dump "$cluster/server-0/data" "$work/nothing"
+refused 'no tree of files' "$bin" fsck "$cluster/server-1/data"
+refused 'no tree of files' "$bin" fsck --repair "$cluster/server-1/data"
+"$bin" cluster dump "$cluster" "$work/dumps"
+is "$(ls "$work/dumps" | tr '\n' ' ')" 'data-0.dump data-1.dump data-2.dump rank-0.dump rank-1.dump '
+for dump in "$work"/dumps/*; do "$bin" dump --verify "$dump" > /dev/null; done
+refused 'is not empty' "$bin" cluster dump "$cluster" "$work/dumps"
+refused "one of a cluster's servers" "$bin" load "$work/dumps/rank-0.dump" "$work/alone"
+made "$work/copy" 17695 2 3
+"$bin" cluster load "$work/dumps" "$work/copy" --verify
+"$bin" cluster fsck "$cluster"
+mount_of "$cluster" "$a"
+mount_of "$work/copy" "$b"
+manifest "$a" > "$work/manifest.a"
+manifest "$b" > "$work/manifest.b"
+grep -q 'no_metafile = true' "$work/manifest.a"
+diff "$work/manifest.a" "$work/manifest.b" || fail 'what was loaded is not what was dumped'
+echo new > "$b/bare/new"
+is "$(cat "$b/bare/new" "$b/bare/1" | tr '\n' ' ')" 'new 1 '
+stop "$cluster" "$a"
+stop "$work/copy" "$b"
+"$bin" cluster fsck "$work/copy"
+
+echo '== interrupted'
+rm -r "$work/dumps"
+"$bin" cluster dump "$cluster" "$work/dumps"
+cp -r "$work/dumps" "$work/part"
+rm "$work/part/data-1.dump"
+truncate -s -100 "$work/part/data-0.dump"
+"$bin" cluster dump "$cluster" "$work/part" --resume
+diff -r "$work/dumps" "$work/part"
+refused 'holds files' "$bin" cluster load "$work/dumps" "$work/copy"
+refused 'nothing to resume' "$bin" cluster load "$work/dumps" "$work/copy" --resume
+mount_of "$work/copy" "$b"
+is "$(cat "$b/bare/new")" new
+stop "$work/copy" "$b"
+# The last dump to be loaded ends too early: until it is whole there is no file system.
+truncate -s -100 "$work/part/rank-1.dump"
+refused 'is damaged' "$bin" cluster load "$work/part" "$work/copy" --force
+refused 'not completely loaded' "$bin" cluster fsck "$work/copy"
+if "$bin" cluster up "$work/copy" > "$work/up" 2>&1 < /dev/null; then fail 'half a tree is served'; fi
+"$bin" cluster down "$work/copy" > /dev/null
+"$bin" cluster load "$work/dumps" "$work/copy" --resume --verify
+[ "$("$bin" cluster load "$work/dumps" "$work/copy" --force --verify | grep -c clean)" = 1 ]
+mount_of "$work/copy" "$b"
+manifest "$b" > "$work/manifest.b"
+diff "$work/manifest.a" "$work/manifest.b" || fail 'what was resumed is not what was dumped'
+stop "$work/copy" "$b"
+
+echo '== what does not fit'
+for shape in '1 3' '2 4'; do
+    made "$work/other" 17695 $shape
+    refused 'as many metadata servers' "$bin" cluster load "$work/dumps" "$work/other"
+    rm -r "$work/other"
+done
+made "$work/other" 17695 2 3
+cp "$work/dumps/rank-0.dump" "$work/part/rank-1.dump"
+refused 'as many metadata servers' "$bin" cluster load "$work/part" "$work/other"
+refused 'no dump' "$bin" dump --verify "$work/other/server-0/server.toml"
+"$bin" cluster fsck "$work/other"
+echo 'cluster-dump-test: passed'
