@@ -1,7 +1,8 @@
 //! What no client asks for that means well: requests come from other machines, too.
 
 use crate::{
-    Access, AllocateMode, CopyTree, Errno, Ino, NewNode, Rank, RenameFlags, Request, StreamIo, Time, mode,
+    Access, AllocateMode, CopyTree, Early, Errno, Ino, NewNode, Rank, RenameFlags, Request, StreamIo, Time,
+    mode,
 };
 
 /// The kernel asks for no more at once, and no less is enough for anybody.
@@ -202,6 +203,19 @@ impl Request {
             Self::Unlink { time, .. } | Self::RmDir { time, .. } | Self::Write { time, .. } => *time,
             _ => None,
         }
+    }
+
+    /// As it is sent where the caller has been answered already: that it was done at that time, to an inode of that number, if it makes one.
+    #[must_use]
+    pub fn told(mut self, ino: Ino, at: Time) -> Self {
+        match &mut self {
+            Self::Create { early, .. } => *early = Some(Early { ino, time: at }),
+            Self::Unlink { time, .. } | Self::RmDir { time, .. } | Self::Write { time, .. } => {
+                *time = Some(at)
+            }
+            _ => {}
+        }
+        self
     }
 
     /// The file whose bytes it changes, for whoever has that open for writing.

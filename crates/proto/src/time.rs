@@ -15,10 +15,35 @@ impl Time {
         Self { secs, nanos: if nanos < 1_000_000_000 { nanos } else { 999_999_999 } }
     }
 
+    /// Whether the access time of what was changed last then is old at an access, as `relatime` has it: not later than that change, or
+    /// a day old.
+    pub fn is_old_access(self, changed: Self, now: Self) -> bool {
+        const DAY: i64 = 24 * 60 * 60;
+        self <= changed || now.secs.saturating_sub(self.secs) >= DAY
+    }
+
     /// So many milliseconds later.
     pub fn later(self, ms: u64) -> Self {
         let nanos = u64::from(self.nanos) + ms % 1000 * 1_000_000;
         let secs = ms / 1000 + nanos / 1_000_000_000;
         Self { secs: self.secs.saturating_add_unsigned(secs), nanos: (nanos % 1_000_000_000) as u32 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_access_is_told_after_a_change_and_after_a_day() {
+        const NOW: Time = Time::new(1_000_000, 0);
+        let before = |secs| Time::new(NOW.secs - secs, 0);
+        assert!(before(10).is_old_access(before(10), NOW) && before(10).is_old_access(before(9), NOW));
+        assert!(!before(10).is_old_access(before(11), NOW));
+        assert!(before(86_400).is_old_access(before(90_000), NOW));
+        assert!(!before(86_399).is_old_access(before(90_000), NOW));
+        assert!(!Time::new(i64::MAX, 0).is_old_access(NOW, NOW), "whatever anybody has set");
+        let first = Time::new(i64::MIN, 0);
+        assert!(first.is_old_access(first, NOW) && Time::new(i64::MIN, 1).is_old_access(first, NOW));
     }
 }

@@ -9,8 +9,8 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    self as proto, Access, Caller, END, Errno, FileType, FromClient, Ino, Name, NewNode, OpenHow, Opened,
-    Rank, Reads, Reply, Request, RequestId, Time, Touched, mode,
+    Access, Caller, END, Errno, FileType, FromClient, Ino, Name, NewNode, OpenHow, Opened, Rank, Reads,
+    Reply, Request, RequestId, Time, Touched, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -30,8 +30,6 @@ const STOCK: u32 = Request::MAX_NUMBERS;
 const CLOCK_MS: u64 = 60_000;
 /// Its clock may be ahead by so many milliseconds, as what it says shows: the reply that had told it has taken its time.
 const AHEAD_MS: u64 = 1_000;
-/// After so many seconds an access is one in any case.
-const DAY: i64 = 24 * 60 * 60;
 /// A server that gives no numbers, as to those who may only read, is asked again after so long.
 const REFUSED_MS: u64 = 60_000;
 
@@ -215,7 +213,7 @@ impl<T> Sessions<T> {
         if !may || self.cache.is_early_name(dir, name) {
             return None;
         }
-        let (ino, request, answer, left) = match request {
+        let (ino, answer, left) = match request {
             Request::Create { node, perm, umask, open, .. } => {
                 let kind = self.early_kind(node)?;
                 // Whether it may keep that bit depends on all of the caller's groups.
@@ -229,10 +227,6 @@ impl<T> Sessions<T> {
                 let rights = (perm & mode::PERMISSIONS & !umask | inherited, asked.caller.uid, gid);
                 let made = new_inode(ino, kind, rights, time);
                 let (entry, until) = self.cache.make_early((dir, name), &parent, made, now);
-                let mut request = request.clone();
-                if let Request::Create { early, .. } = &mut request {
-                    *early = Some(proto::Early { ino, time });
-                }
                 let answer = match open {
                     Some(_) => {
                         self.early.open.insert(ino, dir);
@@ -241,7 +235,7 @@ impl<T> Sessions<T> {
                     }
                     None => Answer::Entry(entry),
                 };
-                (ino, request, answer, until - now)
+                (ino, answer, until - now)
             }
             _ => {
                 let attr = self.cache.alone_with(dir, name, now)?;
@@ -256,15 +250,11 @@ impl<T> Sessions<T> {
                     return None;
                 }
                 self.cache.remove_early(dir, name, &attr, time);
-                let mut request = request.clone();
-                if let Request::Unlink { time: told, .. } | Request::RmDir { time: told, .. } = &mut request {
-                    *told = Some(time);
-                }
-                (attr.ino, request, Answer::Done, 0)
+                (attr.ino, Answer::Done, 0)
             }
         };
         let change = self.early.new_change(asked.call_id, (dir, What::Name(name.clone())), ino, now);
-        self.send_early(rank, change, asked.caller.clone(), request);
+        self.send_early(rank, change, asked.caller.clone(), request.clone().told(ino, time));
         Some((answer, left))
     }
 
@@ -295,9 +285,10 @@ impl<T> Sessions<T> {
         let is_first = !self.cache.is_early(ino);
         self.cache.written_early(dir, ino, (start, data), time);
         let change = self.early.new_change(asked.call_id, (dir, What::Bytes), ino, now);
-        let (data, kill_suid_gid, time) = (data.to_vec(), false, Some(time));
+        let (data, kill_suid_gid) = (data.to_vec(), false);
         let answer = Answer::Written(data.len() as u32);
-        let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time };
+        let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time: None };
+        let request = request.told(ino, time);
         self.send_in_turn(is_first, Unsent { change, caller: asked.caller.clone(), request });
         Some((answer, 0))
     }
@@ -315,7 +306,7 @@ impl<T> Sessions<T> {
         }
         let is_first = !self.cache.is_early(ino);
         // As the server sees it (relatime).
-        let accessed = attr.atime <= attr.mtime.max(attr.ctime) || time.secs - attr.atime.secs >= DAY;
+        let accessed = attr.atime.is_old_access(attr.mtime.max(attr.ctime), time);
         self.cache.opened_early(ino, accessed);
         let change = self.early.new_change(asked.call_id, (ino, What::Opening), ino, now);
         let request = Request::Open { ino, how: OpenHow { reads: Reads::Client, ..how } };

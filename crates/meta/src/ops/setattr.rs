@@ -142,7 +142,7 @@ impl Meta {
     /// Reading a file, link or directory may change its access time. Whether it does.
     pub(crate) fn accessed(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
         let inode = self.state.inode(ino)?;
-        let is_due = self.writable().is_ok() && self.atime_is_due(inode, inode.mtime, cx.now);
+        let is_due = self.writable().is_ok() && self.atime_is_due(inode, cx.now);
         if is_due {
             let change = Change { atime: Some(cx.now), ..Change::default() };
             self.commit(cx, &Event::SetAttr { ino, change })?;
@@ -150,16 +150,13 @@ impl Meta {
         Ok(is_due)
     }
 
-    pub(crate) fn atime_is_due(&self, inode: &Inode, mtime: Time, now: Time) -> bool {
+    fn atime_is_due(&self, inode: &Inode, now: Time) -> bool {
         use crate::config::Atime;
-        const DAY: i64 = 24 * 60 * 60;
         match self.config.atime {
             _ if inode.is_bare() => false,
             Atime::Never => false,
             Atime::Always => true,
-            Atime::Relative => {
-                inode.atime <= mtime || inode.atime <= inode.ctime || now.secs - inode.atime.secs >= DAY
-            }
+            Atime::Relative => inode.atime.is_old_access(inode.mtime.max(inode.ctime), now),
         }
     }
 }
