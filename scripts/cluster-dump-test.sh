@@ -10,7 +10,7 @@ a=$work/a b=$work/b
 mkdir "$a" "$b"
 cleanup() {
     for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
-    for made in "$cluster" "$work/copy"; do "$bin" cluster down "$made" > /dev/null 2>&1 || true; done
+    for made in "$cluster" "$work/copy" "$work/other"; do "$bin" cluster down "$made" > /dev/null 2>&1 || true; done
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
@@ -109,12 +109,26 @@ truncate -s -100 "$work/part/data-0.dump"
 "$bin" cluster dump "$cluster" "$work/part" --resume
 diff -r "$work/dumps" "$work/part"
 refused 'holds files' "$bin" cluster load "$work/dumps" "$work/copy"
+# Also where only a journal tells.
+made "$work/other" 17695 2 3
+mount_of "$work/other" "$b"
+echo small > "$b/small"
+sync "$b/small"
+served=$cluster cluster=$work/other
+for server in 0 1 2; do kill_server "$server"; done
+cluster=$served
+umount -l "$b"
+refused 'holds files' "$bin" cluster load "$work/dumps" "$work/other"
+mount_of "$work/other" "$b"
+is "$(cat "$b/small")" small
+stop "$work/other" "$b"
+rm -r "$work/other"
 refused 'nothing to resume' "$bin" cluster load "$work/dumps" "$work/copy" --resume
 mount_of "$work/copy" "$b"
 is "$(cat "$b/bare/new")" new
 stop "$work/copy" "$b"
 # The last dump to be loaded ends too early: until it is whole there is no file system.
-truncate -s -100 "$work/part/rank-1.dump"
+truncate -s -100 "$work/part/rank-0.dump"
 refused 'is damaged' "$bin" cluster load "$work/part" "$work/copy" --force
 refused 'not completely loaded' "$bin" cluster fsck "$work/copy"
 if "$bin" cluster up "$work/copy" > "$work/up" 2>&1 < /dev/null; then fail 'half a tree is served'; fi
@@ -134,6 +148,7 @@ for shape in '1 3' '2 4'; do
 done
 made "$work/other" 17695 2 3
 cp "$work/dumps/rank-0.dump" "$work/part/rank-1.dump"
+cp "$work/dumps/rank-0.dump" "$work/part/rank-0.dump"
 refused 'as many metadata servers' "$bin" cluster load "$work/part" "$work/other"
 refused 'no dump' "$bin" dump --verify "$work/other/server-0/server.toml"
 "$bin" cluster fsck "$work/other"

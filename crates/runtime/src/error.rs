@@ -58,7 +58,7 @@ pub enum Error {
     OtherShape(PathBuf),
     #[error("{} is not empty: name a directory of its own for the dump, or --resume what was interrupted there", .0.display())]
     NotEmpty(PathBuf),
-    #[error("{} holds files already: use --force to lose them, on all servers", .0.display())]
+    #[error("the cluster of {} holds files already: use --force to lose them, on all its servers", .0.display())]
     HoldsFiles(PathBuf),
     #[error("{} was not completely loaded: run `espalier load --resume` (`espalier cluster load --resume`) with the same dump, or --force to begin anew", .0.display())]
     Loading(PathBuf),

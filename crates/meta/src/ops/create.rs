@@ -40,7 +40,7 @@ impl Meta {
             {
                 return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
             }
-            // A directory is opened, too, as far as anybody asks so for one.
+            // It may be a directory, which its client comes to know by that.
             self.share(cx, ino)?;
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
             let opened = self.open_as(cx, ino, how)?;

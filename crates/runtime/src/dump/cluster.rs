@@ -1,13 +1,13 @@
 //! Dumps of a cluster that does not run: a directory with a dump of each of its stores. They are loaded into a cluster of the same
-//! shape, which is none before all of them are there: the metadata servers' are begun first and finished last.
+//! shape, which is none before all of them are there: the metadata servers' are begun first and finished last, and of them that with the root.
 
+use std::cmp::Reverse;
 use std::fs::{self, File};
 use std::io::{BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 
-use espalier_meta::Super;
-use espalier_proto::{ObjectId, Rank, ServerId};
-use espalier_store::{FormatOptions, LocalOptions, LocalStore, Store, Superblock, superblock};
+use espalier_proto::ServerId;
+use espalier_store::{FormatOptions, Superblock, superblock};
 
 use super::Dumped;
 use super::frame::{Part, read_failed, write_failed};
@@ -96,8 +96,8 @@ struct Pair {
     superblock: Superblock,
 }
 
-/// Makes what [`dump_cluster`] has written of the files of a cluster that was just made, or, with `force`, that are lost then. Until all of it is
-/// there, no metadata server starts. `progress` is told the bytes of the current file so far.
+/// Loads what [`dump_cluster`] has written into a cluster that holds nothing, or, with `force`, whose files are lost by that. Until all of it is
+/// there, the metadata server with the root does not start. `progress` is told the bytes of the current file so far.
 ///
 /// # Errors
 /// As [`super::load`]; and the cluster has other servers than that which was dumped, or holds files.
@@ -113,6 +113,8 @@ pub fn load_cluster(
         let part = Part::Rank { rank: superblock::read(store)?.rank, ranks };
         trees.push(Pair::of(from, part, store)?);
     }
+    // The root is the last to be there.
+    trees.sort_by_key(|pair| Reverse(pair.superblock.rank));
     let data = stores.data.iter().map(|(number, store)| Pair::of(from, Part::Data(*number), store));
     let data = data.collect::<Result<Vec<_>, _>>()?;
     let files = fs::read_dir(from).map_err(read_failed)?.count();
@@ -128,13 +130,11 @@ pub fn load_cluster(
         };
         let loading = trees.iter().map(is_loading).collect::<Result<Vec<_>, _>>()?;
         if !loading.contains(&true) {
-            return Err(Error::Loaded(from.into()));
+            return Err(Error::Loaded(trees.swap_remove(0).store));
         }
     } else {
-        for pair in trees.iter().chain(&data) {
-            if !options.force && !pair.is_new()? {
-                return Err(Error::HoldsFiles(pair.store.clone()));
-            }
+        if !options.force && !is_new(stores)? {
+            return Err(Error::HoldsFiles(trees.swap_remove(0).store));
         }
         for pair in &trees {
             pair.with_dump(|dump| prepare(&pair.store, pair.format(&dump), dump.nothing()))?;
@@ -145,6 +145,16 @@ pub fn load_cluster(
         all += pair.load(options, &progress)?;
     }
     Ok(all)
+}
+
+/// Whether nobody has made anything in a cluster yet, as its journals have it.
+fn is_new(stores: &ClusterStores) -> Result<bool, Error> {
+    let volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
+    let mut is_new = volumes.iter().map(|volume| volume.meta.files()).sum::<u64>() <= 1;
+    for (number, store) in &stores.data {
+        is_new &= DataStore::open(store, *number, false)?.datafiles()?.is_empty();
+    }
+    Ok(is_new)
 }
 
 impl Pair {
@@ -164,17 +174,6 @@ impl Pair {
         let Superblock { label, journal_bytes, uuid, rank, ranks, .. } = self.superblock.clone();
         let uuid = Some(uuid);
         FormatOptions { label, journal_bytes, uuid, rank, ranks, ..dump.format(true) }
-    }
-
-    /// Nobody has made anything in it yet.
-    fn is_new(&self) -> Result<bool, Error> {
-        if let Part::Data(number) = self.part {
-            return Ok(DataStore::open(&self.store, number, false)?.datafiles()?.is_empty());
-        }
-        let (store, _) = LocalStore::open_with(&self.store, LocalOptions::default())?;
-        let first = store.get(ObjectId::SUPER, b"")?.and_then(|first| Super::parse(&first));
-        let root = u64::from(self.superblock.rank == Rank(0));
-        Ok(first.is_some_and(|first| first.sequence == 0 && first.files == root))
     }
 
     /// Loads what is missing; of a data server's store, all of it if that cannot be told, for the trees do not refer to it yet.
