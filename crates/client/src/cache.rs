@@ -139,14 +139,15 @@ impl Cache {
 
     /// An inode's attributes, if they are known.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
-        let record = self.records.get(&ino).filter(|record| record.lease > now)?;
-        self.attr_of(ino, record).copied()
+        let (record, attr) = self.told(ino, now)?;
+        (!attr.streamed || self.writing.allows(ino, record.asked)).then_some(*attr)
     }
 
-    /// What is known of an inode, on which there is a lease.
-    fn attr_of<'a>(&self, ino: Ino, record: &'a Record) -> Option<&'a Attr> {
-        let attr = record.attr.as_deref().filter(|_| !self.changing.is_so(ino))?;
-        (!attr.streamed || self.writing.allows(ino, record.asked)).then_some(attr)
+    /// What has been told of an inode, and holds, but for what is in its stream.
+    fn told(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
+        let record =
+            self.records.get(&ino).filter(|record| record.lease > now && !self.changing.is_so(ino))?;
+        Some((record, record.attr.as_deref()?))
     }
 
     /// Whether there is a lease on an inode.
@@ -209,16 +210,14 @@ impl Cache {
 
     /// The answer to a question for attributes, and for how many milliseconds it may be cached.
     pub fn get_attr(&mut self, ino: Ino, now: u64) -> Option<(Answer, u64)> {
-        let record = self.records.get(&ino).filter(|record| record.lease > now)?;
-        let attr = *self.attr_of(ino, record)?;
+        let (attr, until) = (self.attr(ino, now)?, self.records.get(&ino)?.lease);
         self.counts.hits += 1;
-        Some((Answer::Attr(attr), record.lease - now))
+        Some((Answer::Attr(attr), until - now))
     }
 
     /// Whether it is known that an inode has no extended attributes and no access control lists.
     pub fn is_bare(&mut self, ino: Ino, now: u64) -> bool {
-        let record = self.records.get(&ino).filter(|record| record.lease > now && !self.changing.is_so(ino));
-        let is_bare = record.and_then(|record| record.attr.as_deref()).is_some_and(|attr| attr.bare);
+        let is_bare = self.told(ino, now).is_some_and(|(_, attr)| attr.bare);
         self.counts.hits += u64::from(is_bare);
         is_bare
     }
@@ -313,7 +312,7 @@ impl Cache {
                     self.bind(dir, name, Binding::Absent, term.until(now), now);
                 }
             }
-            Some(Answer::Attr(attr)) => self.tell(attr, term.until(now), term.asked, 0, now),
+            Some(Answer::Attr(attr)) => self.tell(attr, term, 0, now),
             Some(Answer::Listing { entries, end, .. }) => {
                 if let Some((dir, after)) = subject.lists {
                     let last = if *end { u64::MAX } else { entries.last().map_or(after, |last| last.cursor) };
@@ -363,22 +362,23 @@ impl Cache {
                 // Nobody needs it any more but those who use it, and it is there for as long as it is known.
                 self.drop_lease(attr.ino);
             } else if self.records.contains_key(&attr.ino) {
-                self.tell(attr, now.saturating_add(lease), 0, 0, now);
+                // None of them has a stream.
+                self.tell(attr, Term { asked: now, left: lease }, 0, now);
             }
         }
     }
 
     fn entry(&mut self, name: Option<(Ino, &Name)>, entry: &Entry, term: Term, now: u64) {
-        let (attr, until) = (&entry.attr, term.until(now));
+        let attr = &entry.attr;
         if let Some((dir, name)) = name.filter(|_| entry.name_leased) {
-            self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
+            self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), term.until(now), now);
         }
-        let until = if entry.attr_leased { until } else { 0 };
-        self.tell(attr, until, term.asked, 1, now);
+        let term = if entry.attr_leased { term } else { Term { left: 0, ..term } };
+        self.tell(attr, term, 1, now);
         if !entry.alone {
             self.not_alone(attr.ino);
         }
-        self.know_empty(attr, until, now);
+        self.know_empty(attr, term.until(now), now);
     }
 
     /// Nothing is in a directory of which a server has told that, if it has none.
@@ -434,16 +434,16 @@ impl Cache {
         }
     }
 
-    /// `asked`: of a file with a stream, when that was; 0: it is not known.
-    fn tell(&mut self, attr: &Attr, until: u64, asked: u64, lookups: u64, now: u64) {
+    fn tell(&mut self, attr: &Attr, term: Term, lookups: u64, now: u64) {
         let (counts, is_early) = (self.users == Users::Tell, self.early.is_of(attr.ino));
+        let until = term.until(now);
         let record = self.renew(attr.ino, until, now);
         record.lookups += lookups;
         if counts {
             record.users += lookups;
         }
         if until > now && !is_early {
-            (record.attr, record.asked) = (Some(Box::new(*attr)), asked);
+            (record.attr, record.asked) = (Some(Box::new(*attr)), term.asked);
         }
         if self.order.len() > self.capacity {
             self.make_room();

@@ -7,7 +7,7 @@ use espalier_proto::{Attr, Entry, FileType, Home, Ino, Name, Time, mode};
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
-use super::{Binding, Cache, Users};
+use super::{Binding, Cache, Term, Users};
 use crate::Answer;
 
 /// What is told and not answered.
@@ -140,7 +140,7 @@ impl Cache {
         let (until, exclusive) = lease;
         self.change_early(dir, 1, attr.kind, attr.mtime);
         self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
-        self.tell(&attr, until, now, 0, now);
+        self.tell(&attr, Term { asked: now, left: until.saturating_sub(now) }, 0, now);
         if attr.kind == FileType::Regular {
             self.contents.learn(attr.ino, Vec::new(), true);
         }
@@ -223,7 +223,8 @@ impl Cache {
             self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         }
         let until = if entry.attr_leased { until } else { 0 };
-        self.tell(attr, until, 0, 1, now);
+        // It was small when it was made: what has become of it since is asked for.
+        self.tell(attr, Term { asked: 0, left: until.saturating_sub(now) }, 1, now);
         self.know_empty(attr, until, now);
         // Those who were told are counted already.
         if let Some(record) = self.records.get_mut(&attr.ino).filter(|_| counts) {
