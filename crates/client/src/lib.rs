@@ -33,7 +33,7 @@ use delegated::Way;
 pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
 pub use data_link::{Came, DataLink};
 pub use kind::Kind;
-pub use link::{Begun, Link};
+pub use link::{Ended, Link};
 pub use sessions::{Asked, DataAsk, ForDoor, Interrupt, Outcome, Sessions, Told};
 pub use striped::{Striped, Turn, Work};
 

@@ -92,11 +92,11 @@ struct Hold {
     announced: bool,
 }
 
-/// What has become of the session when a connection begins.
+/// What a session leaves when it has ended.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Begun {
-    /// Nothing that was told earlier may be cached any longer: no name, and nothing of these inodes.
-    pub distrust: Option<Vec<Ino>>,
+pub struct Ended {
+    /// Nothing that was told in it may be cached any longer: no name, and nothing of these inodes.
+    pub distrust: Vec<Ino>,
     /// Of these requests nobody knows whether they were done.
     pub lost: Vec<RequestId>,
     /// Files on which the client had locks, and has none any more: others may have had them since.
@@ -133,7 +133,7 @@ impl Link {
     /// Held inodes in a request.
     const RECLAIMED: usize = 1024;
 
-    /// The incarnation of the server that the session was last in.
+    /// The incarnation of the server that the session was last in; `None`: there is no session.
     pub fn incarnation(&self) -> Option<u64> {
         self.incarnation
     }
@@ -412,40 +412,46 @@ impl Link {
         }
     }
 
+    /// The server has ended the session. Nothing comes of what was sent in it, as far as anybody knows; the next one is told what the client
+    /// still has.
+    pub fn ended(&mut self) -> Ended {
+        if self.incarnation.take().is_none() {
+            return Ended::default();
+        }
+        let mut lost = Vec::new();
+        let kept = self.unanswered.split_off(&self.ever_sent);
+        for id in core::mem::replace(&mut self.unanswered, kept).into_keys() {
+            if !self.reclaims.contains(&id) {
+                lost.push(RequestId(id));
+            }
+        }
+        for id in core::mem::take(&mut self.lowered) {
+            self.unanswered.remove(&id);
+        }
+        Ended { distrust: self.held.keys().copied().collect(), lost, unlocked: self.locks.lose() }
+    }
+
     /// What is sent over a new connection, after the server has answered the first message. `early`: directories of whose changes callers
-    /// have been told before the server has answered.
+    /// have been told before the server has answered. If the server has been started anew since the last one: the inodes of which nothing
+    /// that was told earlier may be cached any longer, nor any name.
     pub fn connected(
         &mut self,
         welcome: &Welcome,
         early: &BTreeSet<Ino>,
         out: &mut Vec<FromClient>,
-    ) -> Begun {
-        let mut begun = Begun::default();
+    ) -> Option<Vec<Ino>> {
+        let mut distrust = None;
         self.connected = true;
         self.window = u64::from(welcome.window).max(1);
-        if self.incarnation.is_some() && !welcome.resumed {
-            let sent: Vec<_> = self.unanswered.range(..self.ever_sent).map(|(id, _)| *id).collect();
-            for id in sent {
-                self.unanswered.remove(&id);
-                if !self.reclaims.contains(&id) {
-                    begun.lost.push(RequestId(id));
-                }
-            }
-        }
-        let is_new = self.incarnation != Some(welcome.incarnation) || !welcome.resumed;
-        if is_new {
-            begun.distrust = self.incarnation.map(|_| self.held.keys().copied().collect());
+        let before = self.incarnation.replace(welcome.incarnation);
+        if before != self.incarnation {
+            distrust = before.map(|_| self.held.keys().copied().collect());
             for id in core::mem::take(&mut self.reclaims) {
                 self.unanswered.remove(&id);
             }
-            if self.incarnation.is_some() && !welcome.resumed {
-                begun.unlocked = self.locks.lose();
-                for id in core::mem::take(&mut self.lowered) {
-                    self.unanswered.remove(&id);
-                }
-            }
-            self.incarnation = Some(welcome.incarnation);
-            self.reclaim(early);
+            // In a new session nobody is alone any more.
+            let none = BTreeSet::new();
+            self.reclaim(if before.is_some() { early } else { &none });
         }
         // That they have been given what they wait for may not have come.
         for id in core::mem::take(&mut self.asked_again) {
@@ -465,7 +471,7 @@ impl Link {
             self.send(id, out);
         }
         self.fill(out);
-        begun
+        distrust
     }
 
     pub fn disconnected(&mut self) {

@@ -11,7 +11,7 @@ mod rights;
 mod root;
 mod told;
 
-use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -21,7 +21,7 @@ use espalier_proto::{
 };
 
 use crate::cache::Page;
-use crate::{Answer, Begun, Binding, Cache, Call, Client};
+use crate::{Answer, Binding, Cache, Call, Client, Ended};
 use asking::Asking;
 use behind::Behind;
 use course::Course;
@@ -99,7 +99,7 @@ impl<T> Sessions<T> {
         self.ends.keys().copied()
     }
 
-    /// The incarnation of the server that the session was last in.
+    /// The incarnation of the server that the session was last in; `None`: there is no session.
     pub fn incarnation(&self, rank: Rank) -> Option<u64> {
         self.ends.get(&rank)?.link.incarnation()
     }
@@ -290,30 +290,41 @@ impl<T> Sessions<T> {
             // Another directory has come to its place.
             told.door.push(ForDoor::Distrust([Ino::ROOT].into()));
         }
-        let early = if welcome.resumed { self.early.dirs() } else { BTreeSet::new() };
+        let early = self.early.dirs();
         let Some(end) = self.end(rank) else { return };
-        let Begun { distrust, lost, unlocked } = end.link.connected(welcome, &early, &mut end.out);
+        let distrust = end.link.connected(welcome, &early, &mut end.out);
+        self.distrust(rank, distrust, told);
+        self.say(told);
+    }
+
+    /// A server has ended the session, and refuses the connection for it. The next one begins another.
+    pub fn ended(&mut self, rank: Rank, told: &mut Told<T>) {
+        let Some(end) = self.end(rank) else { return };
+        let Ended { distrust, lost, unlocked } = end.link.ended();
         if !unlocked.is_empty() {
             told.door.push(ForDoor::Unlocked(unlocked.len()));
         }
-        let (is_new, is_lost) = (distrust.is_some(), distrust.is_some() && !welcome.resumed);
         let mut failed = Vec::new();
         for id in &lost {
             end.given_up.remove(id);
             failed.extend(end.parked.remove(id));
         }
-        self.early_connected(rank, (is_new, is_lost), &lost, told);
-        // What is told again does not say what it has changed.
-        self.cache.distrust_rank(rank);
-        self.forget_seen(|dir| dir.rank() == rank);
-        if let Some(inos) = distrust {
-            told.door.push(ForDoor::Distrust(self.shown_all(inos)));
-        }
-        if is_lost {
-            failed.append(&mut self.asking.lose(rank, told));
-        }
+        self.lose_early(rank, &lost, told);
+        self.distrust(rank, Some(distrust), told);
+        failed.append(&mut self.asking.lose(rank, told));
         failed.into_iter().for_each(|parked| self.give_up(parked, Errno::EIO, told));
         self.say(told);
+    }
+
+    /// What a server has told is cached no longer: it does not know of it any more if it has forgotten what it told of these inodes, and
+    /// what it tells again does not say what it has changed.
+    fn distrust(&mut self, rank: Rank, forgotten: Option<Vec<Ino>>, told: &mut Told<T>) {
+        self.cache.distrust_rank(rank);
+        self.forget_seen(|dir| dir.rank() == rank);
+        if let Some(inos) = forgotten {
+            self.behind.forget_revoked(rank);
+            told.door.push(ForDoor::Distrust(self.shown_all(inos)));
+        }
     }
 
     pub fn disconnected(&mut self, rank: Rank) {

@@ -1,7 +1,7 @@
 //! A client's end of its session: what is sent over which connection, and what a server that was started anew is told.
 #![allow(clippy::unwrap_used)]
 
-use espalier_client::{Begun, Link};
+use espalier_client::{Ended, Link};
 use espalier_proto::{
     Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, Lock, LockKind, LockOwner,
     Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, StreamIo, Time, Welcome,
@@ -9,10 +9,9 @@ use espalier_proto::{
 
 const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
 
-fn welcome(incarnation: u64, resumed: bool) -> Welcome {
+fn welcome(incarnation: u64) -> Welcome {
     Welcome {
         incarnation,
-        resumed,
         window: 4,
         session_ms: 60_000,
         rank: Rank(0),
@@ -87,7 +86,7 @@ fn created(ino: u64) -> Result<Reply, Errno> {
 /// A link whose first connection has begun.
 fn connected() -> Link {
     let (mut link, mut out) = (Link::default(), Vec::new());
-    assert_eq!(link.connected(&welcome(1, false), &[].into(), &mut out), Begun::default());
+    assert_eq!(link.connected(&welcome(1), &[].into(), &mut out), None);
     // A new session holds nothing, and says so.
     assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![] }]);
     link.answered(RequestId(1), &Ok(Reply::Done), true, &mut out);
@@ -112,7 +111,7 @@ fn what_the_window_does_not_let_through_waits() {
 #[test]
 fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
     let (mut link, mut out) = (connected(), Vec::new());
-    let wide = Welcome { window: 64, ..welcome(1, true) };
+    let wide = Welcome { window: 64, ..welcome(1) };
     link.connected(&wide, &[].into(), &mut out);
     let sent = |out: &mut Vec<FromClient>| numbers(out).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     let ino = Ino(9);
@@ -155,7 +154,7 @@ fn what_was_not_answered_is_sent_again() {
     // Nothing is sent without a connection, and it cannot be said when an answer would come.
     let late = link.ask(Caller::SERVER, stat(9), &mut out);
     assert!(!link.cancel(late, &mut out) && out.is_empty());
-    assert_eq!(link.connected(&welcome(1, true), &[].into(), &mut out), Begun::default());
+    assert_eq!(link.connected(&welcome(1), &[].into(), &mut out), None);
     assert_eq!(numbers(&mut out), [(2, 2), (4, 2), (5, 2)]);
     assert!(link.cancel(late, &mut out));
     assert_eq!(out, [FromClient::Cancel { id: late }]);
@@ -174,10 +173,9 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
     link.ask(Caller::SERVER, stat(5), &mut out);
     link.disconnected();
     out.clear();
-    let begun = link.connected(&welcome(2, true), &[].into(), &mut out);
-    let mut distrusted = begun.distrust.unwrap();
+    let mut distrusted = link.connected(&welcome(2), &[].into(), &mut out).unwrap();
     distrusted.sort();
-    assert_eq!((distrusted, begun.lost), (vec![Ino(5), Ino(6)], vec![]));
+    assert_eq!(distrusted, [Ino(5), Ino(6)]);
     let mut sent = requests(&mut out);
     let Request::Reclaim { held, last: true, again } = &mut sent[0] else { panic!("{sent:?}") };
     assert_eq!(*again, [RequestId(4)]);
@@ -210,7 +208,7 @@ fn what_was_opened_for_writing_is_proved_to_be() {
         incarnation += 1;
         link.disconnected();
         let mut out = Vec::new();
-        link.connected(&welcome(incarnation, true), &[].into(), &mut out);
+        link.connected(&welcome(incarnation), &[].into(), &mut out);
         let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
         held[0].opened
     };
@@ -236,7 +234,7 @@ fn what_is_let_go_is_held_until_the_server_has_answered() {
     let held = |link: &mut Link, incarnation| {
         let mut out = Vec::new();
         link.disconnected();
-        link.connected(&welcome(incarnation, true), &[].into(), &mut out);
+        link.connected(&welcome(incarnation), &[].into(), &mut out);
         let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
         held.iter().map(|held| (held.lookups, held.opens)).collect::<Vec<_>>()
     };
@@ -255,8 +253,10 @@ fn of_a_lost_session_nobody_knows_what_was_done() {
     }
     link.disconnected();
     out.clear();
-    let begun = link.connected(&welcome(1, false), &[].into(), &mut out);
-    assert_eq!((begun.distrust, begun.lost), (Some(vec![]), (2..=5).map(RequestId).collect()));
+    let ended = link.ended();
+    assert_eq!((ended.distrust, ended.lost), (vec![], (2..=5).map(RequestId).collect()));
+    assert_eq!((link.incarnation(), link.ended()), (None, Ended::default()));
+    assert_eq!(link.connected(&welcome(1), &[].into(), &mut out), None);
     // The fifth had waited for the window.
     assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![] }, stat(5)]);
 }
@@ -337,13 +337,13 @@ fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
     ];
     for (held, under_way, said) in cases {
         let (mut link, mut out) = (Link::default(), Vec::new());
-        link.connected(&welcome(1, false), &[].into(), &mut out);
+        link.connected(&welcome(1), &[].into(), &mut out);
         let id = link.ask(Caller::SERVER, ask(held), &mut out);
         link.answered(id, &Ok(Reply::Done), true, &mut out);
         link.ask(Caller::SERVER, under_way.clone(), &mut out);
         link.disconnected();
         out.clear();
-        link.connected(&welcome(2, true), &[].into(), &mut out);
+        link.connected(&welcome(2), &[].into(), &mut out);
         let requests = requests(&mut out);
         let told: Vec<_> = requests
             .iter()
@@ -396,7 +396,7 @@ fn a_server_is_told_also_where_an_inode_was_before_for_power_may_have_been_lost(
     }
     link.disconnected();
     out.clear();
-    link.connected(&welcome(2, true), &[].into(), &mut out);
+    link.connected(&welcome(2), &[].into(), &mut out);
     let Request::Reclaim { held, .. } = requests(&mut out).swap_remove(0) else { panic!() };
     let told = |held: &Held| (held.home, held.lookups, held.opens);
     assert_eq!(held.iter().map(told).collect::<Vec<_>>(), [(Home::Table, 1, 0), (HOME, 1, 0)]);

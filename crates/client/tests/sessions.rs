@@ -16,25 +16,19 @@ const THERE: Ino = Ino(1 << 48 | 7);
 /// Sessions with two ranks; tickets are numbers.
 fn sessions() -> Sessions<u64> {
     let mut sessions = Sessions::new(Cache::new(1000, Users::AtOnce), 2, true);
-    connect(&mut sessions, NEAR, 1, true);
-    connect(&mut sessions, FAR, 1, true);
+    connect(&mut sessions, NEAR, 1);
+    connect(&mut sessions, FAR, 1);
     sessions
 }
 
-fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64, resumed: bool) -> Told<u64> {
-    connect_below(Ino::ROOT, sessions, rank, incarnation, resumed)
+fn connect(sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Told<u64> {
+    connect_below(Ino::ROOT, sessions, rank, incarnation)
 }
 
-fn connect_below(
-    root: Ino,
-    sessions: &mut Sessions<u64>,
-    rank: Rank,
-    incarnation: u64,
-    resumed: bool,
-) -> Told<u64> {
+fn connect_below(root: Ino, sessions: &mut Sessions<u64>, rank: Rank, incarnation: u64) -> Told<u64> {
     let mut told = Told::default();
     let servers = ServerMap::NONE;
-    let welcome = Welcome { incarnation, resumed, window: 8, session_ms: 60_000, rank, root, servers };
+    let welcome = Welcome { incarnation, window: 8, session_ms: 60_000, rank, root, servers };
     sessions.connected(rank, &welcome, &mut told);
     told
 }
@@ -163,7 +157,9 @@ fn a_session_that_is_lost_fails_what_may_have_been_done_and_is_distrusted_first(
     let mkdir = Request::Unlink { dir: Ino::ROOT, name: name(), time: None };
     call(&mut sessions, 0, 1, Call::Request(mkdir));
     sessions.disconnected(NEAR);
-    let told = connect(&mut sessions, NEAR, 2, false);
+    let mut told = Told::default();
+    sessions.ended(NEAR, &mut told);
+    assert_eq!(sessions.incarnation(NEAR), None);
     let [ForDoor::Distrust(_), ForDoor::Answer { ticket: 1, result: Err(Errno::EIO), .. }] = &told.door[..]
     else {
         panic!("{:?}", told.door)
@@ -181,7 +177,7 @@ fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
     assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut told), Interrupt::Heard);
     assert!(matches!(told.door[..], [ForDoor::Answer { ticket: 1, result: Err(Errno::EINTR), .. }]));
     assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut told), Interrupt::Unknown);
-    let told = connect(&mut sessions, NEAR, 1, true);
+    let told = connect(&mut sessions, NEAR, 1);
     assert_eq!(sent(&told), (rank, id), "it is sent again, for it may have been done");
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
@@ -193,8 +189,8 @@ fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
 fn a_root_at_another_rank_is_the_root_to_the_door() {
     let mut sessions = Sessions::new(Cache::new(1000, Users::AtOnce), 2, true);
     sessions.set_root(THERE);
-    connect_below(THERE, &mut sessions, NEAR, 1, true);
-    connect_below(THERE, &mut sessions, FAR, 1, true);
+    connect_below(THERE, &mut sessions, NEAR, 1);
+    connect_below(THERE, &mut sessions, FAR, 1);
     let get_attr = || Call::Request(Request::GetAttr { ino: Ino::ROOT });
     let mut told = Told::default();
     let asked = Asked { call_id: 1, caller: Caller::SERVER, call: get_attr(), ticket: 1 };
@@ -229,7 +225,7 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     sessions.received(4, FAR, FromServer::Changed(vec![THERE, Ino(9)]), &mut told);
     assert!(matches!(&told.door[..], [ForDoor::Changed(inos)] if inos[..] == [Ino::ROOT, Ino(9)]));
     // Another directory in its place: what was told of names in the root is not so any more.
-    let told = connect_below(Ino(5), &mut sessions, NEAR, 2, true);
+    let told = connect_below(Ino(5), &mut sessions, NEAR, 2);
     assert!(told.door.iter().any(|it| matches!(it, ForDoor::Distrust(inos) if inos.contains(&Ino::ROOT))));
     assert_eq!(call(&mut sessions, 5, 3, get_attr()).0, NEAR);
 }

@@ -43,7 +43,7 @@ pub(crate) enum Held {
     /// The stream of a file that has been unstuffed is no longer a new one.
     SettleStream(Ino),
     /// A session has begun, or goes on (`true`), or cannot.
-    Session(ClientId, Result<bool, Errno>),
+    Session(ClientId, Result<(), Errno>),
     /// Another rank is told something.
     Peer(Rank, PeerMessage),
     /// A transaction is committed: the other ranks may be told.

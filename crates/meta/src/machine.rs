@@ -130,7 +130,9 @@ impl Meta {
                     Some(_) => self.admit(now, task, below, out),
                 }
             }
-            Input::Connect { client, leases } => self.connect(now, client, leases, out),
+            Input::Connect { client, leases, resumes } => {
+                self.connect(now, client, (leases, resumes), out);
+            }
             Input::Enter { client, path } => self.restrict(now, client, path, out),
             Input::Leave { client } => self.leave(now, client, out),
             Input::Heard { client } => self.heard(now, client),

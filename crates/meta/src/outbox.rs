@@ -39,11 +39,13 @@ pub enum Input {
         caller: Caller,
         request: Request,
     },
-    /// A client begins or goes on with its session: answered in [`Outbox::connected`].
+    /// A client begins or goes on with its session: answered in [`Outbox::connected`] or [`Outbox::refused`].
     Connect {
         client: ClientId,
         /// As in [`Service::Metadata`](espalier_proto::Service::Metadata).
         leases: bool,
+        /// It has a session, as far as it knows: if that has ended, it is refused with `ESTALE`.
+        resumes: bool,
     },
     /// A client is to use what is below this directory only, until its session ends: answered in [`Outbox::entered`].
     Enter {
@@ -200,9 +202,9 @@ pub struct Outbox {
     /// What clients are asked to forget.
     pub recalls: Vec<Recall>,
     /// Sessions that have begun or go on.
-    pub connected: Vec<Connected>,
+    pub connected: Vec<ClientId>,
     /// Sessions that cannot begin, and why: `ENFILE`, there are too many; `EIO`, the journal cannot be written;
-    /// `EINVAL`, no client has the number 0.
+    /// `EINVAL`, no client has the number 0; `ESTALE`, the client is to give up what it had in the one that has ended, and to ask for a new one.
     pub refused: Vec<(ClientId, Errno)>,
     /// What has come of [`Input::Enter`].
     pub entered: Vec<(ClientId, Result<(), Errno>)>,
@@ -244,13 +246,6 @@ pub struct Answered {
     /// What the result tells may be cached for so many milliseconds. Says nothing to a client that is the only one.
     pub lease_ms: u32,
     pub touched: Touched,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Connected {
-    pub client: ClientId,
-    /// It is the session that the client had; otherwise whatever it had open is lost.
-    pub resumed: bool,
 }
 
 /// A client is to give up a lease, and to answer with [`Input::Revoked`].

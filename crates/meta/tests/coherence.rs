@@ -60,7 +60,7 @@ impl World {
         let clients: Vec<_> =
             (0..4).map(|number| Client::new(ClientId(10 + number), users(number))).collect();
         for client in clients.iter().map(|client| client.id).chain([OBSERVER]) {
-            fs.input(Input::Connect { client, leases: true });
+            fs.input(Input::Connect { client, leases: true, resumes: false });
         }
         Self { fs, clients, random, sent: HashMap::new(), pumped: 0, compared: 0, from_cache: 0 }
     }

@@ -17,7 +17,7 @@ struct Client {
 impl Client {
     fn connect(fs: &mut Harness, number: u64) -> Self {
         let id = ClientId(100 + number);
-        fs.input(Input::Connect { client: id, leases: true });
+        fs.input(Input::Connect { client: id, leases: true, resumes: false });
         Self { id, next: number << 32 }
     }
 
@@ -270,7 +270,7 @@ fn a_restarted_server_gives_nobody_away() {
         one.ask(&mut fs, Request::Fsync { ino: dir }).unwrap();
         let mut fs = fs.crash();
         for client in [one.id, other.id] {
-            fs.input(Input::Connect { client, leases: true });
+            fs.input(Input::Connect { client, leases: true, resumes: false });
         }
         other.ask(&mut fs, Request::Reclaim { held: Vec::new(), last: true, again: vec![] }).unwrap();
         let looks = other.send(&mut fs, lookup(Ino::ROOT, "dir"));

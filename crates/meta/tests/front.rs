@@ -18,7 +18,7 @@ struct Server {
     config: Config,
     next: u64,
     uptime_ms: u64,
-    connected: Vec<(ClientId, Result<Begun, Refused>)>,
+    connected: Vec<(ClientId, Result<Ino, Refused>)>,
     ended: Vec<ClientId>,
     said: Vec<(ClientId, FromServer)>,
     streams: Vec<StreamRequest>,
@@ -100,8 +100,8 @@ impl Server {
         self.front.input(self.now(), Input::Done { id, result });
     }
 
-    fn connect(&mut self, client: ClientId, rights: &Rights) -> Result<Begun, Refused> {
-        self.front.connect(self.now(), client, true, rights);
+    fn connect(&mut self, client: ClientId, rights: &Rights) -> Result<Ino, Refused> {
+        self.front.connect(self.now(), client, (true, false), rights);
         self.settle();
         let (to, connected) = self.connected.pop().unwrap();
         assert_eq!((to, self.connected.len()), (client, 0));
@@ -202,7 +202,7 @@ fn groups_are_asked_for_again_over_the_next_connection() {
     server.settle();
     assert_eq!(server.said, [], "a copy of it is nothing new");
     server.front.detach(ONE);
-    assert_eq!(server.connect(ONE, &all), Ok(Begun { resumed: true, root: Ino::ROOT }));
+    assert_eq!(server.connect(ONE, &all), Ok(Ino::ROOT));
     assert_eq!(std::mem::take(&mut server.said), asks);
     let squashed = Rights { root_squash: true, ..Rights::default() };
     let told = server.take(ONE, &squashed, FromClient::Groups { id, groups: [0, 1000].into() });
@@ -288,8 +288,8 @@ fn a_restricted_client_is_told_its_root_and_of_nothing_above_it() {
     let root = server.make(ONE, projects, "a", NewNode::Directory);
     let inside = server.make(ONE, root, "inside", NewNode::Directory);
     // Its session had begun.
-    assert_eq!(server.connect(OTHER, &guest), Ok(Begun { resumed: true, root }));
-    assert_eq!(server.connect(OTHER, &guest), Ok(Begun { resumed: true, root }));
+    assert_eq!(server.connect(OTHER, &guest), Ok(root));
+    assert_eq!(server.connect(OTHER, &guest), Ok(root));
     server.ask_as(OTHER, &guest, lookup(root, "inside")).unwrap();
     for dir in [root, inside] {
         let list = Request::ReadDir { dir, after: 0, limit: 10, plus: false };
@@ -307,17 +307,20 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
     let guest = subtree("/a");
     server.connect(ONE, &Rights::default()).unwrap();
     server.make(ONE, Ino::ROOT, "a", NewNode::Directory);
-    assert!(!server.connect(OTHER, &guest).unwrap().resumed);
+    server.connect(OTHER, &guest).unwrap();
     server.take(OTHER, &guest, FromClient::Goodbye);
     let message = server.request(ROOT, Request::GetAttr { ino: Ino::ROOT });
     assert_eq!(server.front.take(server.now(), OTHER, &guest, message.clone()), Err(Unrestricted));
+    server.front.connect(server.now(), OTHER, (true, true), &guest);
+    server.settle();
+    assert_eq!(server.connected.pop(), Some((OTHER, Err(Refused::Ended))));
     // A session has begun, and its directory is still looked for.
     server.checkpoint();
     server.restart();
     server.stuck = true;
-    server.front.connect(server.now(), OTHER, true, &guest);
+    server.front.connect(server.now(), OTHER, (true, false), &guest);
     server.settle();
-    server.front.connect(server.now(), OTHER, true, &guest);
+    server.front.connect(server.now(), OTHER, (true, false), &guest);
     server.settle();
     assert_eq!((server.connected.len(), server.waiting.len()), (0, 1));
     assert_eq!(server.front.take(server.now(), OTHER, &guest, message), Err(Unrestricted));
@@ -325,7 +328,7 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
     let (id, io) = server.waiting.remove(0);
     server.perform(id, io);
     server.settle();
-    assert!(matches!(server.connected[..], [(OTHER, Ok(Begun { resumed: true, .. }))]));
+    assert!(matches!(server.connected[..], [(OTHER, Ok(_))]));
 }
 
 #[test]

@@ -94,8 +94,8 @@ fn the_only_client_needs_no_leases() {
 #[test]
 fn nobody_waits_for_a_client_that_wants_no_leases() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
-    fs.input(Input::Connect { client: A, leases: false });
-    fs.input(Input::Connect { client: B, leases: true });
+    fs.input(Input::Connect { client: A, leases: false, resumes: false });
+    fs.input(Input::Connect { client: B, leases: true, resumes: false });
     let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
     let id = fs.send_from(A, &ROOT_CALLER, lookup(Ino::ROOT, "file"));
     assert!(matches!(
@@ -121,7 +121,7 @@ fn nobody_waits_for_a_client_that_wants_no_leases() {
     assert!(ask(&mut fs, B, chmod(file, 0o600)).0.is_ok());
     assert_eq!(fs.revocations.len(), 0);
     // It may think better of it.
-    fs.input(Input::Connect { client: A, leases: true });
+    fs.input(Input::Connect { client: A, leases: true, resumes: false });
     assert_eq!(ask(&mut fs, A, getattr(file)).1, TERM);
     fs.send_from(B, &ROOT_CALLER, chmod(file, 0o644));
     assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: file })]);
@@ -441,7 +441,7 @@ fn a_big_file_that_may_be_written_to_is_not_leased() {
 fn who_opens_a_file_is_told_whether_others_share_it() {
     let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
     for client in [ClientId(1), A, B] {
-        fs.input(Input::Connect { client, leases: true });
+        fs.input(Input::Connect { client, leases: true, resumes: false });
     }
     let (big, small) = (fs.file("big", &[1; 2 * harness::STRIP as usize]), fs.file("small", &[1]));
     let alone = fs.file("alone", &[1]);
@@ -507,7 +507,7 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
         ..config()
     });
     for (client, leases) in [(ClientId(1), true), (A, true), (B, false)] {
-        fs.input(Input::Connect { client, leases });
+        fs.input(Input::Connect { client, leases, resumes: false });
     }
     let (small, large) = (fs.file("small", b"01234"), fs.file("large", &[1; harness::STRIP as usize + 1]));
     fs.end_leases(ClientId(1));

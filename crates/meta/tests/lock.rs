@@ -18,7 +18,6 @@ const BYTES: usize = 6;
 const OWNERS: usize = 3;
 const END: Welcome = Welcome {
     incarnation: 0,
-    resumed: false,
     window: 1024,
     session_ms: SESSION_MS,
     rank: Rank(0),
@@ -106,16 +105,22 @@ impl World {
     // ---- Connections
 
     fn connect(&mut self, at: usize) {
+        let client = Self::id(at);
         self.fs.connected.clear();
-        self.input(Input::Connect { client: Self::id(at), leases: true });
-        let [connected] = self.fs.connected[..] else { panic!("{:?}", self.fs.connected) };
-        let welcome = Welcome { incarnation: self.incarnation, resumed: connected.resumed, ..END };
+        let resumes = self.peers[at].link.incarnation().is_some();
+        self.input(Input::Connect { client, leases: true, resumes });
+        if self.fs.connected.is_empty() {
+            let peer = &mut self.peers[at];
+            for id in peer.link.ended().lost {
+                peer.calls.remove(&id);
+            }
+            self.input(Input::Connect { client, leases: true, resumes: false });
+        }
+        assert_eq!(self.fs.connected, [client]);
+        let welcome = Welcome { incarnation: self.incarnation, ..END };
         let peer = &mut self.peers[at];
         let mut out = Vec::new();
-        let begun = peer.link.connected(&welcome, &[].into(), &mut out);
-        for id in begun.lost {
-            peer.calls.remove(&id);
-        }
+        peer.link.connected(&welcome, &[].into(), &mut out);
         peer.connection = Some((out.into(), VecDeque::new()));
     }
 

@@ -48,7 +48,7 @@ fn numbers_do_not_come_again_after_losses_of_power() {
     let config = Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..config() };
     let (mut fs, mut given, mut lost) = (Harness::with(config), BTreeSet::new(), 0);
     for round in 1..8 {
-        fs.input(Input::Connect { client: CLIENT, leases: true });
+        fs.input(Input::Connect { client: CLIENT, leases: true, resumes: false });
         fs.settle();
         let nothing = Request::Reclaim { held: Vec::new(), last: true, again: vec![] };
         assert_eq!(ask(&mut fs, round * 100 - 1, nothing), Ok(Reply::Done));

@@ -591,7 +591,7 @@ fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
     };
     let fs = &mut Ranks((0..2).map(host).collect());
     for (client, leases) in [(ClientId(1), false), (client, true)] {
-        fs.0.iter_mut().for_each(|host| host.input(Input::Connect { client, leases }));
+        fs.0.iter_mut().for_each(|host| host.input(Input::Connect { client, leases, resumes: false }));
     }
     let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
     let far = fs.mkdir_at(1, top, "far", 0o755);
@@ -763,7 +763,7 @@ fn a_client_that_has_left_while_a_rank_was_away_is_not_waited_for_there() {
     let clients = [ClientId(100), ClientId(101), ClientId(102)];
     for client in clients {
         for host in &mut fs.0 {
-            host.input(Input::Connect { client, leases: true });
+            host.input(Input::Connect { client, leases: true, resumes: false });
             host.settle();
         }
     }
@@ -773,7 +773,7 @@ fn a_client_that_has_left_while_a_rank_was_away_is_not_waited_for_there() {
     fs.0[0].input(Input::Leave { client: clients[1] });
     fs.0.push(away.crash());
     // One of them has come back since, to this rank at least.
-    fs.0[1].input(Input::Connect { client: clients[1], leases: true });
+    fs.0[1].input(Input::Connect { client: clients[1], leases: true, resumes: false });
     let caller = ROOT_CALLER;
     let (below, id, from) = (RequestId(1), RequestId(1), clients[1]);
     let request = Request::Reclaim { held: Vec::new(), last: true, again: vec![] };

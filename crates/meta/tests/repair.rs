@@ -290,7 +290,7 @@ fn repair_of_random_damage(seed: u64) {
 #[test]
 fn numbers_that_clients_have_been_given_are_not_given_again() {
     let mut fs = Harness::with(Config { session_ms: Some(10_000), ..config() });
-    fs.input(Input::Connect { client: ClientId(1), leases: false });
+    fs.input(Input::Connect { client: ClientId(1), leases: false, resumes: false });
     let taken = fs.ask(Request::TakeNumbers { rank: Rank(0), count: 256 });
     let Ok(Reply::Numbers { first, count, .. }) = taken else { panic!("{taken:?}") };
     fs.checkpoint();

@@ -5,7 +5,7 @@ mod harness;
 
 use std::collections::BTreeMap;
 
-use espalier_meta::{Acknowledge, Config, Connected, Input, Io, Now, Outbox};
+use espalier_meta::{Acknowledge, Config, Input, Io, Now, Outbox};
 use espalier_proto::*;
 use harness::{Engine, Harness, ROOT_CALLER, name, open_how, user};
 
@@ -35,14 +35,21 @@ impl Client {
         client
     }
 
-    /// Whether the session goes on.
+    /// Whether the session goes on; if not, another begins.
     fn reconnect(&self, fs: &mut Harness) -> bool {
+        self.greet(fs, true) || !self.greet(fs, false)
+    }
+
+    /// Whether there is a session then.
+    fn greet(&self, fs: &mut Harness, resumes: bool) -> bool {
         fs.connected.clear();
-        fs.input(Input::Connect { client: self.id, leases: true });
+        fs.refused.clear();
+        fs.input(Input::Connect { client: self.id, leases: true, resumes });
         fs.settle();
-        let [Connected { client, resumed }] = fs.connected[..] else { panic!("{:?}", fs.connected) };
-        assert_eq!(client, self.id);
-        resumed
+        let is_connected = fs.connected == [self.id];
+        let refused = if is_connected { vec![] } else { vec![(self.id, Errno::ESTALE)] };
+        assert_eq!(fs.refused, refused);
+        is_connected
     }
 
     /// Sends a request: a new one, or the last one again.
@@ -149,7 +156,7 @@ fn a_client_without_a_session_is_refused() {
     stranger.create(fs, Ino::ROOT, "a", NewNode::Regular);
     assert_eq!(stranger.ask(fs, Request::Sweep), Err(Errno::EINVAL));
     // The machine's own.
-    fs.input(Input::Connect { client: ClientId(0), leases: true });
+    fs.input(Input::Connect { client: ClientId(0), leases: true, resumes: false });
     assert_eq!(fs.refused, [(ClientId(0), Errno::EINVAL)]);
 }
 
@@ -232,6 +239,23 @@ fn a_request_that_comes_again_while_it_runs_is_answered_once() {
 }
 
 #[test]
+fn a_client_is_told_that_its_session_has_ended_until_it_asks_for_another() {
+    let mut fs = Harness::with(config());
+    let (mut one, other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+    one.ask(&mut fs, Request::GetAttr { ino: Ino::ROOT }).unwrap();
+    expire_all_but(&mut fs, &[&other]);
+    // That it was told may not have come.
+    assert!(!one.greet(&mut fs, true));
+    assert!(!one.greet(&mut fs, true));
+    let mut fs = fs.crash();
+    assert!(!one.greet(&mut fs, true));
+    assert!(one.greet(&mut fs, false));
+    let mut fs = fs.crash();
+    assert!(one.greet(&mut fs, false), "it has not heard of it");
+    assert!(one.greet(&mut fs, true));
+}
+
+#[test]
 fn what_an_expired_client_held_is_released() {
     let fs = &mut Harness::with(config());
     let (mut one, mut other) = (Client::connect(fs, 1), Client::connect(fs, 2));
@@ -280,7 +304,7 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
         |perm| Request::SetAttr { ino: Ino::ROOT, set: SetAttr { perm: Some(perm), ..SetAttr::default() } };
     let list = |fs: &mut Harness| {
         let request = Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 9, plus: false };
-        fs.input(Input::Connect { client: ClientId(1), leases: true });
+        fs.input(Input::Connect { client: ClientId(1), leases: true, resumes: false });
         fs.ask_as(&user(5), request).map(|_| ())
     };
     one.ask(fs, perm(0o755)).unwrap();
@@ -371,7 +395,7 @@ fn what_is_kept_of_a_client_is_bounded() {
     assert_eq!(refused, 1100 - 1023, "of the numbers 0 to 1023 all but 0 were used");
     other.create(fs, Ino::ROOT, "a", NewNode::Regular);
     for number in 3..=25_000 {
-        fs.input(Input::Connect { client: ClientId(1000 + number), leases: true });
+        fs.input(Input::Connect { client: ClientId(1000 + number), leases: true, resumes: false });
     }
     assert!(!fs.refused.is_empty());
     assert!(fs.refused.iter().all(|(_, errno)| *errno == Errno::ENFILE));
@@ -663,7 +687,7 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
 
 /// The whole tree; new inodes without their numbers.
 fn look(fs: &mut Harness) -> BTreeMap<String, String> {
-    fs.input(Input::Connect { client: ClientId(1), leases: true });
+    fs.input(Input::Connect { client: ClientId(1), leases: true, resumes: false });
     let mut tree = fs.dump();
     for shown in tree.values_mut() {
         let (ino, rest) = shown.split_once(' ').unwrap();
@@ -1395,7 +1419,7 @@ impl Actor {
 
     /// After a restart: says what it has, and asks again what has not been answered.
     fn resume(&mut self, fs: &mut Harness) {
-        fs.input(Input::Connect { client: self.id, leases: true });
+        fs.input(Input::Connect { client: self.id, leases: true, resumes: false });
         let held: Vec<Held> =
             self.dir.into_iter().chain(self.lanes.iter().filter_map(|lane| lane.held)).collect();
         self.next += 1;

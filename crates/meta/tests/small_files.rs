@@ -236,7 +236,7 @@ fn a_number_of_the_pool_comes_once_whatever_is_lost() {
         panic!("no answer")
     };
     for round in 0..4 {
-        fs.input(Input::Connect { client: ClientId(9), leases: false });
+        fs.input(Input::Connect { client: ClientId(9), leases: false, resumes: false });
         ask(&mut fs, Request::Reclaim { held: Vec::new(), last: true, again: vec![] }).unwrap();
         let before = Request::Lookup { dir: Ino::ROOT, name: name(&format!("{round}")) };
         lost += usize::from(matches!(ask(&mut fs, before), Ok(Reply::Absent { .. })));

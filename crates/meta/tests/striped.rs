@@ -296,7 +296,7 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     let (session_ms, lease_ms) = (Some(SESSION_MS), Some(SESSION_MS));
     let mut fs = Harness::with(Config { session_ms, lease_ms, ..striped(Acknowledge::Written) });
     fs.data = DataServers::new(SERVERS);
-    let connect = || Input::Connect { client: ClientId(1), leases: false };
+    let connect = || Input::Connect { client: ClientId(1), leases: false, resumes: false };
     fs.input(connect());
     let (node, dir, open) = (NewNode::Regular, Ino::ROOT, Some(open_how(Access::WRITE, false)));
     let create = Request::Create {

@@ -43,7 +43,7 @@ impl World {
     }
 
     fn connect(&mut self, client: ClientId) {
-        self.fs.input(Input::Connect { client, leases: true });
+        self.fs.input(Input::Connect { client, leases: true, resumes: false });
         self.fs.settle();
     }
 

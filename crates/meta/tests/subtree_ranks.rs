@@ -35,7 +35,7 @@ impl Ranks {
     }
 
     fn connect(&mut self, rank: usize, client: ClientId) {
-        self.hosts[rank].input(Input::Connect { client, leases: false });
+        self.hosts[rank].input(Input::Connect { client, leases: false, resumes: false });
         self.hosts[rank].settle();
     }
 

@@ -80,7 +80,6 @@ const HELLO: Hello = Hello {
 };
 const WELCOME: Welcome = Welcome {
     incarnation: 1,
-    resumed: false,
     window: 32,
     session_ms: 60_000,
     rank: Rank(0),

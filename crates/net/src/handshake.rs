@@ -68,12 +68,14 @@ pub enum Reason {
     Tls,
     /// The server does not serve what is asked for.
     Service,
+    /// The session that the client had has ended. It may have a new one, if it does not ask for the old one.
+    Ended,
     /// One that a later version has.
     Other(u8),
 }
 
 impl Reason {
-    const ALL: [(Self, u8); 9] = [
+    const ALL: [(Self, u8); 10] = [
         (Self::Version, 1),
         (Self::Cluster, 2),
         (Self::Full, 3),
@@ -83,6 +85,7 @@ impl Reason {
         (Self::NoTls, 7),
         (Self::Tls, 8),
         (Self::Service, 9),
+        (Self::Ended, 10),
     ];
 
     /// 0 is no reason: the client is taken.

@@ -352,7 +352,6 @@ async fn greetings_and_answers_may_be_anything() {
     };
     let welcome = Welcome {
         incarnation: 5,
-        resumed: true,
         window: 32,
         session_ms: 60_000,
         rank: Rank(0),
@@ -401,7 +400,6 @@ async fn bytes_after_the_end_of_tls() {
         let incoming = Acceptor::new(security, limits()).accept(socket).await.unwrap();
         let welcome = Welcome {
             incarnation: 5,
-            resumed: true,
             window: 32,
             session_ms: 60_000,
             rank: Rank(0),

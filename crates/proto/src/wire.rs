@@ -39,7 +39,8 @@ pub struct Hello {
     pub cluster: ClusterId,
     pub service: Service,
     pub client: ClientId,
-    /// The server's incarnation in which the client's session was last connected; `None`: a new session.
+    /// The server's incarnation in which the client's session was last connected; `None`: it has none, and wants a new one. A server that
+    /// has no session to go on with refuses it, as often as it is asked, so that no client takes a new session for the one it had.
     pub incarnation: Option<u64>,
 }
 
@@ -48,8 +49,6 @@ pub struct Hello {
 pub struct Welcome {
     /// Tells one start of the server from the next.
     pub incarnation: u64,
-    /// The session goes on: what was not answered may be sent again. Otherwise whatever the client had open is lost.
-    pub resumed: bool,
     /// The client may have so many requests unanswered.
     pub window: u32,
     /// A client that is silent for so many milliseconds loses its session.

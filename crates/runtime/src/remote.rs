@@ -93,7 +93,7 @@ impl<D: Door> Remote<D> {
         Arc::new_cyclic(|own| Self { receiving, inner, door, tracer, direct, own: Weak::clone(own) })
     }
 
-    /// The incarnation of the server that the session was last in.
+    /// The incarnation of the server that the session was last in; `None`: there is no session.
     pub fn incarnation(&self, rank: Rank) -> Option<u64> {
         self.lock().ok()?.sessions.incarnation(rank)
     }
@@ -149,6 +149,12 @@ impl<D: Door> Remote<D> {
             .into_iter()
             .for_each(|(sender, messages)| send(&sender, messages));
         self.settle(inner, told);
+    }
+
+    /// A server has ended the session.
+    pub fn ended(&self, rank: Rank) {
+        let _turn = self.receive();
+        self.with_machine(|sessions, _, told| sessions.ended(rank, told));
     }
 
     pub fn disconnected(&self, rank: Rank) {

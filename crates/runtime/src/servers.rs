@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use espalier_net::{ConnectError, Connection, Limits, Receiver, Security, connect};
+use espalier_net::{ConnectError, Connection, Limits, Reason, Receiver, Security, connect};
 use espalier_proto::{ClientId, ClusterId, FromClient, FromServer, Hello, Rank, Service, Welcome};
 use tokio::task::JoinSet;
 
@@ -63,7 +63,7 @@ impl Servers {
         self.reach_one_of(&self.addresses, None).await
     }
 
-    /// `incarnation`: of the server that the session was last in.
+    /// `incarnation`: of the server that the session was last in, if there is one.
     async fn reach_one_of(
         &self,
         addresses: &[String],
@@ -144,6 +144,11 @@ async fn keep_rank<D: Door>(
         let conversation = loop {
             match reach_rank(&remote, &servers, &known, rank).await {
                 Ok(conversation) => break conversation,
+                Err(error) if error.is_ended() && remote.incarnation(rank).is_some() => {
+                    tracing::warn!(rank = rank.0, %error, "a server has ended the session: beginning another");
+                    remote.ended(rank);
+                    continue;
+                }
                 Err(error) if is_first && pause == FIRST_PAUSE => {
                     tracing::warn!(rank = rank.0, %error, "not connected: what needs this server waits");
                 }
@@ -152,7 +157,7 @@ async fn keep_rank<D: Door>(
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         };
-        tracing::info!(rank = rank.0, resumed = conversation.0.resumed, "connected");
+        tracing::info!(rank = rank.0, "connected");
         receiver = Some(begin(&remote, &known, rank, conversation));
     }
 }
@@ -181,6 +186,13 @@ enum RankError {
     Connect(#[from] ConnectError),
     #[error("{addresses} is the server of rank {is}: compare the addresses in the servers' configurations")]
     Other { addresses: String, is: u16 },
+}
+
+impl RankError {
+    /// Whether the server knows no session of this client.
+    fn is_ended(&self) -> bool {
+        matches!(self, Self::Connect(ConnectError::Refused { refusal, .. }) if refusal.reason == Reason::Ended)
+    }
 }
 
 #[cfg(test)]

@@ -17,6 +17,8 @@ pub enum Message {
     Welcome(Box<Welcome>),
     /// Instead of [`Self::Welcome`].
     Refused,
+    /// The same, because the session that the client had has ended.
+    Ended,
     FromClient(FromClient),
     FromServer(FromServer),
     Peer(PeerMessage),
@@ -91,7 +93,7 @@ impl Message {
     pub fn kind(&self) -> MessageKind {
         match self {
             Self::Hello(_) => MessageKind::Hello,
-            Self::Welcome(_) | Self::Refused => MessageKind::Welcome,
+            Self::Welcome(_) | Self::Refused | Self::Ended => MessageKind::Welcome,
             Self::Alive => MessageKind::Alive,
             Self::FromClient(FromClient::Request { .. }) => MessageKind::Request,
             Self::FromClient(FromClient::Stream { .. }) => MessageKind::Stream,

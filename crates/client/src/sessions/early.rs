@@ -497,27 +497,16 @@ impl<T> Sessions<T> {
         true
     }
 
-    /// The session with a server goes on, or begins anew: then what was told early and not answered may not have been done.
-    pub(super) fn early_connected(
-        &mut self,
-        rank: Rank,
-        (is_new, is_lost): (bool, bool),
-        lost: &[RequestId],
-        told: &mut Told<T>,
-    ) {
-        if is_new {
-            self.behind.forget_revoked(rank);
-        }
+    /// The session with a server has ended: what was told early and not answered may not have been done.
+    pub(super) fn lose_early(&mut self, rank: Rank, lost: &[RequestId], told: &mut Told<T>) {
         let mut changes: Vec<_> =
             lost.iter().filter_map(|id| self.early.changes.remove(&(rank, *id))).collect();
-        if is_lost {
-            self.early.supplies.remove(&rank);
-            // Their files are not open any more.
-            let unsent = core::mem::take(&mut self.early.unsent).into_iter();
-            let (lost, kept) = unsent.partition::<VecDeque<_>, _>(|unsent| unsent.change.ino.rank() == rank);
-            self.early.unsent = kept;
-            changes.extend(lost.into_iter().map(|unsent| unsent.change));
-        }
+        self.early.supplies.remove(&rank);
+        // Their files are not open any more.
+        let unsent = core::mem::take(&mut self.early.unsent).into_iter();
+        let (lost, kept) = unsent.partition::<VecDeque<_>, _>(|unsent| unsent.change.ino.rank() == rank);
+        self.early.unsent = kept;
+        changes.extend(lost.into_iter().map(|unsent| unsent.change));
         for change in changes {
             self.cache.end_early(change.dir, change.name(), change.ino);
             self.early_failed(change, Errno::EIO, told);

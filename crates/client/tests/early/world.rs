@@ -133,10 +133,13 @@ impl World {
     pub fn connect(&mut self, incarnation: u64, resumed: bool) {
         let servers = ServerMap::NONE;
         let (window, session_ms, root) = (1024, 60_000, Ino::ROOT);
-        let welcome = Welcome { incarnation, resumed, window, session_ms, rank: RANK, root, servers };
+        let welcome = Welcome { incarnation, window, session_ms, rank: RANK, root, servers };
         let mut told = Told::default();
         self.sessions.disconnected(RANK);
         self.sent.clear();
+        if !resumed {
+            self.sessions.ended(RANK, &mut told);
+        }
         self.sessions.connected(RANK, &welcome, &mut told);
         self.take(told);
         for reclaim in self

@@ -22,7 +22,7 @@ use espalier_proto::{
 };
 
 use crate::machine::Meta;
-use crate::outbox::{Answered, Connected, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
+use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::rank::PeerMessage;
 use crate::striping::Place;
 
@@ -49,8 +49,8 @@ pub struct Front {
 #[derive(Debug)]
 struct Entering {
     path: Box<[Name]>,
-    /// It has a session, as in [`Connected`], and the directory is looked for.
-    resumed: Option<bool>,
+    /// It has a session, and the directory is looked for.
+    is_connected: bool,
 }
 
 /// What a driver is to do.
@@ -58,8 +58,8 @@ struct Entering {
 pub struct Routed {
     /// As in [`Outbox::waiting`].
     pub waiting: Vec<(ClientId, RequestId, Waiting)>,
-    /// What has come of [`Front::connect`]: the client is to be welcomed, and attached; or to be refused.
-    pub connected: Vec<(ClientId, Result<Begun, Refused>)>,
+    /// What has come of [`Front::connect`]: the client is to be welcomed, and attached, and this directory is its root; or it is to be refused.
+    pub connected: Vec<(ClientId, Result<Ino, Refused>)>,
     /// Sessions that have ended: nothing goes to these clients any more.
     pub ended: Vec<ClientId>,
     /// To clients, in this order. What is said to one that is not connected may be dropped.
@@ -87,18 +87,11 @@ pub struct StreamRequest {
     pub data: Vec<u8>,
 }
 
-/// A session that has begun, or goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
-    /// As in [`Connected`].
-    pub resumed: bool,
-    /// The directory that is the client's root.
-    pub root: Ino,
-}
-
 /// Why a client gets no session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
+    /// The session that it had has ended. It is to connect again for a new one, when it has given up what it had.
+    Ended,
     /// As in [`Outbox::refused`].
     Session(Errno),
     /// The directory to which it is restricted cannot be entered.
@@ -137,12 +130,12 @@ impl Front {
 
     /// Begins a client's session, or goes on with it: answered in [`Routed::connected`]. `leases`: as in [`Input::Connect`].
     /// The directory to which it is restricted is looked for each time.
-    pub fn connect(&mut self, now: Now, client: ClientId, leases: bool, rights: &Rights) {
+    pub fn connect(&mut self, now: Now, client: ClientId, (leases, resumes): (bool, bool), rights: &Rights) {
         if let Some(subtree) = &rights.subtree {
             let path = subtree.path().into();
-            self.entering.entry(client).or_insert(Entering { path, resumed: None });
+            self.entering.entry(client).or_insert(Entering { path, is_connected: false });
         }
-        self.input(now, Input::Connect { client, leases });
+        self.input(now, Input::Connect { client, leases, resumes });
     }
 
     /// From now on the client is reached: by a new connection, if it was before.
@@ -249,10 +242,10 @@ impl Front {
         routed.waiting.append(&mut out.waiting);
         routed.peers.append(&mut out.peers);
         routed.remarks.append(&mut out.remarks);
-        let refused = out.refused.drain(..);
-        for (client, errno) in refused {
+        for (client, errno) in out.refused.drain(..) {
             self.entering.remove(&client);
-            routed.connected.push((client, Err(Refused::Session(errno))));
+            let refused = if errno == Errno::ESTALE { Refused::Ended } else { Refused::Session(errno) };
+            routed.connected.push((client, Err(refused)));
         }
         let send = &mut routed.send;
         send.extend(out.replies.drain(..).map(|Answered { to, id, result, lease_ms, touched }| {
@@ -315,23 +308,21 @@ impl Front {
 
     // ---- Sessions
 
-    fn connected(&mut self, now: Now, connected: Connected) {
-        let Connected { client, resumed } = connected;
+    fn connected(&mut self, now: Now, client: ClientId) {
         let Some(entering) = self.entering.get_mut(&client) else {
-            return self.routed.connected.push((client, Ok(Begun { resumed, root: Ino::ROOT })));
+            return self.routed.connected.push((client, Ok(Ino::ROOT)));
         };
         // A connection may come while the directory is looked for on behalf of one before.
-        if entering.resumed.replace(resumed).is_none() {
+        if !core::mem::replace(&mut entering.is_connected, true) {
             let path = entering.path.clone();
             self.meta.on(now, Input::Enter { client, path }, &mut self.out);
         }
     }
 
     fn entered(&mut self, client: ClientId, entered: Result<(), Errno>) {
-        if let Some(Entering { resumed: Some(resumed), .. }) = self.entering.remove(&client) {
+        if let Some(Entering { is_connected: true, .. }) = self.entering.remove(&client) {
             let root = self.meta.root_of(client).unwrap_or(Ino::ROOT);
-            let begun = entered.map(|()| Begun { resumed, root }).map_err(Refused::Subtree);
-            self.routed.connected.push((client, begun));
+            self.routed.connected.push((client, entered.map(|()| root).map_err(Refused::Subtree)));
         }
     }
 

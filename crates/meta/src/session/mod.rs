@@ -35,7 +35,7 @@ use crate::io::Purpose;
 use crate::journal::Held;
 use crate::lease::Promise;
 use crate::machine::{Cx, Meta};
-use crate::outbox::{Answered, Connected, Now, Outbox};
+use crate::outbox::{Answered, Now, Outbox};
 use crate::progress::Progress::Append;
 use crate::state::Map;
 use crate::step::{Step, Stop, Wait};
@@ -407,14 +407,25 @@ impl Meta {
 
     // ---- Beginning and ending
 
-    pub(crate) fn connect(&mut self, now: Now, client: ClientId, leases: bool, out: &mut Outbox) {
+    /// A client that has a session, as far as it knows (`resumes`), gets no new one: if it did not hear of that, it would not know the next
+    /// time that it is another one, and would have done once more what was done in the first.
+    pub(crate) fn connect(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        (leases, resumes): (bool, bool),
+        out: &mut Outbox,
+    ) {
         if self.config.session_ms.is_none() {
             return;
         }
         if let Some(session) = self.sessions.clients.get_mut(&client) {
             (session.heard_ms, session.left) = (Some(now.uptime_ms), false);
             self.want_leases(client, leases);
-            return self.connect_when_written(client, true, out);
+            return self.connect_when_written(client, out);
+        }
+        if resumes {
+            return out.refused.push((client, Errno::ESTALE));
         }
         if client == ITSELF {
             return out.refused.push((client, Errno::EINVAL));
@@ -430,20 +441,20 @@ impl Meta {
         self.sessions.left.retain(|left| *left != client);
         self.want_leases(client, leases);
         self.journal_session(client, true);
-        self.connect_when_written(client, false, out);
+        self.connect_when_written(client, out);
     }
 
-    fn connect_when_written(&mut self, client: ClientId, resumed: bool, out: &mut Outbox) {
-        let held = Held::Session(client, Ok(resumed));
+    fn connect_when_written(&mut self, client: ClientId, out: &mut Outbox) {
+        let held = Held::Session(client, Ok(()));
         if let Some(Held::Session(client, result)) = self.journal.hold_written(held) {
             self.connected(client, result, out);
         }
     }
 
     /// A session is in the journal, or cannot get there.
-    pub(crate) fn connected(&mut self, client: ClientId, result: Result<bool, Errno>, out: &mut Outbox) {
+    pub(crate) fn connected(&mut self, client: ClientId, result: Result<(), Errno>, out: &mut Outbox) {
         match result {
-            Ok(resumed) => out.connected.push(Connected { client, resumed }),
+            Ok(()) => out.connected.push(client),
             Err(errno) => out.refused.push((client, errno)),
         }
     }

@@ -9,8 +9,7 @@ mod files;
 use std::collections::HashMap;
 
 use espalier_meta::{
-    Answered, Atime, Config, Connected, Finding, Input, Io, IoDone, IoId, Meta, Now, Outbox, PeerMessage,
-    Revocation,
+    Answered, Atime, Config, Finding, Input, Io, IoDone, IoId, Meta, Now, Outbox, PeerMessage, Revocation,
 };
 use espalier_proto::*;
 
@@ -54,7 +53,7 @@ pub struct Harness {
     /// Waiting requests for locks that have got them.
     pub locked: Vec<(ClientId, u64)>,
     /// What it has said of sessions.
-    pub connected: Vec<Connected>,
+    pub connected: Vec<ClientId>,
     pub refused: Vec<(ClientId, Errno)>,
     pub entered: Vec<(ClientId, Result<(), Errno>)>,
     pub expired: Vec<ClientId>,

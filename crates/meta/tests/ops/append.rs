@@ -44,7 +44,7 @@ impl Server {
         let mut fs = Harness::on(engine, config);
         fs.data = DataServers::new(3);
         for client in [ONE, OTHER] {
-            fs.input(Input::Connect { client, leases: true });
+            fs.input(Input::Connect { client, leases: true, resumes: false });
         }
         let how = open_how(Access::READ | Access::WRITE, false);
         let create = Request::Create {
@@ -121,7 +121,7 @@ impl Server {
 
     /// A client says what it has after a restart, and which requests come again.
     fn reclaim(&mut self, client: ClientId, again: &[u64]) {
-        self.fs.input(Input::Connect { client, leases: true });
+        self.fs.input(Input::Connect { client, leases: true, resumes: false });
         let held = self.held[usize::from(client == OTHER)];
         let again = again.iter().map(|number| RequestId((client.0 << 32) + number)).collect();
         let reclaim = Request::Reclaim { held: vec![held], last: true, again };

@@ -22,7 +22,7 @@ fn cluster() -> Harness {
 
 fn connect(fs: &mut Harness) {
     for client in [ONE, OTHER] {
-        fs.input(Input::Connect { client, leases: true });
+        fs.input(Input::Connect { client, leases: true, resumes: false });
     }
 }
 

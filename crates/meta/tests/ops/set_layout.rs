@@ -27,7 +27,7 @@ pub fn cluster(settings: &[(Key, &str)]) -> Harness {
 
 pub fn connect(fs: &mut Harness) {
     for client in [ONE, OTHER] {
-        fs.input(Input::Connect { client, leases: false });
+        fs.input(Input::Connect { client, leases: false, resumes: false });
     }
 }
 

@@ -340,14 +340,30 @@ impl Cluster {
                     line.to_client.push_back(FromServer::Revoke { number, lease });
                 }
             }
-            for connected in std::mem::take(&mut fs.connected) {
-                let it = self.clients.iter_mut().find(|it| it.id == connected.client).unwrap();
+            for (client, errno) in std::mem::take(&mut fs.refused) {
+                // Only a loss of power can make a session unknown.
+                assert_eq!((self.setting.crash, errno), (Crash::PowerUnsynced, Errno::ESTALE));
+                let it = self.clients.iter_mut().find(|it| it.id == client).unwrap();
+                let line = &mut it.lines[rank];
+                line.greeting = false;
+                it.cache.distrust(rank);
+                for id in line.link.ended().lost {
+                    if it
+                        .asked
+                        .as_ref()
+                        .is_some_and(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id))
+                    {
+                        it.asked = None;
+                    }
+                }
+            }
+            for client in std::mem::take(&mut fs.connected) {
+                let it = self.clients.iter_mut().find(|it| it.id == client).unwrap();
                 let line = &mut it.lines[rank];
                 if std::mem::take(&mut line.greeting) {
                     line.up = true;
                     let welcome = Welcome {
                         incarnation: self.hosts[rank].incarnation,
-                        resumed: connected.resumed,
                         window: 64,
                         session_ms: u32::MAX,
                         rank: Rank(rank as u16),
@@ -355,20 +371,8 @@ impl Cluster {
                         servers: ServerMap::NONE,
                     };
                     let mut out = Vec::new();
-                    let begun = line.link.connected(&welcome, &[].into(), &mut out);
-                    if begun.distrust.is_some() {
+                    if line.link.connected(&welcome, &[].into(), &mut out).is_some() {
                         it.cache.distrust(rank);
-                    }
-                    // Only a loss of power can make a session unknown.
-                    for id in begun.lost {
-                        assert_eq!(self.setting.crash, Crash::PowerUnsynced);
-                        if it
-                            .asked
-                            .as_ref()
-                            .is_some_and(|(_, _, at, number)| (at.0 as usize, *number) == (rank, id))
-                        {
-                            it.asked = None;
-                        }
                     }
                     line.to_server.extend(out);
                 }
@@ -404,8 +408,9 @@ impl Cluster {
         let line = &mut self.clients[client].lines[rank];
         if !line.up && !line.greeting {
             line.greeting = true;
+            let resumes = line.link.incarnation().is_some();
             let client = self.clients[client].id;
-            self.hosts[rank].fs.input(Input::Connect { client, leases: true });
+            self.hosts[rank].fs.input(Input::Connect { client, leases: true, resumes });
         }
     }
 

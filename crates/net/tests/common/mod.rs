@@ -75,7 +75,6 @@ pub fn hello() -> Hello {
 pub fn welcome() -> Welcome {
     Welcome {
         incarnation: 5,
-        resumed: false,
         window: 32,
         session_ms: 60_000,
         rank: Rank(0),

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use espalier_meta::{Begun, Input, Refused};
+use espalier_meta::{Input, Refused};
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
 use espalier_proto::{ClientId, ClusterId, Hello, Ino, Rank, ServerMap, Service, Welcome};
 use tokio::net::{TcpListener, TcpStream};
@@ -182,15 +182,7 @@ impl Gate {
 
     fn welcome_to_server(&self, rank: Rank) -> Welcome {
         let (incarnation, session_ms) = (self.incarnation, u32::MAX);
-        Welcome {
-            incarnation,
-            resumed: true,
-            window: WINDOW,
-            session_ms,
-            rank,
-            root: Ino::ROOT,
-            servers: ServerMap::NONE,
-        }
+        Welcome { incarnation, window: WINDOW, session_ms, rank, root: Ino::ROOT, servers: ServerMap::NONE }
     }
 
     async fn serve_peer(&self, meta: &Metadata, rank: Rank, incoming: Incoming, peer: &str) -> Ended {
@@ -220,9 +212,16 @@ impl Gate {
         let holder = Holder::new(incoming.identity(), incoming.hello().client);
         // 1 is the embedded mount's.
         let client = ClientId(holder.number(&meta.secret).0.max(2));
-        let known = incoming.hello().incarnation == Some(self.incarnation);
-        let Begun { resumed, root } = match meta.server.connect(client, leases, &rights).await? {
-            Ok(begun) => begun,
+        let before = incoming.hello().incarnation;
+        let (resumed, known) = (before.is_some(), before == Some(self.incarnation));
+        let root = match meta.server.connect(client, (leases, resumed), &rights).await? {
+            Ok(root) => root,
+            Err(Refused::Ended) => {
+                tracing::info!(peer, client = client.0, "the session of a client that comes back has ended");
+                let text = "the session has ended: what was open in it is lost";
+                incoming.refuse(Refusal::new(Reason::Ended, text)).await;
+                return Ok(());
+            }
             Err(Refused::Session(errno)) => {
                 let text = format!(
                     "the server takes no new clients now ({errno}): see its status, or try again later"
@@ -240,7 +239,6 @@ impl Gate {
         };
         let welcome = Welcome {
             incarnation: self.incarnation,
-            resumed,
             window: WINDOW,
             session_ms: meta.session_ms,
             rank: meta.rank,

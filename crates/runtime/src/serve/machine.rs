@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use espalier_client::Answer;
 use espalier_meta::{
-    Begun, Cause, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
+    Cause, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
 };
 use espalier_net::{Identity, NetError, Sender};
 use espalier_proto::{
@@ -47,7 +47,7 @@ pub(super) struct Inner {
     /// Of requests that have not been answered.
     spans: HashMap<(ClientId, RequestId), Span>,
     /// Clients whose sessions are about to begin.
-    connecting: HashMap<ClientId, oneshot::Sender<Result<Begun, Refused>>>,
+    connecting: HashMap<ClientId, oneshot::Sender<Result<Ino, Refused>>>,
     /// What clients have asked to be done with striped files.
     pub(super) striping: HashMap<(ClientId, RequestId), Striping>,
     /// What the machine has asked to be done with striped files.
@@ -112,17 +112,17 @@ impl Server {
         (server, background)
     }
 
-    /// Begins a client's session, or goes on with it. It may be refused.
+    /// Begins a client's session, or goes on with it: the directory that is the client's root. It may be refused.
     pub fn connect(
         &self,
         client: ClientId,
-        leases: bool,
+        (leases, resumes): (bool, bool),
         rights: &Rights,
-    ) -> oneshot::Receiver<Result<Begun, Refused>> {
+    ) -> oneshot::Receiver<Result<Ino, Refused>> {
         let (tell, told) = oneshot::channel();
         if let Ok((mut inner, turn)) = self.turn() {
             inner.connecting.insert(client, tell);
-            inner.front.connect(now(0), client, leases, rights);
+            inner.front.connect(now(0), client, (leases, resumes), rights);
             self.settle(inner, turn);
         }
         told

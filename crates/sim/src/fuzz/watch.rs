@@ -42,8 +42,6 @@ pub struct Watch {
     disks_fail: bool,
     /// Metadata servers that have lost power and have not begun again.
     dark: BTreeSet<Node>,
-    /// Which clients have had sessions with which ranks.
-    sessions: BTreeSet<(u32, Rank)>,
     repeats: Repeats,
     fates: Fates,
     /// Which calls ask what.
@@ -84,7 +82,6 @@ impl Watch {
             tells_early: case.durable.is_some(),
             disks_fail: case.scenario.faults.disk_failure.is_some(),
             dark: BTreeSet::new(),
-            sessions: BTreeSet::new(),
             repeats: Repeats::default(),
             fates: Fates::default(),
             asked: BTreeMap::new(),
@@ -256,13 +253,10 @@ impl Observer for Eyes {
 
     fn sent(&mut self, now: Nanos, from: Node, to: Node, message: &Message) {
         let mut watch = self.0.borrow_mut();
-        if let Message::Welcome(welcome) = message
-            && let Some(client) = to.0.checked_sub(watch.servers)
-            && !welcome.resumed
-            && !watch.sessions.insert((client, welcome.rank))
-        {
-            watch.checker.session_lost(ClientId(client.into()), welcome.rank);
-            watch.locks.session_lost(ClientId(client.into()), welcome.rank);
+        if let (Message::Ended, Some(client)) = (message, to.0.checked_sub(watch.servers)) {
+            let (client, rank) = (ClientId(client.into()), Rank(from.0 as u16));
+            watch.checker.session_lost(client, rank);
+            watch.locks.session_lost(client, rank);
         }
         if let Some(ino) = watch.repeats.sent(from, to, message) {
             watch.checker.done_twice(ino);

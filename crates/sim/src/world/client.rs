@@ -514,6 +514,11 @@ impl Client {
                 self.welcomed(fabric, rank, &welcome);
             }
             Message::Refused => fabric.cut(wire, Nanos::ZERO),
+            Message::Ended => {
+                self.sessions.ended(rank, &mut self.told);
+                fabric.cut(wire, Nanos::ZERO);
+                self.go_on(fabric);
+            }
             Message::FromServer(message) => {
                 if let FromServer::Reply { id, .. } = &message {
                     fabric.end_span(self.place(), self.asked(rank, id.0));

@@ -204,7 +204,6 @@ impl DataServer {
         let (rank, servers) = (espalier_proto::Rank(0), ServerMap::NONE);
         let welcome = Welcome {
             incarnation: self.start,
-            resumed: true,
             window: WINDOW,
             session_ms: u32::MAX,
             rank,

@@ -8,8 +8,8 @@ mod processor;
 use std::collections::BTreeMap;
 
 use espalier_meta::{
-    Acknowledge, Config, Front, Input, Io, IoDone, IoId, Layouts, Meta, Now, PeerMessage, Rights, StreamCall,
-    StreamRequest,
+    Acknowledge, Config, Front, Input, Io, IoDone, IoId, Layouts, Meta, Now, PeerMessage, Refused, Rights,
+    StreamCall, StreamRequest,
 };
 use espalier_proto::{
     ClientId, ClusterId, Errno, FromServer, Hello, Ino, Rank, Reply, RequestId, ServerId, ServerMap, Service,
@@ -277,7 +277,7 @@ impl Server {
                 let rank = Rank(u16::try_from(from.0).unwrap_or(u16::MAX));
                 return self.input(fabric, Input::PeerConnected { rank });
             }
-            Message::Refused | Message::FromServer(_) | Message::ToData(_) => return,
+            Message::Refused | Message::Ended | Message::FromServer(_) | Message::ToData(_) => return,
         };
         if !fabric.model.is_free(Work::Append) {
             self.turns.came(wire);
@@ -312,7 +312,8 @@ impl Server {
             Job::Hello(wire, hello) => match hello.service {
                 Service::Metadata { leases } => {
                     self.greeted.insert(hello.client, wire);
-                    front.connect(now, hello.client, leases, &self.rights);
+                    let resumes = hello.incarnation.is_some();
+                    front.connect(now, hello.client, (leases, resumes), &self.rights);
                 }
                 Service::Peer { from, .. } => {
                     let line = &mut self.peers[usize::from(from.0)];
@@ -321,7 +322,7 @@ impl Server {
                     if let Some(old) = old {
                         fabric.close(old, self.node);
                     }
-                    let welcome = self.welcome(true);
+                    let welcome = self.welcome();
                     fabric.send(wire, self.node, welcome);
                     if let Some(front) = &mut self.front {
                         front.input(now, Input::PeerConnected { rank: from });
@@ -333,10 +334,9 @@ impl Server {
         self.settle(fabric);
     }
 
-    fn welcome(&self, resumed: bool) -> Message {
+    fn welcome(&self) -> Message {
         Message::Welcome(Box::new(Welcome {
             incarnation: self.start,
-            resumed,
             window: WINDOW,
             session_ms: self.config.session_ms.unwrap_or(u32::MAX),
             rank: self.rank,
@@ -430,10 +430,11 @@ impl Server {
             for (client, connected) in routed.connected {
                 let Some(wire) = self.greeted.remove(&client) else { continue };
                 match connected {
-                    Ok(connected) => {
-                        self.attach(fabric, client, wire, connected.resumed);
+                    Ok(_) => {
+                        self.attach(fabric, client, wire);
                         goes_on = true;
                     }
+                    Err(Refused::Ended) => fabric.send(wire, self.node, Message::Ended),
                     Err(_) => fabric.send(wire, self.node, Message::Refused),
                 }
             }
@@ -478,12 +479,12 @@ impl Server {
         }
     }
 
-    fn attach(&mut self, fabric: &mut Fabric<'_>, client: ClientId, wire: WireId, resumed: bool) {
+    fn attach(&mut self, fabric: &mut Fabric<'_>, client: ClientId, wire: WireId) {
         // The other end may have given it up meanwhile.
         if fabric.other(wire, self.node).is_none() {
             return;
         }
-        let welcome = self.welcome(resumed);
+        let welcome = self.welcome();
         fabric.send(wire, self.node, welcome);
         if let Some(old) = self.clients.insert(client, wire) {
             self.wires.remove(&old);
