@@ -98,8 +98,8 @@ pub struct CacheCounts {
 impl Cache {
     /// An inode that is not leased stays known for so long, in ms, if users do not say when they have done with it.
     const KEEP: u64 = 1000;
-    /// What files hold may take so many bytes for each inode that there is room for: 32 MiB by default.
-    const CONTENT_BYTES: usize = 128;
+    /// What files hold may take so many bytes for each inode that there is room for: 256 MiB on a mount.
+    const CONTENT_BYTES: usize = 1024;
 
     /// Room for so many inodes with leases, and as many names.
     pub fn new(capacity: usize, users: Users) -> Self {
@@ -153,6 +153,11 @@ impl Cache {
     /// Whether there is a lease on an inode.
     pub fn is_leased(&self, ino: Ino, now: u64) -> bool {
         self.records.get(&ino).is_some_and(|record| record.lease > now)
+    }
+
+    /// When the lease on an inode ends; 0: there is none.
+    pub fn leased_until(&self, ino: Ino) -> u64 {
+        self.records.get(&ino).map_or(0, |record| record.lease)
     }
 
     /// The answer to a lookup, for users who cache it themselves, and for how many milliseconds they may.

@@ -28,7 +28,7 @@ kinds! {
     ReadDir = "readdir", ReadDirPlus = "readdirplus", Access = "access", SetXattr = "setxattr",
     GetXattr = "getxattr", ListXattr = "listxattr", RemoveXattr = "removexattr", StatFs = "statfs",
     RemoveTree = "remove_tree", CopyTree = "copy_tree", Lock = "lock",
-    TakeNumbers = "take_numbers",
+    TakeNumbers = "take_numbers", Accessed = "accessed",
 }
 
 impl Kind {
@@ -126,6 +126,7 @@ impl Kind {
             | Request::StopWaiting { ino, .. } => (Self::Lock, *ino),
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => (Self::Open, Ino::ROOT),
             Request::TakeNumbers { .. } => (Self::TakeNumbers, Ino::ROOT),
+            Request::Accessed { .. } => (Self::Accessed, Ino::ROOT),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
             Request::Recount { ino } | Request::Place { ino } => (Self::GetAttr, *ino),
         }

@@ -402,6 +402,11 @@ impl Link {
         });
     }
 
+    /// A file is open so many times more, of which the server has not been told.
+    pub fn opened(&mut self, ino: Ino, opens: u32) {
+        self.change(ino, |hold| hold.opens = hold.opens.saturating_add(opens));
+    }
+
     fn change(&mut self, ino: Ino, change: impl FnOnce(&mut Hold)) {
         if let Some(hold) = self.held.get_mut(&ino) {
             change(hold);

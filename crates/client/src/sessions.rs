@@ -7,6 +7,7 @@ mod course;
 mod early;
 mod end;
 mod own;
+mod quiet;
 mod rights;
 mod root;
 mod told;
@@ -27,6 +28,7 @@ use behind::Behind;
 use course::Course;
 use early::Early;
 use end::End;
+use quiet::Quiet;
 
 pub use asking::Outcome;
 pub use told::{DataAsk, ForDoor, Interrupt, Told};
@@ -52,6 +54,7 @@ pub struct Sessions<T> {
     asking: Asking<T>,
     early: Early,
     behind: Behind<T>,
+    quiet: Quiet,
 }
 
 /// A call as it comes from the door.
@@ -71,8 +74,8 @@ impl<T> Sessions<T> {
     pub fn new(cache: Cache, ranks: usize, is_checked: bool) -> Self {
         let (client, asking) = (Client { server_appends: true, ..Client::default() }, Asking::default());
         let (ends, root) = (BTreeMap::new(), Ino::ROOT);
-        let (early, behind) = (Early::default(), Behind::default());
-        Self { client, cache, ends, ranks, root, is_checked, tells_early: true, asking, early, behind }
+        let (early, behind, quiet) = (Early::default(), Behind::default(), Quiet::default());
+        Self { client, cache, ends, ranks, root, is_checked, tells_early: true, asking, early, behind, quiet }
     }
 
     /// From now on callers wait for servers with all changes.
@@ -186,7 +189,11 @@ impl<T> Sessions<T> {
     }
 
     fn take(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
+        if self.close_quietly(now, &asked.call) {
+            return told.answer(asked.ticket, Ok(Answer::Done));
+        }
         let Some(asked) = self.tell_early(now, asked, told) else { return };
+        self.tell_quiet_of(now, &asked.call);
         if self.close_early(&asked.call, now) {
             return told.answer(asked.ticket, Ok(Answer::Done));
         }
@@ -284,16 +291,21 @@ impl<T> Sessions<T> {
     // ---- What servers say
 
     /// A connection to a server has begun.
-    pub fn connected(&mut self, rank: Rank, welcome: &Welcome, told: &mut Told<T>) {
+    pub fn connected(&mut self, now: u64, rank: Rank, welcome: &Welcome, told: &mut Told<T>) {
         self.client.can_ask_data_servers = !welcome.servers.data.is_empty();
         if core::mem::replace(&mut self.root, welcome.root) != welcome.root {
             // Another directory has come to its place.
             told.door.push(ForDoor::Distrust([Ino::ROOT].into()));
         }
         let early = self.early.dirs();
+        let goes_on = self.incarnation(rank) == Some(welcome.incarnation);
+        let quiet: Vec<_> = if goes_on { Vec::new() } else { self.quiet.forgotten(rank).collect() };
         let Some(end) = self.end(rank) else { return };
+        quiet.into_iter().for_each(|(ino, opens)| end.link.opened(ino, opens));
         let distrust = end.link.connected(welcome, &early, &mut end.out);
         self.distrust(rank, distrust, told);
+        // Nothing stands for them any more.
+        self.tell_openings(now, |ino, _| ino.rank() == rank);
         self.say(told);
     }
 
@@ -337,6 +349,7 @@ impl<T> Sessions<T> {
 
     /// Comes a few times a second. `is_stuck`: as in [`Self::interrupt`].
     pub fn tick(&mut self, now: u64, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
+        self.tell_quiet_in_time(now);
         self.cache.expire(now);
         self.give_up_forgotten();
         self.go_on_behind(now, told);
@@ -368,6 +381,7 @@ impl<T> Sessions<T> {
                 self.cache.revoke(&lease);
                 let (Lease::Name { dir, .. } | Lease::Inode { ino: dir } | Lease::Exclusive { dir }) = lease;
                 self.forget_seen(|seen| seen == dir);
+                self.tell_quiet(now, dir);
                 self.revoke_early(rank, number, dir);
                 if let Lease::Exclusive { .. } = lease {
                     // Callers cache nothing by it.

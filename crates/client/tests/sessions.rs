@@ -29,7 +29,7 @@ fn connect_below(root: Ino, sessions: &mut Sessions<u64>, rank: Rank, incarnatio
     let mut told = Told::default();
     let servers = ServerMap::NONE;
     let welcome = Welcome { incarnation, window: 8, session_ms: 60_000, rank, root, servers };
-    sessions.connected(rank, &welcome, &mut told);
+    sessions.connected(0, rank, &welcome, &mut told);
     told
 }
 

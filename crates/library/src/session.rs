@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::door::{LibraryDoor, Ticket, Told};
 use crate::options::ConnectOptions;
 
-/// Inodes that are cached, and as many names: some 20 MiB.
+/// Inodes that are cached, and as many names: some 20 MiB, and up to 64 MiB of what files hold.
 const CACHED: usize = 1 << 16;
 /// So often the server is told what is no longer known.
 const TICK: Duration = Duration::from_millis(200);

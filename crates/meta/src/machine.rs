@@ -374,6 +374,7 @@ impl Meta {
             Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout),
             Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
             Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),
+            Request::Accessed { files } => self.accessed_before(cx, files),
         }
     }
 

@@ -99,9 +99,14 @@ const MAX_SKEW: u64 = 10_000_000_000;
 
 /// When what a request changes is changed: as its client has told its caller already, or else now.
 pub(crate) fn time_of(request: &Request, now: Time) -> Time {
+    request.time().map_or(now, |told| told_time(told, now))
+}
+
+/// When something was done, as a client says.
+pub(crate) fn told_time(told: Time, now: Time) -> Time {
     let nanos = |time: Time| i128::from(time.secs) * 1_000_000_000 + i128::from(time.nanos);
-    let told = request.time().map(|time| Time::new(time.secs, time.nanos));
-    told.filter(|told| nanos(*told).abs_diff(nanos(now)) <= MAX_SKEW.into()).unwrap_or(now)
+    let told = Time::new(told.secs, told.nanos);
+    if nanos(told).abs_diff(nanos(now)) <= MAX_SKEW.into() { told } else { now }
 }
 
 /// What a load has just covered of a directory: all names with hashes from `from` to `to`, exclusive.

@@ -90,6 +90,30 @@ fn the_only_client_needs_no_leases() {
     assert_eq!((fs.revocations.len(), fs.meta.figures().leases_given), (0, 0));
 }
 
+/// Who has a lease may have the file open, and the server not know of it.
+#[test]
+fn who_opens_a_file_to_write_asks_for_the_leases_of_others_first() {
+    let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
+    for client in [A, B] {
+        fs.input(Input::Connect { client, leases: true, resumes: false });
+    }
+    let file = make(&mut fs, A, Ino::ROOT, "file", NewNode::Regular);
+    let open = |access| Request::Open { ino: file, how: OpenHow { access, ..OpenHow::default() } };
+    for access in [Access::READ, Access::WRITE] {
+        assert_eq!(ask(&mut fs, A, getattr(file)).1, TERM);
+        let id = fs.send_from(B, &ROOT_CALLER, open(access));
+        let is_asked = !fs.revocations.is_empty();
+        assert_eq!((is_asked, fs.answers.contains_key(&id)), (access == Access::WRITE, !is_asked));
+        // What it says by then counts.
+        if is_asked {
+            assert!(ask(&mut fs, A, open(Access::READ)).0.is_ok());
+            assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: file })]);
+            let opened = fs.answers.remove(&id);
+            assert!(matches!(opened, Some(Ok(Reply::Opened(Opened { shared: true, .. })))), "{opened:?}");
+        }
+    }
+}
+
 /// As PVFS's clients, which believe what they have been told for a while.
 #[test]
 fn nobody_waits_for_a_client_that_wants_no_leases() {

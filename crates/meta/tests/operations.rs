@@ -5,6 +5,7 @@ mod harness;
 
 mod ops {
     mod access;
+    mod accessed;
     mod allocate;
     mod append;
     mod copy_tree;

@@ -677,7 +677,7 @@ fn timeless(reply: Result<Reply, Errno>) -> Result<Reply, Errno> {
             Reply::Created(unleased(entry), Opened { accessed: true, proof: 0, ..how })
         }
         Reply::Numbers { first, count, .. } => {
-            Reply::Numbers { first: first.min(NEW), count, time: Time::default(), strip: 0 }
+            Reply::Numbers { first: first.min(NEW), count, time: Time::default(), strip: 0, accesses: true }
         }
         // What of it clients may have been told otherwise.
         Reply::Copied(copied) => Reply::Copied(Box::new(Copied { made: vec![], changed: vec![], ..*copied })),

@@ -57,6 +57,7 @@ impl Request {
             | Self::Enter { .. }
             | Self::Purge { .. }
             | Self::TakeNumbers { .. }
+            | Self::Accessed { .. }
             | Self::Recount { .. }
             | Self::Place { .. }
             | Self::Sweep => {}

@@ -316,6 +316,11 @@ pub enum Request {
         rank: Rank,
         count: u32,
     },
+    /// The client has opened these files to read them, at these times, and told nobody then: what is known of a file by a lease is read
+    /// without a message. One that has been changed since, or that the client does not know any more, has not been accessed.
+    Accessed {
+        files: Vec<(Ino, Time)>,
+    },
 }
 
 /// What a client that has answered its caller already has told it of a new file, which is stuffed.
@@ -449,6 +454,8 @@ pub enum Reply {
         time: Time,
         /// Files of up to so many bytes lie with their metadata.
         strip: u32,
+        /// Files' access times change when they are opened to be read, as `relatime` has it.
+        accesses: bool,
     },
 }
 

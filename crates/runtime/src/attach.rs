@@ -20,7 +20,7 @@ use crate::servers::{Servers, keep_connected};
 
 /// So often the server is told what it need not know at once, and revocations are looked after.
 const TICK: Duration = Duration::from_millis(50);
-/// So many inodes and as many names are cached: up to some 100 MiB.
+/// So many inodes and as many names are cached, with up to 256 MiB of what files hold: up to some 350 MiB.
 const CACHED: usize = 1 << 18;
 
 /// So many calls may wait for servers at a time over io_uring, each with a thread and an open file: most of them for locks.

@@ -139,7 +139,8 @@ impl<D: Door> Remote<D> {
         let Ok(mut inner) = self.lock() else { return };
         self.direct.learn(&welcome.servers);
         let mut told = Told::default();
-        inner.sessions.connected(rank, welcome, &mut told);
+        let now = inner.now();
+        inner.sessions.connected(now, rank, welcome, &mut told);
         if let Some(line) = inner.lines.get_mut(usize::from(rank.0)) {
             line.sender = Some(sender);
         }

@@ -8,6 +8,7 @@ mod locks;
 mod looks;
 mod policies;
 mod quotas;
+mod reads;
 mod repeats;
 mod scenario;
 mod survey;

@@ -175,11 +175,22 @@ impl Cache {
         self.begin_early(dir, None, ino);
     }
 
-    /// Callers are told that a file is open. `is_accessed`: when that was, its server says.
-    pub fn opened_early(&mut self, ino: Ino, is_accessed: bool) {
-        if let Some(record) = self.records.get_mut(&ino).filter(|_| is_accessed) {
+    /// Callers are told that a file has been accessed, as its server will be.
+    pub fn accessed(&mut self, ino: Ino, time: Time) {
+        if let Some(attr) = self.records.get_mut(&ino).and_then(|record| record.attr.as_mut()) {
+            attr.atime = time;
+        }
+    }
+
+    /// The same, and when that was, its server says.
+    pub fn accessed_early(&mut self, ino: Ino) {
+        if let Some(record) = self.records.get_mut(&ino) {
             record.attr = None;
         }
+    }
+
+    /// Callers are told that a file is open.
+    pub fn opened_early(&mut self, ino: Ino) {
         self.begin_early(ino, None, ino);
     }
 

@@ -206,7 +206,7 @@ impl<T> Sessions<T> {
 }
 
 /// Whether a call is about such an inode, which it names by its number.
-fn is_about(call: &Call<'_>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
+pub(super) fn is_about(call: &Call<'_>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
     match call {
         Call::Request(request) => {
             let mut is_any = false;

@@ -53,7 +53,7 @@ pub(super) struct Early {
 struct Change {
     /// They count up.
     number: u64,
-    /// The door's number of the call.
+    /// The door's number of the call; 0: it was over long ago.
     call: u64,
     dir: Ino,
     what: What,
@@ -94,6 +94,8 @@ struct Supply {
     numbers: VecDeque<Ino>,
     /// Bytes of a file that lies with its metadata, at most.
     strip: u64,
+    /// Files' access times change, as `relatime` has it.
+    accesses: bool,
     /// What its clock has said, and when.
     clock: Option<(Time, u64)>,
     /// The latest time that it has told of anything.
@@ -304,15 +306,27 @@ impl<T> Sessions<T> {
         if !certainly_may(&attr, &asked.caller, Access::READ, true) || self.behind.is_any_about(ino) {
             return None;
         }
-        let is_first = !self.cache.is_early(ino);
         // As the server sees it (relatime).
-        let accessed = attr.atime.is_old_access(attr.mtime.max(attr.ctime), time);
-        self.cache.opened_early(ino, accessed);
-        let change = self.early.new_change(asked.call_id, (ino, What::Opening), ino, now);
-        let request = Request::Open { ino, how: OpenHow { reads: Reads::Client, ..how } };
-        self.send_in_turn(is_first, Unsent { change, caller: asked.caller.clone(), request });
+        let counts = self.early.supplies.get(&ino.rank()).is_some_and(|supply| supply.accesses);
+        let accessed = counts && attr.atime.is_old_access(attr.mtime.max(attr.ctime), time);
+        if !self.open_quietly(ino, &asked.caller, accessed.then_some(time)) {
+            self.tell_opening(now, asked.call_id, ino, asked.caller.clone());
+            if accessed {
+                self.cache.accessed_early(ino);
+            }
+        }
         let opened = Opened { accessed, ..Opened::default() };
         Some((Answer::Opened(self.client.opened(ino, opened)), 0))
+    }
+
+    /// Tells a server that a file is open, which a caller has been told by that call; 0: some time ago.
+    pub(super) fn tell_opening(&mut self, now: u64, call_id: u64, ino: Ino, caller: Caller) {
+        let is_first = !self.cache.is_early(ino);
+        self.cache.opened_early(ino);
+        let change = self.early.new_change(call_id, (ino, What::Opening), ino, now);
+        let how = OpenHow { access: Access::READ, reads: Reads::Client, ..OpenHow::default() };
+        let request = Request::Open { ino, how };
+        self.send_in_turn(is_first, Unsent { change, caller, request });
     }
 
     /// The time of a change, if one may be told now.
@@ -424,12 +438,12 @@ impl<T> Sessions<T> {
 
     /// How many changes callers have been told of that no server has answered.
     pub fn unanswered_changes(&self) -> usize {
-        self.early.count()
+        self.early.count() + self.quiet.untold()
     }
 
     /// As [`Self::call_of`], of calls that were answered before.
     pub fn early_call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
-        self.early.changes.get(&(rank, id)).map(|change| change.call)
+        self.early.changes.get(&(rank, id)).map(|change| change.call).filter(|call| *call > 0)
     }
 
     /// Whether a call was answered before a server has.
@@ -487,8 +501,8 @@ impl<T> Sessions<T> {
         let Some(supply) = supply else { return false };
         supply.asked = None;
         match result {
-            Ok(Reply::Numbers { first, count, time, strip }) => {
-                supply.strip = u64::from(*strip);
+            Ok(Reply::Numbers { first, count, time, strip, accesses }) => {
+                (supply.strip, supply.accesses) = (u64::from(*strip), *accesses);
                 supply.numbers.extend((first.0..first.0 + u64::from(*count)).map(Ino));
                 supply.clock = Some((*time, now));
             }

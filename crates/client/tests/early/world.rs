@@ -95,7 +95,13 @@ impl World {
         world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
         let (id, _, request) = world.last();
         assert_eq!(request, Request::TakeNumbers { rank: RANK, count: 256 });
-        let numbers = Reply::Numbers { first: Ino(FIRST), count: 256, time: Time::new(500, 0), strip: STRIP };
+        let numbers = Reply::Numbers {
+            first: Ino(FIRST),
+            count: 256,
+            time: Time::new(500, 0),
+            strip: STRIP,
+            accesses: true,
+        };
         world.reply(id, Touched::default(), Ok(numbers));
         world.door.clear();
         world
@@ -140,7 +146,7 @@ impl World {
         if !resumed {
             self.sessions.ended(RANK, &mut told);
         }
-        self.sessions.connected(RANK, &welcome, &mut told);
+        self.sessions.connected(self.now, RANK, &welcome, &mut told);
         self.take(told);
         for reclaim in self
             .sent

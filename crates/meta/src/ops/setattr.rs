@@ -4,6 +4,7 @@ use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
 use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall};
+use crate::task::told_time;
 
 impl Meta {
     /// `chmod`, `chown`, `truncate`, `utimensat`, in any combination.
@@ -148,6 +149,29 @@ impl Meta {
             self.commit(cx, &Event::SetAttr { ino, change })?;
         }
         Ok(is_due)
+    }
+
+    /// A client has accessed these files, and did not say so then ([`Request::Accessed`]).
+    pub(crate) fn accessed_before(&mut self, cx: &mut Cx<'_>, files: &[(Ino, Time)]) -> Step<Reply> {
+        let now = cx.now;
+        for (ino, time) in files {
+            let is_known = self.sessions.lookups_of(cx.client, *ino).is_some_and(|lookups| lookups > 0);
+            let changed = match self.state.inode(*ino) {
+                _ if !is_known => continue,
+                Ok(inode) => inode.ctime,
+                Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
+                Err(Stop::Fail(_)) => continue,
+            };
+            cx.now = told_time(*time, now);
+            // Whoever has set its times since then has the last word.
+            if changed < cx.now {
+                self.accessed(cx, *ino)?;
+            }
+        }
+        cx.now = now;
+        // The client knows.
+        cx.told.touched.clear();
+        Ok(Reply::Done)
     }
 
     fn atime_is_due(&self, inode: &Inode, now: Time) -> bool {

@@ -1,5 +1,6 @@
 use espalier_proto::{Errno, Ino, Rank, Reply};
 
+use crate::config::Atime;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::session::Unused;
@@ -8,9 +9,9 @@ use crate::step::{Step, Stop, Wait};
 impl Meta {
     /// Gives the client numbers for files that it tells its callers of before it asks for them to be made.
     pub(crate) fn take_numbers(&mut self, cx: &mut Cx<'_>, rank: Rank, count: u32) -> Step<Reply> {
-        let (time, strip) = (cx.now, self.config.strip_bytes);
+        let (time, strip, accesses) = (cx.now, self.config.strip_bytes, self.config.atime != Atime::Never);
         if count == 0 {
-            return Ok(Reply::Numbers { first: Ino(0), count, time, strip });
+            return Ok(Reply::Numbers { first: Ino(0), count, time, strip, accesses });
         }
         self.growable()?;
         let kept = self.state.sessions.get(&cx.client).filter(|_| rank == self.config.rank);
@@ -25,6 +26,6 @@ impl Meta {
         self.commit(cx, &Event::Given { client, first, count })?;
         // Its callers are going to be told of them.
         cx.durable = true;
-        Ok(Reply::Numbers { first, count, time, strip })
+        Ok(Reply::Numbers { first, count, time, strip, accesses })
     }
 }

@@ -6,6 +6,7 @@ use alloc::boxed::Box;
 use espalier_proto::{Access, Copied, Entry, Errno, FileType, Home, Ino, Made, Name, Opened, Reply, Request};
 use serde::{Deserialize, Serialize};
 
+use crate::config::Atime;
 use crate::machine::{Cx, Meta};
 use crate::session::Proven;
 use crate::step::Step;
@@ -147,7 +148,8 @@ impl Meta {
             }
             Outcome::Streamed => Reply::Streamed,
             Outcome::Numbers { first, count } => {
-                Reply::Numbers { first: *first, count: *count, time: cx.now, strip: self.config.strip_bytes }
+                let (first, count, time, strip) = (*first, *count, cx.now, self.config.strip_bytes);
+                Reply::Numbers { first, count, time, strip, accesses: self.config.atime != Atime::Never }
             }
             Outcome::Written(written) => Reply::Written(*written),
             // It is not told again, but done.

@@ -16,6 +16,7 @@ use super::locks::{self, Locker};
 use super::looks;
 use super::policies::{Live, Policies};
 use super::quotas;
+use super::reads::Reader;
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -49,6 +50,8 @@ pub struct Habits {
     pub alone: bool,
     /// Most calls only look.
     pub looks: bool,
+    /// Files are read again and again.
+    pub reads: bool,
 }
 
 /// See the module's description.
@@ -74,6 +77,7 @@ pub struct Wanderer {
     lists: Option<Lists>,
     locker: Locker,
     alone: Option<Alone>,
+    reader: Option<Reader>,
 }
 
 impl Wanderer {
@@ -102,6 +106,7 @@ impl Wanderer {
             lists: habits.acls.map(|habit| Lists::new(habit, number)),
             locker: Locker::new(number),
             alone: habits.alone.then(|| Alone::new(number)),
+            reader: habits.reads.then(Reader::default),
         }
     }
 
@@ -110,6 +115,11 @@ impl Wanderer {
         asked.iter().for_each(|asked| self.locker.learn(asked, answer));
         if let (Some(alone), Some(asked)) = (&mut self.alone, &asked) {
             alone.learn(asked, answer);
+        }
+        if let (Some(reader), Some(asked)) = (&mut self.reader, &asked)
+            && reader.learn(asked, answer)
+        {
+            return;
         }
         match (asked, answer) {
             (_, Ok(Answer::Entry(entry))) => self.know(entry.attr.ino, entry.attr.kind),
@@ -131,6 +141,7 @@ impl Wanderer {
             (Some(call), Err(Errno::EIO | Errno::ESTALE | Errno::EBADF)) => {
                 if let Some(ino) = call.stream() {
                     self.open.remove(&ino);
+                    self.reader.iter_mut().for_each(|reader| reader.lose(ino));
                 }
             }
             _ => {}
@@ -159,6 +170,10 @@ impl Wanderer {
             if let Some(request) = request {
                 return Call::Request(request);
             }
+        }
+        let file = if self.habits.reads { self.any_file(random) } else { None };
+        if let Some(call) = self.reader.as_mut().and_then(|reader| reader.next(random, file)) {
+            return call;
         }
         let is_open = |ino: &Ino| self.open.contains_key(ino);
         if let Some(ino) = self.alone.as_mut().and_then(|alone| alone.file(random, is_open)) {
@@ -370,7 +385,9 @@ impl Wanderer {
             (LAST, Some(ino)) => Some(Call::Request(Request::Fsync { ino })),
             _ => {
                 let unlock = self.locker.give_up().map(Call::Request);
-                unlock.or_else(|| self.open.keys().next().copied().map(|ino| self.close(ino)))
+                let read = self.reader.as_mut().and_then(Reader::close);
+                let next = unlock.or(read);
+                next.or_else(|| self.open.keys().next().copied().map(|ino| self.close(ino)))
             }
         }
     }

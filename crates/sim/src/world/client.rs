@@ -532,7 +532,8 @@ impl Client {
     }
 
     fn welcomed(&mut self, fabric: &mut Fabric<'_>, rank: Rank, welcome: &Welcome) {
-        self.sessions.connected(rank, welcome, &mut self.told);
+        let now = self.now(fabric);
+        self.sessions.connected(now, rank, welcome, &mut self.told);
         self.go_on(fabric);
         if self.leaves {
             self.say_goodbye(fabric, rank);

@@ -1,0 +1,192 @@
+//! Openings that the server is told of only if it must be, and accesses that it is told of later.
+
+use espalier_client::{Answer, Call};
+use espalier_proto::{
+    Access, Attr, FileType, Ino, OpenHow, Opened, Reads, RenameFlags, Reply, Request, SetAttr, Time, Touched,
+};
+
+use super::world::*;
+
+const OLD: Ino = Ino(11);
+
+fn open() -> Request {
+    Request::Open {
+        ino: OLD,
+        how: OpenHow { access: Access::READ, reads: Reads::Whole, ..OpenHow::default() },
+    }
+}
+
+/// As the server is told.
+fn opening() -> Request {
+    let how = OpenHow { access: Access::READ, reads: Reads::Client, ..OpenHow::default() };
+    Request::Open { ino: OLD, how }
+}
+
+impl World {
+    /// A file is closed of which it is known what it holds.
+    fn known(accessed: bool) -> Self {
+        let mut world = Self::new();
+        let atime = Time::new(if accessed { 400 } else { 1 }, 0);
+        world.call(Request::SetAttr { ino: OLD, set: SetAttr::default() });
+        let (id, ..) = world.last();
+        let attr = Attr { atime, ..attr(OLD, FileType::Regular, 4) };
+        world.reply(id, Touched { attrs: vec![attr], ..Touched::default() }, Ok(Reply::Attr(attr)));
+        assert!(!world.is_answered(open()));
+        let (id, ..) = world.last();
+        let opened = Opened { proof: 9, ..Opened::default() };
+        world.reply(id, Touched::default(), Ok(Reply::OpenedWhole(opened, b"0123".into())));
+        world.close();
+        world.tick();
+        let (id, ..) = world.last();
+        world.reply(id, Touched::default(), Ok(Reply::Done));
+        world.door.clear();
+        assert!(world.sent.is_empty());
+        world
+    }
+
+    fn open(&mut self) -> bool {
+        let call = self.call(open());
+        let Some(Ok(Answer::Opened(opening))) = self.answer(call) else { panic!("it waits") };
+        opening.accessed
+    }
+
+    fn close(&mut self) {
+        self.call_as(user(0, 0), Call::Release { ino: OLD });
+    }
+
+    fn requests(&self) -> Vec<Request> {
+        self.sent.iter().map(|(_, _, request)| request.clone()).collect()
+    }
+
+    fn reply_opening(&mut self) {
+        let (id, ..) = self.last();
+        self.reply(id, Touched::default(), Ok(Reply::Opened(Opened { proof: 9, ..Opened::default() })));
+    }
+}
+
+#[test]
+fn what_is_over_before_anybody_asks_was_never_there() {
+    let mut world = World::known(true);
+    for _ in 0..2 {
+        assert!(!world.open() && !world.open());
+        let call = world.call_as(user(0, 0), Call::Read { ino: OLD, offset: 1, size: 9, noatime: false });
+        assert!(matches!(world.answer(call), Some(Ok(Answer::Bytes(bytes))) if bytes == b"123"));
+        world.close();
+        world.close();
+        world.tick();
+    }
+    assert_eq!(world.requests(), []);
+    world.revoke_inode(3, OLD);
+    assert_eq!((world.requests(), &world.revoked[..]), (vec![], &[3][..]));
+}
+
+#[test]
+fn a_lease_is_given_up_when_the_server_knows_who_has_the_file_open() {
+    let mut world = World::known(true);
+    world.open();
+    world.open();
+    world.close();
+    world.revoke_inode(3, OLD);
+    assert_eq!((world.requests(), &world.revoked[..]), (vec![opening()], &[][..]));
+    world.reply_opening();
+    assert_eq!(world.revoked, [3]);
+    // From now on it is closed as any other.
+    world.close();
+    world.tick();
+    assert!(matches!(&world.requests()[..], [Request::ForgetAll { released, .. }] if *released == [OLD]));
+}
+
+#[test]
+fn what_is_about_an_open_file_comes_after_its_opening() {
+    let rename = |from: &str, to: &str| {
+        let (from, to, flags) = (name(from), name(to), RenameFlags::empty());
+        Request::Rename { from_dir: DIR, from, to_dir: DIR, to, flags }
+    };
+    let chmod = Request::SetAttr { ino: OLD, set: SetAttr { perm: Some(0), ..SetAttr::default() } };
+    let write = OpenHow { access: Access::WRITE, ..OpenHow::default() };
+    for request in [
+        unlink("old"),
+        rename("fifo", "old"),
+        rename("old", "new"),
+        chmod,
+        Request::Link { ino: OLD, dir: DIR, name: name("other") },
+        Request::Open { ino: OLD, how: write },
+        Request::RemoveTree { dir: DIR },
+    ] {
+        let mut world = World::known(true);
+        world.open();
+        world.call(request.clone());
+        assert_eq!(world.requests()[0], opening(), "{request:?}");
+        world.reply_opening();
+        assert_eq!(world.requests().len(), 1, "{request:?}");
+        assert_ne!(world.last().2, opening(), "{request:?}");
+    }
+    // What a name stands for that nothing is known of may be any file.
+    let mut world = World::known(true);
+    world.open();
+    world.call(Request::Unlink { dir: Ino::ROOT, name: name("unheard-of"), time: None });
+    assert_eq!(world.requests()[0], opening());
+}
+
+#[test]
+fn the_server_knows_before_the_lease_ends() {
+    let mut world = World::known(true);
+    world.open();
+    world.now += u64::from(TERM) / 2;
+    world.tick();
+    assert_eq!(world.requests(), []);
+    world.now += u64::from(TERM) / 2 - 500;
+    world.tick();
+    assert_eq!(world.requests(), [opening()]);
+}
+
+#[test]
+fn a_server_that_cannot_ask_for_its_lease_any_more_is_told() {
+    for (incarnation, resumed) in [(1, true), (2, true), (2, false)] {
+        let mut world = World::known(true);
+        world.open();
+        world.open();
+        world.connect(incarnation, resumed);
+        let goes_on = (incarnation, resumed) == (1, true);
+        let said: Vec<_> = world.held.iter().filter(|held| held.ino == OLD).collect();
+        if goes_on {
+            assert_eq!((world.requests(), said.len()), (vec![opening()], 0));
+            world.reply_opening();
+            assert_eq!(world.requests(), [opening()], "each of them");
+        } else {
+            assert_eq!((said[0].opens, said[0].opened), (2, 9));
+            assert_eq!(world.requests(), []);
+        }
+    }
+}
+
+#[test]
+fn accesses_are_told_together_and_later() {
+    let mut world = World::known(false);
+    assert!(world.open());
+    world.close();
+    assert!(!world.open(), "it counts as accessed already");
+    world.close();
+    assert_eq!((world.requests(), world.sessions.unanswered_changes()), (vec![], 1));
+    let get = world.call(Request::GetAttr { ino: OLD });
+    let Some(Ok(Answer::Attr(attr))) = world.answer(get) else { panic!("it is known") };
+    assert!(attr.atime >= Time::new(500, 0));
+    world.tick();
+    world.tick();
+    assert_eq!(world.requests(), [Request::Accessed { files: vec![(OLD, attr.atime)] }]);
+}
+
+#[test]
+fn an_access_is_told_before_what_comes_after_it() {
+    for revokes in [true, false] {
+        let mut world = World::known(false);
+        world.open();
+        world.close();
+        if revokes {
+            world.revoke_inode(3, OLD);
+        } else {
+            world.call(Request::SetAttr { ino: OLD, set: SetAttr::default() });
+        }
+        assert!(matches!(world.requests()[0], Request::Accessed { .. }));
+    }
+}

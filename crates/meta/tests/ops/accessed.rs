@@ -1,0 +1,81 @@
+//! Accesses of which clients say later.
+
+use espalier_meta::{Atime, Config};
+use espalier_proto::*;
+
+use super::set_layout::{ONE, OTHER, ask, connect};
+use crate::harness::{Harness, config, name};
+
+fn server(atime: Atime) -> Harness {
+    let mut fs = Harness::with(Config { session_ms: Some(10_000), atime, ..config() });
+    connect(&mut fs);
+    fs
+}
+
+fn make(fs: &mut Harness, client: ClientId, file: &str) -> Ino {
+    let (name, node) = (name(file), NewNode::Regular);
+    let (perm, umask, open, exclusive, early) = (0o644, 0, None, true, None);
+    let dir = Ino::ROOT;
+    let made = ask(fs, client, Request::Create { dir, name, node, perm, umask, open, exclusive, early });
+    let Ok(Reply::Entry(entry)) = made else { panic!("{made:?}") };
+    entry.attr.ino
+}
+
+fn atime(fs: &mut Harness, ino: Ino) -> Time {
+    match ask(fs, ONE, Request::GetAttr { ino }) {
+        Ok(Reply::Attr(attr)) => attr.atime,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn accessed(fs: &mut Harness, files: &[(Ino, Time)]) {
+    assert_eq!(ask(fs, ONE, Request::Accessed { files: files.to_vec() }), Ok(Reply::Done));
+}
+
+#[test]
+fn they_count_as_of_when_they_were() {
+    let fs = &mut server(Atime::Relative);
+    let (one, two) = (make(fs, ONE, "one"), make(fs, ONE, "two"));
+    let then = fs.now.later(5);
+    fs.now = fs.now.later(1_000);
+    // A second time tells nothing new (relatime), and of what there is not nothing is said.
+    accessed(fs, &[(one, then), (Ino(999), then), (two, then), (one, then.later(1))]);
+    assert_eq!((atime(fs, one), atime(fs, two)), (then, then));
+    // A clock that is far off is not believed.
+    let three = make(fs, ONE, "three");
+    fs.now = fs.now.later(1_000);
+    let now = fs.now;
+    accessed(fs, &[(three, fs.now.later(20_000))]);
+    let told = atime(fs, three);
+    assert!(now <= told && told < now.later(1_000), "{told:?}");
+    assert_eq!(fs.fsck(), []);
+}
+
+#[test]
+fn what_was_changed_since_keeps_its_times() {
+    let fs = &mut server(Atime::Relative);
+    let file = make(fs, ONE, "file");
+    let then = fs.now.later(5);
+    fs.now = fs.now.later(1_000);
+    let old = Time::new(7, 0);
+    let set = SetAttr { atime: Some(SetTime::To(old)), ..SetAttr::default() };
+    ask(fs, ONE, Request::SetAttr { ino: file, set }).unwrap();
+    accessed(fs, &[(file, then)]);
+    assert_eq!(atime(fs, file), old);
+}
+
+#[test]
+fn only_what_the_client_knows_counts_and_only_if_accesses_do() {
+    let fs = &mut server(Atime::Relative);
+    let file = make(fs, OTHER, "file");
+    let then = fs.now.later(5);
+    fs.now = fs.now.later(1_000);
+    accessed(fs, &[(file, then)]);
+    assert_ne!(atime(fs, file), then);
+    let fs = &mut server(Atime::Never);
+    let file = make(fs, ONE, "file");
+    let then = fs.now.later(5);
+    fs.now = fs.now.later(1_000);
+    accessed(fs, &[(file, then)]);
+    assert_ne!(atime(fs, file), then);
+}
