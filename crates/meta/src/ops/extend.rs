@@ -5,7 +5,7 @@ use espalier_proto::{END, Errno, Ino, Reply};
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::state::Watched;
-use crate::step::{Step, Stop, StreamCall, Wait};
+use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
 
 impl Meta {
     /// Before a client writes to a stream: as [`Self::write`], but for the bytes. Where a quota bounds the file, what it
@@ -71,9 +71,10 @@ impl Meta {
     /// The size of a watched file's stream, at a time since when nothing else has been counted for it.
     pub(crate) fn measure(&self, cx: &Cx<'_>, ino: Ino) -> Step<u64> {
         let counted = self.state.inode(ino)?.counted_bytes();
-        cx.stream(StreamCall::Measure([(ino, counted)].into()))?;
+        let done = cx.stream(StreamCall::Measure([(ino, counted)].into()))?;
         self.state.load_parents(ino)?;
-        Ok(cx.measured().and_then(|sizes| sizes.first().copied()).map_or(counted, |(_, _, size)| size))
+        let StreamDone::Stats(stats) = done else { return Ok(counted) };
+        Ok(stats.first().map_or(counted, |stat| stat.size))
     }
 
     /// Counts another size for a streamed file. All directories above it must be in memory.

@@ -68,3 +68,19 @@ fn is_whole_under_faults() {
         });
     }
 }
+
+/// What is released is counted, each file for itself, also if one is released twice.
+#[test]
+fn files_that_are_released_together_keep_their_sizes() {
+    everywhere(|fs| {
+        let (one, other) = (fs.file("one", &[7; 100]), fs.file("other", &[7; 300]));
+        for path in ["one", "one", "other"] {
+            fs.open(path);
+        }
+        fs.ask(Request::ForgetAll { inodes: vec![], released: vec![one, other, one] }).unwrap();
+        assert_eq!((fs.attr("one").size, fs.attr("other").size), (100, 300));
+        fs.forget(one);
+        fs.forget(other);
+        assert_eq!(fs.fsck(), []);
+    });
+}
