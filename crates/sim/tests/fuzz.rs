@@ -54,7 +54,7 @@ fn nothing_is_found() {
 }
 
 /// Each broken variant is found out within so many seeds.
-const ENOUGH: u64 = 60;
+const ENOUGH: u64 = 200;
 
 #[test]
 fn whatever_is_broken_is_found_out() {
