@@ -42,7 +42,7 @@ pub(crate) enum Held {
     RemoveStream(Ino),
     /// The stream of a file that has been unstuffed is no longer a new one.
     SettleStream(Ino),
-    /// A session has begun, or goes on (`true`), or cannot.
+    /// A session has begun, or goes on, or cannot.
     Session(ClientId, Result<(), Errno>),
     /// Another rank is told something.
     Peer(Rank, PeerMessage),

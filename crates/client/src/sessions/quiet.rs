@@ -160,10 +160,8 @@ impl<T> Sessions<T> {
         let mut accessed: Vec<(Ino, Time)> = self.quiet.accessed.drain().collect();
         accessed.sort_unstable_by_key(|(ino, _)| (ino.rank(), *ino));
         for files in accessed.chunk_by(|(one, _), (next, _)| one.rank() == next.rank()) {
-            for files in files.chunks(TOGETHER) {
-                if let Some(end) = files.first().and_then(|(ino, _)| self.end(ino.rank())) {
-                    end.ask(Caller::SERVER, Request::Accessed { files: files.to_vec() });
-                }
+            if let Some(end) = files.first().and_then(|(ino, _)| self.end(ino.rank())) {
+                end.ask(Caller::SERVER, Request::Accessed { files: files.to_vec() });
             }
         }
     }

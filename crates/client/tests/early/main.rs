@@ -489,14 +489,7 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
         world.call_as(user(0, 0), Call::Release { ino: Ino(ino) });
         let takes = world.sent.iter().find(|(_, _, request)| matches!(request, Request::TakeNumbers { .. }));
         if let Some((id, ..)) = takes.cloned() {
-            let numbers = Reply::Numbers {
-                first: Ino(FIRST),
-                count: 256,
-                time: Time::new(500, 0),
-                strip: STRIP,
-                accesses: true,
-            };
-            world.reply(id, Touched::default(), Ok(numbers));
+            world.reply(id, Touched::default(), Ok(numbers()));
         }
     }
 }

@@ -78,6 +78,11 @@ pub fn user(uid: u32, gid: u32) -> Caller {
     Caller { uid, gid, pid: 77, groups: None }
 }
 
+pub fn numbers() -> Reply {
+    let (first, time) = (Ino(FIRST), Time::new(500, 0));
+    Reply::Numbers { first, count: 256, time, strip: STRIP, accesses: true }
+}
+
 impl World {
     /// A client that has listed a directory with one file in it and is alone in it.
     pub fn new() -> Self {
@@ -95,14 +100,7 @@ impl World {
         world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
         let (id, _, request) = world.last();
         assert_eq!(request, Request::TakeNumbers { rank: RANK, count: 256 });
-        let numbers = Reply::Numbers {
-            first: Ino(FIRST),
-            count: 256,
-            time: Time::new(500, 0),
-            strip: STRIP,
-            accesses: true,
-        };
-        world.reply(id, Touched::default(), Ok(numbers));
+        world.reply(id, Touched::default(), Ok(numbers()));
         world.door.clear();
         world
     }

@@ -47,7 +47,7 @@ impl Meta {
         if how.access.contains(Access::WRITE) && is_file && self.config.read_only {
             return Err(Errno::EROFS.into());
         }
-        if how.access.contains(Access::WRITE) && is_file && self.config.session_ms.is_some() {
+        if how.access.contains(Access::WRITE) && is_file {
             // Who has a lease on it may have it open, and says so when it is asked back.
             self.revoke_inode(cx, ino)?;
         }
