@@ -449,6 +449,9 @@ impl Cache {
         }
         if until > now && !is_early {
             (record.attr, record.asked) = (Some(Box::new(*attr)), term.asked);
+        } else if !is_early && record.attr.as_deref().is_some_and(|known| known.ctime < attr.ctime) {
+            // What is newer may not be cached, and what is older is so no more.
+            record.attr = None;
         }
         if self.order.len() > self.capacity {
             self.make_room();

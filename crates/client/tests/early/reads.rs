@@ -2,7 +2,7 @@
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
-    Access, Attr, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply, Request, SetAttr, Time, Touched,
+    Access, Attr, Entry, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply, Request, SetAttr, Time, Touched,
 };
 
 use super::world::*;
@@ -178,4 +178,20 @@ fn that_it_is_accessed_is_seen() {
     world.reply(id, touched, Ok(Reply::Opened(Opened::default())));
     let get = world.call(Request::GetAttr { ino: OLD });
     assert!(matches!(world.answer(get), Some(Ok(Answer::Attr(attr))) if attr == accessed));
+}
+
+/// As of a file that others change all the time, of which nothing is leased for a while.
+#[test]
+fn what_is_newer_and_may_not_be_cached_ends_what_was_known() {
+    for (newer, is_known) in [(false, true), (true, false)] {
+        let mut world = World::new();
+        let known = attr(OLD, FileType::Regular, 4);
+        world.tell_old(known);
+        world.call(emptied("old"));
+        let (id, ..) = world.last();
+        let ctime = if newer { Time::new(501, 0) } else { known.ctime };
+        let emptied = Entry { attr_leased: false, ..entry(Attr { ctime, size: 0, ..known }, true) };
+        world.reply(id, Touched::default(), Ok(Reply::Created(emptied, Opened::default())));
+        assert_eq!(world.size_of(OLD).is_some(), is_known);
+    }
 }
