@@ -94,26 +94,33 @@ impl Cache {
         self.attr(ino, now)
     }
 
-    /// An answer as callers may hear it: they are not told again of how things were before what they were told.
-    pub fn as_told(&self, mut answer: Answer) -> Answer {
+    /// Makes an answer one that callers may hear: they are not told again of how things were before what they were told. Returns what an
+    /// answer is about that cannot be made one, for what was told is not known any more.
+    pub fn as_told(&mut self, answer: &mut Answer) -> Option<Ino> {
         let correct = |attr: &mut Attr| {
-            let told = self.records.get(&attr.ino).and_then(|record| record.attr.as_deref());
-            if let Some(told) = told.filter(|_| self.early.is_of(attr.ino)) {
-                *attr = *told;
+            if self.early.is_of(attr.ino) {
+                *attr = *self.records.get(&attr.ino)?.attr.as_deref()?;
             }
+            Some(())
         };
-        match &mut answer {
-            Answer::Attr(attr) => correct(attr),
-            Answer::Entry(entry) | Answer::Created(entry, _) => correct(&mut entry.attr),
-            Answer::Listing { entries, .. } => {
-                entries
-                    .iter_mut()
-                    .filter_map(|dirent| dirent.entry.as_mut())
-                    .for_each(|it| correct(&mut it.attr));
+        match answer {
+            Answer::Attr(attr) => correct(attr).is_none().then_some(attr.ino),
+            Answer::Entry(entry) | Answer::Created(entry, _) => {
+                correct(&mut entry.attr).is_none().then_some(entry.attr.ino)
             }
-            _ => {}
+            Answer::Listing { entries, .. } => {
+                let mut untold = Vec::new();
+                for dirent in entries {
+                    if dirent.entry.as_mut().is_some_and(|entry| correct(&mut entry.attr).is_none()) {
+                        dirent.entry = None;
+                        untold.push(dirent.ino);
+                    }
+                }
+                untold.into_iter().for_each(|ino| self.forget(ino, 1));
+                None
+            }
+            _ => None,
         }
-        answer
     }
 
     /// Whether anything has been told of an inode, or of what is in it, that is not answered.

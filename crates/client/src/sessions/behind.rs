@@ -34,6 +34,8 @@ enum Why {
     Room,
     /// It depends on one that is not answered.
     Change,
+    /// So it does, as its answer has shown, for it tells of this inode.
+    Inode(Ino),
 }
 
 /// A lease that a server wants back.
@@ -78,6 +80,11 @@ impl<T> Sessions<T> {
         let asked = Asked { call_id, caller, call: call.into_owned(), ticket };
         self.behind.calls.push_back(Kept { asked, why, last });
         None
+    }
+
+    /// Has a call asked once more when all is answered that was told of an inode.
+    pub(super) fn ask_behind(&mut self, ino: Ino, asked: Asked<'static, T>) {
+        self.behind.calls.push_back(Kept { asked, why: Why::Inode(ino), last: self.early.last() });
     }
 
     /// Whether a call waits for its turn to be told early, or depends on any change up to one that is not answered. Changes that are told
@@ -157,9 +164,14 @@ impl<T> Sessions<T> {
         for Revoked { rank, number, .. } in self.behind.revoked.extract_if(.., is_due) {
             told.send.push((rank, FromClient::Revoked { number }));
         }
-        for Kept { asked, last, .. } in core::mem::take(&mut self.behind.calls) {
+        for Kept { asked, why, last } in core::mem::take(&mut self.behind.calls) {
             let Some(asked) = self.tell_early(now, asked, told) else { continue };
-            match self.comes_behind(now, &asked.call, last) {
+            let still = |ino| self.early.is_any_left(last, |dir, of| [dir, of].contains(&ino)).then_some(why);
+            let why = match why {
+                Why::Inode(ino) => still(ino),
+                Why::Room | Why::Change => self.comes_behind(now, &asked.call, last),
+            };
+            match why {
                 Some(why) => self.behind.calls.push_back(Kept { asked, why, last }),
                 None => self.take_after(now, asked, told),
             }

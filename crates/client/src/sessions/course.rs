@@ -226,11 +226,16 @@ impl<T> Sessions<T> {
             return told.answer(ticket, Err(Errno::ESTALE));
         };
         let id = match next {
-            Next::Answer(result) => {
+            Next::Answer(mut result) => {
                 if let Some(ino) = result.as_ref().ok().and_then(|answer| call.opened_to_write(answer)) {
                     self.cache.opened_to_write(ino);
                 }
-                let result = result.map(|answer| self.shown(self.cache.as_told(answer)));
+                let outdated = result.as_mut().ok().and_then(|answer| self.cache.as_told(answer));
+                if let (Some(ino), Call::Request(Request::Lookup { .. })) = (outdated, &call) {
+                    self.cache.forget(ino, 1);
+                    return self.ask_behind(ino, Asked { call_id, caller, call: call.into_owned(), ticket });
+                }
+                let result = result.map(|answer| self.shown(answer));
                 return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
             }
             Next::Data(delegation, work) => {

@@ -2,7 +2,8 @@
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
-    Access, Attr, Entry, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply, Request, SetAttr, Time, Touched,
+    Access, Attr, Dirent, Entry, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply, Request, SetAttr, Time,
+    Touched,
 };
 
 use super::world::*;
@@ -194,4 +195,42 @@ fn what_is_newer_and_may_not_be_cached_ends_what_was_known() {
         world.reply(id, Touched::default(), Ok(Reply::Created(emptied, Opened::default())));
         assert_eq!(world.size_of(OLD).is_some(), is_known);
     }
+}
+
+#[test]
+fn what_a_server_tells_of_before_what_was_told_is_asked_for_once_more() {
+    let mut world = World::new();
+    let look = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
+    assert!(world.is_answered(create("a", false)));
+    // It was started anew, and has to hear from others before it makes the file.
+    world.connect(2, true);
+    let (made, ..) = world.last();
+    let call = world.call(look.clone());
+    let (id, _, request) = world.last();
+    assert_eq!(request, look);
+    let before = entry(attr(DIR, FileType::Directory, 2), false);
+    world.reply(id, Touched::default(), Ok(Reply::Entry(before)));
+    assert!(world.answer(call).is_none());
+    assert!(!world.sent.iter().any(|(_, _, request)| *request == look));
+    world.made(made, FIRST, 3);
+    let (id, _, request) = world.last();
+    assert_eq!(request, look);
+    let after = entry(attr(DIR, FileType::Directory, 3), false);
+    world.reply(id, Touched::default(), Ok(Reply::Entry(after)));
+    assert!(matches!(world.answer(call), Some(Ok(Answer::Entry(entry))) if entry.attr.size == 3));
+}
+
+#[test]
+fn a_listing_from_before_what_was_told_is_told_without_those_attributes() {
+    let mut world = World::new();
+    assert!(world.is_answered(create("a", false)));
+    world.connect(2, true);
+    let call = world.call(Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: true });
+    let (id, ..) = world.last();
+    let before = Some(entry(attr(DIR, FileType::Directory, 2), false));
+    let dirent = Dirent { name: name("dir"), ino: DIR, kind: FileType::Directory, cursor: 7, entry: before };
+    let listing = Reply::Listing { entries: vec![dirent], parent: Ino::ROOT, end: true };
+    world.reply(id, Touched::default(), Ok(listing));
+    let Some(Ok(Answer::Listing { entries, .. })) = world.answer(call) else { panic!("{:?}", world.door) };
+    assert_eq!(entries.first().map(|dirent| (dirent.ino, dirent.entry)), Some((DIR, None)));
 }

@@ -164,11 +164,11 @@ impl Told<'_> {
         if self.is_late {
             return stat.kind == attr.kind.bits();
         }
-        // What nobody has open its client may have removed already (`create = "client"`).
-        let may_be_empty = self.scattered && attr.nlink == 0 && attr.size == 0;
+        // What nobody has open its client may have removed already, server by server (`create = "client"`).
+        let may_be_less = self.scattered && attr.nlink == 0 && attr.size < stat.size;
         (stat.kind, stat.perm, stat.nlink) == (attr.kind.bits(), attr.perm, attr.nlink)
             && (stat.uid, stat.gid) == (attr.uid, attr.gid)
-            && (stat.size == attr.size || may_be_empty || self.loose.contains(&attr.ino))
+            && (stat.size == attr.size || may_be_less || self.loose.contains(&attr.ino))
     }
 }
 
