@@ -9,6 +9,7 @@ mod changes;
 mod contents;
 mod early;
 mod listings;
+mod pages;
 mod record;
 mod subject;
 mod writing;
@@ -33,6 +34,7 @@ use writing::Writing;
 pub use changes::Changes;
 pub(crate) use early::new_inode;
 pub use listings::Page;
+pub(crate) use pages::SOON_MS;
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +69,8 @@ pub struct Cache {
     contents: Contents,
     early: Early,
     writing: Writing,
+    /// Counts what servers have said.
+    turn: u64,
     counts: CacheCounts,
 }
 
@@ -115,6 +119,7 @@ impl Cache {
             contents: Contents::new(capacity.saturating_mul(Self::CONTENT_BYTES)),
             early: Early::default(),
             writing: Writing::default(),
+            turn: 0,
             counts: CacheCounts::default(),
         }
     }
@@ -466,6 +471,9 @@ impl Cache {
             self.contents.lose(ino);
         }
         if until > now {
+            if record.lease <= now {
+                record.since = self.turn;
+            }
             record.lease = record.lease.max(until);
         }
         record.keep = record.lease;

@@ -28,7 +28,7 @@ kinds! {
     ReadDir = "readdir", ReadDirPlus = "readdirplus", Access = "access", SetXattr = "setxattr",
     GetXattr = "getxattr", ListXattr = "listxattr", RemoveXattr = "removexattr", StatFs = "statfs",
     RemoveTree = "remove_tree", CopyTree = "copy_tree", Lock = "lock",
-    TakeNumbers = "take_numbers", Accessed = "accessed",
+    TakeNumbers = "take_numbers", Accessed = "accessed", Renew = "renew",
 }
 
 impl Kind {
@@ -127,6 +127,7 @@ impl Kind {
             Request::Reclaim { .. } | Request::ReclaimLocks { .. } => (Self::Open, Ino::ROOT),
             Request::TakeNumbers { .. } => (Self::TakeNumbers, Ino::ROOT),
             Request::Accessed { .. } => (Self::Accessed, Ino::ROOT),
+            Request::Renew { .. } => (Self::Renew, Ino::ROOT),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
             Request::Recount { ino } | Request::Place { ino } => (Self::GetAttr, *ino),
         }

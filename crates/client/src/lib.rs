@@ -184,6 +184,8 @@ pub struct Opening {
     pub accessed: bool,
     /// Others have it open and may write to it.
     pub shared: bool,
+    /// What a kernel has kept of what it holds is so.
+    pub keep: bool,
     /// The kernel may read and write the stream itself: it, and everyone else who has it open.
     pub passthrough: bool,
 }
@@ -300,7 +302,11 @@ impl Client {
             Reply::Delegated(delegation) => return self.delegated(call, delegation),
             Reply::Outgrown(delegation) => return self.outgrown(call, delegation),
             // Sessions lead these on, and ask for numbers themselves.
-            Reply::Made(_) | Reply::Unmeasured(..) | Reply::Orphaned(..) | Reply::Numbers { .. } => {
+            Reply::Made(_)
+            | Reply::Unmeasured(..)
+            | Reply::Orphaned(..)
+            | Reply::Numbers { .. }
+            | Reply::Renewed(_) => {
                 return Next::Answer(Err(Errno::EIO));
             }
         }))
@@ -358,7 +364,13 @@ impl Client {
             file.passthrough = file.streamed && can_pass_through && !opened.limited;
         }
         file.opens += 1;
-        Opening { ino, accessed: opened.accessed, shared: opened.shared, passthrough: file.passthrough }
+        Opening {
+            ino,
+            accessed: opened.accessed,
+            shared: opened.shared,
+            keep: true,
+            passthrough: file.passthrough,
+        }
     }
 
     /// The door could not do what [`Opening::passthrough`] says: the one opening there is goes without.

@@ -6,6 +6,7 @@ mod behind;
 mod course;
 mod early;
 mod end;
+mod kept;
 mod own;
 mod quiet;
 mod rights;
@@ -28,6 +29,7 @@ use behind::Behind;
 use course::Course;
 use early::Early;
 use end::End;
+use kept::Kept;
 use quiet::Quiet;
 
 pub use asking::Outcome;
@@ -55,6 +57,7 @@ pub struct Sessions<T> {
     early: Early,
     behind: Behind<T>,
     quiet: Quiet,
+    kept: Kept,
 }
 
 /// A call as it comes from the door.
@@ -74,8 +77,12 @@ impl<T> Sessions<T> {
     pub fn new(cache: Cache, ranks: usize, is_checked: bool) -> Self {
         let (client, asking) = (Client { server_appends: true, ..Client::default() }, Asking::default());
         let (ends, root) = (BTreeMap::new(), Ino::ROOT);
-        let (early, behind, quiet) = (Early::default(), Behind::default(), Quiet::default());
-        Self { client, cache, ends, ranks, root, is_checked, tells_early: true, asking, early, behind, quiet }
+        let (early, behind, quiet, kept) =
+            (Early::default(), Behind::default(), Quiet::default(), Kept::default());
+        let tells_early = true;
+        #[rustfmt::skip]
+        let new = Self { client, cache, ends, ranks, root, is_checked, tells_early, asking, early, behind, quiet, kept };
+        new
     }
 
     /// From now on callers wait for servers with all changes.
@@ -141,12 +148,14 @@ impl<T> Sessions<T> {
                 self.cache.look_up(dir, name, now)?
             }
             Call::Read { ino, offset, size, .. } => {
-                (Answer::Bytes(self.cache.read(self.real(*ino), *offset, *size, now)?), 0)
+                let ino = self.real(*ino);
+                let answer = Answer::Bytes(self.cache.read(ino, *offset, *size, now)?);
+                (answer, self.keep_known(now, ino).unwrap_or(0))
             }
             Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
             Call::Request(Request::ReadDir { dir, .. }) => {
                 let dir = self.real(*dir);
-                if !self.may(caller, dir, Access::READ, now) {
+                if !self.may(caller, dir, Access::READ, now) || self.keep_known(now, dir) == Some(0) {
                     return None;
                 }
                 self.cache.next_page(Page { dir, ..Page::of(call)? }, now)?
@@ -213,7 +222,7 @@ impl<T> Sessions<T> {
             how.reads = Reads::Client;
         }
         let changes = self.cache.sent(&asked.call, now);
-        let course = Course { begun: now, changes, ..Course::default() };
+        let course = Course { begun: now, turn: self.cache.turn(), changes, ..Course::default() };
         let known = self.known_elsewhere(now, &asked);
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
         self.advance(now, (asked, course), next, lease, told);
@@ -322,6 +331,7 @@ impl<T> Sessions<T> {
             failed.extend(end.parked.remove(id));
         }
         self.lose_early(rank, &lost, told);
+        self.lose_renewals(rank);
         self.distrust(rank, Some(distrust), told);
         failed.append(&mut self.asking.lose(rank, told));
         failed.into_iter().for_each(|parked| self.give_up(parked, Errno::EIO, told));
@@ -350,6 +360,7 @@ impl<T> Sessions<T> {
     /// Comes a few times a second. `is_stuck`: as in [`Self::interrupt`].
     pub fn tick(&mut self, now: u64, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
         self.tell_quiet_in_time(now);
+        self.renew_kept(now, told);
         self.cache.expire(now);
         self.give_up_forgotten();
         self.go_on_behind(now, told);
@@ -370,6 +381,7 @@ impl<T> Sessions<T> {
 
     /// Takes what has come from a server.
     pub fn received(&mut self, now: u64, rank: Rank, message: FromServer, told: &mut Told<T>) {
+        self.cache.next_turn();
         let Some(end) = self.end(rank) else { return };
         match message {
             FromServer::Reply { id, lease_ms, touched, result, .. } => {

@@ -124,7 +124,10 @@ impl Notifier {
         if queue.closed || queue.notes.len() >= self.0.capacity {
             return false;
         }
-        queue.notes.push_back(note);
+        // What has been queued last, and not sent, comes after what this is for, too.
+        if !queue.notes.back().is_some_and(|last| note.is_as(last)) {
+            queue.notes.push_back(note);
+        }
         drop(queue);
         self.0.changed.notify_one();
         true
@@ -158,6 +161,16 @@ impl Shared {
 }
 
 impl Note {
+    fn is_as(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Inode { node, offset, length },
+                Self::Inode { node: other, offset: from, length: so_much },
+            ) => (node, offset, length) == (other, from, so_much),
+            _ => false,
+        }
+    }
+
     /// Whether it is about what an answer may have told that is still on its way over io_uring.
     fn takes_back(&self) -> bool {
         matches!(self, Note::Inode { .. } | Note::Entry { .. } | Note::Delete { .. })

@@ -375,6 +375,7 @@ impl Meta {
             Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
             Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),
             Request::Accessed { files } => self.accessed_before(cx, files),
+            Request::Renew { inodes } => self.renew(cx, inodes),
         }
     }
 

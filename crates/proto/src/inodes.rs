@@ -58,6 +58,7 @@ impl Request {
             | Self::Purge { .. }
             | Self::TakeNumbers { .. }
             | Self::Accessed { .. }
+            | Self::Renew { .. }
             | Self::Recount { .. }
             | Self::Place { .. }
             | Self::Sweep => {}

@@ -321,6 +321,10 @@ pub enum Request {
     Accessed {
         files: Vec<(Ino, Time)>,
     },
+    /// The leases on these inodes, of which the client still uses what they hold, are to last for another term: [`Reply::Renewed`].
+    Renew {
+        inodes: Vec<Ino>,
+    },
 }
 
 /// What a client that has answered its caller already has told it of a new file, which is stuffed.
@@ -457,6 +461,8 @@ pub enum Reply {
         /// Files' access times change when they are opened to be read, as `relatime` has it.
         accesses: bool,
     },
+    /// `Renew`: there is a lease on each of these.
+    Renewed(Vec<Ino>),
 }
 
 impl Reply {

@@ -82,5 +82,11 @@ pub trait Calls<D: Door>: Send + Sync {
     /// A file that was said to be passed through could not be.
     fn without_passthrough(&self, ino: Ino);
 
+    /// A kernel opens a directory, which needs nobody's leave: whether it may keep the listing that it is told, and if so, what it has kept
+    /// before. [`Self::close_dir`] follows.
+    fn open_dir(&self, dir: Ino) -> Option<bool>;
+
+    fn close_dir(&self, dir: Ino);
+
     fn door(&self) -> &D;
 }

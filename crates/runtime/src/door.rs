@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use espalier_client::{Call, Interrupt};
-use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, Transport};
+use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, OpenedFlags, Transport};
 use espalier_meta::Atime;
 use espalier_proto::{
     Access, AllocateMode, Caller, END, Errno, FileType, Ino, Lock, LockOwner, Name, NameError, NewNode,
     OpenHow, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 use rustix::fs::OFlags;
+use rustix::param::page_size;
 
 use answer::{Once, answer_data};
 use locks::Lockers;
@@ -117,12 +118,15 @@ enum Form {
     },
     /// See `overlap.rs`.
     Read(Box<Read>),
+    /// Of whole pages of this file, past the kernel's cache, or for a memory map.
+    Pages(Ino),
     /// Of a write under this number. `sync`: past the kernel's cache, and to be durable when it returns: the kernel sends no FSYNC
     /// after it.
     Write {
         ino: Ino,
         unique: u64,
         sync: bool,
+        cached: bool,
     },
     /// Of the FSYNC after that, so many bytes.
     Written(u32),
@@ -210,6 +214,17 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
             _ => {}
         }
         match request.op {
+            Op::OpenDir { .. } if self.is_shared && self.calls.door().kernel_opens_directories => {
+                let kept = self.calls.open_dir(Ino(node));
+                let mut flags = OpenedFlags::empty();
+                flags.set(OpenedFlags::CACHE_DIR, kept.is_some());
+                flags.set(OpenedFlags::KEEP_CACHE, kept == Some(true));
+                return reply.open(&fuse::Opened { handle: 0, flags, backing: None });
+            }
+            Op::ReleaseDir { .. } if self.is_shared && self.calls.door().kernel_opens_directories => {
+                self.calls.close_dir(Ino(node));
+                return reply.ok();
+            }
             Op::Release { handle, flags, .. } => {
                 self.calls.door().close_backing(&reply, Ino(node));
                 self.calls.door().openings.close(Ino(node), handle, flags & O_ACCMODE != 0);
@@ -328,6 +343,8 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                     let read = Read { unique, ino, offset, size, noatime, caller: caller(request) };
                     self.calls.door().overlaps.read(ino, unique, offset, size.into());
                     form = Form::Read(Box::new(read));
+                } else if self.is_shared && is_of_pages(offset, size) {
+                    form = Form::Pages(ino);
                 }
                 Ok((Call::Read { ino, offset, size, noatime }, form))
             }
@@ -337,10 +354,11 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                     let length = (!appends).then_some(data.len() as u64);
                     self.calls.door().overlaps.write(ino, unique, offset, length);
                 }
+                let cached = self.is_shared && handle & DIRECT == 0;
                 let sync = handle & DIRECT != 0 && flags & O_DSYNC != 0;
                 let offset = if appends { END } else { offset };
                 let call = Call::Write { ino, offset, data: data.into(), kill_suid_gid };
-                Ok((call, Form::Write { ino, unique, sync }))
+                Ok((call, Form::Write { ino, unique, sync, cached }))
             }
             Op::Release { .. } | Op::ReleaseDir { .. } => Ok((Call::Release { ino }, Form::Plain)),
             Op::Flush { lock_owner, .. } if self.calls.door().shares_locks => {
@@ -500,6 +518,12 @@ impl FuseDoor {
 /// The owner of a process's locks.
 fn process(number: u64) -> LockOwner {
     LockOwner { flock: false, number }
+}
+
+/// As a kernel reads for a memory map.
+fn is_of_pages(offset: u64, size: u32) -> bool {
+    let page = page_size() as u64;
+    offset.is_multiple_of(page) && u64::from(size).is_multiple_of(page)
 }
 
 /// Bulk work of root's is checked by nobody else.

@@ -138,9 +138,10 @@ pub(crate) fn start_session(
     let mut kernel = options.kernel.clone();
     let mut wanted = wanted(&kernel, options.transport);
     if is_shared {
-        // Streams are on other machines, and what is cached of files is looked at again when its lease has ended.
+        // Streams are on other machines.
         wanted.flags.remove(InitFlags::PASSTHROUGH);
-        wanted.flags.insert(InitFlags::AUTO_INVAL_DATA);
+        // With leases the kernel is told what to drop. With this it would drop what it writes itself, too.
+        wanted.flags.set(InitFlags::AUTO_INVAL_DATA, options.ttl.is_some());
         wanted.flags.set(InitFlags::POSIX_LOCKS | InitFlags::FLOCK_LOCKS, !options.local_locks);
     }
     let mut session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;

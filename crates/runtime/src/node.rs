@@ -438,6 +438,12 @@ impl<D: Door> Calls<D> for Node<D> {
         }
     }
 
+    fn open_dir(&self, _: Ino) -> Option<bool> {
+        None
+    }
+
+    fn close_dir(&self, _: Ino) {}
+
     fn without_passthrough(&self, ino: Ino) {
         if let Ok(mut inner) = self.lock() {
             inner.client.without_passthrough(ino);

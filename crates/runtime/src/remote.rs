@@ -417,6 +417,14 @@ impl<D: Door> Calls<D> for Remote<D> {
 
     fn without_passthrough(&self, _: Ino) {}
 
+    fn open_dir(&self, dir: Ino) -> Option<bool> {
+        self.cached(|sessions, now| sessions.open_dir(now, dir)).flatten()
+    }
+
+    fn close_dir(&self, dir: Ino) {
+        self.cached(|sessions, _| sessions.close_dir(dir));
+    }
+
     fn door(&self) -> &D {
         &self.door
     }

@@ -10,6 +10,7 @@ mod event;
 mod fabric;
 mod job;
 mod line;
+mod pages;
 mod server;
 mod spans;
 mod turns;

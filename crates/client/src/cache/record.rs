@@ -5,6 +5,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::Binding;
+use super::pages::Pages;
 
 /// What is known of an inode, and of the names in it.
 #[derive(Debug, Default)]
@@ -15,6 +16,9 @@ pub(super) struct Record {
     pub users: u64,
     /// When the lease on it is over; 0: there is none.
     pub lease: u64,
+    /// The turn in which that has begun, or the last one; 0: there never was any.
+    pub since: u64,
+    pub pages: Pages,
     /// The number of the exclusive lease on it, and when that is over; 0: there is none.
     pub exclusive: u64,
     pub exclusive_until: u64,
@@ -78,6 +82,7 @@ impl Record {
 
     /// Returns how many names are known no longer.
     pub fn drop_lease(&mut self) -> usize {
+        self.pages.lapse(self.attr.as_deref());
         (self.lease, self.exclusive, self.attr) = (0, 0, None);
         self.drop_names()
     }

@@ -65,6 +65,22 @@ impl<T> Behind<T> {
         self.calls.iter().any(|kept| is_about(&kept.asked.call, |it| it == ino))
     }
 
+    /// The same of a name.
+    pub fn is_any_named(&self, dir: Ino, name: &Name) -> bool {
+        self.calls.iter().any(|kept| match &kept.asked.call {
+            Call::Request(
+                Request::Create { dir: of, name: it, .. }
+                | Request::Unlink { dir: of, name: it, .. }
+                | Request::RmDir { dir: of, name: it, .. }
+                | Request::Link { dir: of, name: it, .. },
+            ) => (*of, it) == (dir, name),
+            Call::Request(Request::Rename { from_dir, from, to_dir, to, .. }) => {
+                [(*from_dir, from), (*to_dir, to)].contains(&(dir, name))
+            }
+            _ => false,
+        })
+    }
+
     /// What was wanted back by a server that has begun anew is not any more.
     pub fn forget_revoked(&mut self, rank: Rank) {
         self.revoked.retain(|revoked| revoked.rank != rank);

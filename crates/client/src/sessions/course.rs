@@ -16,8 +16,9 @@ use crate::{Answer, Call, Changes, Next, Sighting};
 /// How far a call has come.
 #[derive(Debug, Default)]
 pub(super) struct Course {
-    /// When it began.
+    /// When it began, and in which turn.
     pub begun: u64,
+    pub turn: u64,
     pub seen: Seen,
     /// What the client does itself, if it does.
     pub own: Option<Own>,
@@ -58,7 +59,7 @@ impl<T> Sessions<T> {
         let until = sent.map_or(0, |sent| sent.saturating_add(lease));
         let alone = touched.exclusive.map(|dir| (dir, told_alone(&result)));
         let changes = lease > 0 && !touched.attrs.is_empty();
-        if self.supplied(now, (rank, id), &result) {
+        if self.supplied(now, (rank, id), &result) || self.renewed(now, (rank, id), &result, lease) {
             return;
         }
         self.hear_time(now, rank, &result, &touched);
@@ -235,8 +236,12 @@ impl<T> Sessions<T> {
                     self.cache.forget(ino, 1);
                     return self.ask_behind(ino, Asked { call_id, caller, call: call.into_owned(), ticket });
                 }
+                let lease_ms = match &mut result {
+                    Ok(answer) => self.keep(now, course.turn, &call, answer, lease, told),
+                    Err(_) => lease,
+                };
                 let result = result.map(|answer| self.shown(answer));
-                return told.door.push(ForDoor::Answer { ticket, result, lease_ms: lease });
+                return told.door.push(ForDoor::Answer { ticket, result, lease_ms });
             }
             Next::Data(delegation, work) => {
                 let call = call.into_owned();
@@ -277,6 +282,7 @@ impl<T> Sessions<T> {
     pub(super) fn closed(&mut self, ino: Ino, now: u64) {
         if !self.client.is_open(ino) {
             self.cache.closed(ino, now);
+            self.keep_no_longer(ino);
         }
     }
 

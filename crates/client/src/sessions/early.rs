@@ -181,7 +181,8 @@ impl<T> Sessions<T> {
     ) -> Option<Asked<'a, T>> {
         let early = self.change_early(now, &asked).or_else(|| self.write_early(now, &asked));
         let early = early.or_else(|| self.open_early(now, &asked));
-        let Some((answer, lease_ms)) = early else { return Some(asked) };
+        let Some((mut answer, lease)) = early else { return Some(asked) };
+        let lease_ms = self.keep(now, self.cache.turn(), &asked.call, &mut answer, lease, told);
         told.door.push(ForDoor::Answer { ticket: asked.ticket, result: Ok(answer), lease_ms });
         None
     }
@@ -212,7 +213,7 @@ impl<T> Sessions<T> {
         let time = self.may_tell(now, rank)?;
         // It has given numbers: superusers are what they say.
         let may = certainly_may(&parent, &asked.caller, Access::WRITE | Access::EXEC, true);
-        if !may || self.cache.is_early_name(dir, name) {
+        if !may || self.cache.is_early_name(dir, name) || self.behind.is_any_named(dir, name) {
             return None;
         }
         let (ino, answer, left) = match request {

@@ -20,6 +20,7 @@ mod readdir;
 mod readlink;
 mod remove_tree;
 mod rename;
+mod renew;
 pub(crate) mod rmdir;
 mod seek;
 mod set_layout;

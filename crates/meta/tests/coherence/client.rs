@@ -283,7 +283,7 @@ fn answer_of(reply: &Reply) -> Option<Answer> {
         Reply::Created(entry, opened) => {
             let (ino, passthrough) = (entry.attr.ino, false);
             let Opened { accessed, shared, .. } = opened;
-            Answer::Created(entry, Opening { ino, accessed, shared, passthrough })
+            Answer::Created(entry, Opening { ino, accessed, shared, keep: true, passthrough })
         }
         Reply::Listing { entries, parent, end } => Answer::Listing { entries, parent, end },
         Reply::Removed { dir, name } => Answer::Removed { dir, name },

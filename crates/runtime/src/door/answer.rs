@@ -55,7 +55,15 @@ impl Door for FuseDoor {
                     _ => reply.error(errno.raw()),
                 };
             }
-            Ok(Outcome::Data(data)) => return answer_data(reply, form, data),
+            Ok(Outcome::Data(data)) => {
+                let taken_back = match &form {
+                    Form::Read(read) => Some(read.ino),
+                    Form::Pages(ino) => Some(*ino),
+                    _ => None,
+                };
+                answer_data(reply, form, data);
+                return self.tell_unless(lease, taken_back);
+            }
             Ok(Outcome::Answer(answer)) => answer,
         };
         match (answer, form) {
@@ -76,7 +84,7 @@ impl Door for FuseDoor {
                 reply.entry(&fuse::Entry::absent(lease));
             }
             (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
-            (Answer::Written(written), Form::Write { ino, unique, sync: true }) => {
+            (Answer::Written(written), Form::Write { ino, unique, sync: true, .. }) => {
                 let ticket = Ticket { reply, form: Form::Written(written), begun: None };
                 calls.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
@@ -91,6 +99,10 @@ impl Door for FuseDoor {
             }
             (Answer::Done, _) => reply.ok(),
             (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),
+            (Answer::Written(written), Form::Write { ino, cached, .. }) => {
+                reply.written(written);
+                self.tell_unless(lease, cached.then_some(ino));
+            }
             (Answer::Written(written), _) => reply.written(written),
             (Answer::Offset(offset), _) => reply.lseek(offset),
             (Answer::Opened(opening), form) => {
@@ -222,6 +234,13 @@ impl FuseDoor {
         }
     }
 
+    /// The kernel keeps what it has just read or written of a file. If no lease is on that it is not to.
+    fn tell_unless(&self, lease: Duration, ino: Option<Ino>) {
+        if lease.is_zero() {
+            self.tell(ino.map(News::Attributes).into_iter().collect());
+        }
+    }
+
     /// Calls `done` once the kernel has been told all that was to be told until now.
     pub(super) fn after_told(&self, done: impl FnOnce() + Send + 'static) {
         let inodes = self.notifiers.get().map(|notifiers| notifiers.inodes.clone());
@@ -276,7 +295,7 @@ impl FuseDoor {
         let backing = if opening.passthrough { self.open_backing(calls, reply, opening.ino) } else { None };
         // Closing a file ends its process's locks.
         let mut flags = if self.shares_locks { OpenedFlags::empty() } else { OpenedFlags::NOFLUSH };
-        flags.set(OpenedFlags::KEEP_CACHE, backing.is_none() && self.ttl.is_none());
+        flags.set(OpenedFlags::KEEP_CACHE, opening.keep && backing.is_none() && self.ttl.is_none());
         if opening.accessed
             && let Some(Notifiers { inodes, .. }) = self.notifiers.get()
         {

@@ -353,7 +353,7 @@ fn what_has_been_written_is_read() {
     assert!(run.did(write(END, b"x"), Ok(Answer::Written(1))));
     assert!(run.did(read(0, 100), Ok(bytes(b"abx"))));
     let how = OpenHow { access: Access::WRITE, truncate: true, ..OpenHow::default() };
-    let opening = Opening { ino: Ino(2), accessed: true, shared: false, passthrough: false };
+    let opening = Opening { ino: Ino(2), accessed: true, shared: false, keep: true, passthrough: false };
     assert!(run.did(Call::Request(Request::Open { ino: Ino(2), how }), Ok(Answer::Opened(opening))));
     assert!(run.did(read(0, 100), Ok(bytes(b""))));
 }

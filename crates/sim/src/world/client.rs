@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Kind, Outcome, Sessions, Told, Users};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Rank, RequestId, ServerId, Service,
-    Welcome,
+    Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Lease, Rank, RequestId, ServerId,
+    Service, Welcome,
 };
 use espalier_timeline::{Id, Place};
 
@@ -28,6 +28,7 @@ use crate::world::believed::Believed;
 use crate::world::event::Event;
 use crate::world::fabric::{Fabric, WireId};
 use crate::world::line::Line;
+use crate::world::pages::Pages;
 use crate::world::spans::{asks, place_of};
 use crate::world::turns::Turns;
 
@@ -96,8 +97,10 @@ pub struct Client {
     leases: bool,
     /// Without leases it may believe for a while what it was told.
     believed: Option<Believed>,
-    /// Of calls that it may believe the answers of.
-    believable: BTreeMap<u64, Call<'static>>,
+    /// If its kernel keeps what files hold.
+    pages: Option<Pages>,
+    /// Of which answers are believed, or kept.
+    called: BTreeMap<u64, Call<'static>>,
     /// It says that often that it is there, in ticks.
     alive_ticks: u64,
     ticks: u64,
@@ -137,7 +140,8 @@ impl Client {
             random: seed.random("client", number),
             leases: scenario.cluster.cache == Caching::Leases,
             believed: Believed::of(scenario.cluster.cache),
-            believable: BTreeMap::new(),
+            pages: None,
+            called: BTreeMap::new(),
             alive_ticks: (session.0 / 6 / TICK.0).max(1),
             ticks: 0,
             is_up: true,
@@ -153,11 +157,12 @@ impl Client {
         (self.slots.len() - 1) as u32
     }
 
-    /// Its processes never forget what inodes they have been told of, as if a kernel held them; with every other client it does not
-    /// check what they may do.
+    /// Its processes never forget what inodes they have been told of, as if a kernel held them, which keeps what files hold; with every
+    /// other client it does not check what they may do.
     pub fn keep_told(&mut self, ranks: u16) {
         let is_checked = self.index.is_multiple_of(2);
         self.sessions = Sessions::new(Cache::new(CACHED, Users::Tell), ranks.into(), is_checked);
+        self.pages = self.leases.then(Pages::default);
     }
 
     pub fn begin(&mut self, fabric: &mut Fabric<'_>) {
@@ -249,6 +254,7 @@ impl Client {
             Act::Forget => {
                 self.sessions.cache().distrust();
                 self.believed.iter_mut().for_each(Believed::forget);
+                self.pages.iter_mut().for_each(Pages::drop_all);
                 self.ready.push_back((process, None));
             }
             Act::Pause(time) => fabric.after(time, Event::Resume { client: self.index, process }),
@@ -266,15 +272,27 @@ impl Client {
         let ticket = Ticket { process, call: self.calls };
         fabric.observer.invoked(fabric.now, self.index, ticket.call, &caller, &call);
         fabric.begin_span(self.place(), self.called(ticket.call), Kind::of(&call).0.name(), Vec::new);
-        let known = self.sessions.answer(now, &caller, &call).map(|(result, _)| result);
         let shown = self.clock.shown(fabric.now);
-        let believed = || self.believed.as_ref().and_then(|it| it.answer(shown, &call)).map(Ok);
-        if let Some(result) = known.or_else(believed) {
-            self.end_call(fabric, ticket, &result);
+        if let Some(kept) = self.pages.as_ref().and_then(|pages| pages.answer(&call)) {
+            let result = Ok(kept);
+            self.end_call(fabric, ticket, &result, 0);
             return self.ready.push_back((process, Some(result)));
         }
-        if self.believed.is_some() {
-            self.believable.insert(ticket.call, call.clone());
+        let known = self.sessions.answer(now, &caller, &call);
+        let believed = || Some((Ok(self.believed.as_ref()?.answer(shown, &call)?), 0));
+        let known = known.or_else(believed);
+        if let Some(pages) = &mut self.pages {
+            pages.called(ticket.call, &call);
+        }
+        if let Some((result, lease_ms)) = known {
+            if let Some(pages) = &mut self.pages {
+                pages.answered(ticket.call, &call, &result, lease_ms);
+            }
+            self.end_call(fabric, ticket, &result, 0);
+            return self.ready.push_back((process, Some(result)));
+        }
+        if self.believed.is_some() || self.pages.is_some() {
+            self.called.insert(ticket.call, call.clone());
         }
         let asked = Asked { call_id: ticket.call, caller, call, ticket };
         self.sessions.call(now, asked, &mut self.told);
@@ -288,9 +306,21 @@ impl Client {
         }
     }
 
-    fn end_call(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: &Result<Answer, Errno>) {
-        if let (Some(believed), Some(call)) = (&mut self.believed, self.believable.remove(&ticket.call)) {
-            believed.learn(self.clock.shown(fabric.now), &call, result);
+    /// `lease_ms`: so long it may be kept.
+    fn end_call(
+        &mut self,
+        fabric: &mut Fabric<'_>,
+        ticket: Ticket,
+        result: &Result<Answer, Errno>,
+        lease_ms: u64,
+    ) {
+        if let Some(call) = self.called.remove(&ticket.call) {
+            if let Some(believed) = &mut self.believed {
+                believed.learn(self.clock.shown(fabric.now), &call, result);
+            }
+            if let Some(pages) = &mut self.pages {
+                pages.answered(ticket.call, &call, result, lease_ms);
+            }
         }
         if self.sessions.is_told_early(ticket.call) {
             fabric.observer.told_early(self.index, ticket.call);
@@ -299,8 +329,14 @@ impl Client {
         fabric.end_span(self.place(), self.called(ticket.call));
     }
 
-    fn answered(&mut self, fabric: &mut Fabric<'_>, ticket: Ticket, result: Result<Answer, Errno>) {
-        self.end_call(fabric, ticket, &result);
+    fn answered(
+        &mut self,
+        fabric: &mut Fabric<'_>,
+        ticket: Ticket,
+        result: Result<Answer, Errno>,
+        lease_ms: u64,
+    ) {
+        self.end_call(fabric, ticket, &result, lease_ms);
         if fabric.model.is_free(Work::Client) && fabric.model.is_free(Work::ClientWake) {
             return self.ready.push_back((ticket.process, Some(result)));
         }
@@ -397,23 +433,31 @@ impl Client {
             }
             for told in std::mem::take(&mut self.told.door) {
                 match told {
-                    ForDoor::Answer { ticket, result, .. } => self.answered(fabric, ticket, result),
+                    ForDoor::Answer { ticket, result, lease_ms } => {
+                        self.answered(fabric, ticket, result, lease_ms);
+                    }
                     // Processes keep nothing of what they are told.
-                    ForDoor::Revoke { rank, number, .. } => {
+                    ForDoor::Revoke { rank, number, lease, .. } => {
+                        if let Lease::Inode { ino } = lease {
+                            self.drop_pages(&[ino]);
+                        }
                         self.sessions.revoked(rank, number, &mut self.told)
                     }
                     ForDoor::Groups { rank, id, .. } => {
                         self.sessions.groups(rank, id, [].into(), &mut self.told);
                     }
-                    ForDoor::Distrust(_)
-                    | ForDoor::Recall(_)
-                    | ForDoor::Changed(_)
-                    | ForDoor::Unlocked(_)
-                    | ForDoor::Failed { .. } => {}
+                    ForDoor::Distrust(inos) | ForDoor::Changed(inos) => self.drop_pages(&inos),
+                    ForDoor::Recall(_) | ForDoor::Unlocked(_) | ForDoor::Failed { .. } => {}
                 }
             }
         }
         self.connect_needed(fabric);
+    }
+
+    fn drop_pages(&mut self, inos: &[Ino]) {
+        if let Some(pages) = &mut self.pages {
+            inos.iter().for_each(|ino| pages.drop(*ino));
+        }
     }
 
     fn ask_data_servers(&mut self, fabric: &mut Fabric<'_>, ask: DataAsk) {

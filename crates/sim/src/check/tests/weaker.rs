@@ -57,7 +57,10 @@ fn empty() -> Call<'static> {
 
 fn emptied() -> Answer {
     let Answer::Entry(entry) = file(2) else { unreachable!() };
-    Answer::Created(entry, Opening { ino: Ino(2), accessed: true, shared: false, passthrough: false })
+    Answer::Created(
+        entry,
+        Opening { ino: Ino(2), accessed: true, shared: false, keep: true, passthrough: false },
+    )
 }
 
 #[test]

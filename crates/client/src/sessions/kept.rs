@@ -1,0 +1,206 @@
+//! What a kernel keeps of what is open: it reads that without asking, so there must be a lease on it all the time. Before one ends that nothing
+//! has renewed, it is renewed; if that cannot be, the kernel is told to drop what it keeps.
+
+use alloc::collections::{BTreeMap, BTreeSet};
+use alloc::vec;
+use alloc::vec::Vec;
+
+use espalier_proto::{Caller, Errno, Ino, Rank, Reply, Request, RequestId};
+use hashbrown::HashMap;
+use rustc_hash::FxBuildHasher;
+
+use super::{ForDoor, Sessions, Told};
+use crate::cache::SOON_MS;
+use crate::{Answer, Call};
+
+/// So many leases are renewed at once.
+const TOGETHER: usize = 256;
+
+/// See the module's description. Times are in milliseconds.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// Directories that are open, and how often.
+    dirs: HashMap<Ino, u32, FxBuildHasher>,
+    open: HashMap<Ino, Watched, FxBuildHasher>,
+    due: BTreeSet<(u64, Ino)>,
+    /// What has been read or written without a lease: the next time there had better be one.
+    wanted: BTreeSet<Ino>,
+    /// When it was sent.
+    renewals: BTreeMap<(Rank, RequestId), u64>,
+}
+
+/// What is open, and kept.
+#[derive(Clone, Copy, Debug)]
+struct Watched {
+    /// A lease is on it until then, as far as has been looked.
+    covered: u64,
+    /// It is looked at then.
+    due: u64,
+}
+
+impl Kept {
+    fn watch(&mut self, ino: Ino, covered: u64, now: u64) {
+        let due = (now + covered.saturating_sub(now) / 2).min(covered.saturating_sub(SOON_MS));
+        self.unwatch(ino);
+        self.open.insert(ino, Watched { covered, due });
+        self.due.insert((due, ino));
+    }
+
+    fn unwatch(&mut self, ino: Ino) {
+        if let Some(watched) = self.open.remove(&ino) {
+            self.due.remove(&(watched.due, ino));
+        }
+    }
+
+    fn next(&mut self, now: u64) -> Option<(Ino, Watched)> {
+        let (_, ino) = *self.due.first().filter(|(due, _)| *due <= now)?;
+        let watched = *self.open.get(&ino)?;
+        self.unwatch(ino);
+        Some((ino, watched))
+    }
+}
+
+impl<T> Sessions<T> {
+    /// A call that began in that turn is answered with this, which may be cached for so long, and a kernel keeps some of it. Returns for how
+    /// long it may keep what it has read or written; 0: it is to drop it.
+    pub(super) fn keep(
+        &mut self,
+        now: u64,
+        turn: u64,
+        call: &Call<'_>,
+        answer: &mut Answer,
+        lease: u64,
+        told: &mut Told<T>,
+    ) -> u64 {
+        if !self.cache.has_kernel() {
+            return lease;
+        }
+        let ino = match (call, answer) {
+            (_, Answer::Opened(opening) | Answer::Created(_, opening)) => {
+                opening.keep = self.cache.keeps_pages(opening.ino, now);
+                if opening.keep {
+                    self.watch(opening.ino, now);
+                }
+                return lease;
+            }
+            (Call::Read { ino, .. } | Call::Write { ino, .. }, _) => *ino,
+            (Call::Request(Request::ReadDir { dir, .. }), _) => *dir,
+            _ => return lease,
+        };
+        let left = self.keep_told(now, turn, ino);
+        match call {
+            Call::Request(_) if left == 0 => {
+                told.door.push(ForDoor::Changed(self.shown_all(vec![ino])));
+                lease
+            }
+            Call::Request(_) => lease,
+            _ => left,
+        }
+    }
+
+    /// What a file or directory holds is told, for that is known. For how long a kernel may keep it, if there is one.
+    pub(super) fn keep_known(&mut self, now: u64, ino: Ino) -> Option<u64> {
+        self.cache.has_kernel().then(|| self.keep_told(now, self.cache.turn(), ino))
+    }
+
+    fn keep_told(&mut self, now: u64, turn: u64, ino: Ino) -> u64 {
+        let left = self.cache.told_pages(ino, turn, now);
+        if left > 0 {
+            self.watch(ino, now);
+        } else if self.is_in_use(ino) && self.cache.was_leased(ino) {
+            self.kept.wanted.insert(ino);
+        }
+        left
+    }
+
+    /// A kernel opens a directory without asking a server: whether it may keep its listing, and has what it has kept of it before.
+    pub fn open_dir(&mut self, now: u64, dir: Ino) -> Option<bool> {
+        let dir = self.real(dir);
+        *self.kept.dirs.entry(dir).or_default() += 1;
+        let keep = self.cache.keeps_pages(dir, now);
+        if keep {
+            self.watch(dir, now);
+        }
+        (self.cache.leased_until(dir) > now + SOON_MS).then_some(keep)
+    }
+
+    pub fn close_dir(&mut self, dir: Ino) {
+        let dir = self.real(dir);
+        if let Some(opens) = self.kept.dirs.get_mut(&dir) {
+            *opens -= 1;
+            if *opens == 0 {
+                self.kept.dirs.remove(&dir);
+                self.kept.unwatch(dir);
+            }
+        }
+    }
+
+    /// Nobody has a file open any more.
+    pub(super) fn keep_no_longer(&mut self, ino: Ino) {
+        self.kept.unwatch(ino);
+    }
+
+    fn watch(&mut self, ino: Ino, now: u64) {
+        if self.is_in_use(ino) && !self.kept.open.contains_key(&ino) {
+            self.kept.watch(ino, self.cache.leased_until(ino), now);
+        }
+    }
+
+    fn is_in_use(&self, ino: Ino) -> bool {
+        self.client.is_open(ino) || self.kept.dirs.contains_key(&ino)
+    }
+
+    /// Comes with each tick.
+    pub(super) fn renew_kept(&mut self, now: u64, told: &mut Told<T>) {
+        let (mut renew, mut lost) = (core::mem::take(&mut self.kept.wanted), Vec::new());
+        renew.retain(|ino| self.is_in_use(*ino));
+        while let Some((ino, watched)) = self.kept.next(now) {
+            let until = self.cache.leased_until(ino);
+            // There may have been none for a while.
+            if watched.covered < now || until <= now + SOON_MS {
+                self.cache.lose_pages(ino);
+                lost.push(ino);
+                continue;
+            }
+            if until == watched.covered {
+                renew.insert(ino);
+            }
+            self.kept.watch(ino, until, now);
+        }
+        // They are in the order of their ranks.
+        let renew: Vec<Ino> = renew.into_iter().collect();
+        for inodes in renew.chunk_by(|one, next| one.rank() == next.rank()) {
+            for inodes in inodes.chunks(TOGETHER) {
+                let (rank, request) = (inodes[0].rank(), Request::Renew { inodes: inodes.to_vec() });
+                if let Some(id) = self.end(rank).map(|end| end.ask(Caller::SERVER, request)) {
+                    self.kept.renewals.insert((rank, id), now);
+                }
+            }
+        }
+        if !lost.is_empty() {
+            told.door.push(ForDoor::Changed(self.shown_all(lost)));
+        }
+    }
+
+    /// Takes what was asked for so. Whether it is that.
+    pub(super) fn renewed(
+        &mut self,
+        now: u64,
+        asked: (Rank, RequestId),
+        result: &Result<Reply, Errno>,
+        lease: u64,
+    ) -> bool {
+        let Some(sent) = self.kept.renewals.remove(&asked) else { return false };
+        if let Ok(Reply::Renewed(inodes)) = result {
+            // Milliseconds that have begun count.
+            let until = (sent + lease).saturating_sub(1);
+            inodes.iter().for_each(|ino| self.cache.renewed(*ino, until, now));
+        }
+        true
+    }
+
+    /// The session with a server has ended.
+    pub(super) fn lose_renewals(&mut self, rank: Rank) {
+        self.kept.renewals.retain(|(of, _), _| *of != rank);
+    }
+}
