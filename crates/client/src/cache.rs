@@ -323,6 +323,11 @@ impl Cache {
                 }
             }
             Some(Answer::Attr(attr)) => self.tell(attr, term, 0, now),
+            Some(Answer::Bytes(_)) => {
+                if let Call::Read { ino, .. } = *call {
+                    self.renewed(ino, term.until(now), now);
+                }
+            }
             Some(Answer::Listing { entries, end, .. }) => {
                 if let Some((dir, after)) = subject.lists {
                     let last = if *end { u64::MAX } else { entries.last().map_or(after, |last| last.cursor) };

@@ -83,6 +83,8 @@ impl<T> Sessions<T> {
                 }
                 return lease;
             }
+            // The lease comes with what was read.
+            (Call::Read { ino, .. }, _) if lease > 0 => return self.keep_told(now, self.cache.turn(), *ino),
             (Call::Read { ino, .. } | Call::Write { ino, .. }, _) => *ino,
             (Call::Request(Request::ReadDir { dir, .. }), _) => *dir,
             _ => return lease,

@@ -17,6 +17,8 @@ pub struct World {
     pub sessions: Sessions<u64>,
     pub now: u64,
     pub calls: u64,
+    /// So long what the server tells is leased.
+    pub term: u32,
     /// What has been sent and not answered.
     pub sent: Vec<(RequestId, Caller, Request)>,
     pub revoked: Vec<u64>,
@@ -108,7 +110,7 @@ impl World {
     pub fn without_numbers(is_checked: bool) -> Self {
         let sessions = Sessions::new(Cache::new(1000, Users::Tell), 1, is_checked);
         let (sent, revoked, held, door) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut world = Self { sessions, now: 100, calls: 0, sent, revoked, held, door };
+        let mut world = Self { sessions, now: 100, calls: 0, term: TERM, sent, revoked, held, door };
         world.connect(1, true);
         // That the directory is known comes from what is told of its name.
         let root = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
@@ -195,7 +197,7 @@ impl World {
         self.sessions.received(
             self.now,
             RANK,
-            FromServer::Reply { id, lease_ms: TERM, announced: false, touched, result },
+            FromServer::Reply { id, lease_ms: self.term, announced: false, touched, result },
             &mut told,
         );
         self.take(told);

@@ -128,6 +128,30 @@ impl Meta {
 
     /// The reply tells of an inode, or of a name with this hash: whether it may be cached.
     pub(crate) fn tell(&self, cx: &mut Cx<'_>, ino: Ino, hash: Option<u64>) -> bool {
+        let now = cx.uptime_ms;
+        self.tell_if(cx, ino, hash, |leases, key, own| leases.may_give(key, own, now))
+    }
+
+    /// The reply tells what a file holds.
+    pub(crate) fn tell_bytes(&self, cx: &mut Cx<'_>, ino: Ino) {
+        if !self.tell_held(cx, ino) {
+            cx.told.refused = true;
+        }
+    }
+
+    /// A client goes on using what an inode holds. Its kernel keeps that, and reads it again without asking: there is a lease on it also where
+    /// it is fought over.
+    pub(crate) fn tell_held(&self, cx: &mut Cx<'_>, ino: Ino) -> bool {
+        self.tell_if(cx, ino, None, Leases::is_free)
+    }
+
+    fn tell_if(
+        &self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+        hash: Option<u64>,
+        may_give: impl Fn(&Leases, Key, &[Key]) -> bool,
+    ) -> bool {
         let key = hash.map_or(Key::inode(ino), |hash| Key::name(ino, hash));
         cx.told.last_change = cx.told.last_change.max(Some(self.uncommitted.last_change(key)));
         let Some(leases) = &self.leases else { return true };
@@ -140,7 +164,7 @@ impl Meta {
         let is_said = |dir| leases.is_free(Key::inode(dir), cx.claims);
         let may_cache = is_fixed
             && leases.are_for(cx.client)
-            && leases.may_give(key, cx.claims, cx.uptime_ms)
+            && may_give(leases, key, cx.claims)
             && said_by.is_none_or(is_said);
         if may_cache {
             cx.told.keys.push(key);

@@ -27,7 +27,7 @@ impl Meta {
         };
         let end = offset.saturating_add(u64::from(size)).min(total);
         let bytes = self.stuffed(ino, offset, end)?;
-        self.tell_inode(cx, ino);
+        self.tell_bytes(cx, ino);
         if !noatime {
             self.accessed(cx, ino)?;
         }

@@ -17,7 +17,7 @@ impl Meta {
                 Err(Stop::Fail(_)) => continue,
                 Ok(()) => {}
             }
-            if self.tell(cx, *ino, None) {
+            if self.tell_held(cx, *ino) {
                 renewed.push(*ino);
             }
         }
