@@ -1,0 +1,90 @@
+//! What one client's kernel keeps of files, while another client changes them.
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use espalier_proto::{Caller, Errno};
+use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
+use espalier_sim::{Nanos, Observer, Scenario, World};
+
+/// What reads of the first client come to.
+#[derive(Default)]
+struct Reads(Vec<Result<u64, Errno>>);
+
+impl Observer for Reads {
+    fn finished(&mut self, client: u32, _: u32, done: &Done) {
+        if client == 0 && done.kind == OpKind::Read {
+            self.0.push(done.result);
+        }
+    }
+}
+
+const FILE: u32 = 3;
+
+fn run(reader: Vec<Step>, writer: Vec<Step>) -> Vec<Result<u64, Errno>> {
+    let text = "[cluster]\nclients = 2\nlease = \"3 s\"\n[network]\npreset = \"free\"\n";
+    let scenario = Scenario::parse(text, Path::new("it.toml")).unwrap();
+    let (mut reads, mut saboteur) = (Reads::default(), ());
+    let mut world = World::empty(&scenario, &mut reads, &mut saboteur).unwrap();
+    world.keep_told();
+    let process = |steps: Vec<Step>| -> Box<dyn espalier_sim::process::Program> {
+        let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
+        let identity = Identity { number: 0, caller, umask: 0, door: Door::Mount };
+        Box::new(Process::new(identity, Box::new(Script::new(steps.into_iter()))))
+    };
+    world.add_processes(vec![(0, process(reader)), (1, process(writer))]);
+    world.run().unwrap();
+    drop(world);
+    reads.0
+}
+
+fn pause(seconds: u64) -> Step {
+    Step::Pause(Nanos(seconds * 1_000_000_000))
+}
+
+fn make() -> Vec<Step> {
+    let write = Op::Write { file: FILE, offset: Some(0), size: 100 };
+    [Op::create(FILE, "/file"), write, Op::Close { file: FILE }].map(Step::Do).to_vec()
+}
+
+fn open() -> Step {
+    Step::Do(Op::open(FILE, "/file", OpenFlags::READ))
+}
+
+fn read() -> Step {
+    Step::Do(Op::Read { file: FILE, offset: Some(0), size: 1000 })
+}
+
+fn close() -> Step {
+    Step::Do(Op::Close { file: FILE })
+}
+
+/// After so many seconds.
+fn write_more(after: u64) -> Vec<Step> {
+    let write = Op::Write { file: FILE, offset: Some(100), size: 100 };
+    let ops = [Op::open(FILE, "/file", OpenFlags::WRITE), write, Op::Close { file: FILE }];
+    [pause(after)].into_iter().chain(ops.map(Step::Do)).collect()
+}
+
+#[test]
+fn what_was_kept_is_not_read_when_the_file_has_changed_since_its_lease_ended() {
+    let steps = [vec![open(), read(), close(), open(), read(), close(), pause(10), open(), read()]];
+    let reads = run([make(), steps.concat()].concat(), write_more(7));
+    assert_eq!(reads, [Ok(100), Ok(100), Ok(200)]);
+}
+
+#[test]
+fn who_has_a_file_open_reads_what_another_has_written_whenever_that_was() {
+    let steps = vec![open(), read(), pause(10), read(), pause(5), read()];
+    let reads = run([make(), steps].concat(), write_more(12));
+    assert_eq!(reads, [Ok(100), Ok(100), Ok(200)]);
+}
+
+/// No server is told of the second opening before that.
+#[test]
+fn a_file_that_is_open_stays_when_another_removes_its_name() {
+    let steps = vec![open(), read(), close(), open(), pause(5), Step::Forget, read()];
+    let remove = vec![pause(2), Step::Do(Op::unlink("/file"))];
+    assert_eq!(run([make(), steps].concat(), remove), [Ok(100), Ok(100)]);
+}
