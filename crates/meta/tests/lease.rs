@@ -561,24 +561,3 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
     assert_eq!(open(A, small, how(Reads::Client)), (None, true, true), "it was changed since");
     assert_eq!(open(A, large, how(Reads::Whole)), (None, true, true));
 }
-
-#[test]
-fn a_lease_on_what_is_used_for_long_is_renewed_for_who_knows_it_and_unless_others_want_it_back() {
-    let mut fs = Harness::with(Config { lease_ms: Some(TERM), session_ms: Some(60_000), ..config() });
-    for client in [A, B] {
-        fs.input(Input::Connect { client, leases: true, resumes: false });
-    }
-    let made = ["one", "two"].map(|file| make(&mut fs, A, Ino::ROOT, file, NewNode::Regular));
-    let renew = || Request::Renew { inodes: vec![made[0], Ino(1234), made[1]] };
-    assert_eq!(ask(&mut fs, B, renew()), (Ok(Reply::Renewed(vec![])), 0), "it knows none");
-    tick(&mut fs, u64::from(TERM) / 2);
-    assert_eq!(ask(&mut fs, A, renew()), (Ok(Reply::Renewed(made.to_vec())), TERM));
-    // Longer than what was told first.
-    tick(&mut fs, u64::from(TERM));
-    assert!(ask(&mut fs, B, lookup(Ino::ROOT, "one")).0.is_ok());
-    let changed = fs.send_from(B, &ROOT_CALLER, chmod(made[0], 0o600));
-    assert!(!fs.answers.contains_key(&changed));
-    assert_eq!(ask(&mut fs, A, renew()), (Ok(Reply::Renewed(vec![made[1]])), TERM));
-    assert_eq!(answer_all(&mut fs), [(A, Lease::Inode { ino: made[0] })]);
-    assert!(fs.answers.contains_key(&changed));
-}

@@ -25,6 +25,7 @@ mod ops {
     mod readlink;
     mod remove_tree;
     mod rename;
+    mod renew;
     mod rmdir;
     mod seek;
     mod set_layout;
