@@ -10,15 +10,13 @@ impl Meta {
     pub(crate) fn renew(&mut self, cx: &mut Cx<'_>, inodes: &[Ino]) -> Step<Reply> {
         let mut renewed = Vec::new();
         for ino in inodes {
-            let is_known = self.sessions.lookups_of(cx.client, *ino).is_some_and(|lookups| lookups > 0);
-            match self.state.inode(*ino).map(drop) {
-                _ if !is_known => continue,
-                Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
-                Err(Stop::Fail(_)) => continue,
-                Ok(()) => {}
+            if self.sessions.lookups_of(cx.client, *ino).is_none_or(|lookups| lookups == 0) {
+                continue;
             }
-            if self.tell_held(cx, *ino) {
-                renewed.push(*ino);
+            match self.state.inode(*ino).map(drop) {
+                Ok(()) if self.tell_held(cx, *ino) => renewed.push(*ino),
+                Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
+                Ok(()) | Err(Stop::Fail(_)) => {}
             }
         }
         Ok(Reply::Renewed(renewed))

@@ -234,9 +234,9 @@ impl FuseDoor {
         }
     }
 
-    /// The kernel keeps what it has just read or written of a file. If no lease is on that it is not to.
+    /// The kernel keeps what it has just read or written of a file. If no lease is on that it is not to, unless it goes by time.
     fn tell_unless(&self, lease: Duration, ino: Option<Ino>) {
-        if lease.is_zero() {
+        if lease.is_zero() && self.ttl.is_none() {
             self.tell(ino.map(News::Attributes).into_iter().collect());
         }
     }
