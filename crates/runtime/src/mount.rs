@@ -153,7 +153,21 @@ pub(crate) fn start_session(
         wanted.flags |= InitFlags::POSIX_ACL;
         session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;
     }
+    if is_shared {
+        read_further_ahead(session.mountpoint());
+    }
     Ok((session, kernel))
+}
+
+/// What comes from other machines takes a while. A kernel by itself reads no more than 128 KiB ahead of who reads a file from its beginning on,
+/// and lets no file system of this kind have more but by this setting, which is root's.
+fn read_further_ahead(mountpoint: &Path) {
+    const KIB: u32 = 1024;
+    let Some(device) = mounted_on(mountpoint) else { return };
+    let setting = format!("/sys/class/bdi/0:{device}/read_ahead_kb");
+    if let Err(error) = std::fs::write(&setting, KIB.to_string()) {
+        tracing::debug!(%error, "cannot set {setting}");
+    }
 }
 
 pub(crate) fn set_notifiers(session: &mut Session, door: &FuseDoor) -> Result<(), Error> {
