@@ -556,7 +556,10 @@ fn a_full_notifier_says_so(transport: Transport) {
     running.recv().unwrap();
     for node in ROOT_NODE..ROOT_NODE + 16 {
         assert!(mounted.notifier.inval_inode(node, -1, 0));
-        assert!(node > ROOT_NODE || mounted.notifier.inval_inode(node, -1, 0), "the same again takes no room");
+        assert!(
+            node > ROOT_NODE || mounted.notifier.inval_inode(node, -1, 0),
+            "the same again takes no room"
+        );
     }
     assert!(!mounted.notifier.inval_inode(ROOT_NODE, -1, 0));
     release.send(()).unwrap();
