@@ -28,13 +28,13 @@ use contents::Contents;
 use early::Early;
 use listings::Listings;
 use record::{Known, Record};
-use subject::Subject;
 use writing::Writing;
 
 pub use changes::Changes;
 pub(crate) use early::new_inode;
 pub use listings::Page;
 pub(crate) use pages::SOON_MS;
+pub(crate) use subject::Subject;
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

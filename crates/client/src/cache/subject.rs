@@ -4,7 +4,7 @@ use crate::Call;
 
 /// What a call is about, for what its answer tells.
 #[derive(Debug, Default)]
-pub(super) struct Subject<'a> {
+pub(crate) struct Subject<'a> {
     names: [Option<(Ino, &'a Name)>; 2],
     inos: [Option<Ino>; 2],
     pub is_change: bool,

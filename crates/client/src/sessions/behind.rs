@@ -7,6 +7,7 @@ use alloc::vec::Vec;
 use espalier_proto::{Errno, FromClient, Ino, Name, Rank, Request};
 
 use super::{Asked, Sessions, Told};
+use crate::cache::Subject;
 use crate::{Binding, Call, Interrupt};
 
 /// See the module's description.
@@ -65,20 +66,10 @@ impl<T> Behind<T> {
         self.calls.iter().any(|kept| is_about(&kept.asked.call, |it| it == ino))
     }
 
-    /// The same of a name.
+    /// Whether a call waits that may change what a name stands for.
     pub fn is_any_named(&self, dir: Ino, name: &Name) -> bool {
-        self.calls.iter().any(|kept| match &kept.asked.call {
-            Call::Request(
-                Request::Create { dir: of, name: it, .. }
-                | Request::Unlink { dir: of, name: it, .. }
-                | Request::RmDir { dir: of, name: it, .. }
-                | Request::Link { dir: of, name: it, .. },
-            ) => (*of, it) == (dir, name),
-            Call::Request(Request::Rename { from_dir, from, to_dir, to, .. }) => {
-                [(*from_dir, from), (*to_dir, to)].contains(&(dir, name))
-            }
-            _ => false,
-        })
+        let mut subjects = self.calls.iter().map(|kept| Subject::of(&kept.asked.call));
+        subjects.any(|subject| subject.is_change && subject.names().any(|it| it == (dir, name)))
     }
 
     /// What was wanted back by a server that has begun anew is not any more.

@@ -15,6 +15,8 @@ use crate::{Answer, Call};
 
 /// So many leases are renewed at once.
 const TOGETHER: usize = 256;
+/// Leases that there are not are asked for once in so many milliseconds.
+const WANTED_MS: u64 = 1_000;
 
 /// See the module's description. Times are in milliseconds.
 #[derive(Debug, Default)]
@@ -25,6 +27,8 @@ pub(super) struct Kept {
     due: BTreeSet<(u64, Ino)>,
     /// What has been read or written without a lease: the next time there had better be one.
     wanted: BTreeSet<Ino>,
+    /// Not before this time, for there may be none for long: as when others write to a stream.
+    wanted_from: u64,
     /// When it was sent.
     renewals: BTreeMap<(Rank, RequestId), u64>,
 }
@@ -154,8 +158,12 @@ impl<T> Sessions<T> {
 
     /// Comes with each tick.
     pub(super) fn renew_kept(&mut self, now: u64, told: &mut Told<T>) {
-        let (mut renew, mut lost) = (core::mem::take(&mut self.kept.wanted), Vec::new());
-        renew.retain(|ino| self.is_in_use(*ino));
+        let (mut renew, mut lost) = (BTreeSet::new(), Vec::new());
+        if now >= self.kept.wanted_from && !self.kept.wanted.is_empty() {
+            self.kept.wanted_from = now + WANTED_MS;
+            renew = core::mem::take(&mut self.kept.wanted);
+            renew.retain(|ino| self.is_in_use(*ino));
+        }
         while let Some((ino, watched)) = self.kept.next(now) {
             let until = self.cache.leased_until(ino);
             // There may have been none for a while.

@@ -103,6 +103,18 @@ fn what_is_kept_of_an_open_file_is_renewed_as_long_as_the_server_allows_it() {
     let [.., (id, _)] = &world.renewals()[..] else { panic!("{:?}", world.sent) };
     world.reply(*id, Touched::default(), Ok(Reply::Renewed(vec![OLD])));
     assert!(world.reads_old() > 9_000);
+    // Where there is none for long it is asked for once a second.
+    world.revoke_inode(1, OLD);
+    world.term = 0;
+    let asked = world.renewals().len();
+    for _ in 0..3 {
+        assert_eq!(world.reads_old(), 0);
+        world.tick();
+    }
+    assert_eq!(world.renewals().len(), asked);
+    world.now += 1_000;
+    world.tick();
+    assert_eq!(world.renewals().len(), asked + 1);
     world.close_old();
     assert!(world.dropped(30_000).is_empty(), "whoever opens it is told");
 }
