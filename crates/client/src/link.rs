@@ -402,6 +402,11 @@ impl Link {
         });
     }
 
+    /// Whether a server that is started anew believes that a file is open.
+    pub fn proves_openings(&self, ino: Ino) -> bool {
+        self.held.get(&ino).is_some_and(|hold| hold.opened != 0)
+    }
+
     /// A file is open so many times more, of which the server has not been told.
     pub fn opened(&mut self, ino: Ino, opens: u32) {
         self.change(ino, |hold| hold.opens = hold.opens.saturating_add(opens));

@@ -69,7 +69,9 @@ impl<T> Sessions<T> {
     pub(super) fn open_quietly(&mut self, ino: Ino, caller: &Caller, accessed: Option<Time>) -> bool {
         // Openings that a server knows of are closed as such.
         let is_told = self.client.is_open(ino) && !self.quiet.files.contains_key(&ino);
-        if is_told || self.cache.is_early(ino) {
+        // Of a file that it has made, and not opened, a client knows what it holds, too.
+        let is_provable = self.ends.get(&ino.rank()).is_some_and(|end| end.link.proves_openings(ino));
+        if is_told || !is_provable || self.cache.is_early(ino) {
             return false;
         }
         self.quiet.open(ino, caller.clone(), self.cache.leased_until(ino));

@@ -161,6 +161,21 @@ fn a_server_that_cannot_ask_for_its_lease_any_more_is_told() {
 }
 
 #[test]
+fn what_a_new_server_would_not_believe_is_told_at_once() {
+    let mut world = World::new();
+    // As mknod does.
+    assert!(world.is_answered(create("new", false)));
+    let (id, _, request) = world.last();
+    let Request::Create { early: Some(early), .. } = request else { panic!("{request:?}") };
+    let made = entry(attr(early.ino, FileType::Regular, 0), true);
+    world.reply(id, Touched { exclusive: Some(DIR), ..Touched::default() }, Ok(Reply::Entry(made)));
+    let how = OpenHow { access: Access::READ, reads: Reads::Whole, ..OpenHow::default() };
+    assert!(world.is_answered(Request::Open { ino: early.ino, how }), "it is known that it is empty");
+    let how = OpenHow { reads: Reads::Client, ..how };
+    assert_eq!(world.requests(), [Request::Open { ino: early.ino, how }]);
+}
+
+#[test]
 fn accesses_are_told_together_and_later() {
     let mut world = World::known(false);
     assert!(world.open());
