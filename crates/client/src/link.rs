@@ -402,6 +402,21 @@ impl Link {
         });
     }
 
+    /// What the server knows the client to have, in the order of the inodes: how often it has been told of each, and has it open. `None` while
+    /// anything is under way or still to be told.
+    pub fn holdings(&self) -> Option<Vec<(Ino, u64, u32)>> {
+        let is_settled = self.connected
+            && self.unanswered.is_empty()
+            && self.forgotten.is_empty()
+            && self.released.is_empty();
+        is_settled.then(|| {
+            let mut held: Vec<_> =
+                self.held.iter().map(|(ino, hold)| (*ino, hold.lookups, hold.opens)).collect();
+            held.sort_unstable();
+            held
+        })
+    }
+
     /// Whether a server that is started anew believes that a file is open.
     pub fn proves_openings(&self, ino: Ino) -> bool {
         self.held.get(&ino).is_some_and(|hold| hold.opened != 0)

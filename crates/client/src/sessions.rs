@@ -114,6 +114,11 @@ impl<T> Sessions<T> {
         self.ends.get(&rank)?.link.incarnation()
     }
 
+    /// See [`Link::holdings`](crate::Link::holdings).
+    pub fn holdings(&self, rank: Rank) -> Option<Vec<(Ino, u64, u32)>> {
+        self.ends.get(&rank)?.link.holdings()
+    }
+
     /// Calls that wait for a server.
     pub fn waiting(&self, rank: Rank) -> usize {
         self.ends.get(&rank).map_or(0, |end| end.parked.len())

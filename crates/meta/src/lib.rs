@@ -68,7 +68,7 @@ pub use record::{Corrupt, Dentry, InoRecord, Inode, Slot, Super, decode, encode}
 pub use recovery::{Format, Recovery, RecoveryError};
 pub use relayout::relayout;
 pub use repair::{Repair, Repaired};
-pub use session::{Outcome, is_kept};
+pub use session::{Holding, Outcome, is_kept};
 pub use step::{Load, StreamCall, StreamDone};
 pub use striping::{Layouts, Place, Striping};
 pub use usage::{Limits, Quota, Usage};

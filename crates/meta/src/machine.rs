@@ -483,9 +483,14 @@ impl Meta {
         Ok(inode.attr(cx.stream_stats(alloc::vec![inode.ino])?.first()))
     }
 
+    /// The client has taken a name of an inode.
+    pub(crate) fn name_taken(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
+        self.recall_unnamed(ino, Some(cx.client));
+        self.purge_if_unused(cx, ino)
+    }
+
     /// Frees what belongs to an inode that has no name, if nobody uses it.
     pub(crate) fn purge_if_unused(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<()> {
-        self.recall_unnamed(cx, ino);
         let Ok(cached) = self.state.cached(ino) else { return Ok(()) };
         let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
         if is_needed

@@ -212,6 +212,26 @@ fn groups_are_asked_for_again_over_the_next_connection() {
 }
 
 #[test]
+fn what_is_to_be_forgotten_is_told_again_over_the_next_connection() {
+    let mut server = Server::new(harness::config());
+    let all = Rights::default();
+    server.connect(ONE, &all).unwrap();
+    server.connect(OTHER, &all).unwrap();
+    let ino = server.make(ONE, Ino::ROOT, "fifo", NewNode::Fifo);
+    server.make(ONE, Ino::ROOT, "stays", NewNode::Fifo);
+    server.ask(OTHER, lookup(Ino::ROOT, "fifo")).unwrap();
+    server.ask(OTHER, lookup(Ino::ROOT, "stays")).unwrap();
+    server.front.detach(OTHER);
+    // It does not say that it uses it no longer.
+    server.uptime_ms += 50_000;
+    let unlink = server.request(ROOT, Request::Unlink { dir: Ino::ROOT, name: name("fifo"), time: None });
+    assert!(server.take(ONE, &all, unlink).iter().all(|(to, _)| *to == ONE));
+    server.connect(OTHER, &all).unwrap();
+    let recall = FromServer::Recall(vec![Recall { ino, dir: None, name: None }]);
+    assert_eq!(std::mem::take(&mut server.said), [(OTHER, recall)]);
+}
+
+#[test]
 fn who_leaves_is_not_asked_for_groups_and_told_nothing_more() {
     let mut server = Server::new(harness::config());
     let all = Rights::default();

@@ -331,6 +331,44 @@ fn others_are_asked_to_forget_what_has_lost_its_last_name() {
     two.open(fs, open);
     one.ask(fs, unlink("c")).unwrap();
     assert_eq!(fs.recalled.len(), 1);
+    one.ask(fs, Request::Forget { ino: open, lookups: 1 }).unwrap();
+    // Whoever closes it does not forget it by that: somebody else has taken its name.
+    two.ask(fs, Request::Release { ino: open }).unwrap();
+    assert_eq!(fs.recalled[1..], [Recall { ino: open, dir: None, name: None }]);
+    // What is closed and forgotten together has nobody to be told.
+    one.create(fs, Ino::ROOT, "d", NewNode::Regular);
+    let (ino, lookups) = (one.lookup(fs, Ino::ROOT, "d"), 2);
+    one.open(fs, ino);
+    one.ask(fs, unlink("d")).unwrap();
+    one.ask(fs, Request::ForgetAll { inodes: vec![(ino, lookups)], released: vec![ino] }).unwrap();
+    assert_eq!(fs.recalled.len(), 2);
+    one.ask(fs, Request::GetAttr { ino }).unwrap_err();
+}
+
+#[test]
+fn who_could_not_be_told_to_forget_is_told_later() {
+    for has_said in [false, true] {
+        let fs = &mut Harness::with(config());
+        let (mut one, mut two) = (Client::connect(fs, 1), Client::connect(fs, 2));
+        let made = one.ask(fs, create(Ino::ROOT, "a", NewNode::Fifo)).unwrap();
+        let ones = [held(&made, 1, 0)];
+        let found = two.ask(fs, Request::Lookup { dir: Ino::ROOT, name: name("a") }).unwrap();
+        let (ino, twos) = (ones[0].ino, [held(&found, 1, 0)]);
+        fs.checkpoint();
+        *fs = core::mem::replace(fs, Harness::with(config())).crash();
+        if has_said {
+            reclaim(fs, &mut two, &twos);
+        }
+        reclaim(fs, &mut one, &ones);
+        fs.uptime_ms += 20_000;
+        let unlink = Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None };
+        assert_eq!(one.ask(fs, unlink), Ok(Reply::Done));
+        if !has_said {
+            fs.recalled.clear();
+            reclaim(fs, &mut two, &twos);
+        }
+        assert_eq!(fs.recalled, [Recall { ino, dir: None, name: None }]);
+    }
 }
 
 #[test]

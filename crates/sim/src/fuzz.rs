@@ -42,6 +42,8 @@ pub enum Failure {
     Run(#[from] RunError),
     #[error("fsck finds: {0:?}")]
     Unclean(Vec<Finding>),
+    #[error("clients and servers do not agree: {}", .0.join("; "))]
+    Disagree(Vec<String>),
     #[error("a panic: {0}")]
     Panic(String),
 }
@@ -140,6 +142,9 @@ fn run_watched(case: &Case, mut eyes: Eyes, saboteur: &mut dyn Saboteur) -> Resu
         if progress.now > case.quiet + PATIENCE {
             return Err(world.endless().into());
         }
+    }
+    if !world.differences().is_empty() {
+        return Err(Failure::Disagree(world.differences().to_vec()));
     }
     let findings = world.fsck()?;
     if !findings.is_empty() {

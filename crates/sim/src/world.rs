@@ -64,6 +64,8 @@ pub struct World<'o> {
     broken: BTreeMap<&'static str, u64>,
     /// When all processes had ended, and how the servers had been used by then.
     worked: Option<(Nanos, Vec<Used>)>,
+    /// Where clients and servers differed in what clients had when all processes had ended.
+    differences: Vec<String>,
 }
 
 /// The processes of a workload.
@@ -166,6 +168,7 @@ impl<'o> World<'o> {
             series: Series::new(first as usize, cluster.clients as usize),
             broken: BTreeMap::new(),
             worked: None,
+            differences: Vec::new(),
             scenario: scenario.clone(),
         })
     }
@@ -440,6 +443,11 @@ impl<'o> World<'o> {
     /// The traces that are replayed, with their files.
     pub fn replays(&self) -> &[(PathBuf, Replay)] {
         &self.replays
+    }
+
+    /// Where clients and metadata servers differed in what clients had, when all processes had ended and nothing was under way.
+    pub fn differences(&self) -> &[String] {
+        &self.differences
     }
 
     /// What was measured until now.

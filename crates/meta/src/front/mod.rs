@@ -26,6 +26,9 @@ use crate::outbox::{Answered, Input, Io, IoDone, IoId, Now, Outbox, Waiting};
 use crate::rank::PeerMessage;
 use crate::striping::Place;
 
+/// Inodes that are recalled with one message.
+const RECALLS: usize = 512;
+
 /// A metadata server's machine, with its clients. See the module's description.
 #[derive(Debug)]
 pub struct Front {
@@ -141,6 +144,9 @@ impl Front {
     /// From now on the client is reached: by a new connection, if it was before.
     pub fn attach(&mut self, client: ClientId) {
         self.attached.insert(client);
+        let recalls: Vec<_> = self.meta.to_be_recalled(client).collect();
+        let messages = recalls.chunks(RECALLS).map(|recalls| (client, FromServer::Recall(recalls.to_vec())));
+        self.routed.send.extend(messages);
         let waiting = self.groups.range((client, RequestId(0))..=(client, RequestId(u64::MAX)));
         let ask =
             |(&(to, id), &(_, pid)): (&(ClientId, RequestId), &_)| (to, FromServer::AskGroups { id, pid });

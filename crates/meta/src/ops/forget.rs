@@ -14,13 +14,14 @@ impl Meta {
         released: &mut Vec<Ino>,
     ) -> Step<Reply> {
         let goes_on = |done| if let Err(Stop::Wait(wait)) = done { Err(Stop::Wait(wait)) } else { Ok(()) };
-        while let Some(ino) = released.last() {
-            goes_on(self.release(cx, *ino))?;
-            released.pop();
-        }
+        // In this order, for what is forgotten when it is released need not be recalled.
         while let Some((ino, lookups)) = inodes.last() {
             goes_on(self.forget(cx, *ino, *lookups))?;
             inodes.pop();
+        }
+        while let Some(ino) = released.last() {
+            goes_on(self.release(cx, *ino))?;
+            released.pop();
         }
         Ok(Reply::Done)
     }

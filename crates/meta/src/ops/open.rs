@@ -117,6 +117,7 @@ impl Meta {
             if let Some(size) = measured {
                 self.count_size(cx, ino, if last { size } else { size.max(counted) })?;
             }
+            self.recall_unnamed(ino, None);
             self.purge_if_unused(cx, ino)?;
         } else if self.state.reclaimed.give_up(ino, 0, 1) {
             self.state.settle(ino);

@@ -36,7 +36,7 @@ impl Meta {
         if has_entries {
             self.add_trash(dir);
         } else {
-            self.purge_if_unused(cx, dir)?;
+            self.name_taken(cx, dir)?;
         }
         Ok(Reply::Removed { dir: parent, name })
     }

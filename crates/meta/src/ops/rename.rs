@@ -97,7 +97,7 @@ impl Meta {
         self.commit(cx, &event)?;
         self.tell_moved(cx, to_dir, to.1);
         if let Some(ino) = replaced {
-            self.purge_if_unused(cx, ino)?;
+            self.name_taken(cx, ino)?;
         }
         Ok(Reply::Done)
     }

@@ -33,7 +33,7 @@ impl Meta {
             let found = self.entries_after(cx, dir, after)?;
             let Some(hash) = found.last().map(|(slot, _)| slot.hash) else {
                 self.state.trash.pop();
-                self.purge_if_unused(cx, dir)?;
+                self.name_taken(cx, dir)?;
                 continue;
             };
             // The next trash may lie above this one.
@@ -64,6 +64,6 @@ impl Meta {
             self.add_trash(ino);
             return Ok(());
         }
-        self.purge_if_unused(cx, ino)
+        self.name_taken(cx, ino)
     }
 }

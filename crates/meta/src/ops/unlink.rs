@@ -42,7 +42,7 @@ impl Meta {
         if !is_bare && let Some(left) = self.leave_to_client(cx, ino) {
             return Ok(left);
         }
-        self.purge_if_unused(cx, ino)?;
+        self.name_taken(cx, ino)?;
         Ok(Reply::Done)
     }
 }

@@ -204,7 +204,7 @@ impl Meta {
         self.append_part(part.edits.clone(), &Event::Committed { id, part, ranks })?;
         self.journal.hold(self.state.sequence, Held::Committed(id));
         for ino in nameless {
-            self.purge_if_unused(cx, ino)?;
+            self.name_taken(cx, ino)?;
         }
         Ok(())
     }

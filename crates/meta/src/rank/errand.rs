@@ -318,7 +318,7 @@ impl Meta {
             self.streams_changed += 1;
         }
         for ino in nameless {
-            self.purge_if_unused(cx, ino)?;
+            self.name_taken(cx, ino)?;
         }
         Ok(())
     }

@@ -3,16 +3,19 @@
 //!
 //! An embedded machine ([`Config::session_ms`](crate::Config) is `None`) has none of this: its client ends with it.
 
+mod audit;
 mod completed;
 mod data;
 mod ends;
 mod kept;
 mod proof;
+mod recall;
 mod reclaim;
 mod restart;
 mod subtree;
 mod unused;
 
+pub use audit::Holding;
 pub use completed::Outcome;
 pub use kept::is_kept;
 pub(crate) use kept::{Kept, KeptKey, given_below};
@@ -34,7 +37,7 @@ use crate::event::Event;
 use crate::io::Purpose;
 use crate::journal::Held;
 use crate::lease::Promise;
-use crate::machine::{Cx, Meta};
+use crate::machine::Meta;
 use crate::outbox::{Answered, Now, Outbox};
 use crate::progress::Progress::Append;
 use crate::state::Map;
@@ -508,20 +511,6 @@ impl Meta {
             self.await_no_more(now, out);
         }
         true
-    }
-
-    /// An inode may have lost its last name. Others than the client that has taken it may still know it, and would keep it and
-    /// its bytes for as long as their kernels like.
-    pub(crate) fn recall_unnamed(&mut self, cx: &Cx<'_>, ino: Ino) {
-        let (Some(_), Some(cached)) = (self.config.session_ms, self.state.inodes.get(&ino)) else { return };
-        if cached.inode.nlink > 0 || cached.opens > 0 {
-            return;
-        }
-        let session = self.sessions.clients.get(&cx.client);
-        let own = session.and_then(|session| session.held.get(&ino)).map_or(0, |hold| hold.lookups);
-        if cached.lookups > own {
-            self.sessions.recalls.push(Recall { ino, dir: None, name: None });
-        }
     }
 
     /// Whether a client may do this with streams: it must have the files open.

@@ -46,6 +46,11 @@ impl Reclaimed {
         self.unseen.len() + self.moved.len()
     }
 
+    /// How often clients have looked up an inode that is not in memory yet, and opened it.
+    pub(super) fn count(&self, ino: Ino) -> (u64, u32) {
+        self.unseen.get(&ino).map_or((0, 0), |unseen| (unseen.lookups, unseen.opens))
+    }
+
     /// Where to look for an inode.
     pub(crate) fn hint(&self, ino: Ino) -> Option<Place> {
         self.unseen.get(&ino)?.hint

@@ -113,7 +113,9 @@ impl Meta {
         for ino in core::mem::take(&mut self.sessions.unclaimed) {
             let Some(cached) = self.state.inodes.get(&ino) else { continue };
             let is_needed = cached.inode.nlink > 0 || cached.inode.has_entries() || cached.in_use();
-            if !is_needed && !self.config.read_only && self.journal.broken.is_none() {
+            if is_needed {
+                self.recall_unnamed(ino, None);
+            } else if !self.config.read_only && self.journal.broken.is_none() {
                 self.purge_left_over(ino, cached.inode.is_streamed());
             }
         }

@@ -82,7 +82,7 @@ pub struct Client {
     pub node: Node,
     /// From 0 on.
     pub index: u32,
-    id: ClientId,
+    pub id: ClientId,
     clock: Clock,
     sessions: Sessions<Ticket>,
     told: Told<Ticket>,
@@ -623,6 +623,13 @@ impl Client {
             self.lines.remove(&rank);
             self.sessions.disconnected(rank);
         }
+    }
+
+    /// What it has of a metadata server that it uses; within, `None` as long as anything is under way.
+    #[expect(clippy::option_option)]
+    pub fn holdings(&self, rank: Rank) -> Option<Option<Vec<(Ino, u64, u32)>>> {
+        self.lines.get(&rank)?;
+        Some(self.sessions.holdings(rank).filter(|_| self.sessions.unanswered_changes() == 0))
     }
 
     /// It has no session any more.

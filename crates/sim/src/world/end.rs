@@ -1,7 +1,8 @@
-//! How a run ends: what is broken is mended, clients leave, and servers come to rest. What does not come to rest is a fault.
+//! How a run ends: what is broken is mended, clients and servers agree on what clients have, clients leave, and servers come to rest. What does
+//! not come to rest is a fault.
 
 use espalier_meta::{Check, Finding, Input};
-use espalier_proto::ServerId;
+use espalier_proto::{Ino, ServerId};
 
 use crate::storage::StorageError;
 use crate::time::Nanos;
@@ -15,6 +16,8 @@ pub enum Stage {
     Begins,
     /// Processes work.
     Works,
+    /// All have ended, at that time, and what is under way is waited for.
+    Settles(Nanos),
     /// All have ended, at that time; clients leave, and have been looked at so often since all had left.
     Leaves(Nanos, u32),
     /// All have left; servers have been told so often to write out what they have.
@@ -24,6 +27,9 @@ pub enum Stage {
 
 /// How often it is looked whether all is at rest.
 const LOOK: Nanos = Nanos(100_000_000);
+
+/// So long is waited for what is under way, before clients leave: some of it may last, as what waits for a lock.
+const SETTLE: Nanos = Nanos(5_000_000_000);
 
 /// What sessions have left behind is dealt with, and told to other ranks, for some seconds after they have ended.
 const LOOKS: u32 = 30;
@@ -37,13 +43,18 @@ impl World<'_> {
             Stage::Begins | Stage::Works => {
                 self.sample();
                 self.worked = Some((self.fabric.now, self.used()));
-                for client in &mut self.clients {
-                    if client.is_up {
-                        client.leave(&mut self.fabric);
+                self.stage = Stage::Settles(self.fabric.now);
+                self.fabric.now
+            }
+            Stage::Settles(since) => {
+                match self.agree() {
+                    None if self.fabric.now - since < SETTLE => {}
+                    differences => {
+                        self.differences = differences.unwrap_or_default();
+                        self.leave();
                     }
                 }
-                self.stage = Stage::Leaves(self.fabric.now, 0);
-                self.fabric.now
+                since
             }
             Stage::Leaves(since, looks) => {
                 self.stage = match looks {
@@ -81,6 +92,48 @@ impl World<'_> {
         }
         self.fabric.after(LOOK, Event::Drain);
         Ok(())
+    }
+
+    fn leave(&mut self) {
+        for client in self.clients.iter_mut().filter(|client| client.is_up) {
+            client.leave(&mut self.fabric);
+        }
+        self.stage = Stage::Leaves(self.fabric.now, 0);
+    }
+
+    /// Where clients and metadata servers differ in what clients have; `None` as long as anything is under way.
+    fn agree(&self) -> Option<Vec<String>> {
+        let mut differ = Vec::new();
+        for server in &self.servers {
+            let meta = server.meta().filter(|meta| meta.is_quiet() && meta.awaited().is_empty())?;
+            if meta.broken().is_some() {
+                // What it has answered differs from what it keeps.
+                continue;
+            }
+            for client in self.clients.iter().filter(|client| client.is_up) {
+                let Some(held) = client.holdings(server.rank) else { continue };
+                let known = meta.holdings(client.id).into_iter();
+                let known: Vec<_> = known.map(|known| (known.ino, known.lookups, known.opens)).collect();
+                let held = held?;
+                if held != known {
+                    let only = |these: &[(Ino, u64, u32)], those: &[(Ino, u64, u32)]| -> Vec<_> {
+                        these.iter().filter(|one| !those.contains(one)).copied().collect()
+                    };
+                    differ.push(format!(
+                        "client {} has {:?}, of which metadata server {} has {:?}",
+                        client.index,
+                        only(&held, &known),
+                        server.rank,
+                        only(&known, &held),
+                    ));
+                }
+            }
+            let miscounted = meta.miscounted();
+            if !miscounted.is_empty() {
+                differ.push(format!("metadata server {} counts otherwise: {miscounted:?}", server.rank));
+            }
+        }
+        Some(differ)
     }
 
     /// No client has a session, nothing is owed between ranks, and no disk fails any more: a server whose disk does writes nothing out.
