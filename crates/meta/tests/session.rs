@@ -1238,6 +1238,35 @@ fn what_moved_is_found() {
     }
 }
 
+/// Who has said what he has, and forgets it, may have moved it while somebody else knew it who has not said so yet.
+#[test]
+fn what_moved_is_found_after_others_have_forgotten_it() {
+    for memory in [Memory::Replayed, Memory::Cold] {
+        for closes in [false, true] {
+            let mut fs = Harness::on(Engine::Local, Config { cache_bytes: 0, ..config() });
+            let (mut one, mut other) = (Client::connect(&mut fs, 1), Client::connect(&mut fs, 2));
+            let made = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
+            let has = [held(&made, 1, 0)];
+            let ino = has[0].ino;
+            let (from, to, flags) = (name("a"), name("b"), RenameFlags::empty());
+            let rename = Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags };
+            other.ask(&mut fs, rename).unwrap();
+            let found = other.ask(&mut fs, Request::Lookup { dir: Ino::ROOT, name: name("b") }).unwrap();
+            let how = Request::Open { ino, how: open_how(Access::READ, false) };
+            let Ok(Reply::Opened(opened)) = other.ask(&mut fs, how) else { panic!("it is not opened") };
+            fs = killed(fs, memory);
+            let others = Held { opened: opened.proof, ..held(&found, 1, u32::from(closes)) };
+            reclaim(&mut fs, &mut other, &[others]);
+            let released = if closes { vec![ino] } else { vec![] };
+            other.ask(&mut fs, Request::ForgetAll { inodes: vec![(ino, 1)], released }).unwrap();
+            fs.checkpoint();
+            reclaim(&mut fs, &mut one, &has);
+            let attr = one.ask(&mut fs, Request::GetAttr { ino });
+            assert!(matches!(attr, Ok(Reply::Attr(attr)) if attr.ino == ino), "{attr:?}");
+        }
+    }
+}
+
 /// Whatever a client says, others find what they have.
 #[test]
 fn wrong_hints_do_no_harm() {

@@ -107,7 +107,7 @@ impl Meta {
             cached.opens = cached.opens.saturating_sub(1);
             let (last, counted) = (cached.opens == 0, cached.inode.counted_bytes());
             if !cached.in_use() {
-                self.state.settle(ino);
+                self.settle(ino);
             }
             if let Some(watched) = self.state.watched.get_mut(&ino) {
                 watched.written &= !last;
@@ -120,7 +120,7 @@ impl Meta {
             self.recall_unnamed(ino, None);
             self.purge_if_unused(cx, ino)?;
         } else if self.state.reclaimed.give_up(ino, 0, 1) {
-            self.state.settle(ino);
+            self.settle(ino);
         }
         Ok(Reply::Done)
     }

@@ -168,6 +168,13 @@ impl State {
 }
 
 impl Meta {
+    /// A client has given up what it had of an inode, and nobody else has any of it, as far as it has been said.
+    pub(crate) fn settle(&mut self, ino: Ino) {
+        if !self.sessions.in_grace() {
+            self.state.settle(ino);
+        }
+    }
+
     /// The inodes that clients know and an event is about to move.
     pub(crate) fn moved_by(&self, event: &Event) -> [Option<Ino>; 2] {
         let state = &self.state;
