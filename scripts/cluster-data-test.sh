@@ -236,6 +236,8 @@ kill_server 2
 echo small > "$a/small"
 is "$(cat "$b/small")" small
 cat "$file" > "$work/read" & reader=$!
+# Who opens it does so while its pages are being read.
+sleep 1
 truncate -s 5000004 "$file" & truncates=$!
 cat <&8 > "$work/interrupted" & reads=$!
 sleep 1

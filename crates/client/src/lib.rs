@@ -380,6 +380,11 @@ impl Client {
         }
     }
 
+    /// How often a file is open.
+    pub(crate) fn opens(&self, ino: Ino) -> u32 {
+        self.files.get(&ino).map_or(0, |file| file.opens)
+    }
+
     /// Whether anybody has a file open.
     pub(crate) fn is_open(&self, ino: Ino) -> bool {
         self.files.contains_key(&ino)

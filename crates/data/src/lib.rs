@@ -4,8 +4,8 @@
 //! It keeps four promises. What was asked earlier does not land on what is asked later: a request that comes again, over a new
 //! connection, while it is being done is not done twice at the same time; and a metadata server that was started anew is served
 //! when all is done that it asked before. What replaces a datafile as a whole runs alone on it, in the order in which it
-//! came. A removal is answered when it is durable, many of them by one sync, and datafiles are made many at a time. And of a client's session
-//! that has ended nothing is done any more (`sessions.rs`).
+//! came; and a client's request truncates it once (`truncated.rs`). A removal is answered when it is durable, many of them by one sync, and
+//! datafiles are made many at a time. And of a client's session that has ended nothing is done any more (`sessions.rs`).
 //!
 //! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
 #![no_std]
@@ -16,6 +16,7 @@ extern crate alloc;
 mod sessions;
 #[cfg(test)]
 mod tests;
+mod truncated;
 
 use alloc::collections::VecDeque;
 use alloc::vec;
@@ -28,6 +29,7 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use sessions::{Session, Sessions};
+use truncated::{Truncated, Truncation};
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
@@ -135,6 +137,7 @@ pub struct Data {
     listings: Vec<Asked>,
     running: Map<IoId, Running>,
     files: Map<Ino, File>,
+    truncated: Truncated,
     next_io: u64,
     /// To be made when those are that are under way.
     to_create: VecDeque<(Asked, Ino)>,
@@ -150,6 +153,7 @@ pub struct Data {
 #[derive(Debug)]
 enum Running {
     Request(Asked, Option<(Ino, Use)>),
+    Truncation(Asked, Truncation),
     Create(Vec<(Asked, Ino)>),
     /// A removal runs alone, as long as that takes; its answer waits for the sync.
     Removal(Asked, Ino),
@@ -222,6 +226,13 @@ impl Data {
                     if let Some((ino, how)) = used {
                         self.leave(ino, how, out);
                     }
+                }
+                Some(Running::Truncation(asked, truncation)) => {
+                    if result.is_ok() {
+                        self.truncated.done(truncation);
+                    }
+                    self.answer(asked, result, out);
+                    self.leave(truncation.0, Use::Alone, out);
                 }
                 Some(Running::Create(created)) => {
                     self.creates = false;
@@ -314,7 +325,9 @@ impl Data {
     /// The requests that an I/O is done for, and the connections that wait for their answers.
     pub fn requests_of(&self, io: IoId) -> Vec<(u64, RequestId)> {
         let asked = match self.running.get(&io) {
-            Some(Running::Request(asked, _) | Running::Removal(asked, _)) => vec![*asked],
+            Some(Running::Request(asked, _) | Running::Truncation(asked, _) | Running::Removal(asked, _)) => {
+                vec![*asked]
+            }
             Some(Running::Create(created)) => created.iter().map(|(asked, _)| *asked).collect(),
             Some(Running::SyncRemoved(_)) | None => Vec::new(),
         };
@@ -361,6 +374,14 @@ impl Data {
                 return self.create(out);
             }
             DataRequest::Remove { .. } => Running::Removal(asked, ino),
+            DataRequest::Truncate { by: Some((client, id)), .. } => {
+                let truncation = (ino, client, id);
+                if self.truncated.is_done(truncation) {
+                    self.answer(asked, Ok(DataReply::Done), out);
+                    return self.leave(ino, how, out);
+                }
+                Running::Truncation(asked, truncation)
+            }
             _ => Running::Request(asked, Some((ino, how))),
         };
         let io = match request {

@@ -81,7 +81,7 @@ fn what_replaces_a_datafile_runs_alone_and_in_order() {
     server.ask(1, 1, write(1));
     server.ask(1, 2, write(2));
     assert_eq!(server.out.io.len(), 2, "writes do not wait for each other");
-    server.ask(1, 3, DataRequest::Truncate { ino: FILE, size: 0 });
+    server.ask(1, 3, DataRequest::Truncate { ino: FILE, size: 0, by: None });
     server.ask(1, 4, write(4));
     server.ask(1, 5, DataRequest::Stat { inos: vec![FILE] });
     server.ask(1, 6, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![] });
@@ -90,11 +90,50 @@ fn what_replaces_a_datafile_runs_alone_and_in_order() {
     assert_eq!(server.out.io.len(), 3);
     server.work();
     let last = &server.out.io.last().expect("what has waited").1;
-    assert_eq!(*last, Io::Request(DataRequest::Truncate { ino: FILE, size: 0 }));
+    assert_eq!(*last, Io::Request(DataRequest::Truncate { ino: FILE, size: 0, by: None }));
     while !server.out.io.is_empty() {
         server.work();
     }
     assert_eq!(server.answered().last(), Some(&(1, 4)));
+    assert!(server.data.files.is_empty() && server.data.under_way() == 0);
+}
+
+#[test]
+fn a_truncation_is_done_once_for_a_request() {
+    let mut server = Server::new();
+    let truncation = |client, request| DataRequest::Truncate {
+        ino: FILE,
+        size: 0,
+        by: Some((ClientId(client), RequestId(request))),
+    };
+    let mut done = |id, fails: bool, request| {
+        server.ask(1, id, request);
+        let runs = server.out.io.pop();
+        if let Some((id, _)) = &runs {
+            let id = *id;
+            let result = if fails { Err(Errno::EIO) } else { Ok(DataReply::Done) };
+            server.data.on(Input::Done { id, result }, &mut server.out);
+        }
+        assert_eq!(server.answered(), [(1, id)]);
+        runs.is_some()
+    };
+    assert!(done(1, true, truncation(1, 5)));
+    assert!(done(2, false, truncation(1, 5)), "it has failed before");
+    assert!(done(3, false, write(1)));
+    // The metadata server was started anew, and its client asks again.
+    assert!(!done(4, false, truncation(1, 5)));
+    assert!(done(5, false, truncation(1, 6)) && done(6, false, truncation(2, 5)));
+    assert!(!done(7, false, truncation(1, 5)), "others may have been asked for since");
+    let of_itself = || DataRequest::Truncate { ino: FILE, size: 0, by: None };
+    assert!(done(8, false, of_itself()) && done(9, false, of_itself()));
+    assert!(server.data.files.is_empty() && server.data.under_way() == 0);
+    // In its turn: what waits for it goes on.
+    for (id, request) in [write(1), truncation(1, 5), write(2)].into_iter().enumerate() {
+        server.ask(1, 10 + id as u64, request);
+    }
+    server.work();
+    server.work();
+    assert_eq!(server.answered(), [(1, 10), (1, 11), (1, 12)]);
     assert!(server.data.files.is_empty() && server.data.under_way() == 0);
 }
 
@@ -237,7 +276,7 @@ fn clients_do_what_their_capabilities_say() {
     server.ask_with(capability(1), 5, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![1] });
     server.ask_with(capability(1), 6, DataRequest::Stat { inos: vec![FILE, Ino(8)] });
     for (id, request) in [
-        DataRequest::Truncate { ino: FILE, size: 0 },
+        DataRequest::Truncate { ino: FILE, size: 0, by: None },
         DataRequest::Create { ino: FILE, sync: true },
         DataRequest::Remove { ino: FILE },
         DataRequest::Sync { ino: FILE },
@@ -271,7 +310,7 @@ fn nothing_is_done_for_a_session_that_has_ended() {
     server.admit(1, 1, &[]);
     server.ask_with(capability(1), 2, write(1));
     server.ask_with(capability(2), 3, write(2));
-    server.ask(1, 5, DataRequest::Truncate { ino: FILE, size: 0 });
+    server.ask(1, 5, DataRequest::Truncate { ino: FILE, size: 0, by: None });
     server.ask_with(capability(1), 4, write(3));
     assert_eq!(server.answered(), [(1, 1)]);
     server.admit(6, 3, &[2]);

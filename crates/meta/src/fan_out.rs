@@ -63,8 +63,8 @@ impl StreamCall {
                 DataRequest::Fill { ino, data, size, mtime, sync }
             }
             Self::Settle { ino, durable } => DataRequest::Settle { ino, durable },
-            Self::Truncate { ino, size } => {
-                DataRequest::Truncate { ino, size: layout.local_size(place, size) }
+            Self::Truncate { ino, size, by } => {
+                DataRequest::Truncate { ino, size: layout.local_size(place, size), by }
             }
             Self::SetMtime { ino, mtime } => DataRequest::SetMtime { ino, mtime },
             Self::Sync { ino } => DataRequest::Sync { ino },

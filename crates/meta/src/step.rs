@@ -4,7 +4,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, Ino, ObjectId, StreamStat, Time};
+use espalier_proto::{ClientId, Errno, Ino, ObjectId, RequestId, StreamStat, Time};
 
 use crate::lease::Key;
 use crate::rank::Age;
@@ -109,9 +109,11 @@ pub enum StreamCall {
         ino: Ino,
         durable: u64,
     },
+    /// `by`: whose request it is for; data servers do not do it again for that.
     Truncate {
         ino: Ino,
         size: u64,
+        by: Option<(ClientId, RequestId)>,
     },
     SetMtime {
         ino: Ino,

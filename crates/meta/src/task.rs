@@ -76,7 +76,7 @@ impl Cx<'_> {
     /// The file whose stream this operation has emptied.
     pub(crate) fn emptied(&self) -> Option<Ino> {
         self.streams.iter().find_map(|(call, result)| match call {
-            StreamCall::Truncate { ino, size: 0 } if result.is_ok() => Some(*ino),
+            StreamCall::Truncate { ino, size: 0, .. } if result.is_ok() => Some(*ino),
             _ => None,
         })
     }

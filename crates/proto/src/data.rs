@@ -4,7 +4,7 @@ use alloc::vec::Vec;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AllocateMode, Capability, Errno, Ino, RequestId, SeekWhat, Space, StreamStat, Time};
+use crate::{AllocateMode, Capability, ClientId, Errno, Ino, RequestId, SeekWhat, Space, StreamStat, Time};
 
 /// Something to be done with datafiles, which are named by their files. One that was never written is empty. All of it may be done
 /// twice, as it is when a connection is lost.
@@ -51,9 +51,12 @@ pub enum DataRequest {
         ino: Ino,
         durable: u64,
     },
+    /// `by`: whose request it is for, of that file's metadata server: for that it is not done again, though a server that was started anew
+    /// asks for it once more.
     Truncate {
         ino: Ino,
         size: u64,
+        by: Option<(ClientId, RequestId)>,
     },
     /// Of a datafile that is there.
     SetMtime {

@@ -125,7 +125,7 @@ impl Disk {
                 store.stream_write(ino, offset, &bytes).and_then(|()| self.changed(ino))?;
             }
             StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
-            StreamCall::Truncate { ino, size } => {
+            StreamCall::Truncate { ino, size, .. } => {
                 store.stream_truncate(ino, size).and_then(|()| self.changed(ino))?;
             }
             StreamCall::SetMtime { ino, mtime } => {

@@ -162,7 +162,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                 store.stream_allocate(ino, offset, length, mode)?;
                 changed(ino)?;
             }
-            DataRequest::Truncate { ino, size } => {
+            DataRequest::Truncate { ino, size, .. } => {
                 store.stream_truncate(ino, size)?;
                 changed(ino)?;
             }

@@ -85,6 +85,9 @@ impl<T> Sessions<T> {
                 if opening.keep {
                     self.watch(opening.ino, now);
                 }
+                // What is open already is dropped in time anyway; and a kernel that drops it with an opening waits for what is being read, which no
+                // signal ends, for as long as a server is away.
+                opening.keep |= self.client.opens(opening.ino) > 1;
                 return lease;
             }
             // The lease comes with what was read.

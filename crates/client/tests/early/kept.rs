@@ -119,6 +119,19 @@ fn what_is_kept_of_an_open_file_is_renewed_as_long_as_the_server_allows_it() {
     assert!(world.dropped(30_000).is_empty(), "whoever opens it is told");
 }
 
+/// A kernel that drops what it has with an opening waits for what is being read.
+#[test]
+fn an_opening_drops_nothing_of_what_is_open_already() {
+    let mut world = World::new();
+    world.term = 0;
+    assert!(!world.keeps_old());
+    world.asks_for_old();
+    assert!(world.keeps_old());
+    world.close_old();
+    world.close_old();
+    assert!(!world.keeps_old());
+}
+
 #[test]
 fn what_was_asked_for_before_the_lease_began_is_not_kept() {
     let mut world = World::new();

@@ -5,6 +5,7 @@ use crate::machine::{Cx, Meta};
 use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall};
 use crate::task::told_time;
+use crate::trash::ITSELF;
 
 impl Meta {
     /// `chmod`, `chown`, `truncate`, `utimensat`, in any combination.
@@ -112,7 +113,8 @@ impl Meta {
     pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         self.lock_end(cx, ino)?;
         self.watch(cx, ino)?;
-        let call = StreamCall::Truncate { ino, size };
+        let by = Some((cx.client, cx.id)).filter(|(client, _)| *client != ITSELF);
+        let call = StreamCall::Truncate { ino, size, by };
         let done = cx.streams.iter().position(|(made, result)| *made == call && result.is_ok());
         if done.is_some_and(|at| at + 1 < cx.streams.len()) {
             // It was counted in an earlier run, and others may have written and been counted since.

@@ -234,7 +234,7 @@ fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreErr
             store.stream_set_mtime(ino, mtime)?;
         }
         StreamCall::Write { ino, offset, bytes } => store.stream_write(ino, offset, &bytes)?,
-        StreamCall::Truncate { ino, size } => store.stream_truncate(ino, size)?,
+        StreamCall::Truncate { ino, size, .. } => store.stream_truncate(ino, size)?,
         StreamCall::SetMtime { ino, mtime } => store.stream_set_mtime(ino, mtime)?,
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
         StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
