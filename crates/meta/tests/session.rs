@@ -1248,10 +1248,13 @@ fn what_moved_is_found_after_others_have_forgotten_it() {
             let made = one.ask(&mut fs, create(Ino::ROOT, "a", NewNode::Regular)).unwrap();
             let has = [held(&made, 1, 0)];
             let ino = has[0].ino;
+            // Its server knows that it has the answer.
+            one.create(&mut fs, Ino::ROOT, "next", NewNode::Regular);
+            let sub = other.create(&mut fs, Ino::ROOT, "sub", NewNode::Directory);
             let (from, to, flags) = (name("a"), name("b"), RenameFlags::empty());
-            let rename = Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags };
+            let rename = Request::Rename { from_dir: Ino::ROOT, from, to_dir: sub, to, flags };
             other.ask(&mut fs, rename).unwrap();
-            let found = other.ask(&mut fs, Request::Lookup { dir: Ino::ROOT, name: name("b") }).unwrap();
+            let found = other.ask(&mut fs, Request::Lookup { dir: sub, name: name("b") }).unwrap();
             let how = Request::Open { ino, how: open_how(Access::READ, false) };
             let Ok(Reply::Opened(opened)) = other.ask(&mut fs, how) else { panic!("it is not opened") };
             fs = killed(fs, memory);
