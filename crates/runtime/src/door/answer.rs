@@ -156,10 +156,7 @@ impl Door for FuseDoor {
             }
             // The kernel knows nothing of it.
             Lease::Exclusive { .. } => done(),
-            Lease::Inode { ino } => {
-                self.tell([News::Attributes(*ino)].into());
-                after(self.notifiers.get().map(|notifiers| &notifiers.inodes), Once::new(done));
-            }
+            Lease::Inode { ino } => self.tell([News::Revoked(*ino, Once::new(done))].into()),
         }
     }
 
@@ -254,6 +251,10 @@ impl FuseDoor {
     /// all names, which takes no lock.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
+        if let Some(Notifiers { names, inodes }) = self.notifiers.get() {
+            names.relieve();
+            inodes.relieve();
+        }
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
         revoking.retain(|(_, done)| !done.is_called());
         if !self.has_epochs {
@@ -387,6 +388,8 @@ enum News {
     /// A name is there that was not, or not any more.
     Entry(Ino, Name),
     Attributes(Ino),
+    /// The same, and somebody waits until it does not use them any more.
+    Revoked(Ino, Once),
 }
 
 /// Whether that was all of it.
@@ -396,6 +399,10 @@ fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
             News::Entry(dir, name) => notifiers.names.inval_entry(dir.0, name),
             // And of a directory the listing.
             News::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),
+            News::Revoked(ino, done) => {
+                let done = done.clone();
+                notifiers.inodes.inval_inode_then(ino.0, move || done.call())
+            }
         };
         if !queued {
             return false;
