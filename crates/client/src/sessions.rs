@@ -12,6 +12,7 @@ mod quiet;
 mod rights;
 mod root;
 mod told;
+mod write_behind;
 
 use alloc::collections::BTreeMap;
 use alloc::sync::Arc;
@@ -69,6 +70,15 @@ pub struct Asked<'a, T> {
     pub call: Call<'a>,
     /// What the door needs to answer it.
     pub ticket: T,
+}
+
+/// Who waits for what comes of a call.
+#[derive(Debug)]
+enum Waiter<T> {
+    /// With what the door needs to answer it.
+    Door(T),
+    /// Nobody: the caller has been told that it is done. With the change's number.
+    Nobody(u64),
 }
 
 impl<T> Sessions<T> {
@@ -131,7 +141,11 @@ impl<T> Sessions<T> {
 
     /// The same of what data servers are asked ([`DataAsk::number`]).
     pub fn call_of_data(&self, number: u64) -> Option<u64> {
-        self.asking.call_of(number)
+        let parked = self.asking.waits(number)?;
+        match parked.ticket {
+            Waiter::Door(_) => Some(parked.call_id),
+            Waiter::Nobody(change) => self.early.behind.call_of(change),
+        }
     }
 
     // ---- What the door wants
@@ -192,7 +206,9 @@ impl<T> Sessions<T> {
     }
 
     /// Takes a call that [`Self::answer`] has no answer to.
-    pub fn call(&mut self, now: u64, mut asked: Asked<'_, T>, told: &mut Told<T>) {
+    pub fn call(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
+        let Asked { call_id, caller, call, ticket } = asked;
+        let mut asked = Asked { call_id, caller, call, ticket: Waiter::Door(ticket) };
         if let Call::Request(request) = &mut asked.call
             && self.root != Ino::ROOT
         {
@@ -202,7 +218,7 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    fn take(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
+    fn take(&mut self, now: u64, asked: Asked<'_, Waiter<T>>, told: &mut Told<T>) {
         if self.close_quietly(now, &asked.call) {
             return told.answer(asked.ticket, Ok(Answer::Done));
         }
@@ -216,7 +232,7 @@ impl<T> Sessions<T> {
     }
 
     /// Takes a call when all is answered that it depends on.
-    fn take_after(&mut self, now: u64, mut asked: Asked<'_, T>, told: &mut Told<T>) {
+    fn take_after(&mut self, now: u64, mut asked: Asked<'_, Waiter<T>>, told: &mut Told<T>) {
         if let Some(errno) = self.early_error(&asked.call) {
             return told.answer(asked.ticket, Err(errno));
         }
@@ -431,6 +447,7 @@ impl<T> Sessions<T> {
                 told.door.push(ForDoor::Changed(self.shown_all(inos)));
             }
         }
+        self.go_on_after(now, told);
         self.say(told);
     }
 
@@ -451,6 +468,7 @@ impl<T> Sessions<T> {
                 }
             }
         }
+        self.go_on_after(now, told);
         self.say(told);
     }
 
@@ -462,6 +480,7 @@ impl<T> Sessions<T> {
 
     /// Has what there is to say to servers sent, but for what may wait.
     fn say(&mut self, told: &mut Told<T>) {
+        self.end_behind(told);
         let mut ends = core::mem::take(&mut self.ends);
         for (rank, end) in &mut ends {
             if !self.may_linger(*rank, end) {

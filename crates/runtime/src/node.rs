@@ -426,6 +426,10 @@ impl<D: Door> Calls<D> for Node<D> {
         false
     }
 
+    fn is_behind(&self, _: Ino) -> bool {
+        false
+    }
+
     fn unlock(&self, _: Ino, _: LockOwner) {}
 
     fn stream_file(&self, ino: Ino) -> Option<Arc<File>> {

@@ -405,6 +405,10 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.lock().is_ok_and(|inner| inner.sessions.has_locks(ino, owner))
     }
 
+    fn is_behind(&self, ino: Ino) -> bool {
+        self.lock().is_ok_and(|inner| inner.sessions.is_behind(ino))
+    }
+
     fn unlock(&self, ino: Ino, owner: LockOwner) {
         self.with_machine(|sessions, _, told| sessions.unlock(ino, owner, told));
     }

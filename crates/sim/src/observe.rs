@@ -24,6 +24,9 @@ pub trait Observer {
     /// The next answer is told before a server has answered: a [`Self::replied`] to what the call asks comes later.
     fn told_early(&mut self, _client: u32, _call: u64) {}
 
+    /// Data servers have done what was told early, or could not do it, and the client has heard of it.
+    fn written_behind(&mut self, _now: Nanos, _client: u32, _call: u64, _fails: bool) {}
+
     /// A client's call asks a metadata server, perhaps once more.
     fn asked(&mut self, _client: u32, _call: u64, _rank: Rank, _message: &FromClient) {}
 

@@ -7,6 +7,7 @@ use espalier_proto::{Attr, Entry, FileType, Home, Ino, Name, Time, mode};
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
+use super::record::Record;
 use super::{Binding, Cache, Term, Users};
 use crate::Answer;
 
@@ -26,6 +27,15 @@ impl Early {
         !self.inodes.is_empty() && self.inodes.contains_key(&ino)
     }
 
+    fn end(&mut self, ino: Ino) {
+        if let Some(count) = self.inodes.get_mut(&ino) {
+            *count -= 1;
+            if *count == 0 {
+                self.inodes.remove(&ino);
+            }
+        }
+    }
+
     /// The same of a name.
     pub fn is_named(&self, dir: Ino, name: &Name) -> bool {
         self.is_of(dir) && self.names.contains(&(dir, name.clone()))
@@ -33,8 +43,9 @@ impl Early {
 }
 
 impl Cache {
-    /// A reply has said that the lease on a directory is exclusive until then, and has told of these inodes, which nobody else knew.
-    pub fn alone(&mut self, dir: Ino, inos: &[Ino], until: u64, now: u64) {
+    /// A reply has said that the lease on a directory is exclusive until then, and has told of these inodes, which nobody else knew,
+    /// and how many names each has.
+    pub fn alone(&mut self, dir: Ino, known: &[(Ino, u32)], until: u64, now: u64) {
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.lease > now) else { return };
         if record.exclusive == 0 || record.exclusive_until <= now {
             self.early.leases += 1;
@@ -42,9 +53,10 @@ impl Cache {
         }
         record.exclusive_until = until;
         let lease = record.exclusive;
-        for ino in inos {
+        for (ino, names) in known {
             if let Some(record) = self.records.get_mut(ino) {
                 record.alone = lease;
+                record.alone_in = (*names == 1).then_some(dir);
             }
         }
     }
@@ -92,6 +104,14 @@ impl Cache {
         let lease = self.records.get(&dir)?.exclusive;
         self.records.get(&ino).filter(|record| record.alone == lease)?;
         self.attr(ino, now)
+    }
+
+    /// The directory in which a file has its only name, if nobody else knows either.
+    pub fn alone_dir(&self, ino: Ino, now: u64) -> Option<Ino> {
+        let record = self.records.get(&ino).filter(|record| record.alone > 0)?;
+        let dir = record.alone_in?;
+        let holds = |held: &Record| held.exclusive == record.alone && held.exclusive_until > now;
+        self.records.get(&dir).is_some_and(holds).then_some(dir)
     }
 
     /// Makes an answer one that callers may hear: they are not told again of how things were before what they were told. Returns what an
@@ -154,7 +174,7 @@ impl Cache {
         let counts = self.users == Users::Tell;
         if let Some(record) = self.records.get_mut(&attr.ino) {
             record.users += u64::from(counts);
-            record.alone = exclusive;
+            (record.alone, record.alone_in) = (exclusive, Some(dir));
         }
         self.begin_early(dir, Some(name), attr.ino);
         let cacheable = parent.perm & mode::ANY_EXEC == mode::ANY_EXEC;
@@ -180,6 +200,16 @@ impl Cache {
             (attr.mtime, attr.ctime) = (time, time);
         }
         self.begin_early(dir, None, ino);
+    }
+
+    /// The same of a stream's bytes.
+    pub fn written_behind(&mut self, ino: Ino) {
+        *self.early.inodes.entry(ino).or_default() += 1;
+    }
+
+    /// What was told so is done, or could not be.
+    pub fn done_behind(&mut self, ino: Ino) {
+        self.early.end(ino);
     }
 
     /// Callers are told that a file has been accessed, as its server will be.
@@ -224,14 +254,7 @@ impl Cache {
         if let Some(name) = name {
             self.early.names.remove(&(dir, name.clone()));
         }
-        for ino in [dir, ino] {
-            if let Some(count) = self.early.inodes.get_mut(&ino) {
-                *count -= 1;
-                if *count == 0 {
-                    self.early.inodes.remove(&ino);
-                }
-            }
-        }
+        [dir, ino].into_iter().for_each(|ino| self.early.end(ino));
     }
 
     /// What has been told of is made. After [`Self::end_early`].

@@ -1,6 +1,6 @@
 use alloc::boxed::Box;
 
-use espalier_proto::{Attr, Name, mode};
+use espalier_proto::{Attr, Ino, Name, mode};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -24,6 +24,8 @@ pub(super) struct Record {
     pub exclusive_until: u64,
     /// That of the exclusive lease on its directory under which it was told that nobody else knew it.
     pub alone: u64,
+    /// That directory, if it has its only name there.
+    pub alone_in: Option<Ino>,
     /// There are many of which nothing but the counts is known.
     pub attr: Option<Box<Attr>>,
     /// When they were asked for: this client may have written to a stream since.

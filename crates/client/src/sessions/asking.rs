@@ -62,9 +62,9 @@ impl<T> Asking<T> {
         self.calls.remove(&number).map(|Waiting { parked, delegation }| (parked, delegation))
     }
 
-    /// The door's number of the call that waits.
-    pub fn call_of(&self, number: u64) -> Option<u64> {
-        self.calls.get(&number).map(|waiting| waiting.parked.call_id)
+    /// The same, and it goes on waiting.
+    pub fn waits(&self, number: u64) -> Option<&Parked<T>> {
+        self.calls.get(&number).map(|waiting| &waiting.parked)
     }
 
     /// The caller of a call got a signal. `dies`: whether a process ends by it.

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, FromClient, Ino, Name, Rank, Request};
 
-use super::{Asked, Sessions, Told};
+use super::{Asked, Sessions, Told, Waiter};
 use crate::cache::Subject;
 use crate::{Binding, Call, Interrupt};
 
@@ -23,7 +23,7 @@ pub(super) struct Behind<T> {
 /// A call that is kept back.
 #[derive(Debug)]
 struct Kept<T> {
-    asked: Asked<'static, T>,
+    asked: Asked<'static, Waiter<T>>,
     why: Why,
     /// The number of the last change that had been told when it came.
     last: u64,
@@ -61,9 +61,11 @@ impl<T> Behind<T> {
         self.revoked.is_empty() && self.calls.iter().all(|kept| kept.why == Why::Room)
     }
 
-    /// Whether a call waits that is about an inode.
+    /// Whether a call waits that is about an inode, if only by what it was answered.
     pub fn is_any_about(&self, ino: Ino) -> bool {
-        self.calls.iter().any(|kept| is_about(&kept.asked.call, |it| it == ino))
+        self.calls
+            .iter()
+            .any(|kept| kept.why == Why::Inode(ino) || is_about(&kept.asked.call, |it| it == ino))
     }
 
     /// Whether a call waits that may change what a name stands for.
@@ -80,7 +82,11 @@ impl<T> Behind<T> {
 
 impl<T> Sessions<T> {
     /// Keeps a call back if it depends on what was told and is not answered.
-    pub(super) fn keep_behind<'a>(&mut self, now: u64, asked: Asked<'a, T>) -> Option<Asked<'a, T>> {
+    pub(super) fn keep_behind<'a>(
+        &mut self,
+        now: u64,
+        asked: Asked<'a, Waiter<T>>,
+    ) -> Option<Asked<'a, Waiter<T>>> {
         let last = self.early.last();
         let Some(why) = self.comes_behind(now, &asked.call, last) else { return Some(asked) };
         let Asked { call_id, caller, call, ticket } = asked;
@@ -90,14 +96,14 @@ impl<T> Sessions<T> {
     }
 
     /// Has a call asked once more when all is answered that was told of an inode.
-    pub(super) fn ask_behind(&mut self, ino: Ino, asked: Asked<'static, T>) {
+    pub(super) fn ask_behind(&mut self, ino: Ino, asked: Asked<'static, Waiter<T>>) {
         self.behind.calls.push_back(Kept { asked, why: Why::Inode(ino), last: self.early.last() });
     }
 
     /// Whether a call waits for its turn to be told early, or depends on any change up to one that is not answered. Changes that are told
     /// later it does not wait for, lest it waits for ever.
     fn comes_behind(&self, now: u64, call: &Call<'_>, last: u64) -> Option<Why> {
-        if self.waits_for_room(now, call) {
+        if self.waits_for_room(now, call) || self.waits_for_others(now, call) {
             return Some(Why::Room);
         }
         self.depends(now, call, last).then_some(Why::Change)
@@ -123,11 +129,13 @@ impl<T> Sessions<T> {
         };
         match call {
             Call::Request(request) => match request {
-                // Everything that was done before is to be durable, or is about to be counted, copied or removed.
-                Request::Fsync { .. }
-                | Request::StatFs { .. }
-                | Request::CopyTree(_)
-                | Request::RemoveTree { .. } => true,
+                // Everything that was done before is to be durable, or is about to be counted, copied or removed; but not what others
+                // have written to streams, where a data server may be away.
+                Request::Fsync { ino } => {
+                    self.early.is_any_left_of(last, |of| of == *ino || *ino == self.root)
+                }
+                Request::StatFs { .. } => self.early.is_any_left_of(last, |_| false),
+                Request::CopyTree(_) | Request::RemoveTree { .. } => true,
                 // They are not known, so that nothing more is told early of it; and an answer that came before all is answered would not be
                 // believed.
                 Request::GetAttr { ino } => self.cache.is_early(*ino),
@@ -150,7 +158,9 @@ impl<T> Sessions<T> {
     pub(super) fn close_early(&mut self, call: &Call<'_>, now: u64) -> bool {
         let Call::Release { ino } = *call else { return false };
         self.early.closed(ino);
-        let is_early = self.cache.is_early(ino) && !self.behind.is_any_about(ino);
+        // Data servers may want another capability, as long as they write: the file is open until then.
+        let is_quick = !self.behind.is_any_about(ino) && !self.early.behind.is_any_of(ino);
+        let is_early = is_quick && self.cache.is_early(ino);
         if is_early {
             let _ = self.client.start(call);
             self.closed(ino, now);
@@ -166,8 +176,9 @@ impl<T> Sessions<T> {
                 end.link.release(ino, &mut end.out);
             }
         }
-        let cache = &self.cache;
-        let is_due = |revoked: &mut Revoked| revoked.by_door && !cache.is_early(revoked.ino);
+        let (cache, behind) = (&self.cache, &self.early.behind);
+        let is_told = |ino: Ino| cache.is_early(ino) || behind.is_any_in(ino);
+        let is_due = |revoked: &mut Revoked| revoked.by_door && !is_told(revoked.ino);
         for Revoked { rank, number, .. } in self.behind.revoked.extract_if(.., is_due) {
             told.send.push((rank, FromClient::Revoked { number }));
         }
@@ -204,7 +215,8 @@ impl<T> Sessions<T> {
     /// A server wants a lease back: it gets it when what was told under it is answered.
     pub(super) fn revoke_early(&mut self, rank: Rank, number: u64, ino: Ino) {
         let is_known = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
-        if self.cache.is_early(ino) && !self.behind.revoked.iter().any(is_known) {
+        let is_told = self.cache.is_early(ino) || self.early.behind.is_any_in(ino);
+        if is_told && !self.behind.revoked.iter().any(is_known) {
             self.behind.revoked.push(Revoked { rank, number, ino, by_door: false });
         }
     }
@@ -213,9 +225,9 @@ impl<T> Sessions<T> {
     pub(super) fn is_given_up(&mut self, rank: Rank, number: u64) -> bool {
         let is_it = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
         let Some(at) = self.behind.revoked.iter().position(is_it) else { return true };
-        if let Some(revoked) =
-            self.behind.revoked.get_mut(at).filter(|revoked| self.cache.is_early(revoked.ino))
-        {
+        let (cache, behind) = (&self.cache, &self.early.behind);
+        let is_told = |ino: Ino| cache.is_early(ino) || behind.is_any_in(ino);
+        if let Some(revoked) = self.behind.revoked.get_mut(at).filter(|revoked| is_told(revoked.ino)) {
             revoked.by_door = true;
             return false;
         }

@@ -9,7 +9,7 @@ use espalier_proto::{
 
 use super::end::Parked;
 use super::own::{Left, Own, Step};
-use super::{Asked, ForDoor, Sessions, Told};
+use super::{Asked, ForDoor, Sessions, Told, Waiter};
 use crate::cache::{Page, Term};
 use crate::{Answer, Call, Changes, Next, Sighting};
 
@@ -158,7 +158,7 @@ impl<T> Sessions<T> {
     pub(super) fn take_step(
         &mut self,
         now: u64,
-        (asked, mut course): (Asked<'static, T>, Course),
+        (asked, mut course): (Asked<'static, Waiter<T>>, Course),
         step: Step,
         lease: u64,
         told: &mut Told<T>,
@@ -196,7 +196,7 @@ impl<T> Sessions<T> {
     pub(super) fn advance(
         &mut self,
         now: u64,
-        (asked, mut course): (Asked<'_, T>, Course),
+        (asked, mut course): (Asked<'_, Waiter<T>>, Course),
         next: Next,
         lease: u64,
         told: &mut Told<T>,
@@ -241,7 +241,7 @@ impl<T> Sessions<T> {
                     Err(_) => lease,
                 };
                 let result = result.map(|answer| self.shown(answer));
-                return told.door.push(ForDoor::Answer { ticket, result, lease_ms });
+                return told.answer_leased(ticket, result, lease_ms);
             }
             Next::Data(delegation, work) => {
                 let call = call.into_owned();
@@ -334,7 +334,7 @@ impl<T> Sessions<T> {
 
     /// The first step of a call for a name that is known to stand for an inode at another rank, of which nothing is known; and for how
     /// long the name is known.
-    pub(super) fn known_elsewhere(&self, now: u64, asked: &Asked<'_, T>) -> Option<(Next, u64)> {
+    pub(super) fn known_elsewhere(&self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Next, u64)> {
         let Call::Request(Request::Lookup { dir, name }) = &asked.call else { return None };
         if !self.may(&asked.caller, *dir, Access::EXEC, now) {
             return None;
@@ -345,9 +345,9 @@ impl<T> Sessions<T> {
     }
 }
 
-/// The inodes that a reply tells of and that nobody but its client knew.
-fn told_alone(result: &Result<Reply, Errno>) -> Vec<Ino> {
-    let alone = |entry: &Entry| entry.alone.then_some(entry.attr.ino);
+/// The inodes that a reply tells of and that nobody but its client knew, and how many names each has.
+fn told_alone(result: &Result<Reply, Errno>) -> Vec<(Ino, u32)> {
+    let alone = |entry: &Entry| entry.alone.then_some((entry.attr.ino, entry.attr.nlink));
     match result {
         Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => alone(entry).into_iter().collect(),
         Ok(Reply::Listing { entries, .. }) => {

@@ -16,7 +16,8 @@ use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::rights::certainly_may;
-use super::{Asked, End, ForDoor, Sessions, Told};
+use super::write_behind::WriteBehind;
+use super::{Asked, End, ForDoor, Sessions, Told, Waiter};
 use crate::cache::new_inode;
 use crate::{Answer, Call};
 
@@ -39,6 +40,8 @@ pub(super) struct Early {
     changes: BTreeMap<(Rank, RequestId), Change>,
     /// Writes that are sent when what was told of their files before is answered, in their order.
     unsent: VecDeque<Unsent>,
+    /// Writes to streams, which are sent at once.
+    pub behind: WriteBehind,
     /// The number of the last one.
     last: u64,
     /// In which directories files lie that have been made so and are open since.
@@ -50,20 +53,20 @@ pub(super) struct Early {
 
 /// A change that callers have been told of.
 #[derive(Debug)]
-struct Change {
+pub(super) struct Change {
     /// They count up.
-    number: u64,
+    pub number: u64,
     /// The door's number of the call; 0: it was over long ago.
-    call: u64,
-    dir: Ino,
+    pub call: u64,
+    pub dir: Ino,
     what: What,
-    ino: Ino,
+    pub ino: Ino,
     sent: u64,
 }
 
 /// What a change is.
 #[derive(Debug)]
-enum What {
+pub(super) enum What {
     /// Of this name.
     Name(Name),
     /// Of a file's bytes.
@@ -139,14 +142,30 @@ impl Early {
     }
 
     fn left(&self) -> impl Iterator<Item = &Change> {
+        self.small().chain(self.behind.changes())
+    }
+
+    fn small(&self) -> impl Iterator<Item = &Change> {
         self.changes.values().chain(self.unsent.iter().map(|unsent| &unsent.change))
+    }
+
+    /// As [`Self::is_any_left`], but for writes to streams of files that are not like that.
+    pub fn is_any_left_of(&self, last: u64, is_one: impl Fn(Ino) -> bool) -> bool {
+        let mut behind = self.behind.changes();
+        self.small().any(|change| change.number <= last)
+            || behind.any(|change| change.number <= last && is_one(change.ino))
+    }
+
+    /// Whether something could not be done that somebody is to be told of.
+    pub fn has_failed(&self, ino: Ino) -> bool {
+        self.failed.contains_key(&ino)
     }
 
     fn count(&self) -> usize {
         self.changes.len() + self.unsent.len()
     }
 
-    fn new_change(&mut self, call: u64, (dir, what): (Ino, What), ino: Ino, now: u64) -> Change {
+    pub fn new_change(&mut self, call: u64, (dir, what): (Ino, What), ino: Ino, now: u64) -> Change {
         self.last += 1;
         Change { number: self.last, call, dir, what, ino, sent: now }
     }
@@ -176,14 +195,14 @@ impl<T> Sessions<T> {
     pub(super) fn tell_early<'a>(
         &mut self,
         now: u64,
-        asked: Asked<'a, T>,
+        asked: Asked<'a, Waiter<T>>,
         told: &mut Told<T>,
-    ) -> Option<Asked<'a, T>> {
+    ) -> Option<Asked<'a, Waiter<T>>> {
         let early = self.change_early(now, &asked).or_else(|| self.write_early(now, &asked));
         let early = early.or_else(|| self.open_early(now, &asked));
-        let Some((mut answer, lease)) = early else { return Some(asked) };
+        let Some((mut answer, lease)) = early else { return self.write_behind(now, asked, told) };
         let lease_ms = self.keep(now, self.cache.turn(), &asked.call, &mut answer, lease, told);
-        told.door.push(ForDoor::Answer { ticket: asked.ticket, result: Ok(answer), lease_ms });
+        told.answer_leased(asked.ticket, Ok(answer), lease_ms);
         None
     }
 
@@ -200,7 +219,7 @@ impl<T> Sessions<T> {
 
     /// Answers a call that changes a directory which this client is alone in, and sends it. Returns for how many milliseconds the answer
     /// may be cached.
-    fn change_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+    fn change_early(&mut self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &asked.call else { return None };
         let (Request::Create { dir, name, .. }
         | Request::Unlink { dir, name, .. }
@@ -272,7 +291,7 @@ impl<T> Sessions<T> {
 
     /// Answers a write to a file that was made so and is open since, as long as it stays small. It is sent when what was told of the
     /// file before is answered.
-    fn write_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+    fn write_early(&mut self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Answer, u64)> {
         let Call::Write { ino, offset, data, kill_suid_gid } = &asked.call else { return None };
         let (ino, rank) = (*ino, ino.rank());
         let dir = *self.early.open.get(&ino)?;
@@ -298,7 +317,7 @@ impl<T> Sessions<T> {
 
     /// Answers who opens a small file to read what is known that it holds. The lease on the file stands for the rest: before it ends the
     /// server has done it.
-    fn open_early(&mut self, now: u64, asked: &Asked<'_, T>) -> Option<(Answer, u64)> {
+    fn open_early(&mut self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Answer, u64)> {
         let Call::Request(Request::Open { ino, how }) = asked.call else { return None };
         let reads = how.access == Access::READ && how.reads == Reads::Whole && !how.truncate;
         self.cache.content(ino, now).filter(|_| reads)?;
@@ -408,7 +427,7 @@ impl<T> Sessions<T> {
         true
     }
 
-    fn early_failed(&mut self, change: Change, errno: Errno, told: &mut Told<T>) {
+    pub(super) fn early_failed(&mut self, change: Change, errno: Errno, told: &mut Told<T>) {
         self.cache.failed_early(change.dir, change.name(), change.ino);
         let Change { dir, what, ino, .. } = change;
         let (name, places) = match what {
@@ -428,9 +447,14 @@ impl<T> Sessions<T> {
         told.door.push(ForDoor::Failed { dir, ino, name, errno });
     }
 
-    /// What could not be done of what was told, if whoever wants it to be durable has not been told yet. Of the root: of all.
+    /// What could not be done of what was told, if it has not been told whoever wants it to be durable, closes the file, or writes to it
+    /// again. Of the root: of all.
     pub(super) fn early_error(&mut self, call: &Call<'_>) -> Option<Errno> {
-        let Call::Request(Request::Fsync { ino }) = call else { return None };
+        let (Call::Request(Request::Fsync { ino } | Request::Unlock { ino, .. }) | Call::Write { ino, .. }) =
+            call
+        else {
+            return None;
+        };
         match self.early.failed.remove(ino) {
             None if *ino == self.root => core::mem::take(&mut self.early.failed).into_values().next(),
             errno => errno,
@@ -439,7 +463,7 @@ impl<T> Sessions<T> {
 
     /// How many changes callers have been told of that no server has answered.
     pub fn unanswered_changes(&self) -> usize {
-        self.early.count() + self.quiet.untold()
+        self.early.count() + self.early.behind.count() + self.quiet.untold()
     }
 
     /// As [`Self::call_of`], of calls that were answered before.

@@ -6,8 +6,8 @@ use espalier_proto::{Caller, FromClient, Request, RequestId};
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
-use super::Asked;
 use super::course::Course;
+use super::{Asked, Waiter};
 use crate::{Call, Link};
 
 /// A client's end of its session with one server.
@@ -30,14 +30,14 @@ pub(super) struct Parked<T> {
     pub call_id: u64,
     pub caller: Caller,
     pub call: Call<'static>,
-    pub ticket: T,
+    pub ticket: Waiter<T>,
     pub sent: u64,
     pub course: Course,
 }
 
 impl<T> Parked<T> {
     /// The call, to go on with it.
-    pub fn into_asked(self) -> (Asked<'static, T>, Course) {
+    pub fn into_asked(self) -> (Asked<'static, Waiter<T>>, Course) {
         let Self { call_id, caller, call, ticket, course, .. } = self;
         (Asked { call_id, caller, call, ticket }, course)
     }

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Recall, RequestId};
 
+use super::Waiter;
 use crate::{Answer, Work};
 
 /// What is to be done, each list in its order.
@@ -17,6 +18,8 @@ pub struct Told<T> {
     pub data: Vec<DataAsk>,
     /// Nobody waits any more for what data servers were asked under these numbers.
     pub abandoned: Vec<u64>,
+    /// What has come of writes that callers were told of before.
+    pub(super) over: Vec<(u64, Option<Errno>)>,
 }
 
 /// What a door is told.
@@ -67,12 +70,19 @@ pub enum Interrupt {
 
 impl<T> Default for Told<T> {
     fn default() -> Self {
-        Self { send: Vec::new(), door: Vec::new(), data: Vec::new(), abandoned: Vec::new() }
+        Self { send: Vec::new(), door: Vec::new(), data: Vec::new(), abandoned: Vec::new(), over: Vec::new() }
     }
 }
 
 impl<T> Told<T> {
-    pub(super) fn answer(&mut self, ticket: T, result: Result<Answer, Errno>) {
-        self.door.push(ForDoor::Answer { ticket, result, lease_ms: 0 });
+    pub(super) fn answer(&mut self, waiter: Waiter<T>, result: Result<Answer, Errno>) {
+        self.answer_leased(waiter, result, 0);
+    }
+
+    pub(super) fn answer_leased(&mut self, waiter: Waiter<T>, result: Result<Answer, Errno>, lease_ms: u64) {
+        match waiter {
+            Waiter::Door(ticket) => self.door.push(ForDoor::Answer { ticket, result, lease_ms }),
+            Waiter::Nobody(number) => self.over.push((number, result.err())),
+        }
     }
 }

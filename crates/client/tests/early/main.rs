@@ -4,6 +4,7 @@ mod kept;
 mod quiet;
 mod reads;
 mod world;
+mod write_behind;
 
 use espalier_client::{Answer, Call, ForDoor, Interrupt, Told};
 use espalier_proto::{

@@ -1,9 +1,10 @@
 //! A client's machine, and its server's side of the conversation.
 
-use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Sessions, Told, Users};
+use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Sessions, Told, Users};
 use espalier_proto::{
     Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Home, Ino, Lease,
-    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, Time, Touched, Welcome,
+    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerId, ServerMap, Time, Touched,
+    Welcome,
 };
 
 pub const RANK: Rank = Rank(0);
@@ -24,6 +25,8 @@ pub struct World {
     pub revoked: Vec<u64>,
     pub held: Vec<Held>,
     pub door: Vec<ForDoor<u64>>,
+    /// What data servers have been asked.
+    pub data: Vec<DataAsk>,
 }
 
 pub fn name(text: &str) -> Name {
@@ -109,8 +112,8 @@ impl World {
 
     pub fn without_numbers(is_checked: bool) -> Self {
         let sessions = Sessions::new(Cache::new(1000, Users::Tell), 1, is_checked);
-        let (sent, revoked, held, door) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let mut world = Self { sessions, now: 100, calls: 0, term: TERM, sent, revoked, held, door };
+        let (sent, revoked, held, door, data) = Default::default();
+        let mut world = Self { sessions, now: 100, calls: 0, term: TERM, sent, revoked, held, door, data };
         world.connect(1, true);
         // That the directory is known comes from what is told of its name.
         let root = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
@@ -137,7 +140,7 @@ impl World {
     }
 
     pub fn connect(&mut self, incarnation: u64, resumed: bool) {
-        let servers = ServerMap::NONE;
+        let servers = ServerMap { data: vec![(ServerId(0), String::new())], ..ServerMap::NONE };
         let (window, session_ms, root) = (1024, 60_000, Ino::ROOT);
         let welcome = Welcome { incarnation, window, session_ms, rank: RANK, root, servers };
         let mut told = Told::default();
@@ -168,6 +171,7 @@ impl World {
             }
         }
         self.door.extend(told.door);
+        self.data.extend(told.data);
     }
 
     pub fn call_as(&mut self, caller: Caller, call: Call<'static>) -> u64 {

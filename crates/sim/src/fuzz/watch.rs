@@ -160,6 +160,12 @@ impl Observer for Eyes {
         watch.checker.told_early(ClientId(client.into()), call);
     }
 
+    fn written_behind(&mut self, now: Nanos, client: u32, call: u64, fails: bool) {
+        let checker = &mut self.0.borrow_mut().checker;
+        checker.carried_out(now, ClientId(client.into()), call, fails);
+        checker.heard(ClientId(client.into()), call);
+    }
+
     fn asked(&mut self, client: u32, call: u64, rank: Rank, message: &FromClient) {
         let mut watch = self.0.borrow_mut();
         watch.fates.asked((client, call), rank, message);

@@ -475,11 +475,17 @@ impl Client {
     }
 
     /// Something has come of asking data servers.
-    fn data_came(&mut self, fabric: &Fabric<'_>, came: Came<DataAsked>) {
-        if let Came::Streamed { purpose: (number, _held), result } = came {
+    fn data_came(&mut self, fabric: &mut Fabric<'_>, came: Came<DataAsked>) {
+        if let Came::Streamed { purpose: (number, held), result } = came {
+            drop(held);
             let outcome = result.map_or(Outcome::Stale, Outcome::Done);
-            let now = self.now(fabric);
+            let (now, fails) = (self.now(fabric), matches!(outcome, Outcome::Done(Err(_))));
+            let call = self.sessions.call_of_data(number);
+            let told_early = call.filter(|call| self.sessions.is_told_early(*call));
             self.sessions.data_came(now, number, outcome, &mut self.told);
+            if let Some(call) = told_early.filter(|call| !self.sessions.is_told_early(*call)) {
+                fabric.observer.written_behind(fabric.now, self.index, call, fails);
+            }
         }
     }
 

@@ -1,0 +1,209 @@
+//! Writes to big files.
+
+use std::sync::Arc;
+
+use espalier_client::{Answer, Call, ForDoor, Interrupt, Outcome, Told};
+use espalier_proto::{
+    Access, Attr, Capability, Delegation, Distribution, Errno, FileType, Ino, Layout, LockOwner, Reply,
+    Request, ServerId, Touched,
+};
+
+use super::world::*;
+
+const FILE: Ino = Ino(FIRST);
+
+fn delegation() -> Box<Delegation> {
+    let layout = Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![ServerId(0)]).expect("a layout");
+    let (ino, access, server, seal) = (FILE, Access::WRITE, ServerId(0), [0; 32]);
+    let (incarnation, session, since, announced) = (1, 1, 0, false);
+    let capability = Capability { ino, access, server, incarnation, session, since, announced, seal };
+    Box::new(Delegation { layout: Arc::new(layout), capability, limited: false })
+}
+
+fn big(offset: u64, length: usize) -> Call<'static> {
+    Call::Write { ino: FILE, offset, data: vec![b'x'; length].into(), kill_suid_gid: false }
+}
+
+fn unlock() -> Request {
+    let owner = LockOwner { flock: false, number: 7 };
+    Request::Unlock { ino: FILE, owner, first: 0, last: u64::MAX }
+}
+
+impl World {
+    /// A client that has a big file open, which it has made in a directory that it is alone in.
+    fn with_a_big_file() -> Self {
+        let mut world = Self::new();
+        world.call(create("big", true));
+        let (id, ..) = world.last();
+        world.made(id, FILE.0, 3);
+        // What it was until then may be told as any small file is.
+        world.call_as(user(0, 0), big(0, 1000));
+        let (id, ..) =
+            world.last_write().map(|(id, ..)| (id,)).expect("the first goes to the metadata server");
+        world.reply(id, Touched::default(), Ok(Reply::Outgrown(delegation())));
+        world.door.clear();
+        world
+    }
+
+    /// Data servers have done, or could not do, what they have been asked first.
+    fn data_done(&mut self, outcome: Outcome) {
+        let number = self.data.remove(0).number;
+        let mut told = Told::default();
+        self.sessions.data_came(self.now, number, outcome, &mut told);
+        self.take(told);
+    }
+
+    fn data_written(&mut self) {
+        self.data_done(Outcome::Done(Ok(Reply::Written(1000))));
+    }
+
+    fn waits(&mut self, request: Request) -> u64 {
+        let call = self.call(request);
+        assert!(self.answer(call).is_none());
+        call
+    }
+}
+
+#[test]
+fn who_writes_to_a_big_file_that_nobody_else_knows_is_answered_at_once() {
+    let mut world = World::with_a_big_file();
+    assert!(world.is_written(big(1000, 1000)));
+    assert!(world.is_written(big(2000, 1000)));
+    assert_eq!(world.data.len(), 2, "they are under way together");
+    assert_eq!(world.sessions.unanswered_changes(), 2);
+    // What is written there already comes after that.
+    assert!(!world.is_written(big(2500, 1000)));
+    assert_eq!(world.data.len(), 2);
+    world.data_written();
+    world.data_written();
+    assert!(matches!(world.door[..], [ForDoor::Answer { result: Ok(Answer::Written(1000)), .. }]));
+    assert_eq!(world.data.len(), 1);
+    world.data_written();
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+}
+
+#[test]
+fn no_more_is_under_way_than_there_is_room_for() {
+    let mut world = World::with_a_big_file();
+    let count = (0..100).take_while(|n| world.is_written(big(n << 20, 1 << 20))).count();
+    assert_eq!(count, 8);
+    // What is not about the file does not wait, nor do its metadata.
+    assert!(world.is_answered(create("other", false)));
+    world.data_written();
+    assert!(matches!(world.door[..], [ForDoor::Answer { result: Ok(Answer::Written(_)), .. }]));
+    assert_eq!(world.data.len(), 8);
+}
+
+#[test]
+fn what_depends_on_what_was_written_comes_after_it() {
+    let mut world = World::with_a_big_file();
+    assert!(world.is_written(big(1000, 1000)));
+    let sent = world.sent.len();
+    let stat = world.waits(Request::GetAttr { ino: FILE });
+    let sync = world.waits(Request::Fsync { ino: FILE });
+    let close = world.waits(unlock());
+    assert_eq!(world.sent.len(), sent);
+    // Nor is more written before them: they are not to wait for ever.
+    assert!(!world.is_written(big(2000, 1000)));
+    // Of others it does not depend.
+    world.call(Request::Fsync { ino: Ino(11) });
+    assert_eq!(world.sent.len(), sent + 1);
+    world.data_written();
+    let waited: Vec<_> = world.sent.drain(sent + 1..).map(|(_, _, request)| request).collect();
+    assert_eq!(waited, [Request::GetAttr { ino: FILE }, Request::Fsync { ino: FILE }, unlock()]);
+    assert!([stat, sync, close].into_iter().all(|call| world.answer(call).is_none()));
+}
+
+#[test]
+fn a_file_is_released_when_all_is_written() {
+    let mut world = World::with_a_big_file();
+    assert!(world.is_written(big(1000, 1000)));
+    let sent = world.sent.len();
+    world.call_as(user(0, 0), Call::Release { ino: FILE });
+    assert_eq!(world.sent.len(), sent);
+    // The capability is not taken any more: there is another.
+    world.data_done(Outcome::Stale);
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::Delegate { ino: FILE, access: Access::WRITE });
+    world.reply(id, Touched::default(), Ok(Reply::Delegated(Some(delegation()))));
+    assert_eq!(world.sent.len(), sent);
+    world.data_written();
+    assert_eq!(world.last().2, Request::Release { ino: FILE });
+}
+
+#[test]
+fn what_could_not_be_written_is_told_with_what_comes_next() {
+    for next in [Call::Request(Request::Fsync { ino: FILE }), Call::Request(unlock()), big(3000, 10)] {
+        let mut world = World::with_a_big_file();
+        assert!(world.is_written(big(1000, 1000)));
+        assert!(world.sessions.is_behind(FILE));
+        world.data_done(Outcome::Done(Err(Errno::ENOSPC)));
+        let failed = |told: &ForDoor<u64>| {
+            matches!(told, ForDoor::Failed { ino: FILE, name: None, errno: Errno::ENOSPC, .. })
+        };
+        assert!(world.door.iter().any(failed));
+        assert!(world.sessions.is_behind(FILE), "who closes it is told");
+        let call = world.call_as(user(0, 0), next);
+        assert!(matches!(world.answer(call), Some(Err(Errno::ENOSPC))));
+        assert!(!world.sessions.is_behind(FILE), "once");
+    }
+}
+
+#[test]
+fn a_signal_does_not_undo_what_was_told() {
+    let mut world = World::with_a_big_file();
+    let call = world.call_as(user(0, 0), big(1000, 1000));
+    assert!(world.answer(call).is_some());
+    let mut told = Told::default();
+    let heard = world.sessions.interrupt(call, |_| true, |_| true, &mut told);
+    assert_eq!(heard, Interrupt::Unknown);
+    assert!(told.abandoned.is_empty());
+}
+
+#[test]
+fn others_come_to_know_a_file_when_all_is_written() {
+    let mut world = World::with_a_big_file();
+    assert!(world.is_written(big(1000, 1000)));
+    world.revoke(5);
+    assert_eq!(world.revoked, []);
+    // Who writes now may be overtaken by others.
+    assert!(!world.is_written(big(5000, 1000)));
+    world.data_written();
+    assert_eq!(world.revoked, [5]);
+    world.data.clear();
+    world.revoke_inode(6, FILE);
+    assert_eq!(world.revoked, [5, 6]);
+}
+
+#[test]
+fn only_files_with_one_name_that_nobody_else_knows_are_written_behind() {
+    // A second name may be where others are.
+    let mut world = World::with_a_big_file();
+    let link = Request::Link { ino: FILE, dir: DIR, name: name("second") };
+    world.call(link);
+    assert!(!world.is_written(big(1000, 1000)));
+
+    let mut world = World::with_a_big_file();
+    let two = Attr { nlink: 2, streamed: true, ..attr(FILE, FileType::Regular, 1000) };
+    world.sessions.cache().distrust();
+    world.call(lookup("big"));
+    let (id, ..) = world.last();
+    let touched = Touched { exclusive: Some(DIR), ..Touched::default() };
+    world.reply(id, touched, Ok(Reply::Entry(entry(two, true))));
+    assert!(!world.is_written(big(1000, 1000)));
+}
+
+#[test]
+fn what_is_lost_with_a_session_could_not_be_written() {
+    let mut world = World::with_a_big_file();
+    assert!(world.is_written(big(1000, 1000)));
+    // The same session on another connection goes on.
+    world.connect(1, true);
+    assert!(world.sessions.is_behind(FILE));
+    world.door.clear();
+    world.connect(2, false);
+    assert!(
+        world.door.iter().any(|told| matches!(told, ForDoor::Failed { ino: FILE, errno: Errno::EIO, .. }))
+    );
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+}
