@@ -234,6 +234,12 @@ impl<T> Sessions<T> {
     /// Takes a call when all is answered that it depends on.
     fn take_after(&mut self, now: u64, mut asked: Asked<'_, Waiter<T>>, told: &mut Told<T>) {
         if let Some(errno) = self.early_error(&asked.call) {
+            // It is closed all the same.
+            if let Call::Request(request @ Request::Unlock { ino, .. }) = &asked.call
+                && let Some(end) = self.end(ino.rank())
+            {
+                end.ask(asked.caller, request.clone());
+            }
             return told.answer(asked.ticket, Err(errno));
         }
         if let Call::Request(Request::Open { ino, how }) = &mut asked.call

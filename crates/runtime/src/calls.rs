@@ -70,8 +70,8 @@ pub trait Calls<D: Door>: Send + Sync {
     /// Whether an owner has locked anything of a file, where locks are not the kernel's own business.
     fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool;
 
-    /// Whether callers have been told of writes to a file that are not done, or could not be: who closes it waits, and is told.
-    fn is_behind(&self, ino: Ino) -> bool;
+    /// Whether it is to unlock a file when it closes it, or to wait for what it was told to be written, or to be told that it could not be.
+    fn must_flush(&self, ino: Ino, owner: LockOwner) -> bool;
 
     /// Unlocks all that an owner has locked of a file. Nobody waits for it.
     fn unlock(&self, ino: Ino, owner: LockOwner);

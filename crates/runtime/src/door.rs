@@ -233,8 +233,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
             // A process has closed a file, which it nearly always has not locked.
             Op::Flush { handle, lock_owner } if self.calls.door().shares_locks => {
                 self.calls.door().closing(handle);
-                let ino = Ino(node);
-                if !self.calls.has_locks(ino, process(lock_owner)) && !self.calls.is_behind(ino) {
+                if !self.calls.must_flush(Ino(node), process(lock_owner)) {
                     return reply.ok();
                 }
             }

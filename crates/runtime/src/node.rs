@@ -426,7 +426,7 @@ impl<D: Door> Calls<D> for Node<D> {
         false
     }
 
-    fn is_behind(&self, _: Ino) -> bool {
+    fn must_flush(&self, _: Ino, _: LockOwner) -> bool {
         false
     }
 

@@ -405,8 +405,8 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.lock().is_ok_and(|inner| inner.sessions.has_locks(ino, owner))
     }
 
-    fn is_behind(&self, ino: Ino) -> bool {
-        self.lock().is_ok_and(|inner| inner.sessions.is_behind(ino))
+    fn must_flush(&self, ino: Ino, owner: LockOwner) -> bool {
+        self.lock().is_ok_and(|inner| inner.sessions.has_locks(ino, owner) || inner.sessions.is_behind(ino))
     }
 
     fn unlock(&self, ino: Ino, owner: LockOwner) {

@@ -450,10 +450,10 @@ impl<T> Sessions<T> {
     /// What could not be done of what was told, if it has not been told whoever wants it to be durable, closes the file, or writes to it
     /// again. Of the root: of all.
     pub(super) fn early_error(&mut self, call: &Call<'_>) -> Option<Errno> {
-        let (Call::Request(Request::Fsync { ino } | Request::Unlock { ino, .. }) | Call::Write { ino, .. }) =
-            call
-        else {
-            return None;
+        let ino = match call {
+            Call::Request(Request::Fsync { ino } | Request::Unlock { ino, first: 0, last: u64::MAX, .. })
+            | Call::Write { ino, .. } => ino,
+            _ => return None,
         };
         match self.early.failed.remove(ino) {
             None if *ino == self.root => core::mem::take(&mut self.early.failed).into_values().next(),
