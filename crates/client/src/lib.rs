@@ -215,7 +215,7 @@ pub struct Client {
 impl Client {
     /// The first step of a call.
     pub fn start(&mut self, call: &Call<'_>) -> Next {
-        let streamed = |ino: Ino| self.files.get(&ino).is_some_and(|file| file.streamed);
+        let streamed = |ino| self.is_streamed(ino);
         match *call {
             Call::Request(ref request) => Next::Ask(request.clone()),
             Call::Read { ino, offset, size, .. } if streamed(ino) => {
@@ -378,6 +378,11 @@ impl Client {
         if let Some(file) = self.files.get_mut(&ino) {
             file.passthrough = false;
         }
+    }
+
+    /// Whether a file that is open has its bytes in a stream, as far as is known.
+    pub(crate) fn is_streamed(&self, ino: Ino) -> bool {
+        self.files.get(&ino).is_some_and(|file| file.streamed)
     }
 
     /// How often a file is open.

@@ -6,9 +6,10 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Errno, FromClient, Ino, Name, Rank, Request};
 
+use super::early::Early;
 use super::{Asked, Sessions, Told, Waiter};
 use crate::cache::Subject;
-use crate::{Binding, Call, Interrupt};
+use crate::{Binding, Cache, Call, Interrupt};
 
 /// See the module's description.
 #[derive(Debug)]
@@ -103,7 +104,7 @@ impl<T> Sessions<T> {
     /// Whether a call waits for its turn to be told early, or depends on any change up to one that is not answered. Changes that are told
     /// later it does not wait for, lest it waits for ever.
     fn comes_behind(&self, now: u64, call: &Call<'_>, last: u64) -> Option<Why> {
-        if self.waits_for_room(now, call) || self.waits_for_others(now, call) {
+        if self.waits_for_room(now, call) {
             return Some(Why::Room);
         }
         self.depends(now, call, last).then_some(Why::Change)
@@ -176,9 +177,8 @@ impl<T> Sessions<T> {
                 end.link.release(ino, &mut end.out);
             }
         }
-        let (cache, behind) = (&self.cache, &self.early.behind);
-        let is_told = |ino: Ino| cache.is_early(ino) || behind.is_any_in(ino);
-        let is_due = |revoked: &mut Revoked| revoked.by_door && !is_told(revoked.ino);
+        let (cache, early) = (&self.cache, &self.early);
+        let is_due = |revoked: &mut Revoked| revoked.by_door && !is_needed(cache, early, revoked.ino);
         for Revoked { rank, number, .. } in self.behind.revoked.extract_if(.., is_due) {
             told.send.push((rank, FromClient::Revoked { number }));
         }
@@ -215,8 +215,8 @@ impl<T> Sessions<T> {
     /// A server wants a lease back: it gets it when what was told under it is answered.
     pub(super) fn revoke_early(&mut self, rank: Rank, number: u64, ino: Ino) {
         let is_known = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
-        let is_told = self.cache.is_early(ino) || self.early.behind.is_any_in(ino);
-        if is_told && !self.behind.revoked.iter().any(is_known) {
+        let is_needed = is_needed(&self.cache, &self.early, ino);
+        if is_needed && !self.behind.revoked.iter().any(is_known) {
             self.behind.revoked.push(Revoked { rank, number, ino, by_door: false });
         }
     }
@@ -225,15 +225,19 @@ impl<T> Sessions<T> {
     pub(super) fn is_given_up(&mut self, rank: Rank, number: u64) -> bool {
         let is_it = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
         let Some(at) = self.behind.revoked.iter().position(is_it) else { return true };
-        let (cache, behind) = (&self.cache, &self.early.behind);
-        let is_told = |ino: Ino| cache.is_early(ino) || behind.is_any_in(ino);
-        if let Some(revoked) = self.behind.revoked.get_mut(at).filter(|revoked| is_told(revoked.ino)) {
+        let revoked = self.behind.revoked.get_mut(at);
+        if let Some(revoked) = revoked.filter(|revoked| is_needed(&self.cache, &self.early, revoked.ino)) {
             revoked.by_door = true;
             return false;
         }
         self.behind.revoked.swap_remove(at);
         true
     }
+}
+
+/// Whether something has been told, and is not done, under the lease on an inode, or because it lies in that directory.
+fn is_needed(cache: &Cache, early: &Early, ino: Ino) -> bool {
+    cache.is_early(ino) || early.behind.is_any_in(ino)
 }
 
 /// Whether a call is about such an inode, which it names by its number.

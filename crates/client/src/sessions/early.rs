@@ -215,6 +215,7 @@ impl<T> Sessions<T> {
             _ => None,
         };
         self.early.count() >= MOST && dir.is_some_and(|dir| self.cache.alone_in(dir, now).is_some())
+            || self.waits_for_room_behind(now, call)
     }
 
     /// Answers a call that changes a directory which this client is alone in, and sends it. Returns for how many milliseconds the answer

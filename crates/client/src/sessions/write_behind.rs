@@ -83,7 +83,8 @@ impl<T> Sessions<T> {
     fn may_be_behind(&self, now: u64, call: &Call<'_>) -> Option<(Ino, Range<u64>)> {
         let Call::Write { ino, offset, data, kill_suid_gid: false } = call else { return None };
         let end = offset.checked_add(data.len() as u64).filter(|_| *offset != END && !data.is_empty())?;
-        let dir = self.cache.alone_dir(*ino, now).filter(|_| self.tells_early)?;
+        let is_wanted = self.tells_early && self.client.is_streamed(*ino);
+        let dir = self.cache.alone_dir(*ino, now).filter(|_| is_wanted)?;
         let is_ready = self.ends.get(&ino.rank())?.link.is_ready();
         // What is told of the file in other ways comes first.
         let is_plain = !self.cache.is_early(*ino) || self.early.behind.is_any_of(*ino);
@@ -91,13 +92,11 @@ impl<T> Sessions<T> {
         (is_ready && is_plain && !waits).then_some((dir, *offset..end))
     }
 
-    /// As [`Self::waits_for_room`], of such a write.
-    pub(super) fn waits_for_others(&self, now: u64, call: &Call<'_>) -> bool {
+    /// As [`Self::waits_for_room`], of such a write. One that is alone has room, or is too large ever to have it.
+    pub(super) fn waits_for_room_behind(&self, now: u64, call: &Call<'_>) -> bool {
         let behind = &self.early.behind;
-        behind.count() > 0
-            && self
-                .may_be_behind(now, call)
-                .is_some_and(|(_, bytes)| !behind.has_room(bytes.end - bytes.start))
+        let is_full = |(_, bytes): (Ino, Range<u64>)| !behind.has_room(bytes.end - bytes.start);
+        behind.count() > 0 && self.may_be_behind(now, call).is_some_and(is_full)
     }
 
     /// Answers a write before data servers have done it, if that can be; returns it if not.
