@@ -1,29 +1,21 @@
 //! Tells the kernel to forget what it has cached.
 //!
 //! A notification can wait for a lock or a page that a request in flight holds, and the thread that serves that
-//! request may be the one that wants to notify. So they go through a queue to a thread of their own, and to another
-//! when one waits for long: a page that is being read may come from a machine that is away.
+//! request may be the one that wants to notify. So they go through a queue to a thread of their own.
 
 use crate::abi::{self, notify};
 use crate::channel::Channel;
 use crate::slot::Slots;
 use rustix::io::Errno;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// So long a notification may hold up those behind it.
-const PATIENCE: Duration = Duration::from_millis(50);
-
-/// So many may wait in the kernel at a time, each with a thread.
-const WAITING_MAX: usize = 64;
-
-/// A bounded queue of notifications, sent in order but for those that [`Notifier::relieve`] lets pass. Each method returns
-/// false when the queue is full or the mount is gone; nothing is then queued and nothing older is lost.
+/// A bounded queue of notifications, sent in order. Each method returns false when the queue is full or the mount is
+/// gone; nothing is then queued and nothing older is lost.
 #[derive(Clone)]
 pub struct Notifier(Arc<Shared>);
 
@@ -37,28 +29,17 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    /// With their numbers, which grow.
-    notes: VecDeque<(u64, Note)>,
-    last: u64,
-    /// Those that the kernel has not acted on yet.
-    sending: BTreeSet<u64>,
-    /// When the last of these was sent, by the thread whose turn it is.
-    since: Option<Instant>,
-    turn: u64,
-    /// Fences that older ones of `sending` hold back.
-    fences: Vec<(u64, Done)>,
+    notes: VecDeque<Note>,
     closed: bool,
 }
 
-type Done = Box<dyn FnOnce() + Send>;
-
 enum Note {
-    Inode { node: u64, offset: i64, length: i64, done: Option<Done> },
+    Inode { node: u64, offset: i64, length: i64 },
     Entry { parent: u64, name: Box<[u8]>, expire: bool },
     Delete { parent: u64, node: u64, name: Box<[u8]> },
     Epoch,
     Prune(Box<[u64]>),
-    Fence(Done),
+    Fence(Box<dyn FnOnce() + Send>),
 }
 
 impl Notifier {
@@ -66,53 +47,29 @@ impl Notifier {
         let queue = Mutex::new(Queue::default());
         let notifier =
             Notifier(Arc::new(Shared { queue, changed: Condvar::new(), capacity, channel, slots }));
-        notifier.serve(0)?;
-        Ok(notifier)
-    }
-
-    fn serve(&self, turn: u64) -> io::Result<()> {
-        let shared = Arc::clone(&self.0);
+        let shared = Arc::clone(&notifier.0);
         std::thread::Builder::new().name("fuse-notify".into()).spawn(move || {
-            while let Some((number, note)) = shared.next(turn) {
+            while let Some(note) = shared.next() {
                 if note.takes_back() {
                     shared.slots.settle();
                 }
-                note.send(&shared.channel).into_iter().for_each(call);
-                shared.sent(turn, number).into_iter().for_each(call);
+                if catch_unwind(AssertUnwindSafe(|| note.send(&shared.channel))).is_err() {
+                    tracing::error!("a fence panicked");
+                }
             }
         })?;
-        Ok(())
-    }
-
-    /// Comes many times a second: if a notification waits in the kernel for long, those behind it go on without it.
-    pub fn relieve(&self) {
-        let mut queue = self.0.lock();
-        let waits = queue.since.is_some_and(|since| since.elapsed() > PATIENCE);
-        if !waits || queue.notes.is_empty() || queue.sending.len() >= WAITING_MAX {
-            return;
-        }
-        let turn = queue.turn + 1;
-        match self.serve(turn) {
-            Ok(()) => (queue.turn, queue.since) = (turn, None),
-            Err(error) => tracing::warn!(%error, "no thread for notifications: they wait for one that waits"),
-        }
+        Ok(notifier)
     }
 
     /// Drops cached attributes, and pages from `offset` on: `length` bytes, to the end if zero, none if `offset` is
     /// negative.
     pub fn inval_inode(&self, node: u64, offset: i64, length: i64) -> bool {
-        self.push(Note::Inode { node, offset, length, done: None })
-    }
-
-    /// The same for all of it, and calls `done`, on a thread of the queue's, once the kernel has. `done` must not wait for
-    /// the mount. It is dropped uncalled if the mount goes first.
-    pub fn inval_inode_then(&self, node: u64, done: impl FnOnce() + Send + 'static) -> bool {
-        self.push(Note::Inode { node, offset: 0, length: 0, done: Some(Box::new(done)) })
+        self.push(Note::Inode { node, offset, length })
     }
 
     /// Drops cached attributes at once and by the caller's thread: the kernel takes no lock for it.
     pub fn inval_attributes(&self, node: u64) {
-        Note::Inode { node, offset: -1, length: 0, done: None }.send(&self.0.channel);
+        Note::Inode { node, offset: -1, length: 0 }.send(&self.0.channel);
     }
 
     /// Drops a name, and what is cached below it.
@@ -146,20 +103,20 @@ impl Notifier {
         self.0.lock().notes.len() >= self.0.capacity / 2
     }
 
-    /// Calls `done`, on a thread of the queue's, once the kernel has acted on all that was queued before. `done` must not
+    /// Calls `done`, on the queue's thread, once the kernel has acted on all that was queued before. `done` must not
     /// wait for the mount. It is dropped uncalled if the mount goes first.
     pub fn fence(&self, done: impl FnOnce() + Send + 'static) -> bool {
         self.push(Note::Fence(Box::new(done)))
     }
 
     pub(crate) fn close(&self) {
-        let dropped = {
+        let notes = {
             let mut queue = self.0.lock();
             queue.closed = true;
-            (std::mem::take(&mut queue.notes), std::mem::take(&mut queue.fences))
+            std::mem::take(&mut queue.notes)
         };
         self.0.changed.notify_all();
-        drop(dropped);
+        drop(notes);
     }
 
     fn push(&self, note: Note) -> bool {
@@ -168,10 +125,8 @@ impl Notifier {
             return false;
         }
         // What has been queued last, and not sent, comes after what this is for, too.
-        if !queue.notes.back().is_some_and(|(_, last)| note.is_as(last)) {
-            queue.last += 1;
-            let number = queue.last;
-            queue.notes.push_back((number, note));
+        if !queue.notes.back().is_some_and(|last| note.is_as(last)) {
+            queue.notes.push_back(note);
         }
         drop(queue);
         self.0.changed.notify_one();
@@ -191,36 +146,17 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What is to be sent by the thread whose turn this is, until another has taken over.
-    fn next(&self, turn: u64) -> Option<(u64, Note)> {
+    fn next(&self) -> Option<Note> {
         let mut queue = self.lock();
         loop {
-            if queue.closed || queue.turn != turn {
+            if queue.closed {
                 return None;
             }
-            match queue.notes.pop_front() {
-                Some((number, Note::Fence(done))) if !queue.sending.is_empty() => {
-                    queue.fences.push((number, done));
-                }
-                Some((number, note)) => {
-                    queue.sending.insert(number);
-                    queue.since = Some(Instant::now());
-                    return Some((number, note));
-                }
-                None => queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            if let Some(note) = queue.notes.pop_front() {
+                return Some(note);
             }
+            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    /// Returns the fences that nothing holds back any more.
-    fn sent(&self, turn: u64, number: u64) -> Vec<Done> {
-        let mut queue = self.lock();
-        queue.sending.remove(&number);
-        if queue.turn == turn {
-            queue.since = None;
-        }
-        let oldest = queue.sending.first().copied().unwrap_or(u64::MAX);
-        queue.fences.extract_if(.., |(number, _)| *number < oldest).map(|(_, done)| done).collect()
     }
 }
 
@@ -228,8 +164,8 @@ impl Note {
     fn is_as(&self, other: &Self) -> bool {
         match (self, other) {
             (
-                Self::Inode { node, offset, length, done: None },
-                Self::Inode { node: other, offset: from, length: so_much, .. },
+                Self::Inode { node, offset, length },
+                Self::Inode { node: other, offset: from, length: so_much },
             ) => (node, offset, length) == (other, from, so_much),
             _ => false,
         }
@@ -240,12 +176,9 @@ impl Note {
         matches!(self, Note::Inode { .. } | Note::Entry { .. } | Note::Delete { .. })
     }
 
-    /// Returns what is to follow.
-    fn send(self, channel: &Channel) -> Option<Done> {
-        let mut then = None;
+    fn send(self, channel: &Channel) {
         let sent = match self {
-            Note::Inode { node, offset, length, done } => {
-                then = done;
+            Note::Inode { node, offset, length } => {
                 let out = abi::NotifyInodeOut { node, offset, length };
                 channel.send(0, notify::INVAL_INODE, &[IoSlice::new(out.as_bytes())])
             }
@@ -265,7 +198,7 @@ impl Note {
                 channel.send(0, notify::PRUNE, &body)
             }
             Note::Fence(done) => {
-                then = Some(done);
+                done();
                 Ok(())
             }
         };
@@ -274,63 +207,10 @@ impl Note {
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NODEV | Errno::NOTCONN) => {}
             Err(error) => tracing::debug!(%error, "the kernel refused a notification"),
         }
-        then
-    }
-}
-
-fn call(done: Done) {
-    if catch_unwind(AssertUnwindSafe(done)).is_err() {
-        tracing::error!("what was to follow a notification panicked");
     }
 }
 
 /// Names in notifications end with a NUL that their length does not count.
 fn named<'a>(head: &'a [u8], name: &'a [u8]) -> [IoSlice<'a>; 3] {
     [IoSlice::new(head), IoSlice::new(name), IoSlice::new(&[0])]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::fd::OwnedFd;
-    use std::sync::mpsc::channel;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    /// The first waits, as one does for a page that is being read.
-    #[test]
-    fn what_waits_holds_up_no_other() {
-        let (kernel, ours) = std::os::unix::net::UnixStream::pair().expect("a pair");
-        let channel_of_ours = Channel::from(OwnedFd::from(ours));
-        let notifier = Notifier::start(channel_of_ours, Arc::default(), 10).expect("a thread");
-        let (let_go, waits) = channel::<()>();
-        let (tell, told) = channel();
-        let says = |what: &'static str| {
-            let tell = tell.clone();
-            move || {
-                let _ = tell.send(what);
-            }
-        };
-        let first = says("first");
-        assert!(notifier.fence(move || {
-            let _ = waits.recv();
-            first();
-        }));
-        assert!(notifier.inval_inode_then(1, says("second")));
-        assert!(notifier.fence(says("third")));
-        assert!(notifier.inval_inode_then(2, says("fourth")));
-        assert_eq!(told.recv_timeout(2 * PATIENCE).ok(), None, "in order, as long as nobody is told");
-        notifier.relieve();
-        assert_eq!(told.recv_timeout(LONG), Ok("second"));
-        assert_eq!(told.recv_timeout(LONG), Ok("fourth"));
-        assert_eq!(told.recv_timeout(2 * PATIENCE).ok(), None, "a fence is for all before it");
-        let_go.send(()).expect("it waits for that");
-        assert_eq!(told.recv_timeout(LONG), Ok("first"));
-        assert_eq!(told.recv_timeout(LONG), Ok("third"));
-        // The thread that has waited is not needed any more.
-        assert!(notifier.fence(says("last")));
-        assert_eq!(told.recv_timeout(LONG), Ok("last"));
-        notifier.close();
-        drop(kernel);
-    }
 }

@@ -156,7 +156,9 @@ impl Door for FuseDoor {
             }
             // The kernel knows nothing of it.
             Lease::Exclusive { .. } => done(),
-            Lease::Inode { ino } => self.tell([News::Revoked(*ino, Once::new(done))].into()),
+            Lease::Inode { ino } => {
+                self.tell([News::Attributes(*ino), News::AllInodes(Once::new(done))].into());
+            }
         }
     }
 
@@ -251,10 +253,6 @@ impl FuseDoor {
     /// all names, which takes no lock.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
-        if let Some(Notifiers { names, inodes }) = self.notifiers.get() {
-            names.relieve();
-            inodes.relieve();
-        }
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
         revoking.retain(|(_, done)| !done.is_called());
         if !self.has_epochs {
@@ -388,8 +386,8 @@ enum News {
     /// A name is there that was not, or not any more.
     Entry(Ino, Name),
     Attributes(Ino),
-    /// The same, and somebody waits until it does not use them any more.
-    Revoked(Ino, Once),
+    /// Somebody waits until the kernel has acted on what was told it of inodes before.
+    AllInodes(Once),
 }
 
 /// Whether that was all of it.
@@ -399,9 +397,9 @@ fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
             News::Entry(dir, name) => notifiers.names.inval_entry(dir.0, name),
             // And of a directory the listing.
             News::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),
-            News::Revoked(ino, done) => {
+            News::AllInodes(done) => {
                 let done = done.clone();
-                notifiers.inodes.inval_inode_then(ino.0, move || done.call())
+                notifiers.inodes.fence(move || done.call())
             }
         };
         if !queued {
