@@ -13,14 +13,15 @@ mod delegated;
 mod kind;
 mod link;
 mod locks;
+mod payload;
 mod sessions;
 mod striped;
 
-use alloc::borrow::Cow;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{
     Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Home, Ino,
     Lock, Name, NewNode, Opened, Reply, Request, SeekWhat, SetAttr, StreamIo, Time,
@@ -34,6 +35,7 @@ pub use cache::{Binding, Cache, CacheCounts, Changes, Term, Users};
 pub use data_link::{Came, DataLink};
 pub use kind::Kind;
 pub use link::{Ended, Link};
+pub use payload::Payload;
 pub use sessions::{Asked, DataAsk, ForDoor, Interrupt, Outcome, Sessions, Told};
 pub use striped::{Striped, Turn, Work};
 
@@ -51,7 +53,7 @@ pub enum Call<'a> {
     Write {
         ino: Ino,
         offset: u64,
-        data: Cow<'a, [u8]>,
+        data: Payload<'a>,
         kill_suid_gid: bool,
     },
     Allocate {
@@ -112,7 +114,7 @@ impl Call<'_> {
     pub fn into_owned(self) -> Call<'static> {
         match self {
             Call::Write { ino, offset, data, kill_suid_gid } => {
-                Call::Write { ino, offset, data: Cow::Owned(data.into_owned()), kill_suid_gid }
+                Call::Write { ino, offset, data: data.into_owned(), kill_suid_gid }
             }
             Call::Request(request) => Call::Request(request),
             Call::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
@@ -164,7 +166,7 @@ pub enum Answer {
     Entry(Entry),
     Absent { cacheable: bool },
     Attr(Attr),
-    Bytes(Vec<u8>),
+    Bytes(Bytes),
     Written(u32),
     Offset(u64),
     Opened(Opening),
@@ -444,7 +446,7 @@ impl Sighting {
 fn write(call: &Call<'_>, kill_suid_gid: bool) -> Next {
     match *call {
         Call::Write { ino, offset, ref data, .. } => {
-            Next::Ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid, time: None })
+            Next::Ask(Request::Write { ino, offset, data: data.to_bytes(), kill_suid_gid, time: None })
         }
         _ => Next::Answer(Err(Errno::EIO)),
     }

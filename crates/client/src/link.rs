@@ -5,6 +5,7 @@
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{
     Access, Caller, Entry, Errno, FromClient, Held, Home, Ino, Lock, LockOwner, Opened, Reply, Request,
     RequestId, StreamIo, Welcome,
@@ -52,7 +53,7 @@ pub struct Link {
 #[derive(Clone, Debug)]
 enum Message {
     Request(Caller, Request),
-    Stream(StreamIo, Vec<u8>),
+    Stream(StreamIo, Bytes),
 }
 
 impl Message {
@@ -151,7 +152,7 @@ impl Link {
     }
 
     /// As [`Self::ask`], of a stream.
-    pub fn stream(&mut self, io: StreamIo, data: Vec<u8>, out: &mut Vec<FromClient>) -> RequestId {
+    pub fn stream(&mut self, io: StreamIo, data: Bytes, out: &mut Vec<FromClient>) -> RequestId {
         self.add(Message::Stream(io, data), out)
     }
 

@@ -168,7 +168,7 @@ impl<T> Sessions<T> {
             }
             Call::Read { ino, offset, size, .. } => {
                 let ino = self.real(*ino);
-                let answer = Answer::Bytes(self.cache.read(ino, *offset, *size, now)?);
+                let answer = Answer::Bytes(self.cache.read(ino, *offset, *size, now)?.into());
                 (answer, self.keep_known(now, ino).unwrap_or(0))
             }
             Call::Request(Request::GetAttr { ino }) => self.cache.get_attr(self.real(*ino), now)?,
@@ -208,7 +208,8 @@ impl<T> Sessions<T> {
     /// Takes a call that [`Self::answer`] has no answer to.
     pub fn call(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
         let Asked { call_id, caller, call, ticket } = asked;
-        let mut asked = Asked { call_id, caller, call, ticket: Waiter::Door(ticket) };
+        // What it writes is copied here, and nowhere else on its way.
+        let mut asked = Asked { call_id, caller, call: call.into_owned(), ticket: Waiter::Door(ticket) };
         if let Call::Request(request) = &mut asked.call
             && self.root != Ino::ROOT
         {
@@ -218,7 +219,7 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    fn take(&mut self, now: u64, asked: Asked<'_, Waiter<T>>, told: &mut Told<T>) {
+    fn take(&mut self, now: u64, asked: Asked<'static, Waiter<T>>, told: &mut Told<T>) {
         if self.close_quietly(now, &asked.call) {
             return told.answer(asked.ticket, Ok(Answer::Done));
         }
@@ -232,7 +233,7 @@ impl<T> Sessions<T> {
     }
 
     /// Takes a call when all is answered that it depends on.
-    fn take_after(&mut self, now: u64, mut asked: Asked<'_, Waiter<T>>, told: &mut Told<T>) {
+    fn take_after(&mut self, now: u64, mut asked: Asked<'static, Waiter<T>>, told: &mut Told<T>) {
         if let Some(errno) = self.early_error(&asked.call) {
             // It is closed all the same.
             if let Call::Request(request @ Request::Unlock { ino, .. }) = &asked.call

@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{
     Attr, DataReply, DataRequest, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
     StreamStat,
@@ -68,7 +69,7 @@ struct Read {
     length: u64,
     /// What has been asked for, and what has come of the datafile of each place.
     parts: Vec<Segment>,
-    bytes: Vec<Vec<u8>>,
+    bytes: Vec<Bytes>,
 }
 
 /// What is to be done next.
@@ -81,7 +82,7 @@ pub enum Turn {
 
 impl Striped {
     /// Begins. `data`: what is written.
-    pub fn start(layout: Arc<Layout>, work: impl Into<Work>, data: Vec<u8>) -> (Self, Turn) {
+    pub fn start(layout: Arc<Layout>, work: impl Into<Work>, data: Bytes) -> (Self, Turn) {
         let (round, turn) = match work.into() {
             Work::Stream(io) => begin(&layout, io, data),
             Work::Create { ino, sync } => each(&layout, &DataRequest::Create { ino, sync }),
@@ -120,10 +121,10 @@ fn done(result: Result<Reply, Errno>) -> (Round, Turn) {
     (Round::Each, Turn::Done(result))
 }
 
-fn begin(layout: &Layout, io: StreamIo, data: Vec<u8>) -> (Round, Turn) {
+fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
     match io {
         StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
-        StreamIo::Write { ino, offset } => write(layout, ino, offset, &data),
+        StreamIo::Write { ino, offset } => write(layout, ino, offset, data),
         StreamIo::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
         StreamIo::Allocate { ino, offset, length, mode } => {
             let ask = |Segment { place, local: offset, length }| {
@@ -175,7 +176,7 @@ fn measured(layout: &Layout, mut attr: Attr, replies: &[DataReply]) -> Result<Re
     Ok(Reply::Attr(attr))
 }
 
-fn write(layout: &Layout, ino: Ino, offset: u64, data: &[u8]) -> (Round, Turn) {
+fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, Turn) {
     if is_too_far(offset, data.len() as u64) {
         return done(Err(Errno::EFBIG));
     }
@@ -195,9 +196,9 @@ impl Read {
     fn begin(layout: &Layout, ino: Ino, offset: u64, size: u32) -> (Round, Turn) {
         let length = u64::from(size);
         if length == 0 || is_too_far(offset, length) {
-            return done(Ok(Reply::Bytes(Vec::new())));
+            return done(Ok(Reply::Bytes(Bytes::new())));
         }
-        let bytes = vec![Vec::new(); layout.servers().len()];
+        let bytes = vec![Bytes::new(); layout.servers().len()];
         let read = Self { ino, offset, length, parts: layout.parts(offset, length), bytes };
         let asks = read.asks(layout);
         (Round::Read(read), Turn::Ask(asks))
@@ -243,7 +244,12 @@ impl Read {
         (Round::ReadAgain(self), Turn::Ask(asks))
     }
 
-    fn gather(&self, layout: &Layout) -> Vec<u8> {
+    fn gather(&self, layout: &Layout) -> Bytes {
+        if let [only] = &self.parts[..]
+            && self.bytes[only.place].len() as u64 == self.length
+        {
+            return self.bytes[only.place].clone();
+        }
         let mut gathered = Vec::with_capacity(self.length as usize);
         let mut taken = vec![0; self.bytes.len()];
         for Segment { place, length, .. } in layout.segments(self.offset, self.length) {
@@ -254,7 +260,7 @@ impl Read {
             gathered.resize(gathered.len() + length - there.len(), 0);
             taken[place] += length;
         }
-        gathered
+        gathered.into()
     }
 }
 

@@ -117,12 +117,12 @@ fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
     let ino = Ino(9);
     let read = |size| StreamIo::Read { ino, offset: 0, size };
     let write = StreamIo::Write { ino, offset: 0 };
-    link.stream(read(6 << 20), vec![], &mut out);
-    link.stream(write, vec![0; 4 << 20], &mut out);
+    link.stream(read(6 << 20), vec![].into(), &mut out);
+    link.stream(write, vec![0; 4 << 20].into(), &mut out);
     link.ask(Caller::SERVER, Request::Read { ino, offset: 0, size: 6 << 20, noatime: false }, &mut out);
-    link.stream(write, vec![0; 4 << 20], &mut out);
+    link.stream(write, vec![0; 4 << 20].into(), &mut out);
     link.ask(Caller::SERVER, stat(9), &mut out);
-    link.stream(read(1), vec![], &mut out);
+    link.stream(read(1), vec![].into(), &mut out);
     assert_eq!(sent(&mut out), [2, 3, 4, 6]);
     let answered = |link: &mut Link, id| {
         let mut out = Vec::new();
@@ -133,7 +133,7 @@ fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
     assert_eq!(answered(&mut link, 3), [5]);
     assert_eq!(answered(&mut link, 2), [7]);
     link.disconnected();
-    link.stream(write, vec![0; 20 << 20], &mut out);
+    link.stream(write, vec![0; 20 << 20].into(), &mut out);
     link.connected(&wide, &[].into(), &mut out);
     assert_eq!(sent(&mut out), [4, 5, 7]);
     assert_eq!(answered(&mut link, 4), []);
@@ -374,11 +374,11 @@ fn what_is_read_and_written_is_announced_where_the_server_says_so() {
         link.answered(id, &Ok(reply), true, &mut out);
         out.clear();
         let read = Request::Read { ino, offset: 0, size: 1, noatime: false };
-        let write = Request::Write { ino, offset: 0, data: vec![1], kill_suid_gid: false, time: None };
+        let write = Request::Write { ino, offset: 0, data: vec![1].into(), kill_suid_gid: false, time: None };
         let other = Request::Read { ino: Ino(41), offset: 0, size: 1, noatime: false };
         let mut ids: Vec<_> =
             [read, write, other].map(|request| link.ask(Caller::SERVER, request, &mut out)).into();
-        ids.push(link.stream(StreamIo::Read { ino, offset: 0, size: 1 }, Vec::new(), &mut out));
+        ids.push(link.stream(StreamIo::Read { ino, offset: 0, size: 1 }, Vec::new().into(), &mut out));
         let told: Vec<_> = out.drain(..).map(|message| message.announced()).collect();
         assert_eq!(told, [announced, announced, false, announced]);
         for id in ids {

@@ -1,8 +1,6 @@
 //! Whether a file's bytes are in a stream is what its server has said last.
 #![allow(clippy::unwrap_used)]
 
-use std::borrow::Cow;
-
 use espalier_client::{Call, Client, Next};
 use espalier_proto::{Access, Ino, OpenHow, Opened, Reply, Request, StreamIo};
 
@@ -14,7 +12,7 @@ fn a_stream_that_a_loss_of_power_has_taken_is_asked_for_no_more() {
     let open = Call::Request(Request::Open { ino, how });
     let opened = Opened { streamed: true, ..Opened::default() };
     client.reply(&open, Ok(Reply::Opened(opened)));
-    let write = Call::Write { ino, offset: 0, data: Cow::Borrowed(b"x"), kill_suid_gid: false };
+    let write = Call::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false };
     assert!(matches!(client.start(&write), Next::Ask(Request::Extend { .. })));
     assert!(matches!(client.reply(&write, Ok(Reply::Granted)), Next::Stream(StreamIo::Write { .. })));
     assert!(matches!(client.reply(&write, Ok(Reply::Stuffed)), Next::Ask(Request::Write { .. })));

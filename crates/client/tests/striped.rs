@@ -56,7 +56,7 @@ impl Bytes {
         request.check()?;
         Ok(match request {
             DataRequest::Read { offset, size, .. } => {
-                DataReply::Bytes(self.read(offset as usize, size as usize))
+                DataReply::Bytes(self.read(offset as usize, size as usize).into())
             }
             DataRequest::Write { offset, data, .. } => {
                 self.write(offset as usize, &data);
@@ -112,7 +112,7 @@ impl Cluster {
         data: &[u8],
         mut between: impl FnMut(&mut Self),
     ) -> Result<Reply, Errno> {
-        let (mut striped, mut turn) = Striped::start(Arc::clone(&self.layout), io, data.to_vec());
+        let (mut striped, mut turn) = Striped::start(Arc::clone(&self.layout), io, data.to_vec().into());
         for _ in 0..4 {
             let asks = match turn {
                 Turn::Done(result) => return result,
@@ -179,7 +179,7 @@ fn striped_files_are_as_whole_ones() {
                 }
                 _ => {
                     let io = StreamIo::Read { ino, offset: at, size: length as u32 };
-                    let wanted = Ok(Reply::Bytes(model.read(offset, length)));
+                    let wanted = Ok(Reply::Bytes(model.read(offset, length).into()));
                     assert_eq!(cluster.act(random, io, b"", |_| ()), wanted, "{what}");
                 }
             }
@@ -217,10 +217,10 @@ fn what_a_server_cannot_do_fails_the_whole() {
     let layout = Layout::new(Distribution::SimpleStripe { strip: 4 }, vec![ServerId(1), ServerId(2)]);
     let layout = Arc::new(layout.expect("a layout"));
     let io = StreamIo::Write { ino: INO, offset: 0 };
-    let (mut striped, turn) = Striped::start(Arc::clone(&layout), io, vec![1; 8]);
+    let (mut striped, turn) = Striped::start(Arc::clone(&layout), io, vec![1; 8].into());
     assert!(matches!(turn, Turn::Ask(asks) if asks.len() == 2));
     let turn = striped.go_on(vec![Ok(DataReply::Done), Err(Errno::ENOSPC)]);
     assert!(matches!(turn, Turn::Done(Err(Errno::ENOSPC))));
     let far = StreamIo::Write { ino: INO, offset: i64::MAX as u64 };
-    assert!(matches!(Striped::start(layout, far, vec![1]).1, Turn::Done(Err(Errno::EFBIG))));
+    assert!(matches!(Striped::start(layout, far, vec![1].into()).1, Turn::Done(Err(Errno::EFBIG))));
 }

@@ -22,6 +22,7 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{
     Capability, ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ServerId, ToData,
 };
@@ -80,7 +81,7 @@ pub enum Io {
     WriteNew {
         ino: Ino,
         offset: u64,
-        data: Vec<u8>,
+        data: Bytes,
     },
     /// Make empty datafiles, durable together.
     Create(Vec<Ino>),

@@ -58,7 +58,7 @@ impl Server {
 }
 
 fn write(byte: u8) -> DataRequest {
-    DataRequest::Write { ino: FILE, offset: 0, data: vec![byte] }
+    DataRequest::Write { ino: FILE, offset: 0, data: vec![byte].into() }
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn what_replaces_a_datafile_runs_alone_and_in_order() {
     server.ask(1, 3, DataRequest::Truncate { ino: FILE, size: 0, by: None });
     server.ask(1, 4, write(4));
     server.ask(1, 5, DataRequest::Stat { inos: vec![FILE] });
-    server.ask(1, 6, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![] });
+    server.ask(1, 6, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![].into() });
     assert_eq!(server.out.io.len(), 4, "a stat, and another file, wait for nothing");
     server.work();
     assert_eq!(server.out.io.len(), 3);
@@ -160,7 +160,7 @@ fn datafiles_that_are_made_share_a_write() {
     for id in 1..=3 {
         server.ask(1, id, DataRequest::Create { ino: Ino(id), sync: true });
     }
-    server.ask(1, 4, DataRequest::Write { ino: Ino(3), offset: 0, data: vec![] });
+    server.ask(1, 4, DataRequest::Write { ino: Ino(3), offset: 0, data: vec![].into() });
     assert_eq!(server.work(), Io::Create(vec![Ino(1)]));
     assert_eq!(server.answered(), [(1, 1)]);
     assert_eq!(server.data.requests_of(server.out.io[0].0).len(), 2);
@@ -216,7 +216,7 @@ fn a_removal_that_fails_is_told_and_keeps_nobody() {
 #[test]
 fn what_nobody_asks_that_means_well_is_refused() {
     let mut server = Server::new();
-    server.ask(1, 1, DataRequest::Write { ino: FILE, offset: espalier_proto::END, data: vec![1] });
+    server.ask(1, 1, DataRequest::Write { ino: FILE, offset: espalier_proto::END, data: vec![1].into() });
     server.ask(1, 2, DataRequest::Stat { inos: vec![FILE; DataRequest::MAX_INODES + 1] });
     assert!(server.out.io.is_empty());
     assert!(server.out.replies.iter().all(|(_, reply)| reply.result == Err(Errno::EINVAL)));
@@ -273,7 +273,7 @@ fn clients_do_what_their_capabilities_say() {
     assert_eq!(server.out.io.len(), 3);
     server.told();
     server.ask_with(read_only, 4, write(1));
-    server.ask_with(capability(1), 5, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![1] });
+    server.ask_with(capability(1), 5, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![1].into() });
     server.ask_with(capability(1), 6, DataRequest::Stat { inos: vec![FILE, Ino(8)] });
     for (id, request) in [
         DataRequest::Truncate { ino: FILE, size: 0, by: None },

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::Weak;
 use std::time::Duration;
 
+use bytes::Bytes;
 use espalier_client::Answer;
 use espalier_proto::{Errno, Ino, Lease, Recall};
 use espalier_runtime::{Calls, Door, Outcome};
@@ -41,7 +42,7 @@ impl Door for LibraryDoor {
         let Ticket { session, told } = ticket;
         let answer = outcome.map(|outcome| match outcome {
             Outcome::Answer(answer) => answer,
-            Outcome::Data(bytes) => Answer::Bytes(bytes.to_vec()),
+            Outcome::Data(bytes) => Answer::Bytes(Bytes::copy_from_slice(bytes)),
         });
         let answer = answer.map(|answer| {
             let opened = match &answer {

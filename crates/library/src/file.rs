@@ -1,6 +1,5 @@
 //! Open files.
 
-use std::borrow::Cow;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -207,7 +206,7 @@ impl File {
         self.may(self.write)?;
         let ino = self.handle.ino;
         let kill_suid_gid = !self.session.caller().is_superuser();
-        let call = Call::Write { ino, offset, data: Cow::Borrowed(data), kill_suid_gid };
+        let call = Call::Write { ino, offset, data: data.into(), kill_suid_gid };
         let told = self.session.call(call).await.map_err(error)?;
         match told.answer {
             Answer::Written(written) if written > 0 => Ok((written as usize).min(data.len())),

@@ -396,7 +396,7 @@ impl FileSystem {
 
 fn bytes(answer: Answer) -> io::Result<Vec<u8>> {
     match answer {
-        Answer::Bytes(bytes) => Ok(bytes),
+        Answer::Bytes(bytes) => Ok(bytes.into()),
         _ => Err(error(Errno::EIO)),
     }
 }

@@ -90,7 +90,7 @@ async fn complete(entry: Dirent, attr: Option<Waits>, target: Option<Waits>) -> 
     };
     let target = match target {
         Some(target) => match answer(target).await? {
-            Answer::Bytes(target) => Some(OsString::from_vec(target).into()),
+            Answer::Bytes(target) => Some(OsString::from_vec(target.into()).into()),
             _ => return Err(Errno::EIO),
         },
         None => None,

@@ -132,7 +132,7 @@ impl Session {
     /// What a symbolic link names.
     pub(crate) async fn target(self: &Arc<Self>, ino: Ino) -> Result<Vec<u8>, Errno> {
         match self.ask(Request::ReadLink { ino }).await? {
-            Answer::Bytes(target) => Ok(target),
+            Answer::Bytes(target) => Ok(target.into()),
             _ => Err(Errno::EIO),
         }
     }

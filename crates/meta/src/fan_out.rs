@@ -3,6 +3,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Segment, ServerId, StreamStat};
 
 use crate::step::{StreamCall, StreamDone};
@@ -29,14 +30,14 @@ impl StreamCall {
             return Err(Errno::EFBIG);
         }
         if let Self::Write { ino, offset, bytes } = self {
-            let mut scattered = layout.scatter(*offset, bytes);
+            let mut scattered = layout.scatter(*offset, bytes.clone());
             let write = |Segment { place, local: offset, .. }| {
                 let data = core::mem::take(&mut scattered[place]);
                 (layout.servers()[place], DataRequest::Write { ino: *ino, offset, data })
             };
             return Ok(layout.parts(*offset, bytes.len() as u64).into_iter().map(write).collect());
         }
-        let bytes = if let Self::Fill { bytes, .. } = self { &bytes[..] } else { &[] };
+        let bytes = if let Self::Fill { bytes, .. } = self { bytes.clone() } else { Bytes::new() };
         let mut contents = layout.scatter(0, bytes);
         let request = |(place, server): (usize, &ServerId)| {
             Some((*server, self.request(layout, place, &mut contents)?))
@@ -44,7 +45,7 @@ impl StreamCall {
         Ok(layout.servers().iter().enumerate().filter_map(request).collect())
     }
 
-    fn request(&self, layout: &Layout, place: usize, contents: &mut [Vec<u8>]) -> Option<DataRequest> {
+    fn request(&self, layout: &Layout, place: usize, contents: &mut [Bytes]) -> Option<DataRequest> {
         Some(match *self {
             Self::Stat(_)
             | Self::Glance(_)

@@ -1,9 +1,9 @@
 //! What operations remember that go in bounded steps, so that the machine is free for others in between.
 
 use alloc::boxed::Box;
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{Copied, Ino};
 
 use crate::event::Event;
@@ -20,7 +20,7 @@ pub(crate) enum Progress {
     /// Where the bytes go that are appended to a stream: that is journaled.
     Append {
         offset: u64,
-        bytes: Arc<Vec<u8>>,
+        bytes: Bytes,
     },
 }
 

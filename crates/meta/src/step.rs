@@ -1,9 +1,9 @@
 //! An operation is straight-line code that may start over: it leaves early with `?` when it cannot go on yet, and is
 //! run again from its first line when what it waits for has come. Nothing is changed before its last `?`.
 
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{ClientId, Errno, Ino, ObjectId, RequestId, StreamStat, Time};
 
 use crate::lease::Key;
@@ -92,17 +92,16 @@ pub enum StreamCall {
     Fill {
         ino: Ino,
         version: u64,
-        bytes: Vec<u8>,
+        bytes: Bytes,
         size: u64,
         mtime: Time,
         sync: bool,
         clean: bool,
     },
-    /// Shared, for it may be much and the call is kept.
     Write {
         ino: Ino,
         offset: u64,
-        bytes: Arc<Vec<u8>>,
+        bytes: Bytes,
     },
     /// The file is known, durably, to have this stream. `durable`: so far the journal is.
     Settle {

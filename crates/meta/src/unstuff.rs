@@ -97,7 +97,7 @@ impl Meta {
                 self.filling.begin(ino, false) && have_told
             }
         };
-        cx.stream(StreamCall::Fill { ino, version, bytes, size, mtime, sync, clean })?;
+        cx.stream(StreamCall::Fill { ino, version, bytes: bytes.into(), size, mtime, sync, clean })?;
         self.commit(cx, &self.unstuffing(ino)?)?;
         self.journal.hold(self.state.sequence, Held::SettleStream(ino));
         self.filling.end(ino);

@@ -35,7 +35,7 @@ fn set(fs: &mut Harness, ino: Ino, setting: &str, value: &str) -> Result<Reply, 
 fn get(fs: &mut Harness, ino: Ino, setting: &str) -> Result<String, Errno> {
     let name = format!("user.espalier.{setting}").into_bytes().into();
     match fs.ask(Request::GetXattr { ino, name })? {
-        Reply::Bytes(text) => Ok(String::from_utf8(text).unwrap()),
+        Reply::Bytes(text) => Ok(String::from_utf8(text.into()).unwrap()),
         other => panic!("{other:?}"),
     }
 }
@@ -92,7 +92,7 @@ fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
     let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 });
     let Place::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(size - 1, 1).next().unwrap();
-    let write = DataRequest::Write { ino, offset: end.local, data: vec![1] };
+    let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
     fs.data.ask(layout.servers()[end.place], &write).map(drop)
 }
 

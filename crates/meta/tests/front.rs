@@ -156,7 +156,7 @@ impl Server {
     fn stream(&mut self, io: StreamIo) -> (RequestId, FromClient) {
         self.next += 1;
         let id = RequestId(self.next);
-        (id, FromClient::Stream { id, below: id, announced: false, io, data: Vec::new() })
+        (id, FromClient::Stream { id, below: id, announced: false, io, data: Vec::new().into() })
     }
 }
 
@@ -374,8 +374,13 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     let Ok(Reply::Created(entry, _)) = made else { panic!("{made:?}") };
     let ino = entry.attr.ino;
     let read = StreamIo::Read { ino, offset: 0, size: 10 };
-    let write =
-        Request::Write { ino, offset: 0, data: vec![1; STRIP as usize], kill_suid_gid: false, time: None };
+    let write = Request::Write {
+        ino,
+        offset: 0,
+        data: vec![1; STRIP as usize].into(),
+        kill_suid_gid: false,
+        time: None,
+    };
     server.ask(ONE, write).unwrap();
     let set = SetAttr { size: Some(100), ..SetAttr::default() };
     server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
@@ -416,7 +421,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     let then = server.streams.pop().unwrap();
     assert_eq!(then, StreamRequest { of: (ONE, id), ..first });
     assert_eq!(server.front.take(server.now(), ONE, &all, message), Ok(false), "it is under way");
-    server.front.end_stream((ONE, id), Ok(Reply::Bytes(vec![1; 10])));
+    server.front.end_stream((ONE, id), Ok(Reply::Bytes(vec![1; 10].into())));
     server.settle();
     let said = &server.said[..];
     assert!(
@@ -476,7 +481,7 @@ fn answers_are_announced_as_their_requests_say() {
         let (id, message) = server.stream(StreamIo::Read { ino, offset: 0, size: 10 });
         let message = if wanted { announced(message) } else { message };
         assert_eq!(server.take(ONE, &all, message), []);
-        server.front.end_stream((ONE, id), Ok(Reply::Bytes(vec![0; 10])));
+        server.front.end_stream((ONE, id), Ok(Reply::Bytes(vec![0; 10].into())));
         server.settle();
         assert_eq!(is_announced(&std::mem::take(&mut server.said)), wanted);
     }

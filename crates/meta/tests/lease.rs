@@ -201,7 +201,7 @@ fn what_others_have_cached_is_revoked_before_it_changes() {
             Request::Write {
                 ino: file,
                 offset: 0,
-                data: b"bytes".to_vec(),
+                data: b"bytes"[..].into(),
                 kill_suid_gid: false,
                 time: None,
             },
@@ -551,7 +551,7 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
         (whole, is_accessed, lease > 0)
     };
     let how = |reads| OpenHow { reads, ..harness::open_how(Access::READ, false) };
-    let bytes = Some(b"01234".to_vec());
+    let bytes = Some(b"01234"[..].into());
     assert_eq!(open(A, small, how(Reads::Server)), (None, false, true), "the read to come is the access");
     assert_eq!(open(B, small, how(Reads::Whole)), (None, true, false), "it may not keep anything");
     assert_eq!(open(A, small, how(Reads::Whole)), (bytes, false, true), "it was accessed just now");

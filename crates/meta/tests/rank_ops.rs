@@ -139,7 +139,9 @@ impl Ranks {
 
     fn write(&mut self, ino: Ino, bytes: usize) {
         let (data, kill_suid_gid) = (vec![1; bytes], false);
-        assert!(self.ask(Request::Write { ino, offset: 0, data, kill_suid_gid, time: None }).is_ok());
+        assert!(
+            self.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid, time: None }).is_ok()
+        );
     }
 
     fn fsck(&mut self) {
@@ -169,7 +171,10 @@ fn directories_inherit_policies_wherever_they_are_made() {
         let dir = fs.mkdir_at(1 - rank, above, "below", 0o755);
         fs.rename((above, "below"), (Ino::ROOT, &format!("moved{rank}"))).unwrap();
         for ino in [above, dir] {
-            assert_eq!(fs.ask(Request::GetXattr { ino, name: attribute() }), Ok(Reply::Bytes(b"2".into())));
+            assert_eq!(
+                fs.ask(Request::GetXattr { ino, name: attribute() }),
+                Ok(Reply::Bytes(b"2"[..].into()))
+            );
         }
     }
     fs.fsck();
@@ -266,7 +271,7 @@ fn a_file_is_used_under_a_name_at_another_rank() {
     let file = fs.create_as(&ROOT_CALLER, near, "file", NewNode::Regular, 0o644);
     fs.ask(Request::Open { ino: file, how: open_how(Access::WRITE, false) }).unwrap();
     let write =
-        Request::Write { ino: file, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false, time: None };
+        Request::Write { ino: file, offset: 0, data: b"bytes"[..].into(), kill_suid_gid: false, time: None };
     assert_eq!(fs.ask(write), Ok(Reply::Done));
     assert_eq!(fs.rename((near, "file"), (far, "there")), Ok(Reply::Done));
     let create = |open, exclusive| Request::Create {
@@ -289,7 +294,7 @@ fn a_file_is_used_under_a_name_at_another_rank() {
     assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("there"), time: None }), Ok(Reply::Done));
     assert_eq!(fs.attr(file).nlink, 0);
     let read = Request::Read { ino, offset: 0, size: 10, noatime: true };
-    assert_eq!(fs.ask(read), Ok(Reply::Bytes(b"bytes".to_vec())));
+    assert_eq!(fs.ask(read), Ok(Reply::Bytes(b"bytes"[..].into())));
     assert_eq!(fs.0[0].meta.files(), 3);
     for _ in 0..2 {
         fs.ask(Request::Release { ino }).unwrap();
@@ -575,7 +580,7 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     fs.write(file, 20);
     let (data, kill_suid_gid) = (vec![1; 21], false);
     assert_eq!(
-        fs.ask(Request::Write { ino: file, offset: 0, data, kill_suid_gid, time: None }),
+        fs.ask(Request::Write { ino: file, offset: 0, data: data.into(), kill_suid_gid, time: None }),
         Err(Errno::EDQUOT)
     );
     fs.fsck();

@@ -291,7 +291,7 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
     let truncate = SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() };
     for request in [
         Request::Read { ino, offset: 0, size: 9, noatime: false },
-        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false, time: None },
+        Request::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
         Request::Extend { ino, offset: 0, length: 9, from: None },
         Request::SetAttr { ino, set: truncate },
@@ -407,7 +407,7 @@ fn what_is_done_with_a_stream_is_done_once() {
     assert_eq!(begin(fs, 5, 5), (false, Some(Ok(Reply::Written(9)))));
     // What was read can be read again.
     assert_eq!(begin(fs, 6, 5), (true, None));
-    assert!(fs.meta.end_stream(of(6), &Ok(Reply::Bytes(vec![1; 9]))));
+    assert!(fs.meta.end_stream(of(6), &Ok(Reply::Bytes(vec![1; 9].into()))));
     assert_eq!(begin(fs, 6, 5), (true, None));
     assert!(fs.meta.end_stream(of(6), &Err(Errno::EIO)));
     assert_eq!(begin(fs, 5, 7), (false, None), "the answer has come");
@@ -649,8 +649,8 @@ fn changes(dir: Ino, file: Ino, full: Ino) -> Vec<Request> {
         Request::Open { ino: file, how: open_how(Access::WRITE, true) },
         Request::SetAttr { ino: file, set: SetAttr { perm: Some(0o611), ..SetAttr::default() } },
         Request::SetAttr { ino: file, set: SetAttr { size: Some(3), ..SetAttr::default() } },
-        Request::Write { ino: file, offset: 5, data: b"more".to_vec(), kill_suid_gid: false, time: None },
-        Request::Write { ino: file, offset: END, data: b"more".to_vec(), kill_suid_gid: false, time: None },
+        Request::Write { ino: file, offset: 5, data: b"more"[..].into(), kill_suid_gid: false, time: None },
+        Request::Write { ino: file, offset: END, data: b"more"[..].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino: file, offset: 0, length: 30, mode: AllocateMode::empty() },
         Request::SetXattr {
             ino: file,
@@ -690,7 +690,7 @@ fn prepare(fs: &mut Harness, client: &mut Client) -> (Ino, Ino, Ino, Vec<Held>) 
             Request::Write {
                 ino: file,
                 offset: 0,
-                data: b"bytes".to_vec(),
+                data: b"bytes"[..].into(),
                 kill_suid_gid: false,
                 time: None,
             },
@@ -973,7 +973,7 @@ fn open_files_without_a_name_survive_a_restart() {
         reclaim(&mut fs, &mut other, &[]);
         assert_eq!((fs.meta.files(), fs.meta.awaited()), (3, vec![]));
         let read = one.ask(&mut fs, Request::Read { ino: has[0].ino, offset: 0, size: 9, noatime: false });
-        assert_eq!(read, Ok(Reply::Bytes(b"a".to_vec())));
+        assert_eq!(read, Ok(Reply::Bytes(b"a"[..].into())));
         one.ask(&mut fs, Request::Release { ino: has[0].ino }).unwrap();
         one.ask(&mut fs, Request::Forget { ino: has[0].ino, lookups: 1 }).unwrap();
         assert_eq!(fs.meta.files(), 2);
@@ -1043,13 +1043,13 @@ fn what_a_client_says_it_has_open_it_must_prove() {
         reclaim(&mut fs, &mut liar, &[claim]);
         reclaim(&mut fs, &mut one, &[honest]);
         assert_eq!(liar.ask(&mut fs, read.clone()), outcome, "{claim:?}");
-        assert_eq!(one.ask(&mut fs, read.clone()), Ok(Reply::Bytes(vec![])));
+        assert_eq!(one.ask(&mut fs, read.clone()), Ok(Reply::Bytes(vec![].into())));
     }
     let opened = liar.open(&mut fs, ino);
     fs = killed(fs, Memory::Cold);
     reclaim(&mut fs, &mut liar, &[Held { opened, ..seen }]);
     reclaim(&mut fs, &mut one, &[honest]);
-    assert_eq!(liar.ask(&mut fs, read), Ok(Reply::Bytes(vec![])));
+    assert_eq!(liar.ask(&mut fs, read), Ok(Reply::Bytes(vec![].into())));
 }
 
 /// Whoever may read a file may not write to it, before a restart and after; who has opened it for writing may until he has closed it.
@@ -1061,7 +1061,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     let ino = entry(Ok(reply.clone()));
     let truncate = SetAttr { size: Some(0), through_handle: true, ..SetAttr::default() };
     let changes = [
-        Request::Write { ino, offset: 0, data: b"x".to_vec(), kill_suid_gid: false, time: None },
+        Request::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
         Request::Extend { ino, offset: 0, length: 9, from: None },
         Request::Delegate { ino, access: Access::READ | Access::WRITE },
@@ -1404,7 +1404,7 @@ impl Lane {
             (0 | 1, Some(_)) if self.bytes.len() < 60 => Request::Write {
                 ino,
                 offset: END,
-                data: vec![rng.u8(1..); 5],
+                data: vec![rng.u8(1..); 5].into(),
                 kill_suid_gid: false,
                 time: None,
             },
@@ -1603,7 +1603,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
                 assert_eq!(Some(ino), lane.held.map(|held| held.ino), "{context}");
                 other.open(&mut fs, ino);
                 let read = other.ask(&mut fs, Request::Read { ino, offset: 0, size: 100, noatime: false });
-                assert_eq!(read, Ok(Reply::Bytes(lane.bytes.clone())), "{context}");
+                assert_eq!(read, Ok(Reply::Bytes(lane.bytes.clone().into())), "{context}");
                 there += 1;
             }
         }

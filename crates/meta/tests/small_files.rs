@@ -52,7 +52,7 @@ fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
     let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 });
     let Place::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(size - 1, 1).next().unwrap();
-    let write = DataRequest::Write { ino, offset: end.local, data: vec![1] };
+    let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
     fs.data.ask(layout.servers()[end.place], &write).map(drop)
 }
 
@@ -144,7 +144,7 @@ fn crash_everywhere(config: &Config) {
         let files = ["written", "empty", "removed"].into_iter().filter_map(|text| fs.walk(text).ok());
         let bytes: u64 = files.collect::<Vec<_>>().into_iter().map(|ino| fs.attr_of(ino).size).sum();
         let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
-        assert_eq!(fs.ask(counted), Ok(Reply::Bytes(bytes.to_string().into_bytes())), "crash at {at}");
+        assert_eq!(fs.ask(counted), Ok(Reply::Bytes(bytes.to_string().into_bytes().into())), "crash at {at}");
         assert_eq!(fsck(&mut fs), [], "crash at {at}");
         if !crashed {
             break;

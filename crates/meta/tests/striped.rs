@@ -46,7 +46,7 @@ fn make(fs: &mut Harness, text: &str, size: u64) -> Result<Ino, Errno> {
         other => panic!("{other:?}"),
     };
     let data: Vec<u8> = (0..STRIP as u8).collect();
-    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false, time: None })?;
+    fs.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid: false, time: None })?;
     fs.ask(resize(ino, size))?;
     Ok(ino)
 }
@@ -114,7 +114,7 @@ fn set(fs: &mut Harness, dir: Ino, setting: &str, value: &str) {
 /// Where a file's bytes lie, as TOML.
 fn layout(fs: &mut Harness, ino: Ino) -> String {
     match fs.ask(Request::GetXattr { ino, name: (*b"user.espalier.layout").into() }) {
-        Ok(Reply::Bytes(text)) => String::from_utf8(text).unwrap(),
+        Ok(Reply::Bytes(text)) => String::from_utf8(text.into()).unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -183,7 +183,7 @@ fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> 
     let layout = fs.meta.place_of(&StreamIo::Write { ino: kept, offset: 0 });
     let espalier_meta::Place::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(299, 1).next().unwrap();
-    let write = DataRequest::Write { ino: kept, offset: end.local, data: vec![1] };
+    let write = DataRequest::Write { ino: kept, offset: end.local, data: vec![1].into() };
     fs.data.ask(layout.servers()[end.place], &write)?;
     wanted.insert(kept, 300);
     fs.checkpoint();
@@ -225,7 +225,11 @@ fn a_crash_at_any_io_leaves_no_datafile_that_nobody_refers_to_and_loses_none() {
                 );
             }
             let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
-            assert_eq!(fs.ask(counted), Ok(Reply::Bytes(bytes.to_string().into_bytes())), "crash at {at}");
+            assert_eq!(
+                fs.ask(counted),
+                Ok(Reply::Bytes(bytes.to_string().into_bytes().into())),
+                "crash at {at}"
+            );
             assert_eq!(fs.fsck(), [], "crash at {at} {acknowledge:?}");
             if !crashed {
                 break;
@@ -241,7 +245,7 @@ fn what_could_not_be_settled_is_not_taken_for_what_nobody_knows_of() {
     let mut fs = cluster(Acknowledge::Volatile);
     let ino = make(&mut fs, "file", STRIP).unwrap();
     fs.lazy = true;
-    let write = Request::Write { ino, offset: STRIP, data: vec![1], kill_suid_gid: false, time: None };
+    let write = Request::Write { ino, offset: STRIP, data: vec![1].into(), kill_suid_gid: false, time: None };
     let id = fs.send(&ROOT_CALLER, write);
     while !fs.answers.contains_key(&id) {
         assert!(fs.settle_one());
@@ -280,7 +284,7 @@ fn what_another_rank_has_not_settled_is_not_removed() {
     let (server, own, other) = (ServerId(0), Ino(900), Ino(Ino::none_of(Rank(1)).0 + 900));
     for ino in [own, other] {
         let fill =
-            DataRequest::Fill { ino, data: b"new".to_vec(), size: 3, mtime: Time::default(), sync: false };
+            DataRequest::Fill { ino, data: b"new"[..].into(), size: 3, mtime: Time::default(), sync: false };
         assert_eq!(fs.data.ask(server, &fill), Ok(DataReply::Done));
     }
     fs.input(Input::NewDatafiles { server, inos: vec![own, other] });
@@ -313,13 +317,13 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
         panic!("no file")
     };
     let data = vec![1; STRIP as usize];
-    fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid: false, time: None }).unwrap();
+    fs.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid: false, time: None }).unwrap();
     fs.ask(resize(ino, 100)).unwrap();
     let espalier_meta::Place::Servers(layout) = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 }) else {
         panic!("it is not on data servers")
     };
     let end = layout.segments(299, 1).next().unwrap();
-    let write = DataRequest::Write { ino, offset: end.local, data: vec![1] };
+    let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
     fs.data.ask(layout.servers()[end.place], &write).unwrap();
     fs.disk.sync_journal();
     let mut fs = fs.crash();
@@ -332,7 +336,7 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     assert_eq!(fs.meta.awaited(), []);
     fs.input(connect());
     let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
-    assert_eq!(fs.ask(counted), Ok(Reply::Bytes(b"300".to_vec())));
+    assert_eq!(fs.ask(counted), Ok(Reply::Bytes(b"300"[..].into())));
 }
 
 /// Of what they have not made durable: a file is counted for what there is.
@@ -346,16 +350,16 @@ fn what_data_servers_lose_with_their_power_is_not_counted_any_more() {
         panic!("it is not on data servers")
     };
     let end = layout.segments(299, 1).next().unwrap();
-    let write = DataRequest::Write { ino, offset: end.local, data: vec![1] };
+    let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };
     fs.data.ask(layout.servers()[end.place], &write).unwrap();
     fs.ask(Request::Release { ino }).unwrap();
     let counted = Request::GetXattr { ino: Ino::ROOT, name: (*b"user.espalier.rbytes").into() };
-    assert_eq!(fs.ask(counted.clone()), Ok(Reply::Bytes(b"300".to_vec())));
+    assert_eq!(fs.ask(counted.clone()), Ok(Reply::Bytes(b"300"[..].into())));
     fs.data.lose_power();
     (0..40).for_each(|_| fs.input(Input::Tick));
     let left = fs.attr_of(ino).size;
     assert!(left < 300, "{left}");
-    assert_eq!(fs.ask(counted), Ok(Reply::Bytes(left.to_string().into_bytes())));
+    assert_eq!(fs.ask(counted), Ok(Reply::Bytes(left.to_string().into_bytes().into())));
     fs.drain();
     assert_eq!(fs.fsck(), []);
 }

@@ -101,7 +101,7 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
         Request::Rename { from_dir: within, from: name("dir"), to_dir: ino, to: file(), flags },
         Request::Open { ino, how },
         Request::Read { ino, offset: 0, size: 1, noatime: false },
-        Request::Write { ino, offset: 0, data: vec![1], kill_suid_gid: false, time: None },
+        Request::Write { ino, offset: 0, data: vec![1].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 1, mode: AllocateMode::empty() },
         Request::Seek { ino, offset: 0, what: SeekWhat::Data },
         Request::Fsync { ino },

@@ -145,7 +145,7 @@ fn append(fs: &mut Harness, ino: Ino) -> u64 {
         Request::Write {
             ino,
             offset: END,
-            data: b"more than fits".to_vec(),
+            data: b"more than fits"[..].into(),
             kill_suid_gid: false,
             time: None,
         },
@@ -235,7 +235,8 @@ fn only_data_servers_that_get_bytes_are_asked_unless_they_may_have_some() {
     assert_eq!(asked_to_fill(&about_to_fill(&all[..2]).0), 3, "one has not told");
     // Other bytes may need fewer of them.
     let (mut fs, ino, append) = about_to_fill(&all);
-    let write = Request::Write { ino, offset: 0, data: b"other".to_vec(), kill_suid_gid: false, time: None };
+    let write =
+        Request::Write { ino, offset: 0, data: b"other"[..].into(), kill_suid_gid: false, time: None };
     fs.send(&ROOT_CALLER, write);
     while asked_to_fill(&fs) < 2 {
         assert!(fs.settle_one(), "{:?}", fs.answers.get(&append));

@@ -127,7 +127,7 @@ async fn serve(listener: std::net::TcpListener, security: Security, size: usize)
     while connection.receiver.next(&mut batch).await.is_ok() {
         for message in batch.drain(..) {
             let FromClient::Request { id, .. } = message else { continue };
-            let result = Ok(Reply::Bytes(vec![7; size]));
+            let result = Ok(Reply::Bytes(vec![7; size].into()));
             connection
                 .sender
                 .queue(FromServer::Reply {

@@ -3,11 +3,12 @@
 //! A frame is its length (four bytes, little-endian, itself not counted), a [`Header`] and the bytes that the header is
 //! followed by.
 
-use bytes::{BufMut, BytesMut};
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use tokio_util::codec::LengthDelimitedCodec;
 
 use crate::limits::{PIECE_BYTES, Terms};
+use crate::rope::Rope;
 
 /// What a frame begins with, in postcard's encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,8 +26,6 @@ pub(crate) enum Header {
     /// The answer to a ping.
     Pong,
 }
-
-const LENGTH_BYTES: usize = 4;
 
 /// A variant's number and two numbers of at most five bytes each.
 const HEADER_BYTES: usize = 11;
@@ -46,14 +45,13 @@ pub(crate) fn splitter(taken: Terms) -> LengthDelimitedCodec {
 }
 
 /// Appends a frame.
-pub(crate) fn put(out: &mut BytesMut, header: Header, parts: [&[u8]; 2]) {
+pub(crate) fn put(out: &mut Rope, header: Header, head: &[u8], payload: Bytes) {
     let mut space = [0; HEADER_BYTES];
     // The header fits: see HEADER_BYTES.
     let header: &[u8] = postcard::to_slice(&header, &mut space).map_or(&[], |encoded| encoded);
-    let length = header.len() + parts[0].len() + parts[1].len();
-    out.reserve(LENGTH_BYTES + length);
-    out.put_u32_le(length as u32);
-    out.put_slice(header);
-    out.put_slice(parts[0]);
-    out.put_slice(parts[1]);
+    let length = header.len() + head.len() + payload.len();
+    for part in [&(length as u32).to_le_bytes(), header, head] {
+        out.put(part);
+    }
+    out.push(payload);
 }

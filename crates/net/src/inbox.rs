@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use tokio_util::codec::{Decoder, LengthDelimitedCodec};
 
 use crate::error::NetError;
@@ -97,7 +97,7 @@ impl<In: Message> Inbox<In> {
             if payload.len() > self.terms.eager_bytes as usize {
                 return Err(NetError::Protocol("a payload is too long to come unannounced"));
             }
-            *slot(&mut message)? = payload.to_vec();
+            *slot(&mut message)? = Bytes::copy_from_slice(payload);
         }
         Ok(message)
     }
@@ -135,7 +135,7 @@ impl<In: Message> Inbox<In> {
         let Some(Arrival { mut message, payload, .. }) = self.arrivals.remove(&number) else {
             return Ok(Taken::Quiet);
         };
-        *slot(&mut message)? = payload;
+        *slot(&mut message)? = payload.into();
         Ok(Taken::Message(message))
     }
 
@@ -151,7 +151,7 @@ impl<In: Message> Inbox<In> {
 }
 
 /// Where the payload belongs that came apart from its message.
-fn slot<In: Message>(message: &mut In) -> Result<&mut Vec<u8>, NetError> {
+fn slot<In: Message>(message: &mut In) -> Result<&mut Bytes, NetError> {
     let slot = message.payload().filter(|slot| slot.is_empty());
     slot.ok_or(NetError::Protocol("a payload belongs to no message"))
 }

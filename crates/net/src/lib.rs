@@ -20,6 +20,7 @@ mod message;
 mod outbox;
 pub mod pki;
 mod receiver;
+mod rope;
 mod seal;
 mod security;
 mod sender;

@@ -3,11 +3,11 @@
 //! Whoever flushes writes by itself as much as the socket takes; one thread at a time, and it takes along what others queue
 //! meanwhile. The rest is left to a task.
 
-use std::io::{self, BufRead, Write};
+use std::io::{self, BufRead, IoSlice, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::{Buf, BufMut, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use rustix::net::Shutdown;
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
@@ -16,6 +16,7 @@ use tokio_rustls::rustls;
 use crate::error::NetError;
 use crate::frame::Header;
 use crate::outbox::Outbox;
+use crate::rope::{Rope, SLICES};
 
 /// A thread that flushes writes so many times, then leaves the rest to the task: others must not keep it for ever.
 const ROUNDS: usize = 8;
@@ -52,7 +53,7 @@ enum Closing {
 struct Out {
     outbox: Outbox,
     /// Bytes as they go over the wire. Whoever writes has taken them out.
-    flight: Option<BytesMut>,
+    flight: Option<Rope>,
     /// TLS has something to send by itself.
     tls_waits: bool,
     closing: Closing,
@@ -66,7 +67,7 @@ impl Link {
         outbox: Outbox,
         unsent_max: usize,
     ) -> Self {
-        let flight = Some(BytesMut::new());
+        let flight = Some(Rope::default());
         let tls = tls.map(|mut tls| {
             // What it is given is bounded already.
             tls.set_buffer_limit(None);
@@ -91,7 +92,7 @@ impl Link {
         &self,
         request: Option<u64>,
         head: &[u8],
-        payload: Vec<u8>,
+        payload: Bytes,
         announced: bool,
     ) -> Result<(), NetError> {
         let mut out = self.out();
@@ -145,8 +146,8 @@ impl Link {
                 let mut out = self.out();
                 let plain = out.outbox.take();
                 if plain.is_none() && !out.tls_waits {
-                    // Its memory is the outbox's again.
-                    out.flight = Some(BytesMut::new());
+                    // With TLS it has memory of its own.
+                    out.flight = Some(Rope::default());
                     if out.unsent() == 0 {
                         self.drained.notify_waiters();
                     }
@@ -262,22 +263,30 @@ impl Link {
     }
 
     /// Makes of plain bytes what goes over the wire.
-    fn seal(&self, plain: BytesMut) -> Result<BytesMut, NetError> {
+    fn seal(&self, mut plain: Rope) -> Result<Rope, NetError> {
         let Some(tls) = &self.tls else { return Ok(plain) };
         let mut tls = lock(tls);
-        tls.writer().write_all(&plain)?;
         // Each record of 16 KiB has some 22 bytes more.
-        let mut wire = BytesMut::with_capacity(plain.len() + plain.len() / 512 + 64).writer();
+        let length = plain.remaining() + plain.remaining() / 512 + 64;
+        while plain.has_remaining() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = plain.chunks_vectored(&mut slices);
+            let taken = tls.writer().write_vectored(&slices[..count])?;
+            plain.advance(taken);
+        }
+        let mut wire = BytesMut::with_capacity(length).writer();
         while tls.wants_write() {
             tls.write_tls(&mut wire)?;
         }
-        Ok(wire.into_inner())
+        Ok(wire.into_inner().into())
     }
 
     /// Writes to the socket; `false` if it does not take all.
-    fn write(&self, flight: &mut BytesMut) -> io::Result<bool> {
-        while !flight.is_empty() {
-            match self.socket.try_write(flight) {
+    fn write(&self, flight: &mut Rope) -> io::Result<bool> {
+        while flight.has_remaining() {
+            let mut slices = [IoSlice::new(&[]); SLICES];
+            let count = flight.chunks_vectored(&mut slices);
+            match self.socket.try_write_vectored(&slices[..count]) {
                 Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
                 Ok(written) => {
                     flight.advance(written);
@@ -307,7 +316,7 @@ impl Out {
     }
 
     fn flight_bytes(&self) -> usize {
-        self.flight.as_ref().map_or(0, BytesMut::len)
+        self.flight.as_ref().map_or(0, Rope::remaining)
     }
 }
 

@@ -1,5 +1,6 @@
 //! What a message must tell so that it can be sent.
 
+use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, FromClient, FromData, FromServer, Reply, Request, ToData};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,7 +8,7 @@ use serde::de::DeserializeOwned;
 /// What goes over a connection in one direction.
 pub trait Message: Serialize + DeserializeOwned + Send + 'static {
     /// The bytes in it that are sent apart from the rest, past the encoder.
-    fn payload(&mut self) -> Option<&mut Vec<u8>>;
+    fn payload(&mut self) -> Option<&mut Bytes>;
 
     /// The request that it is about. Such a message may overtake large ones that are about other requests; a message that
     /// is about none overtakes nothing.
@@ -20,7 +21,7 @@ pub trait Message: Serialize + DeserializeOwned + Send + 'static {
 }
 
 impl Message for FromClient {
-    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+    fn payload(&mut self) -> Option<&mut Bytes> {
         match self {
             Self::Request { request: Request::Write { data, .. }, .. } | Self::Stream { data, .. } => {
                 Some(data)
@@ -45,7 +46,7 @@ impl Message for FromClient {
 }
 
 impl Message for FromServer {
-    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+    fn payload(&mut self) -> Option<&mut Bytes> {
         match self {
             Self::Reply { result: Ok(Reply::Bytes(bytes) | Reply::OpenedWhole(_, bytes)), .. } => Some(bytes),
             _ => None,
@@ -66,7 +67,7 @@ impl Message for FromServer {
 }
 
 impl Message for ToData {
-    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+    fn payload(&mut self) -> Option<&mut Bytes> {
         match &mut self.request {
             DataRequest::Write { data, .. } | DataRequest::Fill { data, .. } => Some(data),
             _ => None,
@@ -83,7 +84,7 @@ impl Message for ToData {
 }
 
 impl Message for FromData {
-    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+    fn payload(&mut self) -> Option<&mut Bytes> {
         if let Ok(DataReply::Bytes(bytes)) = &mut self.result { Some(bytes) } else { None }
     }
 

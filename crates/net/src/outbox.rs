@@ -6,17 +6,15 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::mem;
 
-use bytes::BytesMut;
+use bytes::{Buf, Bytes};
 
 use crate::error::NetError;
 use crate::frame::{self, Header};
 use crate::limits::{ANNOUNCED_MAX, PIECE_BYTES, Terms};
+use crate::rope::Rope;
 
 /// So much is handed out at once.
 const FLIGHT_BYTES: usize = 256 << 10;
-
-/// So much memory is kept while there is nothing to send.
-const KEPT_BYTES: usize = 16 << 10;
 
 /// Pieces are put behind what is ready only while that is less: a message that comes now waits for no more.
 const PUMP_BYTES: usize = 2 * PIECE_BYTES;
@@ -25,9 +23,7 @@ pub(crate) struct Outbox {
     /// What the peer takes.
     terms: Terms,
     /// Frames, in the order they go.
-    ready: BytesMut,
-    /// `ready` has grown long: its memory is given back once it is empty.
-    grown: bool,
+    ready: Rope,
     announced: BTreeMap<u32, Transfer>,
     /// Those of `announced` that are granted, in turn.
     granted: VecDeque<u32>,
@@ -43,8 +39,8 @@ pub(crate) struct Outbox {
 struct Transfer {
     order: u64,
     request: Option<u64>,
-    payload: Vec<u8>,
-    sent: usize,
+    /// What has not been sent of it.
+    payload: Bytes,
     granted: bool,
 }
 
@@ -52,7 +48,7 @@ struct Held {
     order: u64,
     request: Option<u64>,
     head: Vec<u8>,
-    payload: Vec<u8>,
+    payload: Bytes,
     /// The payload is to be announced.
     large: bool,
 }
@@ -67,8 +63,7 @@ impl Outbox {
     pub(crate) fn new(terms: Terms) -> Self {
         Self {
             terms,
-            ready: BytesMut::new(),
-            grown: false,
+            ready: Rope::default(),
             announced: BTreeMap::new(),
             granted: VecDeque::new(),
             held: VecDeque::new(),
@@ -91,7 +86,7 @@ impl Outbox {
 
     /// Those that wait for no grant.
     pub(crate) fn ready_bytes(&self) -> usize {
-        self.ready.len()
+        self.ready.remaining()
     }
 
     /// A message about `request`, encoded without its payload. `announced`: that is announced even if it is short.
@@ -102,7 +97,7 @@ impl Outbox {
         &mut self,
         request: Option<u64>,
         head: &[u8],
-        payload: Vec<u8>,
+        payload: Bytes,
         announced: bool,
     ) -> Result<(), NetError> {
         let large = payload.len() > self.terms.eager_bytes as usize || announced && !payload.is_empty();
@@ -118,7 +113,7 @@ impl Outbox {
     }
 
     pub(crate) fn control(&mut self, header: Header) {
-        self.put(header, [&[], &[]]);
+        self.put(header, &[], Bytes::new());
     }
 
     /// The peer has room for an announced payload.
@@ -130,22 +125,15 @@ impl Outbox {
     }
 
     /// What goes next, if anything: everything that is ready up to a bound, then pieces.
-    pub(crate) fn take(&mut self) -> Option<BytesMut> {
-        while self.ready.len() < PUMP_BYTES {
+    pub(crate) fn take(&mut self) -> Option<Rope> {
+        while self.ready.remaining() < PUMP_BYTES {
             let Some(number) = self.granted.pop_front() else { break };
             self.piece(number);
         }
-        if self.ready.is_empty() {
-            return None;
-        }
-        let taken = self.ready.split_to(self.ready.len().min(FLIGHT_BYTES));
-        if self.ready.is_empty() && mem::take(&mut self.grown) {
-            self.ready = BytesMut::new();
-        }
-        Some(taken)
+        self.ready.has_remaining().then(|| self.ready.split_to(FLIGHT_BYTES))
     }
 
-    fn place(&mut self, order: u64, request: Option<u64>, head: &[u8], payload: Vec<u8>, large: bool) {
+    fn place(&mut self, order: u64, request: Option<u64>, head: &[u8], payload: Bytes, large: bool) {
         if self.waits(order, request) || (large && self.announced.len() >= ANNOUNCED_MAX) {
             let held = Held { order, request, head: head.to_vec(), payload, large };
             self.apart += held.bytes();
@@ -158,12 +146,12 @@ impl Outbox {
             }
             let number = self.number;
             self.number = number.wrapping_add(1);
-            self.put(Header::Announce { number, length: payload.len() as u32 }, [head, &[]]);
+            self.put(Header::Announce { number, length: payload.len() as u32 }, head, Bytes::new());
             self.apart += payload.len();
-            let transfer = Transfer { order, request, payload, sent: 0, granted: false };
+            let transfer = Transfer { order, request, payload, granted: false };
             self.announced.insert(number, transfer);
         } else {
-            self.put(Header::Message, [head, &payload]);
+            self.put(Header::Message, head, payload);
         }
     }
 
@@ -180,15 +168,14 @@ impl Outbox {
     /// The next piece of a granted payload.
     fn piece(&mut self, number: u32) {
         let Some(mut transfer) = self.announced.remove(&number) else { return };
-        let end = transfer.payload.len().min(transfer.sent + PIECE_BYTES);
-        self.put(Header::Piece { number }, [&transfer.payload[transfer.sent..end], &[]]);
-        self.apart -= end - transfer.sent;
-        transfer.sent = end;
-        if end < transfer.payload.len() {
+        let piece = transfer.payload.split_to(transfer.payload.len().min(PIECE_BYTES));
+        self.apart -= piece.len();
+        self.put(Header::Piece { number }, &[], piece);
+        if transfer.payload.is_empty() {
+            self.release();
+        } else {
             self.announced.insert(number, transfer);
             self.granted.push_back(number);
-        } else {
-            self.release();
         }
     }
 
@@ -201,8 +188,7 @@ impl Outbox {
         }
     }
 
-    fn put(&mut self, header: Header, parts: [&[u8]; 2]) {
-        frame::put(&mut self.ready, header, parts);
-        self.grown |= self.ready.len() > KEPT_BYTES;
+    fn put(&mut self, header: Header, head: &[u8], payload: Bytes) {
+        frame::put(&mut self.ready, header, head, payload);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::mem;
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use espalier_proto::{
     Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Request, RequestId, ServerMap,
     Service, Welcome,
@@ -25,6 +25,7 @@ use crate::limits::{ANNOUNCED_MAX, Limits, Terms};
 use crate::message::Message;
 use crate::outbox::Outbox;
 use crate::pki::{Authority, Validity};
+use crate::rope::Rope;
 use crate::{Acceptor, Connection, Identity, Security};
 
 /// Small, so that much happens soon.
@@ -34,7 +35,7 @@ fn limits() -> Limits {
 
 fn write(id: u64, offset: u64, length: usize) -> FromClient {
     let caller = Caller { uid: 1, gid: 2, pid: 3, groups: None };
-    let data = vec![offset as u8; length];
+    let data = vec![offset as u8; length].into();
     let request = Request::Write { ino: Ino(9), offset, data, kill_suid_gid: false, time: None };
     FromClient::Request { id: RequestId(id), below: RequestId(0), announced: false, caller, request }
 }
@@ -69,7 +70,7 @@ impl Line {
         let mut delivered = Vec::new();
         let mut flight = self.outbox.take().unwrap_or_default();
         loop {
-            self.wire.extend_from_slice(&flight.split_to(flight.len().min(bytes)));
+            self.wire.put(flight.split_to(bytes));
             while let Some(taken) = self.inbox.take(&mut self.wire).unwrap() {
                 match taken {
                     Taken::Message(message) => delivered.push(message),
@@ -81,7 +82,7 @@ impl Line {
                 self.outbox.grant(number).unwrap();
             }
             assert!(self.inbox.held_bytes() <= limits().receiving_bytes);
-            if flight.is_empty() {
+            if !flight.has_remaining() {
                 return delivered;
             }
         }
@@ -212,6 +213,12 @@ fn serial(message: &FromClient) -> u64 {
     }
 }
 
+fn put(wire: &mut BytesMut, header: Header, head: &[u8], payload: Bytes) {
+    let mut frame = Rope::default();
+    frame::put(&mut frame, header, head, payload);
+    wire.put(frame);
+}
+
 /// Frames as a client sends them, some of them out of place.
 fn stream(random: &mut fastrand::Rng) -> BytesMut {
     let mut bytes = BytesMut::new();
@@ -222,11 +229,11 @@ fn stream(random: &mut fastrand::Rng) -> BytesMut {
         let number = random.u32(..4);
         let announce = Header::Announce { number, length: random.u32(1..400) };
         match random.u8(..8) {
-            0 => frame::put(&mut bytes, Header::Ping, [&[], &[]]),
-            1 => frame::put(&mut bytes, Header::Grant { number }, [&[], &[]]),
-            2 | 3 => frame::put(&mut bytes, announce, [&head, &[]]),
-            4 | 5 => frame::put(&mut bytes, Header::Piece { number }, [&[7; 100], &[]]),
-            _ => frame::put(&mut bytes, Header::Message, [&head, &payload]),
+            0 => put(&mut bytes, Header::Ping, &[], Bytes::new()),
+            1 => put(&mut bytes, Header::Grant { number }, &[], Bytes::new()),
+            2 | 3 => put(&mut bytes, announce, &head, Bytes::new()),
+            4 | 5 => put(&mut bytes, Header::Piece { number }, &[], vec![7; 100].into()),
+            _ => put(&mut bytes, Header::Message, &head, payload),
         }
     }
     bytes
@@ -333,7 +340,7 @@ fn payloads_that_break_the_rules() {
     ] {
         let mut bytes = BytesMut::new();
         for (header, head, payload) in frames {
-            frame::put(&mut bytes, header, [head, &vec![7; payload]]);
+            put(&mut bytes, header, head, vec![7; payload].into());
         }
         match feed(&mut fastrand::Rng::with_seed(0), bytes) {
             Err(NetError::Protocol(said)) => assert_eq!(said, expected),
@@ -439,11 +446,11 @@ fn announcements_are_bounded() {
     let head = postcard::to_extend(&head, Vec::new()).unwrap();
     let mut bytes = BytesMut::new();
     for number in 0..=ANNOUNCED_MAX as u32 {
-        frame::put(&mut bytes, Header::Announce { number, length: 300_000 }, [&head, &[]]);
+        put(&mut bytes, Header::Announce { number, length: 300_000 }, &head, Bytes::new());
     }
     let refused = feed(&mut random, bytes.clone()).unwrap_err();
     assert!(matches!(refused, NetError::Protocol("an announcement is malformed, or one too many")));
     let mut long = BytesMut::new();
-    frame::put(&mut long, Header::Announce { number: 0, length: 300_001 }, [&head, &[]]);
+    put(&mut long, Header::Announce { number: 0, length: 300_001 }, &head, Bytes::new());
     assert!(feed(&mut random, long).is_err());
 }

@@ -334,7 +334,10 @@ mod tests {
             (Request::Forget { ino: INO, lookups: 1 }, Errno::EINVAL),
             (Request::SetAttr { ino: INO, set }, Errno::EINVAL),
             (Request::Rename { from_dir: INO, from: name(), to_dir: INO, to: name(), flags }, Errno::EINVAL),
-            (Request::Write { ino: INO, offset: 0, data, kill_suid_gid: false, time: None }, Errno::EINVAL),
+            (
+                Request::Write { ino: INO, offset: 0, data: data.into(), kill_suid_gid: false, time: None },
+                Errno::EINVAL,
+            ),
             (Request::Read { ino: INO, offset: 0, size: u32::MAX, noatime: false }, Errno::EINVAL),
             (Request::Allocate { ino: INO, offset: 0, length: 1, mode }, Errno::EOPNOTSUPP),
             (Request::ReadDir { dir: INO, after: 0, limit: u32::MAX, plus: true }, Errno::EINVAL),

@@ -2,6 +2,7 @@
 
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{AllocateMode, Capability, ClientId, Errno, Ino, RequestId, SeekWhat, Space, StreamStat, Time};
@@ -19,8 +20,7 @@ pub enum DataRequest {
     Write {
         ino: Ino,
         offset: u64,
-        #[serde(with = "serde_bytes")]
-        data: Vec<u8>,
+        data: Bytes,
     },
     Allocate {
         ino: Ino,
@@ -40,8 +40,7 @@ pub enum DataRequest {
     /// Makes the datafile hold just these bytes, then zeros up to `size`; it is a new one until it is settled. `sync`: durably.
     Fill {
         ino: Ino,
-        #[serde(with = "serde_bytes")]
-        data: Vec<u8>,
+        data: Bytes,
         size: u64,
         mtime: Time,
         sync: bool,
@@ -103,7 +102,7 @@ pub enum DataRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataReply {
     Done,
-    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
+    Bytes(Bytes),
     /// `Seek`: where; `None`: nowhere before the datafile's end.
     Found(Option<u64>),
     Stats(Vec<StreamStat>),

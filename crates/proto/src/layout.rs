@@ -4,6 +4,7 @@
 use alloc::vec::Vec;
 use core::fmt;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{StreamStat, Time};
@@ -243,19 +244,17 @@ impl Layout {
         }
     }
 
-    /// What of some bytes of a file goes to each place.
-    pub fn scatter(&self, offset: u64, data: &[u8]) -> Vec<Vec<u8>> {
-        let mut scattered = alloc::vec![Vec::new(); self.servers.len()];
-        for part in self.parts(offset, data.len() as u64) {
-            scattered[part.place].reserve_exact(part.length as usize);
-        }
-        let mut rest = data;
+    /// What of some bytes of a file goes to each place. Only what is in several pieces there is copied.
+    pub fn scatter(&self, offset: u64, mut data: Bytes) -> Vec<Bytes> {
+        let mut pieces = alloc::vec![Vec::new(); self.servers.len()];
         for segment in self.segments(offset, data.len() as u64) {
-            let (piece, after) = rest.split_at(segment.length as usize);
-            scattered[segment.place].extend_from_slice(piece);
-            rest = after;
+            pieces[segment.place].push(data.split_to(segment.length as usize));
         }
-        scattered
+        let whole = |pieces: Vec<Bytes>| match &pieces[..] {
+            [one] => one.clone(),
+            pieces => pieces.concat().into(),
+        };
+        pieces.into_iter().map(whole).collect()
     }
 
     /// What of a range lies in each datafile that has something of it: there, too, it is one range.

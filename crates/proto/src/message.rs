@@ -5,6 +5,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bitflags::bitflags;
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -159,8 +160,7 @@ pub enum Request {
         ino: Ino,
         /// Or [`END`], as in the other requests that lead to a write.
         offset: u64,
-        #[serde(with = "serde_bytes")]
-        data: Vec<u8>,
+        data: Bytes,
         kill_suid_gid: bool,
         /// As [`Early::time`].
         time: Option<Time>,
@@ -399,12 +399,12 @@ pub enum Reply {
         cacheable: bool,
     },
     Attr(Attr),
-    Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
+    Bytes(Bytes),
     /// `Read`, `Write`, `Allocate`, `Seek`: the file is not stuffed; turn to its stream. A server appends to streams itself.
     Streamed,
     Opened(Opened),
     /// `Open` with [`Reads::Whole`]: and these bytes are what the file holds, as long as there is a lease on it.
-    OpenedWhole(Opened, #[serde(with = "serde_bytes")] Vec<u8>),
+    OpenedWhole(Opened, Bytes),
     Created(Entry, Opened),
     Offset(u64),
     /// Bytes written to a stream.

@@ -5,6 +5,7 @@ use alloc::string::String;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -92,8 +93,7 @@ pub enum FromClient {
         /// As of a request.
         announced: bool,
         io: StreamIo,
-        #[serde(with = "serde_bytes")]
-        data: Vec<u8>,
+        data: Bytes,
     },
     /// The caller no longer wants to wait.
     Cancel { id: RequestId },

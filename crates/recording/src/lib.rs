@@ -2,7 +2,6 @@
 //! written is not in it, only how much.
 #![forbid(unsafe_code)]
 
-use std::borrow::Cow;
 use std::io;
 
 use espalier_client::{Answer, Call};
@@ -107,7 +106,7 @@ impl Asked {
             Self::Request(ref request) => Call::Request(request.clone()),
             Self::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
             Self::Write { ino, offset, size, kill_suid_gid } => {
-                Call::Write { ino, offset, data: Cow::Owned(bytes(size as usize)), kill_suid_gid }
+                Call::Write { ino, offset, data: bytes(size as usize).into(), kill_suid_gid }
             }
             Self::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
             Self::Seek { ino, offset, what } => Call::Seek { ino, offset, what },

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use bytes::Bytes;
 use espalier_meta::relayout;
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, SeekWhat, ServerId};
 use espalier_store::Store;
@@ -100,7 +101,13 @@ fn copy(from: &DataStore, to: &DataStore, ino: Ino) -> Result<(), Errno> {
     };
     let stat = *stats.first().ok_or(Errno::EIO)?;
     // One of no bytes need not be there.
-    to.execute(DataRequest::Fill { ino, data: Vec::new(), size: stat.size, mtime: stat.mtime, sync: false })?;
+    to.execute(DataRequest::Fill {
+        ino,
+        data: Bytes::new(),
+        size: stat.size,
+        mtime: stat.mtime,
+        sync: false,
+    })?;
     let seek = |offset, what| match from.execute(DataRequest::Seek { ino, offset, what })? {
         DataReply::Found(found) => Ok(found),
         _ => Err(Errno::EIO),

@@ -134,7 +134,7 @@ fn data(number: u16) -> Service {
 }
 
 fn write() -> DataRequest {
-    DataRequest::Write { ino: INO, offset: 5, data: b"bytes".to_vec() }
+    DataRequest::Write { ino: INO, offset: 5, data: b"bytes"[..].into() }
 }
 
 fn refused(outcome: Result<(Welcome, Asker), ConnectError>) -> Reason {
@@ -160,15 +160,15 @@ async fn data_servers_are_for_servers() {
     let ino = INO;
     assert_eq!(ask(&mut asker, write()).await, Ok(DataReply::Done));
     let read = || DataRequest::Read { ino, offset: 3, size: 100 };
-    assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(b"\0\0bytes".to_vec())));
+    assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(b"\0\0bytes"[..].into())));
     assert_eq!(ask(&mut asker, DataRequest::Sync { ino }).await, Ok(DataReply::Done));
     assert_eq!(ask(&mut asker, DataRequest::New).await, Ok(DataReply::Inos(vec![])));
     assert_eq!(ask(&mut asker, DataRequest::Remove { ino }).await, Ok(DataReply::Done));
-    assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(vec![])));
+    assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(vec![].into())));
     // The time of what is not there is not kept, and what is filled with nothing is not there.
     let mtime = Time::new(5, 0);
     assert_eq!(ask(&mut asker, DataRequest::SetMtime { ino, mtime }).await, Ok(DataReply::Done));
-    let fill = |size| DataRequest::Fill { ino, data: Vec::new(), size, mtime, sync: true };
+    let fill = |size| DataRequest::Fill { ino, data: Vec::new().into(), size, mtime, sync: true };
     for (size, new) in [(4, vec![ino]), (0, vec![])] {
         assert_eq!(ask(&mut asker, fill(size)).await, Ok(DataReply::Done));
         assert_eq!(ask(&mut asker, DataRequest::New).await, Ok(DataReply::Inos(new)));
@@ -181,7 +181,7 @@ async fn data_servers_are_for_servers() {
     assert!(made.iter().all(is_new), "they are there, and nobody has written to them: {made:?}");
     assert_eq!(ask(&mut asker, DataRequest::Discard { inos }).await, Ok(DataReply::Done));
     assert_eq!(ask(&mut asker, stat).await, Ok(DataReply::Stats(vec![StreamStat::default(); 2])));
-    let far = DataRequest::Write { ino, offset: espalier_proto::END, data: vec![1] };
+    let far = DataRequest::Write { ino, offset: espalier_proto::END, data: vec![1].into() };
     assert_eq!(ask(&mut asker, far).await, Err(Errno::EINVAL));
 }
 
@@ -199,7 +199,10 @@ async fn clients_have_what_they_have_capabilities_for() {
     assert_eq!(ask(&mut server, admit(1, &[])).await, Ok(DataReply::Done));
     assert_eq!(ask_with(&mut alice, Some(capability), write()).await, Ok(DataReply::Done));
     let read = || DataRequest::Read { ino: INO, offset: 5, size: 100 };
-    assert_eq!(ask_with(&mut alice, Some(capability), read()).await, Ok(DataReply::Bytes(b"bytes".into())));
+    assert_eq!(
+        ask_with(&mut alice, Some(capability), read()).await,
+        Ok(DataReply::Bytes(b"bytes"[..].into()))
+    );
 
     // None, another's, and one's own with something else in it.
     let own = cluster.capability("eve", 2);
@@ -243,10 +246,10 @@ async fn what_a_data_server_does_is_counted() {
     let cluster = Cluster::new();
     let (_, mut server) = reach(cluster.address, &cluster.server("server-0"), data(3)).await.unwrap();
     assert_eq!(ask(&mut server, write()).await, Ok(DataReply::Done));
-    let far = DataRequest::Write { ino: INO, offset: espalier_proto::END, data: vec![1] };
+    let far = DataRequest::Write { ino: INO, offset: espalier_proto::END, data: vec![1].into() };
     assert_eq!(ask(&mut server, far).await, Err(Errno::EINVAL));
     let read = DataRequest::Read { ino: INO, offset: 3, size: 100 };
-    assert_eq!(ask(&mut server, read).await, Ok(DataReply::Bytes(b"\0\0bytes".to_vec())));
+    assert_eq!(ask(&mut server, read).await, Ok(DataReply::Bytes(b"\0\0bytes"[..].into())));
     assert_eq!(ask(&mut server, DataRequest::Remove { ino: INO }).await, Ok(DataReply::Done));
 
     let figures = status_of(&cluster.dir.path().join("data")).unwrap().figures.unwrap();
@@ -284,7 +287,7 @@ async fn a_client_that_does_not_read_is_not_in_the_way() {
         ask(&mut server, DataRequest::Admit { below: 1, live: vec![], durable: 0 }).await,
         Ok(DataReply::Done)
     );
-    let bytes = DataRequest::Write { ino: INO, offset: 0, data: vec![1; 1 << 20] };
+    let bytes = DataRequest::Write { ino: INO, offset: 0, data: vec![1; 1 << 20].into() };
     assert_eq!(ask(&mut server, bytes).await, Ok(DataReply::Done));
     let (_, greedy) = reach(cluster.address, &cluster.client("greedy"), service).await.unwrap();
     let capability = Some(cluster.capability("greedy", 1));

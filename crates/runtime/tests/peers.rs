@@ -80,7 +80,7 @@ fn cluster_of(store: &Path) -> ClusterId {
 struct Said(PeerMessage);
 
 impl Message for Said {
-    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+    fn payload(&mut self) -> Option<&mut bytes::Bytes> {
         None
     }
 

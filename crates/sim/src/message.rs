@@ -237,7 +237,7 @@ mod tests {
                 below,
                 announced: false,
                 io,
-                data: vec![byte; 1000],
+                data: vec![byte; 1000].into(),
             })
         };
         let (bytes, number) = message(1).measure();

@@ -154,7 +154,7 @@ impl Spoiler {
             Message::FromServer(FromServer::Reply { id, result: Ok(Reply::Bytes(told)), .. })
                 if self.asked.remove(&(to, from, *id)) =>
             {
-                let mut value = told.as_slice().into();
+                let mut value = told[..].into();
                 add(&mut value, -1);
                 *told = value.into();
             }
@@ -313,7 +313,7 @@ impl Saboteur for Spoiler {
                 None
             }
             (Breakage::UnfilledStream, Io::Stream(StreamCall::Fill { bytes, .. }, _)) => {
-                bytes.fill(0);
+                *bytes = vec![0; bytes.len()].into();
                 None
             }
             (Breakage::KeptStream, Io::Stream(StreamCall::Remove { .. }, _)) => {

@@ -265,7 +265,7 @@ impl Storage {
                 let mut bytes = vec![0; size as usize];
                 store.stream_read(ino, offset, &mut bytes).map(|read| {
                     bytes.truncate(read);
-                    Reply::Bytes(bytes)
+                    Reply::Bytes(bytes.into())
                 })
             }
             StreamIo::Write { ino, offset } => {

@@ -1,5 +1,6 @@
 //! What a data server does with its store, which has a stream for each datafile that was written to.
 
+use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, Ino, StreamStat, Time};
 
 use crate::empty::Made;
@@ -126,7 +127,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn write_new(&self, ino: Ino, offset: u64, data: Vec<u8>) -> Result<DataReply, StoreError> {
+    pub fn write_new(&self, ino: Ino, offset: u64, data: Bytes) -> Result<DataReply, StoreError> {
         self.store.stream_create(ino)?;
         self.carry_out(DataRequest::Write { ino, offset, data })
     }
@@ -143,7 +144,7 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                 let mut bytes = vec![0; size as usize];
                 let read = store.stream_read(ino, offset, &mut bytes)?;
                 bytes.truncate(read);
-                return Ok(DataReply::Bytes(bytes));
+                return Ok(DataReply::Bytes(bytes.into()));
             }
             DataRequest::Seek { ino, offset, what } => {
                 return Ok(DataReply::Found(store.stream_seek(ino, offset, what)?));

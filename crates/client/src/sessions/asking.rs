@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{Delegation, Errno, Ino, Layout, Rank, Reply};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -45,7 +46,7 @@ impl<T> Default for Asking<T> {
 impl<T> Asking<T> {
     pub fn ask(&mut self, parked: Parked<T>, delegation: Arc<Delegation>, work: Work, told: &mut Told<T>) {
         self.next += 1;
-        let data = if let Call::Write { data, .. } = &parked.call { data.to_vec() } else { Vec::new() };
+        let data = if let Call::Write { data, .. } = &parked.call { data.to_bytes() } else { Bytes::new() };
         let held = match work {
             Work::Stream(_) | Work::Create { .. } => {
                 Arc::clone(self.held.entry(delegation.capability.ino).or_default())

@@ -83,15 +83,13 @@ impl<T> Behind<T> {
 
 impl<T> Sessions<T> {
     /// Keeps a call back if it depends on what was told and is not answered.
-    pub(super) fn keep_behind<'a>(
+    pub(super) fn keep_behind(
         &mut self,
         now: u64,
-        asked: Asked<'a, Waiter<T>>,
-    ) -> Option<Asked<'a, Waiter<T>>> {
+        asked: Asked<'static, Waiter<T>>,
+    ) -> Option<Asked<'static, Waiter<T>>> {
         let last = self.early.last();
         let Some(why) = self.comes_behind(now, &asked.call, last) else { return Some(asked) };
-        let Asked { call_id, caller, call, ticket } = asked;
-        let asked = Asked { call_id, caller, call: call.into_owned(), ticket };
         self.behind.calls.push_back(Kept { asked, why, last });
         None
     }

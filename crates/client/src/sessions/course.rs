@@ -3,6 +3,7 @@
 use alloc::vec::Vec;
 use core::mem::take;
 
+use bytes::Bytes;
 use espalier_proto::{
     Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched,
 };
@@ -110,7 +111,7 @@ impl<T> Sessions<T> {
         }
         self.cache.changed(&touched, lease, now);
         if let Some((ino, bytes)) = whole {
-            self.cache.learn(ino, bytes, lease, now);
+            self.cache.learn(ino, bytes.into(), lease, now);
         }
         if given_up {
             self.cache.distrust();
@@ -196,7 +197,7 @@ impl<T> Sessions<T> {
     pub(super) fn advance(
         &mut self,
         now: u64,
-        (asked, mut course): (Asked<'_, Waiter<T>>, Course),
+        (asked, mut course): (Asked<'static, Waiter<T>>, Course),
         next: Next,
         lease: u64,
         told: &mut Told<T>,
@@ -234,7 +235,7 @@ impl<T> Sessions<T> {
                 let outdated = result.as_mut().ok().and_then(|answer| self.cache.as_told(answer));
                 if let (Some(ino), Call::Request(Request::Lookup { .. })) = (outdated, &call) {
                     self.cache.forget(ino, 1);
-                    return self.ask_behind(ino, Asked { call_id, caller, call: call.into_owned(), ticket });
+                    return self.ask_behind(ino, Asked { call_id, caller, call, ticket });
                 }
                 let lease_ms = match &mut result {
                     Ok(answer) => self.keep(now, course.turn, &call, answer, lease, told),
@@ -244,7 +245,6 @@ impl<T> Sessions<T> {
                 return told.answer_leased(ticket, result, lease_ms);
             }
             Next::Data(delegation, work) => {
-                let call = call.into_owned();
                 let parked = Parked { call_id, caller, call, ticket, sent: now, course };
                 return self.asking.ask(parked, delegation, work, told);
             }
@@ -264,13 +264,12 @@ impl<T> Sessions<T> {
             }
             Next::Stream(io) => {
                 let data = match (&call, io) {
-                    (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_vec(),
-                    _ => Vec::new(),
+                    (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_bytes(),
+                    _ => Bytes::new(),
                 };
                 end.link.stream(io, data, &mut end.out)
             }
         };
-        let call = call.into_owned();
         let interrupted = course.interrupted;
         end.parked.insert(id, Parked { call_id, caller, call, ticket, sent: now, course });
         if interrupted && let (_, Some(gone)) = end.interrupt(call_id) {

@@ -192,12 +192,12 @@ impl<T> Sessions<T> {
     // ---- Telling early
 
     /// Answers a call before the server has, if it can be; returns it if not.
-    pub(super) fn tell_early<'a>(
+    pub(super) fn tell_early(
         &mut self,
         now: u64,
-        asked: Asked<'a, Waiter<T>>,
+        asked: Asked<'static, Waiter<T>>,
         told: &mut Told<T>,
-    ) -> Option<Asked<'a, Waiter<T>>> {
+    ) -> Option<Asked<'static, Waiter<T>>> {
         let early = self.change_early(now, &asked).or_else(|| self.write_early(now, &asked));
         let early = early.or_else(|| self.open_early(now, &asked));
         let Some((mut answer, lease)) = early else { return self.write_behind(now, asked, told) };
@@ -308,7 +308,7 @@ impl<T> Sessions<T> {
         let is_first = !self.cache.is_early(ino);
         self.cache.written_early(dir, ino, (start, data), time);
         let change = self.early.new_change(asked.call_id, (dir, What::Bytes), ino, now);
-        let (data, kill_suid_gid) = (data.to_vec(), false);
+        let (data, kill_suid_gid) = (data.to_bytes(), false);
         let answer = Answer::Written(data.len() as u32);
         let request = Request::Write { ino, offset: *offset, data, kill_suid_gid, time: None };
         let request = request.told(ino, time);

@@ -3,6 +3,7 @@
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
+use bytes::Bytes;
 use espalier_proto::{Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Recall, RequestId};
 
 use super::Waiter;
@@ -51,7 +52,7 @@ pub struct DataAsk {
     pub delegation: Arc<Delegation>,
     pub work: Work,
     /// What is to be written.
-    pub data: Vec<u8>,
+    pub data: Bytes,
     /// To be dropped when nothing of it will be done any more, also when nobody waits for it.
     pub held: Arc<()>,
 }

@@ -100,12 +100,12 @@ impl<T> Sessions<T> {
     }
 
     /// Answers a write before data servers have done it, if that can be; returns it if not.
-    pub(super) fn write_behind<'a>(
+    pub(super) fn write_behind(
         &mut self,
         now: u64,
-        asked: Asked<'a, Waiter<T>>,
+        asked: Asked<'static, Waiter<T>>,
         told: &mut Told<T>,
-    ) -> Option<Asked<'a, Waiter<T>>> {
+    ) -> Option<Asked<'static, Waiter<T>>> {
         let Some((dir, bytes)) = self.may_be_behind(now, &asked.call) else { return Some(asked) };
         let length = bytes.end - bytes.start;
         let Call::Write { ino, .. } = asked.call else { return Some(asked) };

@@ -47,7 +47,7 @@ impl World {
 
     /// For how long the kernel may keep it.
     fn tells_old(&mut self, id: RequestId) -> u64 {
-        self.reply(id, Touched::default(), Ok(Reply::Bytes(b"0123".into())));
+        self.reply(id, Touched::default(), Ok(Reply::Bytes(b"0123"[..].into())));
         match self.door.pop() {
             Some(ForDoor::Answer { result: Ok(Answer::Bytes(_)), lease_ms, .. }) => lease_ms,
             other => panic!("{other:?}"),

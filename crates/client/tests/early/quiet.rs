@@ -34,7 +34,7 @@ impl World {
         assert!(!world.is_answered(open()));
         let (id, ..) = world.last();
         let opened = Opened { proof: 9, ..Opened::default() };
-        world.reply(id, Touched::default(), Ok(Reply::OpenedWhole(opened, b"0123".into())));
+        world.reply(id, Touched::default(), Ok(Reply::OpenedWhole(opened, b"0123"[..].into())));
         world.close();
         world.tick();
         let (id, ..) = world.last();
@@ -70,7 +70,7 @@ fn what_is_over_before_anybody_asks_was_never_there() {
     for _ in 0..2 {
         assert!(!world.open() && !world.open());
         let call = world.call_as(user(0, 0), Call::Read { ino: OLD, offset: 1, size: 9, noatime: false });
-        assert!(matches!(world.answer(call), Some(Ok(Answer::Bytes(bytes))) if bytes == b"123"));
+        assert!(matches!(world.answer(call), Some(Ok(Answer::Bytes(bytes))) if bytes == b"123"[..]));
         world.close();
         world.close();
         world.tick();

@@ -28,7 +28,7 @@ impl World {
     fn read(&mut self, ino: Ino, offset: u64, size: u32) -> Option<Vec<u8>> {
         let call = self.call_as(user(0, 0), Call::Read { ino, offset, size, noatime: false });
         match self.answer(call)? {
-            Ok(Answer::Bytes(bytes)) => Some(bytes),
+            Ok(Answer::Bytes(bytes)) => Some(bytes.into()),
             other => panic!("{other:?}"),
         }
     }
@@ -38,7 +38,7 @@ impl World {
         let Request::Open { how, .. } = request else { panic!("{request:?}") };
         let opened = Opened::default();
         let reply = match whole {
-            Some(bytes) => Reply::OpenedWhole(opened, bytes.to_vec()),
+            Some(bytes) => Reply::OpenedWhole(opened, bytes.to_vec().into()),
             None => Reply::Opened(opened),
         };
         self.reply(id, Touched::default(), Ok(reply));

@@ -17,6 +17,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::fmt;
 
+use bytes::Bytes;
 use espalier_proto::{
     ClientId, Errno, FromClient, FromServer, Ino, Layout, Name, Rank, Reply, RequestId, StreamIo, Touched,
 };
@@ -87,7 +88,7 @@ pub struct StreamRequest {
     /// Of the file, if it is a striped one.
     pub layout: Option<Arc<Layout>>,
     /// To be written.
-    pub data: Vec<u8>,
+    pub data: Bytes,
 }
 
 /// Why a client gets no session.

@@ -1,7 +1,6 @@
-use alloc::sync::Arc;
-use alloc::vec::Vec;
 use core::mem::take;
 
+use bytes::Bytes;
 use espalier_proto::{Errno, Ino, Reply};
 
 use crate::machine::{Cx, Meta};
@@ -12,10 +11,10 @@ use crate::step::{Step, Stop, StreamCall, Wait};
 impl Meta {
     /// Appends to a stream, once, also if the server is killed meanwhile: where the bytes go is journaled before they are written, and
     /// to write them there twice is to write them once. The data is taken.
-    pub(crate) fn append_to_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, data: &mut Vec<u8>) -> Step<Reply> {
+    pub(crate) fn append_to_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, data: &mut Bytes) -> Step<Reply> {
         self.lock_end(cx, ino)?;
         let decided = match &*cx.progress {
-            Progress::Append { offset, bytes } => Some((*offset, Arc::clone(bytes))),
+            Progress::Append { offset, bytes } => Some((*offset, bytes.clone())),
             _ => None,
         };
         let length = decided.as_ref().map_or(data.len(), |(_, bytes)| bytes.len());
@@ -37,7 +36,7 @@ impl Meta {
         let Some((_, bytes)) = decided else {
             self.journal_outcome((cx.client, cx.id), Outcome::Appending { ino, offset });
             cx.changed = true;
-            *cx.progress = Progress::Append { offset, bytes: Arc::new(take(data)) };
+            *cx.progress = Progress::Append { offset, bytes: take(data) };
             return Err(Stop::Wait(Wait::Written));
         };
         if self.journal.broken.is_some() {

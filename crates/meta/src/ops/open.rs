@@ -18,7 +18,7 @@ impl Meta {
         let whole = self.whole(cx, ino, how)?;
         let opened = self.open_as(cx, ino, how)?;
         Ok(match whole {
-            Some(bytes) => Reply::OpenedWhole(opened, bytes),
+            Some(bytes) => Reply::OpenedWhole(opened, bytes.into()),
             None => Reply::Opened(opened),
         })
     }

@@ -51,7 +51,7 @@ impl Meta {
             Wish::Layout => layout_toml(inode),
         };
         self.tell_inode(cx, ino);
-        Ok(Reply::Bytes(text.ok_or(Errno::ENODATA)?.into_bytes()))
+        Ok(Reply::Bytes(text.ok_or(Errno::ENODATA)?.into()))
     }
 
     /// Sets what begins with [`PREFIX`], or with no value removes it. What is refused is said in the log.

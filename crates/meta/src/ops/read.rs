@@ -31,7 +31,7 @@ impl Meta {
         if !noatime {
             self.accessed(cx, ino)?;
         }
-        Ok(Reply::Bytes(bytes))
+        Ok(Reply::Bytes(bytes.into()))
     }
 
     /// What a stuffed file holds from an offset up to another, which is not behind its end.

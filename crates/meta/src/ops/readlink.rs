@@ -10,6 +10,6 @@ impl Meta {
         let target = target.to_vec();
         self.tell_inode(cx, ino);
         self.accessed(cx, ino)?;
-        Ok(Reply::Bytes(target))
+        Ok(Reply::Bytes(target.into()))
     }
 }

@@ -64,7 +64,7 @@ impl Meta {
             Virtual::MaxFiles => directory.quota.files.ok_or(Errno::ENODATA)?,
             Virtual::MaxBytes => directory.quota.bytes.ok_or(Errno::ENODATA)?,
         };
-        Ok(Reply::Bytes(number.to_string().into_bytes()))
+        Ok(Reply::Bytes(number.to_string().into()))
     }
 
     /// Sets a limit; none, or 0, takes it away. What is there already may be more.

@@ -1,6 +1,6 @@
-use alloc::vec::Vec;
 use core::mem::take;
 
+use bytes::Bytes;
 use espalier_proto::{Access, END, Errno, Ino, Reply};
 
 use crate::event::Event;
@@ -20,7 +20,7 @@ impl Meta {
         cx: &mut Cx<'_>,
         ino: Ino,
         offset: u64,
-        data: &mut Vec<u8>,
+        data: &mut Bytes,
         kill_suid_gid: bool,
     ) -> Step<Reply> {
         let at_end = offset == END;
@@ -52,11 +52,12 @@ impl Meta {
                 self.unless_told(cx, parents.first().map_or(ino, |(dir, _)| *dir), Err(stop))?;
             }
             self.drop_capability(cx, ino)?;
-            let mut event = Event::Write { ino, offset, data: take(data), kill_suid_gid, time: cx.now };
+            let mut event =
+                Event::Write { ino, offset, data: take(data).into(), kill_suid_gid, time: cx.now };
             let done = self.commit(cx, &event);
             if let (Err(_), Event::Write { data: kept, .. }) = (&done, &mut event) {
                 // It starts over.
-                *data = take(kept);
+                *data = take(kept).into();
             }
             done?;
         }

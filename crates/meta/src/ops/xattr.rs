@@ -40,13 +40,13 @@ impl Meta {
             let acl = acl.as_ref().ok_or(Errno::ENODATA)?;
             let value = full(acl, inode).format();
             self.tell_inode(cx, ino);
-            return Ok(Reply::Bytes(value));
+            return Ok(Reply::Bytes(value.into()));
         }
         check_namespace(cx, inode, name, Access::READ)?;
         self.tell_inode(cx, ino);
         let list = self.state.xattr_list(ino)?;
         let at = list.binary_search_by(|(n, _)| n.as_ref().cmp(name)).map_err(|_| Errno::ENODATA)?;
-        Ok(Reply::Bytes(list[at].1.to_vec()))
+        Ok(Reply::Bytes(list[at].1.to_vec().into()))
     }
 
     pub(crate) fn listxattr(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<Reply> {
@@ -71,7 +71,7 @@ impl Meta {
             }
         }
         self.tell_inode(cx, ino);
-        Ok(Reply::Bytes(names))
+        Ok(Reply::Bytes(names.into()))
     }
 
     pub(crate) fn setxattr(

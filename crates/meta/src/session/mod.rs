@@ -25,7 +25,6 @@ pub(crate) use unused::Unused;
 
 use alloc::boxed::Box;
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
-use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
@@ -193,7 +192,7 @@ impl Meta {
         let kept = self.state.sessions.get(&from).and_then(|kept| kept.completed.get(&id));
         match (kept, &mut task.request) {
             (Some(Outcome::Appending { offset, .. }), Request::Write { data, .. }) => {
-                let (offset, bytes) = (*offset, Arc::new(core::mem::take(data)));
+                let (offset, bytes) = (*offset, core::mem::take(data));
                 task.progress = Append { offset, bytes };
             }
             (kept, _) => task.again = kept.cloned().map(Box::new),

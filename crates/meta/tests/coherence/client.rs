@@ -25,9 +25,9 @@ impl Thing {
         Some(match (request, reply) {
             (_, Reply::Attr(attr)) => Self::Attr(*attr),
             (Request::Read { .. }, Reply::Bytes(bytes)) | (_, Reply::OpenedWhole(_, bytes)) => {
-                Self::Bytes(bytes.clone())
+                Self::Bytes(bytes.clone().into())
             }
-            (Request::ListXattr { .. }, Reply::Bytes(bytes)) => Self::Xattrs(bytes.clone()),
+            (Request::ListXattr { .. }, Reply::Bytes(bytes)) => Self::Xattrs(bytes.clone().into()),
             (Request::ReadDir { after: 0, .. }, Reply::Listing { entries, end: true, .. }) => {
                 Self::Listing(entries.iter().map(|entry| (entry.name.clone(), entry.ino)).collect())
             }
@@ -183,7 +183,7 @@ impl Client {
         self.cache.answered(&call_of(request), answer.as_ref(), Term { asked: 0, left: lease }, now);
         self.cache.changed(touched, lease, now);
         if let (Request::Open { ino, .. }, Ok(Reply::OpenedWhole(_, bytes))) = (request, result) {
-            self.cache.learn(*ino, bytes.clone(), lease, now);
+            self.cache.learn(*ino, bytes.clone().into(), lease, now);
         }
         self.kernel_replied(request, result, until, touched);
     }

@@ -95,7 +95,13 @@ fn random_set(random: &mut Rng) -> SetAttr {
 pub fn following(random: &mut Rng, request: &Request, result: &Result<Reply, Errno>) -> Vec<Request> {
     let write = |random: &mut Rng, ino| {
         let (offset, length) = (random.u64(..STRIP), random.usize(1..STRIP as usize));
-        Request::Write { ino, offset, data: vec![random.u8(..); length], kill_suid_gid: false, time: None }
+        Request::Write {
+            ino,
+            offset,
+            data: vec![random.u8(..); length].into(),
+            kill_suid_gid: false,
+            time: None,
+        }
     };
     let extend = |random: &mut Rng, ino| Request::Extend {
         ino,

@@ -85,7 +85,7 @@ impl Harness {
     pub fn figure(&mut self, ino: Ino, name: &str) -> Result<u64, Errno> {
         let name = format!("user.espalier.{name}").into_bytes().into();
         match self.ask(Request::GetXattr { ino, name })? {
-            Reply::Bytes(text) => Ok(String::from_utf8(text).unwrap().parse().unwrap()),
+            Reply::Bytes(text) => Ok(String::from_utf8(text.into()).unwrap().parse().unwrap()),
             other => panic!("{other:?}"),
         }
     }
@@ -127,7 +127,7 @@ impl Harness {
     }
 
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) -> Result<Reply, Errno> {
-        self.ask(Request::Write { ino, offset, data: data.to_vec(), kill_suid_gid: false, time: None })
+        self.ask(Request::Write { ino, offset, data: data.to_vec().into(), kill_suid_gid: false, time: None })
     }
 
     pub fn read(&mut self, ino: Ino) -> Vec<u8> {
@@ -140,7 +140,7 @@ impl Harness {
             self.ask(Request::Release { ino }).unwrap();
         }
         match reply.unwrap() {
-            Reply::Bytes(bytes) => bytes,
+            Reply::Bytes(bytes) => bytes.into(),
             Reply::Streamed => {
                 let store = self.disk.store();
                 let mut bytes = vec![0; store.stream_stat(ino).unwrap().size as usize];

@@ -101,7 +101,11 @@ impl Server {
 
     fn send_append(&mut self, from: ClientId, number: u64, data: &[u8]) -> RequestId {
         let (ino, data) = (self.ino, data.to_vec());
-        self.send(from, number, Request::Write { ino, offset: END, data, kill_suid_gid: false, time: None })
+        self.send(
+            from,
+            number,
+            Request::Write { ino, offset: END, data: data.into(), kill_suid_gid: false, time: None },
+        )
     }
 
     fn append(&mut self, from: ClientId, number: u64, data: &[u8]) -> Result<Reply, Errno> {
@@ -168,8 +172,13 @@ fn what_is_appended_follows_on_what_was() {
 #[test]
 fn who_may_not_is_refused() {
     let mut server = Server::new(Kept::Here(Engine::Memory));
-    let write =
-        Request::Write { ino: server.ino, offset: END, data: vec![1], kill_suid_gid: true, time: None };
+    let write = Request::Write {
+        ino: server.ino,
+        offset: END,
+        data: vec![1].into(),
+        kill_suid_gid: true,
+        time: None,
+    };
     assert_eq!(server.ask(ONE, 5, write), Ok(Reply::Streamed), "the client takes set-id bits away first");
     let (limit, dir) = (b"user.espalier.quota.max_bytes".as_slice().into(), Ino::ROOT);
     let (value, mode) = (b"104".as_slice().into(), XattrMode::Any);

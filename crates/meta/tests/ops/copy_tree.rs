@@ -51,7 +51,7 @@ fn set_xattr(fs: &mut Harness, ino: Ino, key: &str) {
 fn policy(fs: &mut Harness, path: &str) -> String {
     let ino = fs.walk(path).unwrap();
     match fs.ask(Request::GetXattr { ino, name: (*b"user.espalier.policy").into() }) {
-        Ok(Reply::Bytes(text)) => String::from_utf8(text).unwrap(),
+        Ok(Reply::Bytes(text)) => String::from_utf8(text.into()).unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -89,7 +89,7 @@ fn a_tree_is_copied_with_all_below_it() {
             assert_eq!(content(fs, path), bytes.as_bytes());
         }
         let link = fs.walk("b/sub/link").unwrap();
-        assert_eq!(fs.ask(Request::ReadLink { ino: link }), Ok(Reply::Bytes(b"nowhere".to_vec())));
+        assert_eq!(fs.ask(Request::ReadLink { ino: link }), Ok(Reply::Bytes(b"nowhere"[..].into())));
         assert_eq!(fs.attr("b/fifo").kind, FileType::Fifo);
         fs.make("b/device", NewNode::CharDevice(259));
         // As with cp: without set-id bits, and less the umask.
@@ -136,14 +136,14 @@ fn attributes_are_kept_as_far_as_the_caller_may() {
             let ino = fs.walk(path).unwrap();
             fs.ask(Request::ListXattr { ino }).unwrap()
         };
-        assert_eq!(list(fs, "b/file"), Reply::Bytes(b"user.mine\0".to_vec()));
+        assert_eq!(list(fs, "b/file"), Reply::Bytes(b"user.mine\0"[..].into()));
         // Another user: its own owner, no set-id bits, no attributes but its own.
         fs.mkdir("c");
         fs.chmod("c", 0o777);
         assert_eq!(copy(fs, &user(7), ("a", "c"), true), Ok(vec!["device".into()]));
         let file = fs.attr("c/file");
         assert_eq!((file.perm, file.uid, file.gid, file.mtime), (0o755, 7, 7, Time::new(22, 5)));
-        assert_eq!(list(fs, "c/file"), Reply::Bytes(b"user.mine\0".to_vec()));
+        assert_eq!(list(fs, "c/file"), Reply::Bytes(b"user.mine\0"[..].into()));
     });
 }
 

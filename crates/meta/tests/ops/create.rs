@@ -228,13 +228,13 @@ fn a_file_that_a_client_has_told_its_callers_of_is_stuffed_whatever_policies_say
         assert!(!entry.attr.streamed && !opened.streamed);
         let ino = entry.attr.ino;
         let write =
-            Request::Write { ino, offset: 0, data: b"bytes".to_vec(), kill_suid_gid: false, time: None };
+            Request::Write { ino, offset: 0, data: b"bytes"[..].into(), kill_suid_gid: false, time: None };
         assert_eq!(ask(fs, ONE, write), Ok(Reply::Done), "with its inode");
         let name = b"user.espalier.policy".as_slice().into();
         let Ok(Reply::Bytes(policy)) = ask(fs, ONE, Request::GetXattr { ino, name }) else {
             panic!("it has one")
         };
-        assert!(String::from_utf8(policy).unwrap().contains("stuffing"), "as others have");
+        assert!(String::from_utf8(policy.into()).unwrap().contains("stuffing"), "as others have");
         assert_eq!(fs.fsck(), []);
     }
 }

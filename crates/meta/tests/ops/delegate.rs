@@ -41,7 +41,7 @@ fn big(fs: &mut Harness, client: ClientId, file: &str) -> Ino {
     let write = Request::Write {
         ino: entry.attr.ino,
         offset: 0,
-        data: vec![1; STRIP as usize + 1],
+        data: vec![1; STRIP as usize + 1].into(),
         kill_suid_gid: false,
         time: None,
     };
@@ -86,7 +86,7 @@ fn outgrow(kills: bool) {
     let ino = entry.attr.ino;
     let mut write = |offset, byte| {
         let data = vec![byte; STRIP as usize];
-        ask(&mut fs, ONE, Request::Write { ino, offset, data, kill_suid_gid: kills, time: None })
+        ask(&mut fs, ONE, Request::Write { ino, offset, data: data.into(), kill_suid_gid: kills, time: None })
     };
     assert_eq!(write(0, 1), Ok(Reply::Done));
     let first = match write(1, 2) {

@@ -28,14 +28,14 @@ fn unset(fs: &mut Harness, ino: Ino, setting: &str) -> Result<Reply, Errno> {
 
 fn get(fs: &mut Harness, ino: Ino, setting: &str) -> Result<String, Errno> {
     match fs.ask(Request::GetXattr { ino, name: attribute(setting) })? {
-        Reply::Bytes(text) => Ok(String::from_utf8(text).unwrap()),
+        Reply::Bytes(text) => Ok(String::from_utf8(text.into()).unwrap()),
         other => panic!("{other:?}"),
     }
 }
 
 fn listed(fs: &mut Harness, ino: Ino) -> String {
     match fs.ask(Request::ListXattr { ino }) {
-        Ok(Reply::Bytes(names)) => String::from_utf8(names).unwrap(),
+        Ok(Reply::Bytes(names)) => String::from_utf8(names.into()).unwrap(),
         other => panic!("{other:?}"),
     }
 }
@@ -106,7 +106,7 @@ fn who_may_write_to_the_directory_may_set_it_and_who_may_read_sees_it() {
         let mut set_by = |uid| set_as(fs, &user(uid), dir, ("num_dfiles", "2"), XattrMode::Any);
         assert_eq!((set_by(6), set_by(5)), (Err(Errno::EACCES), Ok(Reply::Done)));
         let ask = || Request::GetXattr { ino: dir, name: attribute("num_dfiles") };
-        assert_eq!(fs.ask_as(&user(6), ask()), Ok(Reply::Bytes(b"2".into())));
+        assert_eq!(fs.ask_as(&user(6), ask()), Ok(Reply::Bytes(b"2"[..].into())));
         fs.chmod("dir", 0o700);
         assert_eq!(fs.ask_as(&user(6), ask()), Err(Errno::EACCES));
     });

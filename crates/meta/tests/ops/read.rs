@@ -9,7 +9,7 @@ fn read(fs: &mut Harness, path: &str, offset: u64, size: u32) -> Result<Reply, E
 }
 
 fn bytes(bytes: &[u8]) -> Result<Reply, Errno> {
-    Ok(Reply::Bytes(bytes.to_vec()))
+    Ok(Reply::Bytes(bytes.to_vec().into()))
 }
 
 #[test]

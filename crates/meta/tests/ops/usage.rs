@@ -34,7 +34,7 @@ fn only_the_superuser_sets_limits_and_nobody_the_figures() {
             (fs.figure(dir, "quota.max_files"), fs.figure(dir, "quota.max_bytes")),
             (Ok(7), Err(Errno::ENODATA))
         );
-        assert_eq!(fs.ask(Request::ListXattr { ino: dir }), Ok(Reply::Bytes(vec![])));
+        assert_eq!(fs.ask(Request::ListXattr { ino: dir }), Ok(Reply::Bytes(vec![].into())));
         assert_eq!(set(fs, &ROOT, MAX_FILES, b"0", XattrMode::Any), Ok(Reply::Done));
         assert_eq!(fs.figure(dir, "quota.max_files"), Err(Errno::ENODATA));
         let remove = Request::RemoveXattr { ino: dir, name: MAX_FILES.into() };
@@ -49,7 +49,7 @@ fn only_directories_have_them_and_whoever_may_read_sees_them() {
         assert_eq!(fs.figure(file, "rbytes"), Err(Errno::ENODATA));
         let name = b"user.espalier.rbytes";
         let ask = Request::GetXattr { ino: dir, name: name.as_slice().into() };
-        assert_eq!(fs.ask_as(&user(5), ask.clone()), Ok(Reply::Bytes(b"0".into())));
+        assert_eq!(fs.ask_as(&user(5), ask.clone()), Ok(Reply::Bytes(b"0"[..].into())));
         fs.chmod("dir", 0o700);
         assert_eq!(fs.ask_as(&user(5), ask), Err(Errno::EACCES));
     });

@@ -29,7 +29,8 @@ fn a_client_is_believed_when_a_write_was_unless_its_clock_is_far_off() {
         for (skew, is_believed) in [(-11, false), (-9, true), (9, true), (11, false)] {
             let (time, kill_suid_gid) = (Time::new(fs.now.secs + skew, 0), false);
             let data = b"bytes".to_vec();
-            fs.ask(Request::Write { ino, offset: 0, data, kill_suid_gid, time: Some(time) }).unwrap();
+            fs.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid, time: Some(time) })
+                .unwrap();
             let attr = fs.attr("file");
             assert_eq!((attr.mtime == time, attr.ctime), (is_believed, attr.mtime), "{skew}");
         }
@@ -66,7 +67,7 @@ fn set_id_bits_go_if_told() {
         fs.chmod("file", 0o6755);
         fs.write(ino, 0, b"x").unwrap();
         assert_eq!(fs.attr("file").perm, 0o6755);
-        fs.ask(Request::Write { ino, offset: 0, data: b"y".to_vec(), kill_suid_gid: true, time: None })
+        fs.ask(Request::Write { ino, offset: 0, data: b"y"[..].into(), kill_suid_gid: true, time: None })
             .unwrap();
         assert_eq!(fs.attr("file").perm, 0o755);
     });

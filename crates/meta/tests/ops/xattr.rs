@@ -18,7 +18,7 @@ fn set(
 fn get(fs: &mut Harness, caller: &Caller, path: &str, name: &str) -> Result<Vec<u8>, Errno> {
     let ino = fs.walk(path)?;
     match fs.ask_as(caller, Request::GetXattr { ino, name: name.as_bytes().into() })? {
-        Reply::Bytes(bytes) => Ok(bytes),
+        Reply::Bytes(bytes) => Ok(bytes.into()),
         other => panic!("{other:?}"),
     }
 }
@@ -26,7 +26,7 @@ fn get(fs: &mut Harness, caller: &Caller, path: &str, name: &str) -> Result<Vec<
 fn list(fs: &mut Harness, caller: &Caller, path: &str) -> String {
     let ino = fs.walk(path).unwrap();
     match fs.ask_as(caller, Request::ListXattr { ino }).unwrap() {
-        Reply::Bytes(bytes) => String::from_utf8(bytes).unwrap().replace('\0', " "),
+        Reply::Bytes(bytes) => String::from_utf8(bytes.into()).unwrap().replace('\0', " "),
         other => panic!("{other:?}"),
     }
 }
@@ -161,7 +161,9 @@ fn is_whole_under_faults() {
         under_faults(before, |fs| set(fs, &ROOT_CALLER, (path, name, &value), XattrMode::Any));
     }
     under_faults(before, |fs| remove(fs, &ROOT_CALLER, "dir/file", "user.old"));
-    under_faults(before, |fs| get(fs, &ROOT_CALLER, "dir/file", "user.old").map(Reply::Bytes));
+    under_faults(before, |fs| {
+        get(fs, &ROOT_CALLER, "dir/file", "user.old").map(|value| Reply::Bytes(value.into()))
+    });
 }
 
 #[test]

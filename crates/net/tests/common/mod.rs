@@ -111,7 +111,8 @@ pub async fn tls() -> (Server, Client) {
 
 /// A request with a payload.
 pub fn write(id: u64, data: Vec<u8>) -> FromClient {
-    let request = Request::Write { ino: Ino(9), offset: id, data, kill_suid_gid: false, time: None };
+    let request =
+        Request::Write { ino: Ino(9), offset: id, data: data.into(), kill_suid_gid: false, time: None };
     request_of(id, request)
 }
 
@@ -131,7 +132,7 @@ pub fn bytes(id: u64, data: Vec<u8>) -> FromServer {
         lease_ms: 0,
         announced: false,
         touched: Touched::default(),
-        result: Ok(Reply::Bytes(data)),
+        result: Ok(Reply::Bytes(data.into())),
     }
 }
 

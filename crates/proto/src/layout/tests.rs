@@ -80,7 +80,7 @@ fn scattered_bytes_lie_where_they_are_looked_for() {
     let bytes: Vec<u8> = (0..200).collect();
     for layout in layouts() {
         for offset in 0..30 {
-            let scattered = layout.scatter(offset, &bytes);
+            let scattered = layout.scatter(offset, Bytes::copy_from_slice(&bytes));
             for (byte, place) in bytes.iter().zip(places(&layout).skip(offset as usize)) {
                 let at = offset + u64::from(*byte);
                 let local = layout.local_size(place, at) - layout.local_size(place, offset);

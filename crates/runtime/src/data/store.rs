@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, ServerId};
 use espalier_store::{
     Datafiles, FormatOptions, LocalOptions, LocalStore, RealFile, StoreError, Superblock, superblock,
@@ -114,7 +115,7 @@ impl DataStore {
     ///
     /// # Errors
     /// As [`Self::sync_removed`].
-    pub fn write_new(&self, ino: Ino, offset: u64, data: Vec<u8>) -> Result<DataReply, Errno> {
+    pub fn write_new(&self, ino: Ino, offset: u64, data: Bytes) -> Result<DataReply, Errno> {
         self.files.write_new(ino, offset, data).map_err(logged)
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use espalier_client::{Striped, Turn, Work};
 use espalier_meta::{Layouts, StreamCall, StreamDone};
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId, StreamStat};
@@ -32,7 +33,7 @@ impl Striper {
         &self,
         layout: Arc<Layout>,
         work: impl Into<Work>,
-        data: Vec<u8>,
+        data: Bytes,
         pass: Option<&Pass>,
         causes: &[Id],
     ) -> Result<Result<Reply, Errno>, Stale> {

@@ -446,7 +446,7 @@ impl Server {
                     let mut buffer = Vec::new();
                     disk.read_stream(ino, offset, size, &mut buffer).map(|read| read.len()).map(|read| {
                         buffer.truncate(read);
-                        Reply::Bytes(buffer)
+                        Reply::Bytes(buffer.into())
                     })
                 }
                 io => disk.stream_io(io, &data).and_then(|answer| match answer {

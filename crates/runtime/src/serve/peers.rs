@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use espalier_meta::{Input, PeerMessage};
 use espalier_net::{ConnectError, Connection, Limits, Message, NetError, Security, Sender, connect};
 use espalier_proto::{ClientId, ClusterId, Hello, Rank, Service};
@@ -21,7 +22,7 @@ use crate::tracer::Place;
 pub struct Said(PeerMessage);
 
 impl Message for Said {
-    fn payload(&mut self) -> Option<&mut Vec<u8>> {
+    fn payload(&mut self) -> Option<&mut Bytes> {
         None
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use bytes::Bytes;
 use espalier_meta::{Input, IoDone, IoId, Layouts, StreamCall};
 use espalier_proto::{
     ClientId, Errno, FromServer, Ino, Layout, Reply, RequestId, ServerId, Space, StreamIo, Touched,
@@ -101,7 +102,7 @@ impl Server {
         of: (ClientId, RequestId),
         layout: &Arc<Layout>,
         io: StreamIo,
-        data: Vec<u8>,
+        data: Bytes,
         span: Span,
     ) {
         let Some(Striped { runtime, server, .. }) = &self.striped else {

@@ -135,7 +135,7 @@ impl Action {
             }
             Call::Write { ino, offset: END, ref data, .. } => {
                 *extents.entry(ino).or_insert(1) += (data.len() as u64).div_ceil(strip);
-                vec![Self::Append { ino, data: data.as_ref().into() }]
+                vec![Self::Append { ino, data: data[..].into() }]
             }
             Call::Write { ino, offset, ref data, .. } => {
                 let length = data.len() as u64;

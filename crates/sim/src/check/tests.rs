@@ -140,7 +140,7 @@ fn truncate(size: u64) -> Call<'static> {
 }
 
 fn bytes(bytes: &[u8]) -> Answer {
-    Answer::Bytes(bytes.to_vec())
+    Answer::Bytes(bytes.to_vec().into())
 }
 
 fn absent() -> Answer {

@@ -1,7 +1,5 @@
 //! An operation under way: first its paths are walked, then follow the calls that are its own.
 
-use std::borrow::Cow;
-
 use espalier_client::{Answer, Call};
 use espalier_proto::{
     Access, Caller, END, Errno, FileType, Ino, NewNode, OpenHow, Reads, RenameFlags, Request, SetAttr, mode,
@@ -260,7 +258,7 @@ impl Task {
                 let appends = file.flags.contains(OpenFlags::APPEND);
                 let from = if appends { END } else { offset.unwrap_or(file.offset).saturating_add(done) };
                 let (ino, size) = (file.ino, (size - done).min(CHUNK));
-                let data = Cow::Owned(kernel.stamp(size as usize));
+                let data = kernel.stamp(size as usize).into();
                 ask_call(Call::Write { ino, offset: from, data, kill_suid_gid: is_user })
             }
             Op::Seek { file, offset } => {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use espalier_client::{Came as DataCame, DataLink, Striped, Turn, Work};
 use espalier_proto::{
     Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, Layout, Reply,
@@ -190,7 +191,7 @@ impl<P> Asking<P> {
         fabric: &mut Fabric<'_>,
         purpose: P,
         layout: Arc<Layout>,
-        (work, data): (impl Into<Work>, Vec<u8>),
+        (work, data): (impl Into<Work>, Bytes),
         capability: Option<Capability>,
         causes: Vec<Id>,
     ) -> Option<Came<P>> {

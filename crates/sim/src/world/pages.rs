@@ -3,13 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use bytes::Bytes;
 use espalier_client::{Answer, Call};
 use espalier_proto::{Errno, Ino, Request};
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub struct Pages {
-    kept: BTreeMap<Ino, Vec<u8>>,
+    kept: BTreeMap<Ino, Bytes>,
     /// Calls that read so.
     reading: BTreeMap<u64, Ino>,
     /// Files that somebody has open past the cache, for others write to them.

@@ -194,7 +194,7 @@ impl Embedded {
                 let mut bytes = vec![0; size as usize];
                 let read = self.store.stream_read(ino, offset, &mut bytes).unwrap();
                 bytes.truncate(read);
-                Ok(Answer::Bytes(bytes))
+                Ok(Answer::Bytes(bytes.into()))
             }
             (StreamIo::Write { ino, offset }, Call::Write { data, .. }) => {
                 self.store.stream_write(ino, offset, data).unwrap();

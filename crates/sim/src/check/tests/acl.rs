@@ -39,7 +39,7 @@ fn get(ino: u64, name: &[u8]) -> Call<'static> {
 }
 
 fn told(value: &[u8]) -> Result<Answer, Errno> {
-    Ok(Answer::Bytes(value.to_vec()))
+    Ok(Answer::Bytes(value.to_vec().into()))
 }
 
 fn shown(ino: u64, kind: FileType, perm: u32) -> Attr {
