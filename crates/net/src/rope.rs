@@ -6,8 +6,8 @@ use std::mem;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Shorter pieces are copied: that costs less than the system call takes for one more.
-const SHARED_BYTES: usize = 4 << 10;
+/// Shorter pieces are copied: that costs less than one more for the system call.
+const SHARED_BYTES: usize = 16 << 10;
 
 /// So much memory is kept while there is nothing to send.
 const KEPT_BYTES: usize = 16 << 10;
@@ -132,7 +132,7 @@ mod tests {
     }
 
     const LENGTHS: [&[usize]; 5] =
-        [&[], &[1], &[10, 5000, 3, 20], &[0, 4096, 0, 4096], &[20_000, 4095, 1, 70_000, 9]];
+        [&[], &[1], &[10, 20_000, 3, 20], &[0, 16_384, 0, 16_384], &[20_000, 16_383, 1, 70_000, 9]];
 
     #[test]
     fn what_is_put_in_comes_out_in_order() {
