@@ -208,7 +208,7 @@ impl<T> Sessions<T> {
     /// Takes a call that [`Self::answer`] has no answer to.
     pub fn call(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
         let Asked { call_id, caller, call, ticket } = asked;
-        // What it writes is copied here, and nowhere else on its way.
+        // What it writes is copied here, and all that keeps or sends it has a share.
         let mut asked = Asked { call_id, caller, call: call.into_owned(), ticket: Waiter::Door(ticket) };
         if let Call::Request(request) = &mut asked.call
             && self.root != Ino::ROOT

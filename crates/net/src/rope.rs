@@ -6,7 +6,7 @@ use std::mem;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Shorter pieces are copied: that costs less than one more for the system call.
+/// Shorter pieces are copied, as all that comes with its message is by default: one more for the system call spares little then.
 const SHARED_BYTES: usize = 16 << 10;
 
 /// So much memory is kept while there is nothing to send.
