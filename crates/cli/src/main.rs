@@ -10,6 +10,7 @@ mod copy;
 mod cp;
 mod fsck;
 mod fuzz;
+mod heap;
 mod list;
 mod mount;
 mod options;

@@ -15,20 +15,10 @@ use espalier_store::StoreError;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{LogArgs, MountArgs, UmountArgs};
-use crate::{background, cluster, options, report, start_log};
+use crate::{background, cluster, heap, options, report, start_log};
 
 /// After an unmount the store is still busy for a moment: wait so long for it.
 const PATIENCE: Duration = Duration::from_secs(35);
-
-/// glibc gives threads heaps of their own, and what is free in one is not used for another: with many threads, memory
-/// would grow to twice its bound. Nearly all is allocated under one lock anyway.
-fn share_one_heap() {
-    // SAFETY: it sets a number of the allocator's; there are no other threads yet.
-    #[cfg(target_env = "gnu")]
-    unsafe {
-        libc::mallopt(libc::M_ARENA_MAX, 1);
-    }
-}
 
 pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     // A bad option should be told before anything happens, and here where the user sees it.
@@ -43,7 +33,7 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     if !args.foreground {
         return mount_in_background(&args, log);
     }
-    share_one_heap();
+    heap::share_one();
     let announced = || {
         if args.announce {
             background::announce();
@@ -95,6 +85,7 @@ fn mount_servers(
     mount: &MountOptions,
     ready: impl FnOnce(),
 ) -> Result<ExitCode> {
+    heap::keep_freed();
     let addresses = Servers::addresses(url)?;
     let name = |option: &String| option.trim().split('=').next().unwrap_or_default().to_string();
     if let Some(option) = args.options.iter().map(name).find(|name| OF_SERVERS.contains(&name.as_str())) {

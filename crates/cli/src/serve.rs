@@ -21,8 +21,7 @@ use crate::args::{LogArgs, ServeArgs, parse_size};
 use crate::background::{announce, log_file};
 use crate::mount::{open_patiently, patiently};
 use crate::options::{metrics_address, threads_for_servers};
-use crate::policy;
-use crate::start_log;
+use crate::{heap, policy, start_log};
 
 /// How long stopping may take to write everything out.
 const DRAIN: Duration = Duration::from_secs(30);
@@ -287,6 +286,7 @@ impl Config {
 }
 
 pub(crate) fn serve(args: &ServeArgs, log: &LogArgs) -> Result<ExitCode> {
+    heap::keep_freed();
     let file = std::path::absolute(&args.config)?;
     let base = file.parent().unwrap_or(Path::new("/"));
     let config = Config::read(&file)?;

@@ -40,12 +40,17 @@ impl Client {
         let Call::Write { ino, offset, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
         match self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset }) {
             // Set-id bits are gone by now.
-            _ if offset == END && self.server_appends => write(call, false),
+            _ if offset == END && self.is_served => write(call, false),
             _ if offset == END => extend(call),
-            Next::Stream(_) => extend(call),
+            Next::Stream(_) => self.change_stream(call),
             Next::Data(delegation, _) if delegation.limited => extend(call),
             next => next,
         }
+    }
+
+    /// Changes a stream; who does it finds out whether that may be, or is asked first.
+    pub(crate) fn change_stream(&self, call: &Call<'_>) -> Next {
+        if self.is_served { to_stream(call) } else { extend(call) }
     }
 
     /// The metadata server allows what a call does to a stream.

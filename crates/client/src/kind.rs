@@ -129,7 +129,8 @@ impl Kind {
             Request::Accessed { .. } => (Self::Accessed, Ino::ROOT),
             Request::Renew { .. } => (Self::Renew, Ino::ROOT),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
-            Request::Recount { ino } | Request::Place { ino } => (Self::GetAttr, *ino),
+            Request::Recount { ino } => (Self::GetAttr, *ino),
+            Request::Place { io, .. } => Self::of_stream(io),
         }
     }
 }

@@ -210,8 +210,9 @@ pub struct Client {
     pub can_pass_through: bool,
     /// The door can ask data servers itself.
     pub can_ask_data_servers: bool,
-    /// The metadata server appends to streams: it does so once, whatever is sent again.
-    pub server_appends: bool,
+    /// A server does what is to be done with streams. It allows it in the same turn, and appends to streams itself: once, whatever is sent
+    /// again.
+    pub is_served: bool,
 }
 
 impl Client {
@@ -229,7 +230,7 @@ impl Client {
             Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
             Call::Write { ino, .. } if streamed(ino) => self.write(call),
             Call::Write { kill_suid_gid, .. } => write(call, kill_suid_gid),
-            Call::Allocate { ino, .. } if streamed(ino) => extend(call),
+            Call::Allocate { ino, .. } if streamed(ino) => self.change_stream(call),
             Call::Allocate { ino, offset, length, mode } => {
                 Next::Ask(Request::Allocate { ino, offset, length, mode })
             }
@@ -238,7 +239,7 @@ impl Client {
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
             Call::Copy { from, to, .. } if streamed(from) && streamed(to) && from.rank() == to.rank() => {
-                extend(call)
+                self.change_stream(call)
             }
             // The caller then copies by reading and writing.
             Call::Copy { .. } => Next::Answer(Err(Errno::EXDEV)),
@@ -457,16 +458,11 @@ const MAX_COPY_BYTES: u64 = 1 << 30;
 
 /// Before something is written to a stream: a quota may forbid it.
 fn extend(call: &Call<'_>) -> Next {
-    let (ino, offset, length, from) = match *call {
-        Call::Write { ino, offset, ref data, .. } => (ino, offset, data.len() as u64, None),
-        Call::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => (ino, 0, 0, None),
-        Call::Allocate { ino, offset, length, .. } => (ino, offset, length, None),
-        Call::Copy { from, from_offset, to, to_offset, length } => {
-            (to, to_offset, length.min(MAX_COPY_BYTES), Some((from, from_offset)))
-        }
-        _ => return Next::Answer(Err(Errno::EIO)),
-    };
-    Next::Ask(Request::Extend { ino, offset, length, from })
+    let length = if let Call::Write { data, .. } = call { data.len() as u64 } else { 0 };
+    match to_stream(call) {
+        Next::Stream(io) => io.extends(length).map_or(Next::Answer(Err(Errno::EIO)), Next::Ask),
+        next => next,
+    }
 }
 
 /// What a call changes in a stream, which it may.

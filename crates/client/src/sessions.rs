@@ -85,7 +85,7 @@ impl<T> Sessions<T> {
     /// Of a cluster with so many metadata servers. `is_checked`: callers may search and list the directories that they ask for, as a kernel
     /// has checked; without it they are told what others have been told only where it is certain that they may.
     pub fn new(cache: Cache, ranks: usize, is_checked: bool) -> Self {
-        let (client, asking) = (Client { server_appends: true, ..Client::default() }, Asking::default());
+        let (client, asking) = (Client { is_served: true, ..Client::default() }, Asking::default());
         let (ends, root) = (BTreeMap::new(), Ino::ROOT);
         let (early, behind, quiet, kept) =
             (Early::default(), Behind::default(), Quiet::default(), Kept::default());

@@ -5,7 +5,7 @@ use alloc::collections::BTreeSet;
 use alloc::string::String;
 use alloc::vec::Vec;
 
-use espalier_proto::{ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId};
+use espalier_proto::{Caller, ClientId, Errno, Ino, NewNode, Position, Reply, Request, RequestId};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -139,7 +139,10 @@ impl Meta {
             Input::Revoked { client, number } => self.revoked(now, client, number, out),
             Input::Cancel { from, id } => self.cancel(now, from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
-            Input::Place { ino } => self.find_place(now, ino, out),
+            Input::Place { of: (from, id), io, length } => {
+                let task = Task::new(from, id, Caller::SERVER, Request::Place { io, length });
+                self.run(now, task, None, out);
+            }
             Input::NewDatafiles { server, inos } => self.new_datafiles(server, &inos, out),
             Input::Watermarks { low, high } => self.journal.set_watermarks((low, high)),
             Input::Space { free } => {
@@ -272,7 +275,7 @@ impl Meta {
                 }
                 return;
             }
-            Request::Place { ino } => return out.placed.push((ino, result.map(drop))),
+            Request::Place { .. } => return out.placed.push(((task.from, task.id), result.map(drop))),
             Request::Enter { client, .. } => return out.entered.push((client, result.map(drop))),
             Request::Forget { .. } if self.config.session_ms.is_none() => return,
             _ => {}
@@ -369,7 +372,7 @@ impl Meta {
             Request::Enter { client, path } => self.enter(cx, *client, path),
             Request::Sweep => self.sweep(cx),
             Request::Recount { ino } => self.recount_file(cx, *ino),
-            Request::Place { ino } => self.state.inode(*ino).map(|_| Reply::Done),
+            Request::Place { io, length } => self.place(cx, io, *length),
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
             Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout),
             Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),

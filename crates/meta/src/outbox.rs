@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{
     Caller, ClientId, Errno, Ino, Lease, Name, Position, Rank, Recall, Reply, Request, RequestId, ServerId,
-    TableWrite, Time, Touched,
+    StreamIo, TableWrite, Time, Touched,
 };
 
 use crate::rank::PeerMessage;
@@ -80,9 +80,12 @@ pub enum Input {
         server: ServerId,
         inos: Vec<Ino>,
     },
-    /// The driver wants to know where the bytes of a file are: answered in [`Outbox::placed`].
+    /// A client wants something to be done with a stream: whether it may be done now, and [`Meta::place_of`](crate::Meta::place_of) can tell
+    /// where, comes in [`Outbox::placed`]. `length`: of what is to be written, in bytes.
     Place {
-        ino: Ino,
+        of: (ClientId, RequestId),
+        io: StreamIo,
+        length: u64,
     },
     /// Commits wait for each other otherwise from now on, as in [`Config::watermarks`](crate::Config).
     Watermarks {
@@ -217,7 +220,7 @@ pub struct Outbox {
     /// Inodes that clients know, and whose attributes have changed without their doing.
     pub changed: Vec<Ino>,
     /// Files whose places [`Meta::place_of`](crate::Meta::place_of) knows now, or that are not there any more.
-    pub placed: Vec<(Ino, Result<(), Errno>)>,
+    pub placed: Vec<((ClientId, RequestId), Result<(), Errno>)>,
     /// To other ranks. What is said to one that cannot be reached may be dropped.
     pub peers: Vec<(Rank, PeerMessage)>,
     /// For the log: why something was refused.

@@ -150,7 +150,7 @@ pub enum Place {
     Store,
     Servers(Arc<Layout>),
     /// [`Input::Place`](crate::Input::Place) finds out.
-    Unknown(Ino),
+    Unknown,
 }
 
 impl State {
@@ -264,7 +264,7 @@ impl Meta {
             Some(Body::Streamed { .. }) => Place::Store,
             Some(Body::Striped { layout, .. }) => Place::Servers(Arc::clone(layout)),
             Some(_) => Place::Inode,
-            None => Place::Unknown(ino),
+            None => Place::Unknown,
         };
         match *io {
             StreamIo::Read { ino, .. }
@@ -275,13 +275,6 @@ impl Meta {
                 (Place::Store, other) | (other, _) => other,
             },
         }
-    }
-
-    /// Finds out where the bytes of a file are, so that [`Self::place_of`] can tell: after a restart it need not be in memory though
-    /// clients have it open.
-    pub(crate) fn find_place(&mut self, now: Now, ino: Ino, out: &mut Outbox) {
-        let task = Task::new(ITSELF, RequestId(0), Caller::SERVER, Request::Place { ino });
-        self.run(now, task, None, out);
     }
 
     /// After a recovery: what data servers may still hold for new, and files that may have other sizes than are counted.

@@ -138,6 +138,9 @@ impl Meta {
             self.walking.remove(&number);
             let Some(mut task) = self.tasks.remove(&number) else { return };
             self.give_back(&mut task, out);
+            if matches!(task.request, Request::Place { .. }) {
+                return out.placed.push(((from, id), Err(Errno::EINTR)));
+            }
             let reply = match task.progress {
                 Progress::Copy(copied) => Ok(Reply::Copied(copied)),
                 _ => Err(Errno::EINTR),

@@ -10,6 +10,10 @@ use harness::{DataServers, Disk, Engine, STRIP, name, open_how};
 const ONE: ClientId = ClientId(100);
 const OTHER: ClientId = ClientId(101);
 
+fn config() -> Config {
+    Config { acknowledge: Acknowledge::Written, ..harness::config() }
+}
+
 /// A server without a network.
 struct Server {
     front: Front,
@@ -22,19 +26,14 @@ struct Server {
     ended: Vec<ClientId>,
     said: Vec<(ClientId, FromServer)>,
     streams: Vec<StreamRequest>,
-    /// Loads are put off.
-    stuck: bool,
+    /// What is put off.
+    stuck: fn(&Io) -> bool,
     waiting: Vec<(IoId, Io)>,
 }
 
 impl Server {
     fn new(config: Config) -> Self {
-        let config = Config {
-            session_ms: Some(60_000),
-            lease_ms: Some(10_000),
-            acknowledge: Acknowledge::Written,
-            ..config
-        };
+        let config = Config { session_ms: Some(60_000), lease_ms: Some(10_000), ..config };
         let mut disk = Disk::new(Engine::Memory, &config);
         let front = Front::new(disk.recover(&config));
         Self {
@@ -48,7 +47,7 @@ impl Server {
             ended: Vec::new(),
             said: Vec::new(),
             streams: Vec::new(),
-            stuck: false,
+            stuck: |_| false,
             waiting: Vec::new(),
         }
     }
@@ -83,7 +82,7 @@ impl Server {
                 return;
             }
             for (id, io) in routed.io {
-                if self.stuck && matches!(io, Io::Load(_)) {
+                if (self.stuck)(&io) {
                     self.waiting.push((id, io));
                 } else {
                     self.perform(id, io);
@@ -188,7 +187,7 @@ const USER: Caller = Caller { uid: 7, gid: 7, pid: 70, groups: None };
 
 #[test]
 fn groups_are_asked_for_again_over_the_next_connection() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let dir = server.make(ONE, Ino::ROOT, "dir", NewNode::Directory);
@@ -213,7 +212,7 @@ fn groups_are_asked_for_again_over_the_next_connection() {
 
 #[test]
 fn what_is_to_be_forgotten_is_told_again_over_the_next_connection() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     server.connect(OTHER, &all).unwrap();
@@ -233,7 +232,7 @@ fn what_is_to_be_forgotten_is_told_again_over_the_next_connection() {
 
 #[test]
 fn who_leaves_is_not_asked_for_groups_and_told_nothing_more() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let dir = server.make(ONE, Ino::ROOT, "dir", NewNode::Directory);
@@ -253,7 +252,7 @@ fn who_leaves_is_not_asked_for_groups_and_told_nothing_more() {
 
 #[test]
 fn a_lease_is_told_before_it_is_revoked_and_the_change_after_that() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     server.connect(OTHER, &all).unwrap();
@@ -287,7 +286,7 @@ fn a_lease_is_told_before_it_is_revoked_and_the_change_after_that() {
 
 #[test]
 fn who_may_only_read_is_refused_changes() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let reader = Rights { read_only: true, ..Rights::default() };
     server.connect(ONE, &reader).unwrap();
     let asked = create(Ino::ROOT, "file", NewNode::Regular);
@@ -300,7 +299,7 @@ fn who_may_only_read_is_refused_changes() {
 
 #[test]
 fn a_restricted_client_is_told_its_root_and_of_nothing_above_it() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let guest = subtree("/projects/a");
     server.connect(ONE, &Rights::default()).unwrap();
     assert_eq!(server.connect(OTHER, &guest), Err(Refused::Subtree(Errno::ENOENT)));
@@ -323,7 +322,7 @@ fn a_restricted_client_is_told_its_root_and_of_nothing_above_it() {
 
 #[test]
 fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let guest = subtree("/a");
     server.connect(ONE, &Rights::default()).unwrap();
     server.make(ONE, Ino::ROOT, "a", NewNode::Directory);
@@ -337,14 +336,14 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
     // A session has begun, and its directory is still looked for.
     server.checkpoint();
     server.restart();
-    server.stuck = true;
+    server.stuck = |io| matches!(io, Io::Load(_));
     server.front.connect(server.now(), OTHER, (true, false), &guest);
     server.settle();
     server.front.connect(server.now(), OTHER, (true, false), &guest);
     server.settle();
     assert_eq!((server.connected.len(), server.waiting.len()), (0, 1));
     assert_eq!(server.front.take(server.now(), OTHER, &guest, message), Err(Unrestricted));
-    server.stuck = false;
+    server.stuck = |_| false;
     let (id, io) = server.waiting.remove(0);
     server.perform(id, io);
     server.settle();
@@ -355,7 +354,7 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
 fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
     let servers: Vec<_> = (0..4).map(ServerId).collect();
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 3).unwrap();
-    let mut server = Server::new(Config { striping: Some(striping), ..harness::config() });
+    let mut server = Server::new(Config { striping: Some(striping), ..config() });
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let (dir, how) = (Ino::ROOT, open_how(Access::READ | Access::WRITE, false));
@@ -410,12 +409,12 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
         exclusive: false,
     };
     server.ask(ONE, Request::Reclaim { held: vec![held], last: true, again: vec![] }).unwrap();
-    server.stuck = true;
+    server.stuck = |io| matches!(io, Io::Load(_));
     let (id, message) = server.stream(read);
     assert_eq!(server.take(ONE, &all, message.clone()), []);
     assert_eq!((server.streams.len(), server.waiting.len()), (0, 1));
     let (id_io, io) = server.waiting.remove(0);
-    server.stuck = false;
+    server.stuck = |_| false;
     server.perform(id_io, io);
     server.settle();
     let then = server.streams.pop().unwrap();
@@ -433,7 +432,7 @@ fn where_bytes_are_is_found_out_before_anything_is_done_with_them() {
 /// After a loss of power a file may not have a stream any more that a client writes to.
 #[test]
 fn what_is_to_be_done_with_a_stream_that_is_none_is_sent_back() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
@@ -460,7 +459,7 @@ fn announced(mut message: FromClient) -> FromClient {
 
 #[test]
 fn answers_are_announced_as_their_requests_say() {
-    let mut server = Server::new(harness::config());
+    let mut server = Server::new(config());
     let all = Rights::default();
     server.connect(ONE, &all).unwrap();
     let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
@@ -485,4 +484,114 @@ fn answers_are_announced_as_their_requests_say() {
         server.settle();
         assert_eq!(is_announced(&std::mem::take(&mut server.said)), wanted);
     }
+}
+
+// ---- Writes to streams
+
+/// A big file of 100 bytes that a client has open for writing.
+fn big_file(server: &mut Server) -> Ino {
+    server.connect(ONE, &Rights::default()).unwrap();
+    let ino = server.make(ONE, Ino::ROOT, "big", NewNode::Regular);
+    server.ask(ONE, Request::Open { ino, how: open_how(Access::WRITE, false) }).unwrap();
+    let set = SetAttr { size: Some(100), ..SetAttr::default() };
+    server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
+    ino
+}
+
+impl Server {
+    /// Ten bytes are written. The answer, if there is one already.
+    fn write(&mut self, ino: Ino, offset: u64) -> (RequestId, Option<Result<Reply, Errno>>) {
+        let (id, mut message) = self.stream(StreamIo::Write { ino, offset });
+        if let FromClient::Stream { data, .. } = &mut message {
+            *data = vec![1; 10].into();
+        }
+        let said = self.take(ONE, &Rights::default(), message);
+        (id, answer_to(id, said))
+    }
+
+    /// What was put off is done.
+    fn go_on(&mut self) {
+        self.stuck = |_| false;
+        for (id, io) in std::mem::take(&mut self.waiting) {
+            self.perform(id, io);
+        }
+        self.settle();
+    }
+
+    fn limit(&mut self, max_bytes: &str) {
+        let (name, value) = (b"user.espalier.quota.max_bytes"[..].into(), max_bytes.as_bytes().into());
+        let set = Request::SetXattr { ino: Ino::ROOT, name, value, mode: XattrMode::Any, kill_sgid: false };
+        self.ask(ONE, set).unwrap();
+    }
+}
+
+fn answer_to(id: RequestId, said: Vec<(ClientId, FromServer)>) -> Option<Result<Reply, Errno>> {
+    said.into_iter().find_map(|(_, message)| match message {
+        FromServer::Reply { id: of, result, .. } if of == id => Some(result),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_quota_bounds_what_is_written_to_streams() {
+    let mut server = Server::new(config());
+    let ino = big_file(&mut server);
+    server.limit("150");
+    assert_eq!(server.write(ino, 141).1, Some(Err(Errno::EDQUOT)));
+    assert_eq!(server.streams.len(), 0);
+    assert_eq!((server.write(ino, 140).1, server.streams.len()), (None, 1));
+}
+
+#[test]
+fn a_write_to_a_stream_takes_a_programs_capabilities_away_first() {
+    let mut server = Server::new(config());
+    let ino = big_file(&mut server);
+    let (name, value) = (b"security.capability"[..].into(), b"some".to_vec().into());
+    let set = Request::SetXattr { ino, name, value, mode: XattrMode::Any, kill_sgid: false };
+    server.ask(ONE, set).unwrap();
+    assert_eq!((server.write(ino, 0).1, server.streams.len()), (None, 1));
+    let get = Request::GetXattr { ino, name: b"security.capability"[..].into() };
+    assert_eq!(server.ask(ONE, get), Err(Errno::ENODATA));
+}
+
+/// What changes with it is durable before anybody is told that it is done.
+#[test]
+fn a_write_to_a_stream_waits_for_what_it_changes_besides() {
+    for is_closed in [false, true] {
+        let mut server = Server::new(Config { acknowledge: Acknowledge::Durable, ..config() });
+        let ino = big_file(&mut server);
+        server.limit("150");
+        server.stuck = |io| matches!(io, Io::Journal { .. } | Io::Sync);
+        assert_eq!((server.write(ino, 120).1, server.streams.len()), (None, 0));
+        // Nothing changes with this one.
+        assert_eq!((server.write(ino, 110).1, server.streams.len()), (None, 1));
+        if is_closed {
+            let release = server.request(ROOT, Request::Release { ino });
+            server.take(ONE, &Rights::default(), release);
+        }
+        server.go_on();
+        assert_eq!(server.streams.len(), if is_closed { 1 } else { 2 });
+    }
+}
+
+#[test]
+fn a_write_to_a_stream_that_waits_for_room_can_be_interrupted() {
+    let mut server = Server::new(Config { journal_capacity: 1 << 20, ..config() });
+    let ino = big_file(&mut server);
+    server.limit("1000000");
+    server.stuck = |io| matches!(io, Io::Stage { .. });
+    let (mut begun, mut offset) = (0, 100);
+    let id = loop {
+        let (id, answer) = server.write(ino, offset);
+        assert_eq!(answer, None);
+        if server.streams.len() == begun {
+            break id;
+        }
+        (begun, offset) = (begun + 1, offset + 1);
+        assert!(begun < 100_000, "there is always room");
+    };
+    let said = server.take(ONE, &Rights::default(), FromClient::Cancel { id });
+    assert_eq!(answer_to(id, said), Some(Err(Errno::EINTR)));
+    server.go_on();
+    assert_eq!(server.streams.len(), begun);
 }

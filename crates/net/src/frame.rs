@@ -35,6 +35,34 @@ fn frame_bytes(taken: Terms) -> usize {
     HEADER_BYTES + taken.message_bytes as usize + PIECE_BYTES.max(taken.eager_bytes as usize)
 }
 
+/// How a frame begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Begun {
+    /// That cannot be told yet.
+    Unknown,
+    /// A piece of the payload of that number: `header` bytes up to where it begins, and its length.
+    Piece { number: u32, header: usize, length: usize },
+    /// The splitter is to have it.
+    Other,
+}
+
+/// What the frame is that begins there.
+pub(crate) fn begun(bytes: &[u8], taken: Terms) -> Begun {
+    let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Begun::Unknown };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > frame_bytes(taken) {
+        return Begun::Other;
+    }
+    let Some(header) = rest.get(..length.min(HEADER_BYTES)) else { return Begun::Unknown };
+    match postcard::take_from_bytes(header) {
+        Ok((Header::Piece { number }, after)) => {
+            let header = header.len() - after.len();
+            Begun::Piece { number, header: 4 + header, length: length - header }
+        }
+        _ => Begun::Other,
+    }
+}
+
 /// Splits bytes into frames. The length is checked before room is made for a frame.
 pub(crate) fn splitter(taken: Terms) -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder()

@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio_util::codec::{Decoder, LengthDelimitedCodec};
 
 use crate::error::NetError;
-use crate::frame::{self, Header};
+use crate::frame::{self, Begun, Header};
 use crate::limits::{ANNOUNCED_MAX, Terms};
 use crate::message::Message;
 
@@ -21,6 +21,8 @@ pub(crate) struct Inbox<In> {
     asked: VecDeque<u32>,
     /// A frame has come in part.
     cut: bool,
+    /// The payload of which a piece is coming, and how long it is with that.
+    piece: Option<(u32, usize)>,
 }
 
 /// A message whose payload was announced.
@@ -45,7 +47,15 @@ pub(crate) enum Taken<In> {
 impl<In: Message> Inbox<In> {
     pub(crate) fn new(terms: Terms, room: usize) -> Self {
         let splitter = frame::splitter(terms);
-        Self { splitter, terms, room, arrivals: BTreeMap::new(), asked: VecDeque::new(), cut: false }
+        Self {
+            splitter,
+            terms,
+            room,
+            arrivals: BTreeMap::new(),
+            asked: VecDeque::new(),
+            cut: false,
+            piece: None,
+        }
     }
 
     /// Whether a message has come in part.
@@ -56,6 +66,20 @@ impl<In: Message> Inbox<In> {
     /// Takes the next frame from the front of `buffer`, if it is there whole.
     pub(crate) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Taken<In>>, NetError> {
         self.cut |= !buffer.is_empty();
+        if self.piece.is_none() {
+            match frame::begun(buffer, self.terms) {
+                Begun::Unknown => return Ok(None),
+                Begun::Other => {}
+                Begun::Piece { number, header, length } => {
+                    self.begin_piece(number, length)?;
+                    buffer.advance(header);
+                }
+            }
+        }
+        if let Some((number, end)) = self.piece {
+            self.cut = false;
+            return self.piece(number, end, buffer);
+        }
         let frame = self.splitter.decode(buffer);
         let Some(frame) = frame.map_err(|_| NetError::Protocol("a frame is too long"))? else {
             return Ok(None);
@@ -68,7 +92,8 @@ impl<In: Message> Inbox<In> {
         match header {
             Header::Message => self.message(rest).map(Taken::Message),
             Header::Announce { number, length } => self.announce(number, length, rest).map(|()| Taken::Quiet),
-            Header::Piece { number } => self.piece(number, rest),
+            // They are taken above.
+            Header::Piece { .. } => Err(NetError::Protocol("a piece of a payload is no frame")),
             Header::Grant { number } => nothing_follows.map(|()| Taken::Grant(number)),
             Header::Ping => nothing_follows.map(|()| Taken::Ping),
             Header::Pong => nothing_follows.map(|()| Taken::Quiet),
@@ -117,26 +142,56 @@ impl<In: Message> Inbox<In> {
         Ok(())
     }
 
-    fn piece(&mut self, number: u32, bytes: &[u8]) -> Result<Taken<In>, NetError> {
+    fn begin_piece(&mut self, number: u32, length: usize) -> Result<(), NetError> {
         let unasked = NetError::Protocol("a piece of a payload came that was not granted");
         let arrival = self.arrivals.get_mut(&number).filter(|arrival| arrival.granted).ok_or(unasked)?;
-        let missing = arrival.length - arrival.payload.len();
-        if bytes.is_empty() || bytes.len() > missing {
+        let end = arrival.payload.len() + length;
+        if length == 0 || end > arrival.length {
             return Err(NetError::Protocol("a piece is empty, or longer than what is missing"));
         }
         if arrival.payload.is_empty() {
             arrival.payload.reserve_exact(arrival.length);
         }
-        arrival.payload.extend_from_slice(bytes);
-        if bytes.len() < missing {
-            return Ok(Taken::Quiet);
+        self.piece = Some((number, end));
+        Ok(())
+    }
+
+    /// Where the rest of the piece belongs that has come in part, if nothing is left in the buffer.
+    pub(crate) fn rest_of_piece(&mut self) -> Option<impl BufMut> {
+        let (number, end) = self.piece?;
+        let payload = &mut self.arrivals.get_mut(&number)?.payload;
+        let missing = end - payload.len();
+        Some(payload.limit(missing))
+    }
+
+    /// Whether pieces are to come.
+    pub(crate) fn awaits_pieces(&self) -> bool {
+        self.arrivals.len() > self.asked.len()
+    }
+
+    /// Takes more of a piece.
+    fn piece(
+        &mut self,
+        number: u32,
+        end: usize,
+        buffer: &mut BytesMut,
+    ) -> Result<Option<Taken<In>>, NetError> {
+        let Some(arrival) = self.arrivals.get_mut(&number) else { return Ok(None) };
+        let missing = end - arrival.payload.len();
+        arrival.payload.put(buffer.split_to(missing.min(buffer.len())));
+        if arrival.payload.len() < end {
+            return Ok(None);
+        }
+        self.piece = None;
+        if end < arrival.length {
+            return Ok(Some(Taken::Quiet));
         }
         self.room += arrival.length;
         let Some(Arrival { mut message, payload, .. }) = self.arrivals.remove(&number) else {
-            return Ok(Taken::Quiet);
+            return Ok(None);
         };
         *slot(&mut message)? = payload.into();
-        Ok(Taken::Message(message))
+        Ok(Some(Taken::Message(message)))
     }
 
     /// A message without its payload, and the bytes after it.

@@ -222,6 +222,11 @@ impl Link {
         out.outbox.ready_bytes() + out.flight_bytes()
     }
 
+    /// Whether the bytes on the wire are those that are meant.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.tls.is_none()
+    }
+
     /// Appends to `into` what the bytes that were received mean.
     pub(crate) fn open(&self, mut wire: &[u8], into: &mut BytesMut) -> Result<(), NetError> {
         let Some(tls) = &self.tls else {

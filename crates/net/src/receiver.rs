@@ -13,6 +13,7 @@ use bytes::BytesMut;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::time::{Instant, Sleep, sleep};
+use tokio_util::io::poll_read_buf;
 
 use crate::error::NetError;
 use crate::frame::Header;
@@ -25,6 +26,9 @@ use crate::message::Message;
 const BATCH_MAX: usize = 64;
 
 const READ_BYTES: usize = 64 << 10;
+
+/// Read at once where pieces are to come, so that most of their bytes can be read to where they belong.
+const AHEAD_BYTES: usize = 8 << 10;
 
 thread_local! {
     /// What is read from sockets, so that no connection needs a buffer while it is idle.
@@ -97,7 +101,7 @@ impl<In: Message> Receiver<In> {
             }
             tokio::select! {
                 biased;
-                read = poll_fn(|cx| Self::poll_read(&mut self.socket, &self.link, &mut self.buffer, cx)) => read?,
+                read = poll_fn(|cx| Self::poll_read(&mut self.socket, &self.link, &mut self.inbox, &mut self.buffer, cx)) => read?,
                 () = self.alarm.as_mut() => self.silent()?,
             }
         }
@@ -156,17 +160,25 @@ impl<In: Message> Receiver<In> {
     fn poll_read(
         socket: &mut OwnedReadHalf,
         link: &Link,
+        inbox: &mut Inbox<In>,
         buffer: &mut BytesMut,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), NetError>> {
+        let received = |length: usize| {
+            link.counters.bytes_received.fetch_add(length as u64, Ordering::Relaxed);
+            if length == 0 { Err(NetError::Closed) } else { Ok(()) }
+        };
+        if link.is_plain()
+            && let Some(mut rest) = inbox.rest_of_piece()
+        {
+            return Poll::Ready(received(ready!(poll_read_buf(Pin::new(socket), cx, &mut rest))?));
+        }
+        let most = if link.is_plain() && inbox.awaits_pieces() { AHEAD_BYTES } else { READ_BYTES };
         SPACE.with_borrow_mut(|space| {
-            let mut read = ReadBuf::new(space);
+            let mut read = ReadBuf::new(&mut space[..most]);
             ready!(Pin::new(socket).poll_read(cx, &mut read))?;
             let wire = read.filled();
-            link.counters.bytes_received.fetch_add(wire.len() as u64, Ordering::Relaxed);
-            if wire.is_empty() {
-                return Poll::Ready(Err(NetError::Closed));
-            }
+            received(wire.len())?;
             Poll::Ready(link.open(wire, buffer))
         })
     }

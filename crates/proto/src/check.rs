@@ -121,7 +121,6 @@ impl Request {
             | Self::RemoveXattr { ino, .. }
             | Self::StatFs { ino }
             | Self::Recount { ino }
-            | Self::Place { ino }
             | Self::Extend { ino, .. }
             | Self::Delegate { ino, .. }
             | Self::Find { ino, .. }
@@ -138,6 +137,7 @@ impl Request {
             Self::Reclaim { held, .. } => held.first().map_or(Ino::ROOT, |held| held.ino),
             Self::CopyTree(copy) => copy.levels.first().map_or(Ino::ROOT, |level| level.from),
             Self::ReclaimLocks { locks } => locks.first().map_or(Ino::ROOT, |(ino, _)| *ino),
+            Self::Place { io, .. } => io.ino(),
             Self::Sweep | Self::Enter { .. } => Ino::ROOT,
         };
         ino.rank()
@@ -275,6 +275,20 @@ impl StreamIo {
             return Err(Errno::EINVAL);
         }
         if let Self::Allocate { mode, .. } = self { known(*mode) } else { Ok(()) }
+    }
+
+    /// What allows it, if it changes the stream. `length`: of what is written, in bytes.
+    pub fn extends(&self, length: u64) -> Option<Request> {
+        let (ino, offset, length, from) = match *self {
+            Self::Read { .. } | Self::Seek { .. } => return None,
+            Self::Write { ino, offset } => (ino, offset, length, None),
+            Self::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => (ino, 0, 0, None),
+            Self::Allocate { ino, offset, length, .. } => (ino, offset, length, None),
+            Self::Copy { from, from_offset, to, to_offset, length } => {
+                (to, to_offset, length, Some((from, from_offset)))
+            }
+        };
+        Some(Request::Extend { ino, offset, length, from })
     }
 
     /// Whether it changes the stream.

@@ -220,7 +220,7 @@ pub enum Request {
         ino: Ino,
     },
     /// The client is about to write to a file's stream: may it have so many bytes from there on? Not asked for what the
-    /// kernel writes by itself.
+    /// kernel writes by itself, nor for what the server writes, which finds that out itself ([`StreamIo::extends`]).
     Extend {
         ino: Ino,
         offset: u64,
@@ -289,9 +289,11 @@ pub enum Request {
     Recount {
         ino: Ino,
     },
-    /// Asks for nothing but that the inode is in memory then. As `Sweep`, the machine's own.
+    /// Before something is done with a stream: that its inode is in memory then, and whether that may be done. `length`: of what is to be
+    /// written, in bytes. As `Sweep`, the machine's own.
     Place {
-        ino: Ino,
+        io: StreamIo,
+        length: u64,
     },
     /// An inode that another rank's answer has named ([`Reply::Elsewhere`]); with `open`, it is opened, too. Answered as a
     /// lookup, or a creation.

@@ -25,6 +25,8 @@ use crate::{Answer, Call};
 const MOST: usize = 64;
 /// So many are sent together, at most: as many as a server takes at once.
 const TOGETHER: usize = 16;
+/// No more are waited for when what is to be written to streams has so many bytes: they cost more than the message.
+const TOGETHER_BYTES: usize = 64 << 10;
 /// So many numbers are kept in stock; more are asked for when half of them are left.
 const STOCK: u32 = Request::MAX_NUMBERS;
 /// The server's clock is asked for again after so many milliseconds: this one may be slower.
@@ -40,7 +42,7 @@ pub(super) struct Early {
     changes: BTreeMap<(Rank, RequestId), Change>,
     /// Writes that are sent when what was told of their files before is answered, in their order.
     unsent: VecDeque<Unsent>,
-    /// Writes to streams, which are sent at once.
+    /// Writes to streams.
     pub behind: WriteBehind,
     /// The number of the last one.
     last: u64,
@@ -376,13 +378,19 @@ impl<T> Sessions<T> {
     /// Whether what is to be sent to a server may wait for more to come: nobody waits for any of it, and it goes on when what has been sent
     /// before is answered.
     pub(super) fn may_linger(&self, rank: Rank, end: &End<T>) -> bool {
-        let Some(FromClient::Request { id: first, .. }) = end.out.first() else { return false };
-        let is_early = |message: &FromClient| matches!(message, FromClient::Request { id, .. } if self.early.is_change(rank, *id));
-        let mut sent = self.early.changes.range((rank, RequestId(0))..(rank, *first));
-        self.behind.is_patient()
-            && end.out.len() < TOGETHER
-            && sent.next().is_some()
-            && end.out.iter().all(is_early)
+        let told = |message: &FromClient| match message {
+            FromClient::Request { id, .. } if self.early.is_change(rank, *id) => Some((*id, 0)),
+            FromClient::Stream { id, data, .. } if end.is_told(*id) => Some((*id, data.len())),
+            _ => None,
+        };
+        let Some((first, _)) = end.out.first().and_then(told) else { return false };
+        if !self.behind.is_patient() || end.out.len() >= TOGETHER {
+            return false;
+        }
+        let bytes = end.out.iter().try_fold(0, |bytes, message| Some(bytes + told(message)?.1));
+        let mut changes = self.early.changes.range((rank, RequestId(0))..(rank, first));
+        bytes.is_some_and(|bytes| bytes < TOGETHER_BYTES)
+            && (changes.next().is_some() || end.has_told_before(first))
     }
 
     /// What was told of a file is answered: what has waited for that is sent.

@@ -5,7 +5,7 @@
 use alloc::collections::BTreeMap;
 use core::ops::Range;
 
-use espalier_proto::{END, Ino, Request};
+use espalier_proto::{END, Ino};
 
 use super::course::Course;
 use super::early::{Change, What};
@@ -113,7 +113,7 @@ impl<T> Sessions<T> {
             return Some(asked);
         }
         let next = self.client.start(&asked.call);
-        if !matches!(next, Next::Data(..) | Next::Ask(Request::Extend { .. })) {
+        if !matches!(next, Next::Data(..) | Next::Stream(_)) {
             return Some(asked);
         }
         let Asked { call_id, caller, call, ticket } = asked;

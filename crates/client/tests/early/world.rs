@@ -3,8 +3,8 @@
 use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Sessions, Told, Users};
 use espalier_proto::{
     Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Home, Ino, Lease,
-    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerId, ServerMap, Time, Touched,
-    Welcome,
+    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerId, ServerMap, StreamIo, Time,
+    Touched, Welcome,
 };
 
 pub const RANK: Rank = Rank(0);
@@ -22,6 +22,8 @@ pub struct World {
     pub term: u32,
     /// What has been sent and not answered.
     pub sent: Vec<(RequestId, Caller, Request)>,
+    /// What is to be written to streams at the metadata server, as far as it has been sent: where.
+    pub streams: Vec<(RequestId, u64)>,
     pub revoked: Vec<u64>,
     pub held: Vec<Held>,
     pub door: Vec<ForDoor<u64>>,
@@ -112,8 +114,9 @@ impl World {
 
     pub fn without_numbers(is_checked: bool) -> Self {
         let sessions = Sessions::new(Cache::new(1000, Users::Tell), 1, is_checked);
-        let (sent, revoked, held, door, data) = Default::default();
-        let mut world = Self { sessions, now: 100, calls: 0, term: TERM, sent, revoked, held, door, data };
+        let (sent, streams, revoked, held, door, data) = Default::default();
+        let (now, calls, term) = (100, 0, TERM);
+        let mut world = Self { sessions, now, calls, term, sent, streams, revoked, held, door, data };
         world.connect(1, true);
         // That the directory is known comes from what is told of its name.
         let root = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
@@ -166,6 +169,9 @@ impl World {
         for (_, message) in told.send {
             match message {
                 FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
+                FromClient::Stream { id, io: StreamIo::Write { offset, .. }, .. } => {
+                    self.streams.push((id, offset));
+                }
                 FromClient::Revoked { number } => self.revoked.push(number),
                 _ => {}
             }

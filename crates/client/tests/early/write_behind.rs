@@ -32,6 +32,26 @@ fn unlock() -> Request {
 impl World {
     /// A client that has a big file open, which it has made in a directory that it is alone in.
     fn with_a_big_file() -> Self {
+        Self::with_one_that_has_grown(Reply::Outgrown(delegation()))
+    }
+
+    /// As that, of a file whose bytes are with the metadata server.
+    fn with_a_big_file_there() -> Self {
+        let mut world = Self::with_one_that_has_grown(Reply::Streamed);
+        let (id, _, request) = world.last();
+        assert_eq!(request, Request::Delegate { ino: FILE, access: Access::WRITE });
+        world.reply(id, Touched::default(), Ok(Reply::Delegated(None)));
+        world.write_done();
+        world
+    }
+
+    /// The metadata server has done the first of what it was sent to be written.
+    fn write_done(&mut self) {
+        let (id, _) = self.streams.remove(0);
+        self.reply(id, Touched::default(), Ok(Reply::Written(1000)));
+    }
+
+    fn with_one_that_has_grown(how: Reply) -> Self {
         let mut world = Self::new();
         world.call(create("big", true));
         let (id, ..) = world.last();
@@ -40,7 +60,7 @@ impl World {
         world.call_as(user(0, 0), big(0, 1000));
         let (id, ..) =
             world.last_write().map(|(id, ..)| (id,)).expect("the first goes to the metadata server");
-        world.reply(id, Touched::default(), Ok(Reply::Outgrown(delegation())));
+        world.reply(id, Touched::default(), Ok(how));
         world.door.clear();
         world
     }
@@ -92,6 +112,32 @@ fn no_more_is_under_way_than_there_is_room_for() {
     world.data_written();
     assert!(matches!(world.door[..], [ForDoor::Answer { result: Ok(Answer::Written(_)), .. }]));
     assert_eq!(world.data.len(), 8);
+}
+
+#[test]
+fn short_writes_that_come_while_one_is_under_way_are_sent_together() {
+    let mut world = World::with_a_big_file_there();
+    let sent = |world: &World| world.streams.iter().map(|(_, offset)| *offset).collect::<Vec<_>>();
+    for offset in [1000, 2000, 3000] {
+        assert!(world.is_written(big(offset, 1000)));
+    }
+    assert_eq!(sent(&world), [1000]);
+    world.write_done();
+    assert_eq!(sent(&world), [2000, 3000]);
+    // Somebody waits for all of them.
+    assert!(world.is_written(big(4000, 1000)));
+    assert_eq!(sent(&world).len(), 2);
+    world.waits(Request::Fsync { ino: FILE });
+    assert_eq!(sent(&world), [2000, 3000, 4000]);
+    (0..3).for_each(|_| world.write_done());
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::Fsync { ino: FILE });
+    world.reply(id, Touched::default(), Ok(Reply::Done));
+    // Neither many are kept nor long ones.
+    assert!((0..18).all(|number| world.is_written(big(10_000 + 1000 * number, 1000))));
+    assert_eq!(sent(&world).len(), 17);
+    assert!(world.is_written(big(100_000, 64 << 10)));
+    assert_eq!(sent(&world).len(), 19);
 }
 
 #[test]

@@ -41,8 +41,8 @@ pub struct Front {
     attached: BTreeSet<ClientId>,
     /// Requests that wait to be told their callers' groups, and of which processes.
     groups: BTreeMap<(ClientId, RequestId), (IoId, u32)>,
-    /// What is to be done with files of which it is not known yet where the bytes are.
-    unplaced: Vec<(Ino, StreamRequest)>,
+    /// What is to be done with files of which it is not known yet where the bytes are, or whether that may be done.
+    unplaced: BTreeMap<(ClientId, RequestId), StreamRequest>,
     /// Requests whose answers are to be announced, if they have payloads.
     announced: BTreeSet<(ClientId, RequestId)>,
     /// Restricted clients whose sessions are about to begin or to go on.
@@ -122,7 +122,7 @@ impl Front {
             routed: Routed::default(),
             attached: BTreeSet::new(),
             groups: BTreeMap::new(),
-            unplaced: Vec::new(),
+            unplaced: BTreeMap::new(),
             announced: BTreeSet::new(),
             entering: BTreeMap::new(),
         }
@@ -195,7 +195,9 @@ impl Front {
                     self.answer((client, id), Err(refusal));
                 } else if self.meta.begin_stream(now, (client, id), below, &mut self.out) {
                     self.announced.extend(announced.then_some((client, id)));
-                    self.place(now, StreamRequest { of: (client, id), io, layout: None, data });
+                    let stream = StreamRequest { of: (client, id), io, layout: None, data };
+                    let is_known = !matches!(self.meta.place_of(&io), Place::Unknown);
+                    if is_known && !io.is_change() { self.begin(stream) } else { self.place(now, stream) }
                 } else {
                     is_answered = false;
                 }
@@ -223,8 +225,8 @@ impl Front {
         self.meta.on(now, input, &mut self.out);
         // What it calls for inside, and what comes of that.
         loop {
-            if let Some((ino, found)) = self.out.placed.pop() {
-                self.placed(now, ino, found);
+            if let Some((of, found)) = self.out.placed.pop() {
+                self.placed(of, found);
             } else if let Some(connected) = self.out.connected.pop() {
                 self.connected(now, connected);
             } else if let Some((client, entered)) = self.out.entered.pop() {
@@ -335,8 +337,24 @@ impl Front {
 
     // ---- Streams
 
-    /// Says where the bytes are with which a client wants to do something, or finds out first.
+    /// Asks whether something may be done with a stream.
     fn place(&mut self, now: Now, stream: StreamRequest) {
+        let (of, io, length) = (stream.of, stream.io, stream.data.len() as u64);
+        self.unplaced.insert(of, stream);
+        self.input(now, Input::Place { of, io, length });
+    }
+
+    /// It may, or may not. Its client may have closed the file meanwhile.
+    fn placed(&mut self, of: (ClientId, RequestId), allowed: Result<(), Errno>) {
+        let Some(stream) = self.unplaced.remove(&of) else { return };
+        match allowed.and_then(|()| self.meta.may_stream(of.0, &stream.io)) {
+            Ok(()) => self.begin(stream),
+            Err(errno) => self.end_stream(of, Err(errno)),
+        }
+    }
+
+    /// Says where the bytes are with which something is to be done.
+    fn begin(&mut self, stream: StreamRequest) {
         match self.meta.place_of(&stream.io) {
             // The client does not know what a loss of power has undone.
             Place::Inode => self.end_stream(stream.of, Ok(Reply::Stuffed)),
@@ -344,24 +362,7 @@ impl Front {
             Place::Servers(layout) => {
                 self.routed.streams.push(StreamRequest { layout: Some(layout), ..stream });
             }
-            Place::Unknown(ino) => {
-                self.unplaced.push((ino, stream));
-                self.input(now, Input::Place { ino });
-            }
-        }
-    }
-
-    fn placed(&mut self, now: Now, ino: Ino, found: Result<(), Errno>) {
-        let streams = self.unplaced.extract_if(.., |(of, _)| *of == ino).collect::<Vec<_>>();
-        for (_, stream) in streams {
-            match (found, self.meta.place_of(&stream.io)) {
-                (Err(errno), _) => self.end_stream(stream.of, Err(errno)),
-                // It was closed meanwhile, and forgotten.
-                (Ok(()), Place::Unknown(other)) if other == ino => {
-                    self.end_stream(stream.of, Err(Errno::ESTALE));
-                }
-                (Ok(()), _) => self.place(now, stream),
-            }
+            Place::Unknown => self.end_stream(stream.of, Err(Errno::ESTALE)),
         }
     }
 }

@@ -1,8 +1,9 @@
 use alloc::vec::Vec;
 
-use espalier_proto::{END, Errno, Ino, Reply};
+use espalier_proto::{END, Errno, Ino, Reply, Request, StreamIo};
 
 use crate::event::Event;
+use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
 use crate::state::Watched;
 use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
@@ -44,6 +45,23 @@ impl Meta {
             self.commit(cx, &Event::Count { ino, size: end })?;
         }
         Ok(Reply::Granted)
+    }
+
+    /// Before something is done with a stream. After a restart its inode need not be in memory, though clients have it open.
+    pub(crate) fn place(&mut self, cx: &mut Cx<'_>, io: &StreamIo, length: u64) -> Step<Reply> {
+        if let StreamIo::Copy { from, .. } = io {
+            self.state.inode(*from)?;
+        }
+        let Some(Request::Extend { ino, offset, length, from }) = io.extends(length) else {
+            return self.state.inode(io.ino()).map(|_| Reply::Done);
+        };
+        let before = self.state.sequence;
+        let granted = self.extend(cx, ino, offset, length, from)?;
+        if self.state.sequence > before && self.config.acknowledge == Acknowledge::Durable {
+            // Whoever is told that it is done is told of this, too.
+            return Err(Stop::Wait(Wait::Durable));
+        }
+        Ok(granted)
     }
 
     /// Before a stream may change its size without the machine's doing: a crash must not make that forgotten.

@@ -32,6 +32,9 @@ use crate::errands::{Background, Errands};
 use crate::tracer::{Id, Layer, Place, Tracer};
 use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
+/// Writes that come together are answered when so many bytes of them are written.
+const TOGETHER_BYTES: usize = 64 << 10;
+
 /// A server's machine. See the module's description.
 pub struct Server {
     inner: Mutex<Inner>,
@@ -80,6 +83,13 @@ pub struct Origin {
     pub rights: Arc<Rights>,
     /// Tells one connection of the client from the next.
     pub connection: u64,
+}
+
+/// Something that has been done with a stream.
+pub(super) struct Streamed {
+    pub(super) of: (ClientId, RequestId),
+    pub(super) span: Span,
+    pub(super) result: Result<Reply, Errno>,
 }
 
 pub(super) type Locked<'a> = MutexGuard<'a, Inner>;
@@ -355,7 +365,7 @@ impl Server {
                 let _ = sender.flush();
             }
             if !streams.is_empty() {
-                block_in_place(|| streams.into_iter().for_each(|stream| self.stream(stream, turn)));
+                block_in_place(|| self.do_streams(streams, turn));
             }
             let mut causes = causes.into_iter();
             let execute = |(id, io)| self.execute(id, io, causes.next().unwrap_or_default());
@@ -429,14 +439,33 @@ impl Server {
         }
     }
 
-    fn stream(&self, stream: StreamRequest, turn: Turn) {
+    /// Does what is to be done with streams. Short writes are answered together: it is less to do them than to wake who has sent them.
+    fn do_streams(&self, streams: Vec<StreamRequest>, turn: Turn) {
+        let (mut done, mut bytes) = (Vec::new(), 0);
+        for stream in streams {
+            bytes += stream.data.len();
+            let is_write = matches!(stream.io, StreamIo::Write { .. });
+            done.extend(self.stream(stream, turn));
+            if !is_write || bytes >= TOGETHER_BYTES {
+                self.streamed(std::mem::take(&mut done));
+                bytes = 0;
+            }
+        }
+        if !done.is_empty() {
+            self.streamed(done);
+        }
+    }
+
+    /// `None`: data servers do it.
+    fn stream(&self, stream: StreamRequest, turn: Turn) -> Option<Streamed> {
         let StreamRequest { of, io, layout, data } = stream;
         let (kind, ino) = Kind::of_stream(&io);
         let mut span = Span::start(kind, 0, ino, turn);
         let disk = &self.errands.disk;
         span.turn_to(Stage::Disk, Instant::now());
         if let Some(layout) = layout {
-            return self.stripe(of, &layout, io, data, span);
+            self.stripe(of, &layout, io, data, span);
+            return None;
         }
         let inner = if self.errands.tracer.is_on() { self.lock().ok() } else { None };
         let cause = inner.and_then(|inner| self.id_of(&inner, of));
@@ -456,14 +485,16 @@ impl Server {
                     _ => Err(Errno::EIO),
                 }),
             });
-        self.streamed(of, span, result);
+        span.turn_to(Stage::Work, Instant::now());
+        Some(Streamed { of, span, result })
     }
 
-    pub(super) fn streamed(&self, of: (ClientId, RequestId), mut span: Span, result: Result<Reply, Errno>) {
-        span.turn_to(Stage::Work, Instant::now());
-        self.errands.watch.record(&span, result.is_err());
+    pub(super) fn streamed(&self, done: impl IntoIterator<Item = Streamed>) {
         let Ok((mut inner, turn)) = self.turn() else { return };
-        inner.front.end_stream(of, result);
+        for Streamed { of, span, result } in done {
+            self.errands.watch.record(&span, result.is_err());
+            inner.front.end_stream(of, result);
+        }
         self.settle(inner, turn);
     }
 

@@ -1,6 +1,7 @@
 //! What a metadata server does with data servers, while its machine and its clients go on.
 
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use bytes::Bytes;
 use espalier_meta::{Input, IoDone, IoId, Layouts, StreamCall};
@@ -11,11 +12,11 @@ use espalier_store::Store;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::machine::{Inner, Server, now};
+use super::machine::{Inner, Server, Streamed, now};
 use crate::data::Striper;
 use crate::disk::logged;
 use crate::tracer::Id;
-use crate::watch::Span;
+use crate::watch::{Span, Stage};
 
 /// The data servers, of a server that has some.
 pub struct Striped {
@@ -103,10 +104,10 @@ impl Server {
         layout: &Arc<Layout>,
         io: StreamIo,
         data: Bytes,
-        span: Span,
+        mut span: Span,
     ) {
         let Some(Striped { runtime, server, .. }) = &self.striped else {
-            return self.streamed(of, span, Err(Errno::EIO));
+            return self.streamed([Streamed { of, span, result: Err(Errno::EIO) }]);
         };
         let (Some(server), Ok(mut inner)) = (server.upgrade(), self.lock()) else { return };
         let (file, cause) = (Arc::clone(layout), self.id_of(&inner, of));
@@ -119,7 +120,8 @@ impl Server {
             // It may have been given up just now.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
             if is_noted {
-                server.streamed(of, span, result);
+                span.turn_to(Stage::Work, Instant::now());
+                server.streamed([Streamed { of, span, result }]);
             }
         });
         let servers = layout.servers().to_vec();
