@@ -21,6 +21,8 @@ pub(crate) struct Inbox<In> {
     asked: VecDeque<u32>,
     /// A frame has come in part.
     cut: bool,
+    /// The splitter has taken a frame's beginning: what is in the buffer goes on with it.
+    split: bool,
     /// The payload of which a piece is coming, and how long it is with that.
     piece: Option<(u32, usize)>,
 }
@@ -54,6 +56,7 @@ impl<In: Message> Inbox<In> {
             arrivals: BTreeMap::new(),
             asked: VecDeque::new(),
             cut: false,
+            split: false,
             piece: None,
         }
     }
@@ -66,7 +69,7 @@ impl<In: Message> Inbox<In> {
     /// Takes the next frame from the front of `buffer`, if it is there whole.
     pub(crate) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Taken<In>>, NetError> {
         self.cut |= !buffer.is_empty();
-        if self.piece.is_none() {
+        if self.piece.is_none() && !self.split {
             match frame::begun(buffer, self.terms) {
                 Begun::Unknown => return Ok(None),
                 Begun::Other => {}
@@ -81,9 +84,9 @@ impl<In: Message> Inbox<In> {
             return self.piece(number, end, buffer);
         }
         let frame = self.splitter.decode(buffer);
-        let Some(frame) = frame.map_err(|_| NetError::Protocol("a frame is too long"))? else {
-            return Ok(None);
-        };
+        let frame = frame.map_err(|_| NetError::Protocol("a frame is too long"))?;
+        self.split = frame.is_none();
+        let Some(frame) = frame else { return Ok(None) };
         self.cut = false;
         let (header, rest) = postcard::take_from_bytes(&frame)
             .map_err(|_| NetError::Protocol("a frame is of a kind that does not exist"))?;
@@ -92,8 +95,8 @@ impl<In: Message> Inbox<In> {
         match header {
             Header::Message => self.message(rest).map(Taken::Message),
             Header::Announce { number, length } => self.announce(number, length, rest).map(|()| Taken::Quiet),
-            // They are taken above.
-            Header::Piece { .. } => Err(NetError::Protocol("a piece of a payload is no frame")),
+            // They are taken above, and are not for the splitter.
+            Header::Piece { .. } => Err(NetError::Protocol("a piece of a payload came as another frame")),
             Header::Grant { number } => nothing_follows.map(|()| Taken::Grant(number)),
             Header::Ping => nothing_follows.map(|()| Taken::Ping),
             Header::Pong => nothing_follows.map(|()| Taken::Quiet),

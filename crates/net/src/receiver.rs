@@ -99,10 +99,11 @@ impl<In: Message> Receiver<In> {
                 Ok(false) => {}
                 Err(error) => return Err(error),
             }
+            let Self { socket, link, inbox, buffer, alarm, .. } = &mut *self;
             tokio::select! {
                 biased;
-                read = poll_fn(|cx| Self::poll_read(&mut self.socket, &self.link, &mut self.inbox, &mut self.buffer, cx)) => read?,
-                () = self.alarm.as_mut() => self.silent()?,
+                read = poll_fn(|cx| Self::poll_read(socket, link, inbox, buffer, cx)) => read?,
+                () = alarm.as_mut() => self.silent()?,
             }
         }
     }

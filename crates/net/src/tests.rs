@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use espalier_proto::{
     Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Request, RequestId, ServerMap,
-    Service, Welcome,
+    Service, StreamIo, Welcome,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -289,6 +289,34 @@ fn mutated_streams_are_taken_or_refused() {
     }
     // Both happen often.
     assert!(taken > 10_000 && refused > 10_000, "{taken} {refused}");
+}
+
+/// However a frame is cut, it is taken for nothing else when its beginning has been read.
+#[test]
+fn frames_that_come_byte_by_byte_are_what_they_are() {
+    for (id, value) in (0..300).flat_map(|id| [0, 3, 7].map(|value| (id, value))) {
+        let (ino, below, announced, data) = (Ino(value << (3 * id % 60)), RequestId(0), false, Bytes::new());
+        let io = StreamIo::Write { ino, offset: 0 };
+        let stream = FromClient::Stream { id: RequestId(id), below, announced, io, data };
+        for message in [write(id, value, id as usize % 90), cancel(id), stream] {
+            let mut inbox: Inbox<FromClient> = Inbox::new(Terms::of(&limits()), limits().receiving_bytes);
+            let (mut outbox, mut buffer) = (Outbox::new(Terms::of(&limits())), BytesMut::new());
+            let mut sent = message.clone();
+            let payload = sent.payload().map(mem::take).unwrap_or_default();
+            let head = postcard::to_extend(&sent, Vec::new()).unwrap();
+            outbox.message(None, &head, payload, false).unwrap();
+            let mut wire = outbox.take().unwrap();
+            while wire.has_remaining() {
+                buffer.put_u8(wire.get_u8());
+                match inbox.take(&mut buffer).unwrap() {
+                    None => assert!(wire.has_remaining() && inbox.is_cut(), "{message:?} does not come"),
+                    Some(Taken::Message(taken)) => assert!(!wire.has_remaining() && taken == message),
+                    Some(other) => panic!("{message:?}: {other:?}"),
+                }
+            }
+            assert!(!inbox.is_cut());
+        }
+    }
 }
 
 #[test]
