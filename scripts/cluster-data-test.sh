@@ -228,6 +228,10 @@ on_server() {
     done
     fail "server $1 has nothing"
 }
+mkdir "$a/held"
+file=$(on_server 2)
+mv "$file" "$a/held/big"
+echo other > "$a/held/other"
 file=$(on_server 2)
 # The kernel must not know it by heart.
 dd if="$file" iflag=nocache count=0 status=none
@@ -251,11 +255,22 @@ exec 8<&-
 [ -e "/proc/$reader" ] || fail 'the other went, too'
 ls "$a" > "$work/listed"
 grep -q small "$work/listed"
+# Who waits for its size does not hold up its directory, not even at a mount that has never seen it.
+"$bin" mount "$url" "$c" -o "credentials=$credentials" --log-file "$work/c.log"
+stat "$c/held/big" > "$work/size" & stats=$!
+sleep 1
+[ -e "/proc/$stats" ] || fail 'its size is told without one of its servers'
+for change in "touch $c/held/new" "mv $c/held/new $c/held/newer" "rm $c/held/other $c/held/newer"; do
+    timeout 10 $change || fail "$change waits for a data server"
+done
 up
+wait "$stats" || fail 'who waits for a size is not told'
+grep -q 'Size: 5000004' "$work/size" || fail "$(cat "$work/size")"
+umount "$c"
 wait "$reader" || fail 'who waits does not go on'
 cmp <(cat "$work/bytes"; printf more) "$work/read"
 cmp "$work/bytes" "$b/kept"
-rm "$a"/a-* "$b"/b-*
+rm -r "$a"/a-* "$b"/b-* "$a/held"
 until_true no_datafiles 3
 
 echo '== a client that vanishes, and comes back'

@@ -316,7 +316,9 @@ impl Cache {
             self.contents.lose(entry.attr.ino);
         }
         match answer {
-            Some(Answer::Entry(entry) | Answer::Created(entry, _)) => self.entry(name, entry, term, now),
+            Some(Answer::Entry(entry) | Answer::Created(entry, _) | Answer::Unmeasured(entry)) => {
+                self.entry(name, entry, term, now);
+            }
             Some(Answer::Absent { .. }) => {
                 if let Some((dir, name)) = name {
                     self.bind(dir, name, Binding::Absent, term.until(now), now);

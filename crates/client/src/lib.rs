@@ -164,16 +164,27 @@ pub struct Sighting {
 pub enum Answer {
     Done,
     Entry(Entry),
-    Absent { cacheable: bool },
+    /// Of a lookup: the inode is on data servers, of which one cannot be reached, so that its size and times are not known.
+    Unmeasured(Entry),
+    Absent {
+        cacheable: bool,
+    },
     Attr(Attr),
     Bytes(Bytes),
     Written(u32),
     Offset(u64),
     Opened(Opening),
     Created(Entry, Opening),
-    Listing { entries: Vec<Dirent>, parent: Ino, end: bool },
+    Listing {
+        entries: Vec<Dirent>,
+        parent: Ino,
+        end: bool,
+    },
     StatFs(Capacity),
-    Removed { dir: Ino, name: Name },
+    Removed {
+        dir: Ino,
+        name: Name,
+    },
     Copied(Box<Copied>),
     InTheWay(Option<Lock>),
 }

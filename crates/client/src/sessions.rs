@@ -403,6 +403,7 @@ impl<T> Sessions<T> {
             }
             self.closed(ino, now);
         }
+        self.look_past_stuck(now, &is_stuck, told);
         self.give_up_stuck(is_stuck, told);
         self.say(told);
     }

@@ -230,19 +230,51 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     assert_eq!(call(&mut sessions, 5, 3, get_attr()).0, NEAR);
 }
 
+/// As told of an inode of number 7, of which data servers know the rest.
+fn unmeasured(told: Reply) -> Result<Reply, Errno> {
+    let (ino, access, server, seal) = (Ino(7), Access::empty(), ServerId(0), [0; 32]);
+    let (incarnation, session, since, announced) = (1, 1, 0, false);
+    let capability = Capability { ino, access, server, incarnation, session, since, announced, seal };
+    let layout = Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![server]).expect("a layout");
+    let delegation = Delegation { layout: Arc::new(layout), capability, limited: false };
+    Ok(Reply::Unmeasured(Box::new(told), Box::new(delegation)))
+}
+
+#[test]
+fn a_name_is_told_without_data_servers_that_cannot_be_reached() {
+    let mut sessions = sessions();
+    let (rank, id) = call(&mut sessions, 0, 1, lookup());
+    let found = Entry { attr: Attr { streamed: true, ..entry(Ino(7)).attr }, ..entry(Ino(7)) };
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Entry(found))), &mut told);
+    let [ask] = &told.data[..] else { panic!("{:?}", told.data) };
+    let number = ask.number;
+
+    let mut told = Told::default();
+    sessions.tick(0, |_| false, &mut told);
+    assert!(told.door.is_empty(), "they can be reached");
+    sessions.tick(0, |layout| layout.servers() == [ServerId(0)], &mut told);
+    let [ForDoor::Answer { ticket: 1, result: Ok(Answer::Unmeasured(entry)), lease_ms: 0 }] = &told.door[..]
+    else {
+        panic!("{:?}", told.door)
+    };
+    assert_eq!(entry.attr.ino, Ino(7));
+    assert_eq!(told.abandoned, [number]);
+    assert_eq!(sessions.attr(Ino(7), 0), None, "nothing of it is known");
+
+    // Who asks for its attributes waits.
+    let (rank, id) = call(&mut sessions, 0, 2, Call::Request(Request::GetAttr { ino: Ino(7) }));
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Attr(found.attr))), &mut told);
+    sessions.tick(0, |_| true, &mut told);
+    assert!(told.door.is_empty() && told.abandoned.is_empty(), "{told:?}");
+}
+
 #[test]
 fn what_was_changed_before_it_could_be_measured_is_not_changed_once_more() {
     let mut sessions = sessions();
     let ino = Ino(7);
-    let layout =
-        Arc::new(Layout::new(Distribution::SimpleStripe { strip: 64 }, vec![ServerId(0)]).expect("a layout"));
-    let unmeasured = |attr| {
-        let (access, server, seal) = (Access::empty(), ServerId(0), [0; 32]);
-        let (incarnation, session, since, announced) = (1, 1, 0, false);
-        let capability = Capability { ino, access, server, incarnation, session, since, announced, seal };
-        let delegation = Delegation { layout: Arc::clone(&layout), capability, limited: false };
-        Ok(Reply::Unmeasured(Box::new(Reply::Attr(attr)), Box::new(delegation)))
-    };
+    let unmeasured = |attr| unmeasured(Reply::Attr(attr));
     let data = |told: &Told<u64>| told.data.last().map(|ask| ask.number).expect("data servers are asked");
 
     let perm = Some(0o600);

@@ -59,7 +59,7 @@ async fn list(session: &Arc<Session>, dir: Ino) -> Result<Vec<Listed>, Errno> {
     }
     let mut listed = Vec::with_capacity(asked.len());
     for (entry, attr, target) in asked {
-        match complete(entry, attr, target).await {
+        match complete(session, entry, attr, target).await {
             // It was removed meanwhile.
             Err(Errno::ENOENT | Errno::ESTALE) => {}
             entry => listed.push(entry?),
@@ -78,11 +78,17 @@ fn ask_for(session: &Arc<Session>, dir: Ino, entry: &Dirent) -> Waits {
     session.begin(Call::Request(request))
 }
 
-async fn complete(entry: Dirent, attr: Option<Waits>, target: Option<Waits>) -> Result<Listed, Errno> {
+async fn complete(
+    session: &Arc<Session>,
+    entry: Dirent,
+    attr: Option<Waits>,
+    target: Option<Waits>,
+) -> Result<Listed, Errno> {
     let attr: Attr = match (entry.entry, attr) {
         (Some(told), _) => told.attr,
         (None, Some(attr)) => match answer(attr).await? {
             Answer::Entry(told) => told.attr,
+            Answer::Unmeasured(told) => session.attr(told.attr.ino).await?,
             Answer::Absent { .. } => return Err(Errno::ENOENT),
             _ => return Err(Errno::EIO),
         },

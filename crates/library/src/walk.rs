@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use espalier_client::{Answer, Binding};
-use espalier_proto::{Attr, Errno, FileType, Ino, Name, NameError, Request};
+use espalier_proto::{Attr, Entry, Errno, FileType, Ino, Name, NameError, Request};
 
 use crate::session::Session;
 
@@ -123,6 +123,9 @@ impl Session {
         match self.ask(Request::Lookup { dir, name }).await? {
             Answer::Entry(entry) => {
                 Ok(Found { ino: entry.attr.ino, kind: entry.attr.kind, attr: Some(entry.attr) })
+            }
+            Answer::Unmeasured(Entry { attr, .. }) => {
+                Ok(Found { ino: attr.ino, kind: attr.kind, attr: None })
             }
             Answer::Absent { .. } => Err(Errno::ENOENT),
             _ => Err(Errno::EIO),

@@ -4,6 +4,7 @@
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec;
 
 use espalier_policy::Creator;
 use espalier_proto::{
@@ -104,13 +105,41 @@ impl Meta {
         ino: Ino,
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
         let inode = self.state.inode(ino)?;
-        let Some(layout) = inode.layout().filter(|_| cx.client != ITSELF && self.is_by_client(inode)) else {
-            return Ok((self.attr(cx, inode)?, None));
+        match inode.layout().filter(|_| cx.client != ITSELF && self.is_by_client(inode)) {
+            Some(layout) => self.leave_measuring(cx, inode.attr(None), Arc::clone(layout)),
+            None => Ok((self.attr(cx, inode)?, None)),
+        }
+    }
+
+    /// The same, and who asks does not wait here for a data server that cannot be reached: clients that can ask these wait themselves.
+    pub(crate) fn attr_at_once(
+        &mut self,
+        cx: &mut Cx<'_>,
+        ino: Ino,
+    ) -> Step<(Attr, Option<Box<Delegation>>)> {
+        let inode = self.state.inode(ino)?;
+        let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
+        let Some(layout) = inode.layout().filter(|_| cx.client != ITSELF && can_ask) else {
+            return self.attr_or_grant(cx, ino);
         };
-        let (attr, layout) = (inode.attr(None), Arc::clone(layout));
-        // What it finds out later may not be what is so now.
+        if self.is_by_client(inode) {
+            return self.attr_or_grant(cx, ino);
+        }
+        match cx.glance(vec![ino])? {
+            Some(stats) => Ok((inode.attr(stats.first()), None)),
+            None => self.leave_measuring(cx, inode.attr(None), Arc::clone(layout)),
+        }
+    }
+
+    fn leave_measuring(
+        &mut self,
+        cx: &mut Cx<'_>,
+        attr: Attr,
+        layout: Arc<Layout>,
+    ) -> Step<(Attr, Option<Box<Delegation>>)> {
+        // What the client finds out later may not be what is so now.
         cx.told.refuse();
-        Ok((attr, Some(Box::new(self.grant(cx, ino, layout, Access::empty(), false)?))))
+        Ok((attr, Some(Box::new(self.grant(cx, attr.ino, layout, Access::empty(), false)?))))
     }
 
     /// A client has taken a file's last name: leaves the rest to it, if nobody else uses the file.

@@ -142,7 +142,7 @@ impl Told {
         };
         match answer {
             Answer::Absent { .. } => Self { error: Some(Errno::ENOENT), ..Self::default() },
-            Answer::Entry(entry) | Answer::Created(entry, _) => {
+            Answer::Entry(entry) | Answer::Unmeasured(entry) | Answer::Created(entry, _) => {
                 Self { inode: Some((&entry.attr).into()), ..Self::default() }
             }
             Answer::Attr(attr) => Self { inode: Some(attr.into()), ..Self::default() },

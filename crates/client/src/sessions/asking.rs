@@ -4,11 +4,12 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
-use espalier_proto::{Delegation, Errno, Ino, Layout, Rank, Reply};
+use espalier_proto::{Delegation, Entry, Errno, Ino, Layout, Rank, Reply, Request};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::end::Parked;
+use super::own::Own;
 use super::{DataAsk, Interrupt, Told};
 use crate::{Call, Work};
 
@@ -94,6 +95,25 @@ impl<T> Asking<T> {
         let is_stuck =
             |waiting: &Waiting<T>| waiting.parked.course.interrupted && is_stuck(&waiting.delegation.layout);
         self.give_up(is_stuck, told)
+    }
+
+    /// Gives up lookups that wait for servers that cannot be reached, of the files that are wanted, with what is known without these.
+    pub fn give_up_lookups(
+        &mut self,
+        is_stuck: impl Fn(&Layout) -> bool,
+        is_wanted: impl Fn(Ino) -> bool,
+        told: &mut Told<T>,
+    ) -> Vec<(Parked<T>, Entry)> {
+        let entry = |parked: &Parked<T>| match (&parked.call, &parked.course.own) {
+            (Call::Request(Request::Lookup { .. }), Some(Own::Measure(Reply::Entry(entry)))) => Some(*entry),
+            _ => None,
+        };
+        let which = |waiting: &Waiting<T>| {
+            entry(&waiting.parked).is_some_and(|entry| is_wanted(entry.attr.ino))
+                && is_stuck(&waiting.delegation.layout)
+        };
+        let given_up = self.give_up(which, told).into_iter();
+        given_up.filter_map(|parked| entry(&parked).map(|entry| (parked, entry))).collect()
     }
 
     fn give_up(&mut self, which: impl Fn(&Waiting<T>) -> bool, told: &mut Told<T>) -> Vec<Parked<T>> {

@@ -28,7 +28,8 @@ impl Meta {
             Target::Primary(ino) | Target::Remote(ino, _) => ino,
         };
         self.share(cx, ino)?;
-        let (attr, unmeasured) = self.attr_or_grant(cx, ino)?;
+        // Kernels do not let others change the directory meanwhile.
+        let (attr, unmeasured) = self.attr_at_once(cx, ino)?;
         let entry = self.entry(cx, Some((dir, slot.hash)), cacheable, attr);
         Ok(Reply::Entry(entry).unless_unmeasured(unmeasured))
     }

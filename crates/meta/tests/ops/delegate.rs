@@ -11,8 +11,15 @@ const OTHER: ClientId = ClientId(102);
 
 /// Data servers, and two clients.
 fn cluster() -> Harness {
+    cluster_of(striping())
+}
+
+fn striping() -> Striping {
     let servers = (0..2).map(ServerId).collect();
-    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 2).unwrap();
+    Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 2).unwrap()
+}
+
+fn cluster_of(striping: Striping) -> Harness {
     let (session_ms, acknowledge) = (Some(SESSION_MS), Acknowledge::Written);
     let mut fs = Harness::with(Config { striping: Some(striping), session_ms, acknowledge, ..config() });
     fs.data = DataServers::new(2);
@@ -73,12 +80,7 @@ fn what_takes_set_id_bits_away_is_written_by_its_client() {
 }
 
 fn outgrow(kills: bool) {
-    let servers = (0..2).map(ServerId).collect();
-    let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, servers, 2).unwrap().delegated();
-    let session_ms = Some(SESSION_MS);
-    let mut fs = Harness::with(Config { striping: Some(striping), session_ms, ..config() });
-    fs.data = DataServers::new(2);
-    connect(&mut fs);
+    let mut fs = cluster_of(striping().delegated());
     let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
     let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
     let create = Request::Create { dir, name: name("file"), node, perm, umask, open, exclusive, early: None };
@@ -105,6 +107,30 @@ fn outgrow(kills: bool) {
         expected[1..].fill(2);
     }
     assert_eq!(fs.data.read(&first.layout, ino), expected);
+}
+
+/// A name's lookup does not wait for a data server: kernels do not let others change the directory meanwhile.
+#[test]
+fn who_looks_a_name_up_measures_what_cannot_be_measured_at_once() {
+    let mut fs = cluster_of(striping().delegated());
+    let (node, open) = (NewNode::Regular, Some(open_how(Access::WRITE, false)));
+    let (dir, perm, umask, exclusive) = (Ino::ROOT, 0o755, 0, true);
+    let create = Request::Create { dir, name: name("big"), node, perm, umask, open, exclusive, early: None };
+    let Ok(Reply::Created(entry, _)) = ask(&mut fs, ONE, create) else { panic!("not created") };
+    let ino = entry.attr.ino;
+    let data = vec![1; STRIP as usize + 1].into();
+    let written =
+        ask(&mut fs, ONE, Request::Write { ino, offset: 0, data, kill_suid_gid: false, time: None });
+    assert!(matches!(written, Ok(Reply::Outgrown(_))), "{written:?}");
+    assert_eq!(ask(&mut fs, ONE, Request::Release { ino }), Ok(Reply::Done));
+
+    let lookup = Request::Lookup { dir, name: name("big") };
+    let Ok(Reply::Entry(found)) = ask(&mut fs, OTHER, lookup.clone()) else { panic!("it is not measured") };
+    assert_eq!((found.attr.ino, found.attr.size), (ino, STRIP + 1));
+    fs.data.down = true;
+    let Ok(Reply::Unmeasured(told, given)) = ask(&mut fs, OTHER, lookup) else { panic!("it is measured") };
+    assert!(matches!(*told, Reply::Entry(entry) if entry.attr.ino == ino), "{told:?}");
+    assert_eq!((given.capability.ino, given.capability.access), (ino, Access::empty()));
 }
 
 /// Time goes by in which only one client is heard of.

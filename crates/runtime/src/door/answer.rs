@@ -80,6 +80,8 @@ impl Door for FuseDoor {
             }
             (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr, lease)),
             (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),
+            // The kernel asks for its attributes, where they matter.
+            (Answer::Unmeasured(entry), _) => reply.entry(&self.entry_out(&entry, Duration::ZERO)),
             (Answer::Absent { cacheable }, _) if cacheable || self.kernel_checks => {
                 reply.entry(&fuse::Entry::absent(lease));
             }

@@ -239,6 +239,7 @@ impl Server {
             Ok(free) => self.feed(Input::Space { free }),
             Err(error) => tracing::warn!(%error, "the store does not tell its free space"),
         }
+        self.give_up_glances();
         self.feed(Input::Tick);
         self.errands.watch.tick();
     }

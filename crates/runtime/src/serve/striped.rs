@@ -30,6 +30,8 @@ pub struct Striped {
 pub struct Striping {
     servers: Vec<ServerId>,
     task: AbortHandle,
+    /// It is wanted only if it does not take long.
+    glances: bool,
 }
 
 impl Striping {
@@ -78,7 +80,8 @@ impl Server {
             return Some((id, Err(Errno::EIO)));
         };
         let servers: Vec<_> = layouts.iter().flat_map(|(_, layout)| layout.servers()).copied().collect();
-        if matches!(call, StreamCall::Glance(_)) && !striper.servers.are_reached(&servers) {
+        let glances = matches!(call, StreamCall::Glance(_));
+        if glances && !striper.servers.are_reached(&servers) {
             return Some((id, Err(Errno::EAGAIN)));
         }
         let (server, mut inner) = (server.upgrade()?, self.lock().ok()?);
@@ -93,7 +96,7 @@ impl Server {
                 server.feed(Input::Done { id, result });
             }
         });
-        inner.asking.insert(id, Striping { servers, task: task.abort_handle() });
+        inner.asking.insert(id, Striping { servers, task: task.abort_handle(), glances });
         None
     }
 
@@ -125,7 +128,7 @@ impl Server {
             }
         });
         let servers = layout.servers().to_vec();
-        inner.striping.insert(of, Striping { servers, task: task.abort_handle() });
+        inner.striping.insert(of, Striping { servers, task: task.abort_handle(), glances: false });
     }
 
     /// A caller does not want to wait any longer. Only what waits for a server that cannot be reached may take long.
@@ -143,6 +146,18 @@ impl Server {
         {
             task.abort();
             inner.front.input(now(0), Input::Done { id, result: Err(Errno::EINTR) });
+        }
+    }
+
+    /// What is wanted only if it does not take long waits no longer for servers that cannot be reached any more.
+    pub(super) fn give_up_glances(&self) {
+        let (Some(Striped { striper, .. }), Ok(mut inner)) = (&self.striped, self.lock()) else { return };
+        let is_in_vain = |_: &IoId, asked: &mut Striping| asked.glances && asked.is_stuck(striper);
+        let given_up: Vec<_> = inner.asking.extract_if(is_in_vain).collect();
+        drop(inner);
+        for (id, Striping { task, .. }) in given_up {
+            task.abort();
+            self.feed(Input::Done { id, result: Err(Errno::EAGAIN) });
         }
     }
 

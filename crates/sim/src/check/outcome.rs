@@ -106,7 +106,10 @@ impl Told<'_> {
             (Outcome::Absent, Ok(Answer::Absent { .. }) | Err(Errno::ENOENT)) => true,
             (Outcome::Gone, Err(Errno::ESTALE | Errno::ENOENT) | Ok(Answer::Absent { .. })) => true,
             (Outcome::Gone, Ok(Answer::Attr(attr))) => attr.nlink == 0,
-            (Outcome::Gone, Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => entry.attr.nlink == 0,
+            (
+                Outcome::Gone,
+                Ok(Answer::Entry(entry) | Answer::Unmeasured(entry) | Answer::Created(entry, _)),
+            ) => entry.attr.nlink == 0,
             (Outcome::Gone, Ok(Answer::Listing { entries, .. })) => entries.is_empty(),
             (Outcome::OrGone(_), Err(Errno::ESTALE | Errno::ENOENT)) => true,
             (Outcome::OrGone(outcome), _) => self.is(outcome, tree),
@@ -114,6 +117,10 @@ impl Told<'_> {
             (Outcome::OrRefused(outcome), _) => self.is(outcome, tree),
             (Outcome::Named(stat), Ok(Answer::Entry(entry) | Answer::Created(entry, _))) => {
                 self.names(stat, entry, tree)
+            }
+            (Outcome::Named(stat), Ok(Answer::Unmeasured(entry))) => {
+                let stat = Stat { size: entry.attr.size, ..stat.clone() };
+                self.names(&stat, entry, tree)
             }
             (Outcome::Stat(stat), Ok(Answer::Attr(attr))) => {
                 self.tells(stat, attr) && tree.bind(attr.ino, stat.node)

@@ -73,7 +73,7 @@ impl Checker {
 /// Whether an answer tells such a number.
 pub fn tells_number(result: &Result<Answer, Errno>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
     match result {
-        Ok(Answer::Entry(entry)) => is_one(entry.attr.ino),
+        Ok(Answer::Entry(entry) | Answer::Unmeasured(entry)) => is_one(entry.attr.ino),
         Ok(Answer::Listing { entries, .. }) => entries.iter().any(|entry| is_one(entry.ino)),
         _ => false,
     }

@@ -122,7 +122,9 @@ impl Wanderer {
             return;
         }
         match (asked, answer) {
-            (_, Ok(Answer::Entry(entry))) => self.know(entry.attr.ino, entry.attr.kind),
+            (_, Ok(Answer::Entry(entry) | Answer::Unmeasured(entry))) => {
+                self.know(entry.attr.ino, entry.attr.kind)
+            }
             (_, Ok(Answer::Created(Entry { attr, .. }, _))) => {
                 self.know(attr.ino, attr.kind);
                 if attr.kind == FileType::Regular {

@@ -46,7 +46,7 @@ impl Inodes {
                 Request::Lookup { dir, name }
                 | Request::Create { dir, name, .. }
                 | Request::Link { dir, name, .. },
-                Answer::Entry(entry) | Answer::Created(entry, _),
+                Answer::Entry(entry) | Answer::Unmeasured(entry) | Answer::Created(entry, _),
             ) => {
                 if let Some(inode) = told.inode {
                     self.bind((*dir, name.clone()), inode.ino, entry.attr.ino);

@@ -101,9 +101,10 @@ impl Walk {
         let (dir, is_dir) = (self.dir(), self.is_dir);
         let place = |name, known| Step::End(Ok(End::Place(Place { dir, name, is_dir, known })));
         match answer {
-            Answer::Entry(entry) => {
+            Answer::Entry(entry) | Answer::Unmeasured(entry) => {
                 let (ino, kind) = (entry.attr.ino, entry.attr.kind);
-                let found = Found { ino, kind, attr: Some(entry.attr) };
+                let attr = if let Answer::Entry(_) = answer { Some(entry.attr) } else { None };
+                let found = Found { ino, kind, attr };
                 if is_last && self.last == Last::Look {
                     return Ok(Some(place(name, Known::Is(found))));
                 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Kind, Outcome, Sessions, Told, Users};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Lease, Rank, RequestId, ServerId,
-    Service, Welcome,
+    Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank, RequestId,
+    ServerId, Service, Welcome,
 };
 use espalier_timeline::{Id, Place};
 
@@ -595,7 +595,9 @@ impl Client {
         let now = self.now(fabric);
         let shown = self.clock.shown(fabric.now);
         self.believed.iter_mut().for_each(|believed| believed.tick(shown));
-        self.sessions.tick(now, |_| false, &mut self.told);
+        let is_stuck =
+            |layout: &Layout| !layout.servers().iter().all(|server| self.asking.is_reached(*server));
+        self.sessions.tick(now, is_stuck, &mut self.told);
         if self.ticks.is_multiple_of(self.alive_ticks) {
             for wire in self.lines.values().filter(|line| line.up).filter_map(|line| line.wire) {
                 fabric.send(wire, self.node, Message::Alive);
