@@ -38,7 +38,7 @@ impl Client {
     /// Writes to a stream; whoever allows that is asked first, if that is needed.
     pub(crate) fn write(&self, call: &Call<'_>) -> Next {
         let Call::Write { ino, offset, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
-        match self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset }) {
+        match self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset, told: false }) {
             // Set-id bits are gone by now.
             _ if offset == END && self.is_served => write(call, false),
             _ if offset == END => extend(call),
@@ -57,7 +57,7 @@ impl Client {
     pub(crate) fn granted(&self, call: &Call<'_>) -> Next {
         match *call {
             Call::Write { ino, offset, .. } if offset != END => {
-                self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset })
+                self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset, told: false })
             }
             _ => to_stream(call),
         }

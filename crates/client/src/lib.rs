@@ -146,6 +146,15 @@ pub enum Next {
     Answer(Result<Answer, Errno>),
 }
 
+impl Next {
+    /// What servers are asked says that the caller has been told already that it is done.
+    fn tell_that_it_is_told(&mut self) {
+        if let Self::Stream(StreamIo::Write { told, .. }) | Self::Ask(Request::Extend { told, .. }) = self {
+            *told = true;
+        }
+    }
+}
+
 /// A name of which its directory's rank has told, while the rank of the inode is asked for the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sighting {
@@ -479,7 +488,7 @@ fn extend(call: &Call<'_>) -> Next {
 /// What a call changes in a stream, which it may.
 fn to_stream(call: &Call<'_>) -> Next {
     Next::Stream(match *call {
-        Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset },
+        Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset, told: false },
         Call::Allocate { ino, offset, length, mode } => StreamIo::Allocate { ino, offset, length, mode },
         Call::Copy { from, from_offset, to, to_offset, length } => {
             StreamIo::Copy { from, from_offset, to, to_offset, length: length.min(MAX_COPY_BYTES) }

@@ -124,7 +124,7 @@ fn done(result: Result<Reply, Errno>) -> (Round, Turn) {
 fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
     match io {
         StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
-        StreamIo::Write { ino, offset } => write(layout, ino, offset, data),
+        StreamIo::Write { ino, offset, .. } => write(layout, ino, offset, data),
         StreamIo::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
         StreamIo::Allocate { ino, offset, length, mode } => {
             let ask = |Segment { place, local: offset, length }| {

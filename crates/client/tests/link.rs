@@ -116,7 +116,7 @@ fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
     let sent = |out: &mut Vec<FromClient>| numbers(out).into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     let ino = Ino(9);
     let read = |size| StreamIo::Read { ino, offset: 0, size };
-    let write = StreamIo::Write { ino, offset: 0 };
+    let write = StreamIo::Write { ino, offset: 0, told: false };
     link.stream(read(6 << 20), vec![].into(), &mut out);
     link.stream(write, vec![0; 4 << 20].into(), &mut out);
     link.ask(Caller::SERVER, Request::Read { ino, offset: 0, size: 6 << 20, noatime: false }, &mut out);

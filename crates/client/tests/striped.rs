@@ -151,7 +151,8 @@ fn striped_files_are_as_whole_ones() {
             let what = format!("seed {seed} step {step} at {offset} length {length}");
             match random.u8(0..8) {
                 0 | 1 => {
-                    let written = cluster.act(random, StreamIo::Write { ino, offset: at }, &data, |_| ());
+                    let written =
+                        cluster.act(random, StreamIo::Write { ino, offset: at, told: false }, &data, |_| ());
                     assert_eq!(written, Ok(Reply::Written(length as u32)), "{what}");
                     model.write(offset, &data);
                 }
@@ -216,11 +217,11 @@ fn what_is_appended_meanwhile_is_no_hole() {
 fn what_a_server_cannot_do_fails_the_whole() {
     let layout = Layout::new(Distribution::SimpleStripe { strip: 4 }, vec![ServerId(1), ServerId(2)]);
     let layout = Arc::new(layout.expect("a layout"));
-    let io = StreamIo::Write { ino: INO, offset: 0 };
+    let io = StreamIo::Write { ino: INO, offset: 0, told: false };
     let (mut striped, turn) = Striped::start(Arc::clone(&layout), io, vec![1; 8].into());
     assert!(matches!(turn, Turn::Ask(asks) if asks.len() == 2));
     let turn = striped.go_on(vec![Ok(DataReply::Done), Err(Errno::ENOSPC)]);
     assert!(matches!(turn, Turn::Done(Err(Errno::ENOSPC))));
-    let far = StreamIo::Write { ino: INO, offset: i64::MAX as u64 };
+    let far = StreamIo::Write { ino: INO, offset: i64::MAX as u64, told: false };
     assert!(matches!(Striped::start(layout, far, vec![1].into()).1, Turn::Done(Err(Errno::EFBIG))));
 }

@@ -210,7 +210,7 @@ impl Meta {
             caller: &task.caller,
             streams: &task.streams,
             page: task.page,
-            is_told: task.request.time().is_some(),
+            is_told: task.request.is_told(),
             durable: false,
             changed: task.changed,
             coalescing: task.coalescing,
@@ -359,7 +359,9 @@ impl Meta {
             Request::ListXattr { ino } => self.listxattr(cx, *ino),
             Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name),
             Request::StatFs { ino } => self.statfs(cx, *ino),
-            Request::Extend { ino, offset, length, from } => self.extend(cx, *ino, *offset, *length, *from),
+            Request::Extend { ino, offset, length, from, .. } => {
+                self.extend(cx, *ino, *offset, *length, *from)
+            }
             Request::Delegate { ino, access } => self.delegate(cx, *ino, *access),
             Request::RemoveTree { dir } => self.remove_tree(cx, *dir),
             Request::CopyTree(copy) => self.copy_tree(cx, copy),

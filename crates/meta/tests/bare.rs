@@ -88,8 +88,11 @@ fn file(fs: &mut Harness, dir: Ino, text: &str, size: u64) -> Result<Ino, Errno>
 
 /// A client writes the last byte of so many.
 fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
-    assert_eq!(fs.ask(Request::Extend { ino, offset: size - 1, length: 1, from: None })?, Reply::Granted);
-    let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 });
+    assert_eq!(
+        fs.ask(Request::Extend { ino, offset: size - 1, length: 1, from: None, told: false })?,
+        Reply::Granted
+    );
+    let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false });
     let Place::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(size - 1, 1).next().unwrap();
     let write = DataRequest::Write { ino, offset: end.local, data: vec![1].into() };

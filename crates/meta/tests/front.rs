@@ -291,7 +291,7 @@ fn who_may_only_read_is_refused_changes() {
     server.connect(ONE, &reader).unwrap();
     let asked = create(Ino::ROOT, "file", NewNode::Regular);
     assert_eq!(server.ask_as(ONE, &reader, asked.clone()), Err(Errno::EROFS));
-    let (_, write) = server.stream(StreamIo::Write { ino: Ino(2), offset: 0 });
+    let (_, write) = server.stream(StreamIo::Write { ino: Ino(2), offset: 0, told: false });
     let told = server.take(ONE, &reader, write);
     assert!(matches!(told[0].1, FromServer::Reply { result: Err(Errno::EROFS), .. }), "{told:?}");
     server.ask(ONE, asked).unwrap();
@@ -438,7 +438,7 @@ fn what_is_to_be_done_with_a_stream_that_is_none_is_sent_back() {
     let ino = server.make(ONE, Ino::ROOT, "file", NewNode::Regular);
     let how = open_how(Access::READ | Access::WRITE, false);
     server.ask(ONE, Request::Open { ino, how }).unwrap();
-    let (id, message) = server.stream(StreamIo::Write { ino, offset: 0 });
+    let (id, message) = server.stream(StreamIo::Write { ino, offset: 0, told: false });
     let said = server.take(ONE, &all, message);
     assert!(
         matches!(&said[..], [(ONE, FromServer::Reply { id: of, result: Ok(Reply::Stuffed), .. })] if *of == id),
@@ -446,7 +446,7 @@ fn what_is_to_be_done_with_a_stream_that_is_none_is_sent_back() {
     );
     let set = SetAttr { size: Some(100), ..SetAttr::default() };
     server.ask(ONE, Request::SetAttr { ino, set }).unwrap();
-    let (_, message) = server.stream(StreamIo::Write { ino, offset: 0 });
+    let (_, message) = server.stream(StreamIo::Write { ino, offset: 0, told: false });
     assert_eq!((server.take(ONE, &all, message), server.streams.len()), (vec![], 1));
 }
 
@@ -501,7 +501,7 @@ fn big_file(server: &mut Server) -> Ino {
 impl Server {
     /// Ten bytes are written. The answer, if there is one already.
     fn write(&mut self, ino: Ino, offset: u64) -> (RequestId, Option<Result<Reply, Errno>>) {
-        let (id, mut message) = self.stream(StreamIo::Write { ino, offset });
+        let (id, mut message) = self.stream(StreamIo::Write { ino, offset, told: false });
         if let FromClient::Stream { data, .. } = &mut message {
             *data = vec![1; 10].into();
         }

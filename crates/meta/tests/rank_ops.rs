@@ -586,16 +586,16 @@ fn a_quota_bounds_what_other_ranks_make_below() {
     fs.fsck();
 }
 
-/// Of a directory below another rank's: a client is alone there before its rank hears of the quota.
-#[test]
-fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
-    let client = ClientId(100);
+const ALONE: ClientId = ClientId(100);
+
+/// Of a directory below another rank's, which has a quota: [`ALONE`] is alone there before its rank hears of the quota.
+fn below_a_quota(limit: &[u8], value: &[u8]) -> (Ranks, Ino) {
     let host = |rank| {
         let (session_ms, lease_ms, acknowledge) = (Some(60_000), Some(10_000), Acknowledge::Written);
         Harness::with(Config { rank: Rank(rank), ranks: 2, session_ms, lease_ms, acknowledge, ..config() })
     };
-    let fs = &mut Ranks((0..2).map(host).collect());
-    for (client, leases) in [(ClientId(1), false), (client, true)] {
+    let mut fs = Ranks((0..2).map(host).collect());
+    for (client, leases) in [(ClientId(1), false), (ALONE, true)] {
         fs.0.iter_mut().for_each(|host| host.input(Input::Connect { client, leases, resumes: false }));
     }
     let top = fs.mkdir_at(0, Ino::ROOT, "top", 0o755);
@@ -604,19 +604,23 @@ fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
     // Nobody else knows it.
     fs.ask(Request::ForgetAll { inodes: vec![(near, 100)], released: vec![] }).unwrap();
     fs.tell_usage();
-    let name_of_limit = (*b"user.espalier.quota.max_files").into();
-    let (value, mode, kill_sgid) = ((*b"3").into(), XattrMode::Any, false);
-    fs.ask(Request::SetXattr { ino: top, name: name_of_limit, value, mode, kill_sgid }).unwrap();
+    let (value, mode, kill_sgid) = (value.into(), XattrMode::Any, false);
+    fs.ask(Request::SetXattr { ino: top, name: limit.into(), value, mode, kill_sgid }).unwrap();
+    (fs, near)
+}
 
-    let mut number = 1 << 40;
-    let mut ask = |fs: &mut Ranks, request: Request| {
-        number += 1;
-        let id = RequestId(number);
-        fs.0[0].input(Input::Request { from: client, id, below: id, caller: ROOT_CALLER, request });
-        fs.deliver();
-        let reply = fs.0[0].answers.remove(&id.0).expect("an answer");
-        (reply, fs.0[0].leases[&id.0].1.exclusive)
-    };
+/// Asks the first rank, as [`ALONE`]; and the directory that it is told to be alone in.
+fn ask(fs: &mut Ranks, request: Request) -> (Result<Reply, Errno>, Option<Ino>) {
+    let id = fs.0[0].send_from(ALONE, &ROOT_CALLER, request);
+    fs.deliver();
+    let reply = fs.0[0].answers.remove(&id).expect("an answer");
+    (reply, fs.0[0].leases.get(&id).and_then(|(_, touched)| touched.exclusive))
+}
+
+#[test]
+fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
+    let (mut fs, near) = below_a_quota(b"user.espalier.quota.max_files", b"3");
+    let fs = &mut fs;
     let numbers = ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0;
     let Ok(Reply::Numbers { first, time, .. }) = numbers else { panic!("{numbers:?}") };
     ask(fs, Request::Find { ino: near, kind: FileType::Directory, open: None }).0.unwrap();
@@ -637,6 +641,29 @@ fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
     let (made, alone) = ask(fs, make("c", Some(1)));
     assert_eq!((made.is_ok(), alone), (true, None), "{made:?}");
     assert_eq!(ask(fs, make("d", None)).0, Err(Errno::EDQUOT));
+}
+
+#[test]
+fn nor_writes_to_streams_that_were_told_before() {
+    let (mut fs, near) = below_a_quota(b"user.espalier.quota.max_bytes", b"150");
+    let fs = &mut fs;
+    ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0.unwrap();
+    ask(fs, Request::Find { ino: near, kind: FileType::Directory, open: None }).0.unwrap();
+    let (made, alone) = ask(fs, new_file(near, "big", None));
+    let ino = match made {
+        Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => entry.attr.ino,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(alone, Some(near));
+    ask(fs, Request::Open { ino, how: open_how(Access::WRITE, false) }).0.unwrap();
+    let set = SetAttr { size: Some(100), ..SetAttr::default() };
+    fs.tell_usage();
+    ask(fs, Request::SetAttr { ino, set }).0.unwrap();
+    fs.tell_usage();
+    let extend = |length, told| Request::Extend { ino, offset: 100, length, from: None, told };
+    assert_eq!(ask(fs, extend(51, false)).0, Err(Errno::EDQUOT));
+    assert_eq!(ask(fs, extend(51, true)).0, Ok(Reply::Granted));
+    assert_eq!(ask(fs, extend(52, false)).0, Err(Errno::EDQUOT));
 }
 
 /// What `fsck` finds wrong with what directories count, where the first rank may have been told a lie before.

@@ -180,7 +180,7 @@ fn work(fs: &mut Harness, wanted: &mut BTreeMap<Ino, u64>) -> Result<(), Errno> 
     wanted.insert(removed, 90);
     fs.ask(Request::Open { ino: kept, how: open_how(Access::WRITE, false) })?;
     // The client writes past the machine.
-    let layout = fs.meta.place_of(&StreamIo::Write { ino: kept, offset: 0 });
+    let layout = fs.meta.place_of(&StreamIo::Write { ino: kept, offset: 0, told: false });
     let espalier_meta::Place::Servers(layout) = layout else { panic!("{layout:?}") };
     let end = layout.segments(299, 1).next().unwrap();
     let write = DataRequest::Write { ino: kept, offset: end.local, data: vec![1].into() };
@@ -319,7 +319,9 @@ fn what_a_client_has_written_that_does_not_come_back_is_counted() {
     let data = vec![1; STRIP as usize];
     fs.ask(Request::Write { ino, offset: 0, data: data.into(), kill_suid_gid: false, time: None }).unwrap();
     fs.ask(resize(ino, 100)).unwrap();
-    let espalier_meta::Place::Servers(layout) = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 }) else {
+    let espalier_meta::Place::Servers(layout) =
+        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false })
+    else {
         panic!("it is not on data servers")
     };
     let end = layout.segments(299, 1).next().unwrap();
@@ -346,7 +348,9 @@ fn what_data_servers_lose_with_their_power_is_not_counted_any_more() {
     let ino = make(&mut fs, "file", 100).unwrap();
     let how = open_how(Access::READ | Access::WRITE, false);
     fs.ask(Request::Open { ino, how }).unwrap();
-    let espalier_meta::Place::Servers(layout) = fs.meta.place_of(&StreamIo::Write { ino, offset: 0 }) else {
+    let espalier_meta::Place::Servers(layout) =
+        fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false })
+    else {
         panic!("it is not on data servers")
     };
     let end = layout.segments(299, 1).next().unwrap();

@@ -209,6 +209,15 @@ impl Request {
         }
     }
 
+    /// Whether its caller has been told already that it is done, as its client says.
+    pub fn is_told(&self) -> bool {
+        let is_told_write = matches!(
+            self,
+            Self::Extend { told: true, .. } | Self::Place { io: StreamIo::Write { told: true, .. }, .. }
+        );
+        is_told_write || self.time().is_some()
+    }
+
     /// As it is sent where the caller has been answered already: that it was done at that time, to an inode of that number, if it makes one.
     #[must_use]
     pub fn told(mut self, ino: Ino, at: Time) -> Self {
@@ -279,16 +288,18 @@ impl StreamIo {
 
     /// What allows it, if it changes the stream. `length`: of what is written, in bytes.
     pub fn extends(&self, length: u64) -> Option<Request> {
-        let (ino, offset, length, from) = match *self {
+        let (ino, offset, length, from, told) = match *self {
             Self::Read { .. } | Self::Seek { .. } => return None,
-            Self::Write { ino, offset } => (ino, offset, length, None),
-            Self::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => (ino, 0, 0, None),
-            Self::Allocate { ino, offset, length, .. } => (ino, offset, length, None),
+            Self::Write { ino, offset, told } => (ino, offset, length, None, told),
+            Self::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => {
+                (ino, 0, 0, None, false)
+            }
+            Self::Allocate { ino, offset, length, .. } => (ino, offset, length, None, false),
             Self::Copy { from, from_offset, to, to_offset, length } => {
-                (to, to_offset, length, Some((from, from_offset)))
+                (to, to_offset, length, Some((from, from_offset)), false)
             }
         };
-        Some(Request::Extend { ino, offset, length, from })
+        Some(Request::Extend { ino, offset, length, from, told })
     }
 
     /// Whether it changes the stream.
@@ -377,8 +388,11 @@ mod tests {
             StreamIo::Seek { ino: INO, offset: 0, what: crate::SeekWhat::Data }.check(b"x"),
             Err(Errno::EINVAL)
         );
-        assert_eq!(StreamIo::Write { ino: INO, offset: 0 }.check(b"x"), Ok(()));
-        assert_eq!(StreamIo::Write { ino: INO, offset: crate::END }.check(b"x"), Err(Errno::EINVAL));
+        assert_eq!(StreamIo::Write { ino: INO, offset: 0, told: false }.check(b"x"), Ok(()));
+        assert_eq!(
+            StreamIo::Write { ino: INO, offset: crate::END, told: false }.check(b"x"),
+            Err(Errno::EINVAL)
+        );
     }
 
     #[test]
@@ -392,6 +406,6 @@ mod tests {
         assert!(!Request::Release { ino: INO }.is_change());
         assert!(Request::TakeNumbers { rank: Rank(0), count: 1 }.is_change());
         assert!(!StreamIo::Read { ino: INO, offset: 0, size: 1 }.is_change());
-        assert!(StreamIo::Write { ino: INO, offset: 0 }.is_change());
+        assert!(StreamIo::Write { ino: INO, offset: 0, told: false }.is_change());
     }
 }

@@ -227,6 +227,8 @@ pub enum Request {
         length: u64,
         /// The bytes are a copy of what another file has from an offset on, if it has so many.
         from: Option<(Ino, u64)>,
+        /// Its caller has been told already that it is done.
+        told: bool,
     },
     /// The client is about to read or write the bytes of a file itself; as with `Extend` nobody else is to have cached what it
     /// writes. `access`: what it lets the client do, until its session ends; with [`Access::EXEC`], what [`Reply::Made`] lets it do.
@@ -609,10 +611,11 @@ pub enum StreamIo {
         offset: u64,
         size: u32,
     },
-    /// What is written goes with it.
+    /// What is written goes with it. `told`: as of [`Request::Extend`].
     Write {
         ino: Ino,
         offset: u64,
+        told: bool,
     },
     Allocate {
         ino: Ino,

@@ -160,7 +160,7 @@ impl Disk {
         let store = &self.store;
         let answer = match io {
             StreamIo::Read { .. } => return Err(Errno::EINVAL),
-            StreamIo::Write { ino, offset } => store
+            StreamIo::Write { ino, offset, .. } => store
                 .stream_write(ino, offset, data)
                 .and_then(|()| self.changed(ino))
                 .map(|()| Answer::Written(data.len() as u32)),

@@ -303,7 +303,7 @@ impl<D: Door> Node<D> {
                 span.turn_to(Stage::Work, Instant::now());
                 // Before the answer: after it the file may be removed at any time.
                 let left = match io {
-                    StreamIo::Write { ino, offset } if result.is_ok() => {
+                    StreamIo::Write { ino, offset, .. } if result.is_ok() => {
                         self.errands.disk.follow(ino, offset, data.len() as u64).map(|bytes| (ino, bytes))
                     }
                     _ => None,

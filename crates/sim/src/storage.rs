@@ -268,7 +268,7 @@ impl Storage {
                     Reply::Bytes(bytes.into())
                 })
             }
-            StreamIo::Write { ino, offset } => {
+            StreamIo::Write { ino, offset, .. } => {
                 store.stream_write(ino, offset, data).map(|()| Reply::Written(data.len() as u32))
             }
             StreamIo::Allocate { ino, offset, length, mode } => {

@@ -198,11 +198,14 @@ impl<T> Sessions<T> {
         &mut self,
         now: u64,
         (asked, mut course): (Asked<'static, Waiter<T>>, Course),
-        next: Next,
+        mut next: Next,
         lease: u64,
         told: &mut Told<T>,
     ) {
         let Asked { call_id, caller, call, ticket } = asked;
+        if let Waiter::Nobody(_) = ticket {
+            next.tell_that_it_is_told();
+        }
         let rank = match &next {
             Next::Answer(_) => Rank(0),
             Next::Ask(request) | Next::Find(request, _) | Next::Tell(request, _) => request.rank(),

@@ -22,8 +22,8 @@ pub struct World {
     pub term: u32,
     /// What has been sent and not answered.
     pub sent: Vec<(RequestId, Caller, Request)>,
-    /// What is to be written to streams at the metadata server, as far as it has been sent: where.
-    pub streams: Vec<(RequestId, u64)>,
+    /// What is to be written to streams at the metadata server, as far as it has been sent: where, and whether its caller has been told.
+    pub streams: Vec<(RequestId, u64, bool)>,
     pub revoked: Vec<u64>,
     pub held: Vec<Held>,
     pub door: Vec<ForDoor<u64>>,
@@ -169,8 +169,8 @@ impl World {
         for (_, message) in told.send {
             match message {
                 FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
-                FromClient::Stream { id, io: StreamIo::Write { offset, .. }, .. } => {
-                    self.streams.push((id, offset));
+                FromClient::Stream { id, io: StreamIo::Write { offset, told, .. }, .. } => {
+                    self.streams.push((id, offset, told));
                 }
                 FromClient::Revoked { number } => self.revoked.push(number),
                 _ => {}

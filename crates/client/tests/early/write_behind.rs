@@ -47,7 +47,7 @@ impl World {
 
     /// The metadata server has done the first of what it was sent to be written.
     fn write_done(&mut self) {
-        let (id, _) = self.streams.remove(0);
+        let (id, ..) = self.streams.remove(0);
         self.reply(id, Touched::default(), Ok(Reply::Written(1000)));
     }
 
@@ -117,7 +117,10 @@ fn no_more_is_under_way_than_there_is_room_for() {
 #[test]
 fn short_writes_that_come_while_one_is_under_way_are_sent_together() {
     let mut world = World::with_a_big_file_there();
-    let sent = |world: &World| world.streams.iter().map(|(_, offset)| *offset).collect::<Vec<_>>();
+    let sent = |world: &World| {
+        assert!(world.streams.iter().all(|(.., told)| *told), "a quota could refuse it");
+        world.streams.iter().map(|(_, offset, _)| *offset).collect::<Vec<_>>()
+    };
     for offset in [1000, 2000, 3000] {
         assert!(world.is_written(big(offset, 1000)));
     }

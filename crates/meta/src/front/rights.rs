@@ -87,7 +87,10 @@ mod tests {
         let ino = Ino(2);
         assert_eq!(rights.check(&Request::GetAttr { ino }), Ok(()));
         assert_eq!(rights.check(&Request::RemoveTree { dir: ino }), Err(Errno::EROFS));
-        assert_eq!(rights.check_stream(&StreamIo::Write { ino, offset: 0 }, b"x"), Err(Errno::EROFS));
+        assert_eq!(
+            rights.check_stream(&StreamIo::Write { ino, offset: 0, told: false }, b"x"),
+            Err(Errno::EROFS)
+        );
         assert_eq!(rights.check_stream(&StreamIo::Read { ino, offset: 0, size: 1 }, b""), Ok(()));
     }
 }

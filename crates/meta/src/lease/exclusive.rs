@@ -91,6 +91,13 @@ impl Meta {
         }
     }
 
+    /// Whether quotas allow a file to have so many bytes; as [`Self::unless_told`].
+    pub(crate) fn admit_size(&self, cx: &Cx<'_>, ino: Ino, size: u64) -> Step<()> {
+        let Err(stop) = self.state.admit_size(ino, size) else { return Ok(()) };
+        let parents = self.state.load_parents(ino)?;
+        self.unless_told(cx, parents.first().map_or(ino, |(dir, _)| *dir), Err(stop))
+    }
+
     /// Makes a lease on a directory an exclusive one. Whether that could be.
     pub(crate) fn give_exclusive(&mut self, client: ClientId, dir: Ino, now: u64) -> bool {
         let Some(leases) = &mut self.leases else { return false };

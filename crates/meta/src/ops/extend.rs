@@ -41,7 +41,7 @@ impl Meta {
         let offset = if offset == END { counted } else { offset };
         let end = offset.checked_add(length).ok_or(Errno::EFBIG)?;
         if end > counted {
-            self.state.admit_size(ino, end)?;
+            self.admit_size(cx, ino, end)?;
             self.commit(cx, &Event::Count { ino, size: end })?;
         }
         Ok(Reply::Granted)
@@ -52,7 +52,7 @@ impl Meta {
         if let StreamIo::Copy { from, .. } = io {
             self.state.inode(*from)?;
         }
-        let Some(Request::Extend { ino, offset, length, from }) = io.extends(length) else {
+        let Some(Request::Extend { ino, offset, length, from, .. }) = io.extends(length) else {
             return self.state.inode(io.ino()).map(|_| Reply::Done);
         };
         let before = self.state.sequence;

@@ -47,10 +47,7 @@ impl Meta {
         }
         self.state.strip(ino)?;
         if !data.is_empty() {
-            if let Err(stop) = self.state.admit_size(ino, end) {
-                let parents = self.state.load_parents(ino)?;
-                self.unless_told(cx, parents.first().map_or(ino, |(dir, _)| *dir), Err(stop))?;
-            }
+            self.admit_size(cx, ino, end)?;
             self.drop_capability(cx, ino)?;
             let mut event =
                 Event::Write { ino, offset, data: take(data).into(), kill_suid_gid, time: cx.now };

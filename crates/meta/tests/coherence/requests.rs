@@ -108,6 +108,7 @@ pub fn following(random: &mut Rng, request: &Request, result: &Result<Reply, Err
         offset: random.u64(..4 * STRIP),
         length: 300,
         from: None,
+        told: false,
     };
     match (request, result) {
         (Request::Open { ino, how }, Ok(Reply::Opened(opened) | Reply::OpenedWhole(opened, _))) => {

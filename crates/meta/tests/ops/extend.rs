@@ -4,7 +4,7 @@ use espalier_proto::*;
 use crate::harness::{Fault, Harness, everywhere, open_how, under_faults};
 
 fn extend(fs: &mut Harness, ino: Ino, offset: u64, length: u64) -> Result<Reply, Errno> {
-    fs.ask(Request::Extend { ino, offset, length, from: None })
+    fs.ask(Request::Extend { ino, offset, length, from: None, told: false })
 }
 
 /// A big file of 100 bytes, open, in a directory that may have 150.
@@ -37,7 +37,13 @@ fn a_copy_takes_no_more_than_its_source_has() {
     everywhere(|fs| {
         let (dir, file) = limited(fs);
         let source = fs.file("source", &[1; 120]);
-        let copy = |offset| Request::Extend { ino: file, offset, length: 1 << 30, from: Some((source, 80)) };
+        let copy = |offset| Request::Extend {
+            ino: file,
+            offset,
+            length: 1 << 30,
+            from: Some((source, 80)),
+            told: false,
+        };
         assert_eq!(fs.ask(copy(111)), Err(Errno::EDQUOT));
         assert_eq!(fs.ask(copy(110)), Ok(Reply::Granted));
         assert_eq!(fs.figure(dir, "rbytes"), Ok(150));

@@ -196,7 +196,7 @@ impl Embedded {
                 bytes.truncate(read);
                 Ok(Answer::Bytes(bytes.into()))
             }
-            (StreamIo::Write { ino, offset }, Call::Write { data, .. }) => {
+            (StreamIo::Write { ino, offset, .. }, Call::Write { data, .. }) => {
                 self.store.stream_write(ino, offset, data).unwrap();
                 Ok(Answer::Written(data.len() as u32))
             }
