@@ -1,8 +1,9 @@
 //! What follows, at a distance, whoever writes a big file from beginning to end.
 //!
+//! What the writer has left behind is handed to the disk at once, so that an fsync at the end does not have to wait for all of it.
+//!
 //! The kernel passes a file through only from its next opening on, so that a new file's bytes all come by here, and lie
-//! in the kernel's cache twice: as ours and as the store's. What the writer has left behind is handed to the disk at
-//! once, so that an fsync at the end does not have to wait for all of it; and the door may have our copy dropped.
+//! in the kernel's cache twice: as ours and as the store's. The door may have our copy dropped.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,7 +17,7 @@ const WINDOW: u64 = 8 << 20;
 
 /// What a write that ends a file has left behind, if it was the first to end in another window: the window before the
 /// one that has just been filled.
-pub(crate) fn left_behind(offset: u64, end: u64) -> Option<Range<u64>> {
+fn left_behind(offset: u64, end: u64) -> Option<Range<u64>> {
     let filled = end / WINDOW * WINDOW;
     (offset < filled).then(|| filled.checked_sub(2 * WINDOW))?.map(|start| start..start + WINDOW)
 }
@@ -29,9 +30,27 @@ pub(crate) struct Writeback(OnceLock<Option<(SyncSender<Job>, JoinHandle<()>)>>)
 type Job = (Arc<File>, u64);
 
 impl Writeback {
+    /// After bytes were written at an offset. If that was a piece of a growing file's and the file is a big one, starts to write it out,
+    /// and tells what its writer has left behind.
+    pub(crate) fn follow(
+        &self,
+        offset: u64,
+        length: u64,
+        file: impl FnOnce() -> Option<Arc<File>>,
+    ) -> Option<Range<u64>> {
+        let end = offset.checked_add(length)?;
+        let left = left_behind(offset, end)?;
+        let file = file()?;
+        if file.metadata().ok()?.len() != end {
+            return None;
+        }
+        self.start(file, end);
+        Some(left)
+    }
+
     /// Starts writing out a file's bytes before `end`. Does not wait: while the disk is busy with the last request, this
     /// one is forgotten, for the next one comprises it.
-    pub(crate) fn start(&self, file: Arc<File>, end: u64) {
+    fn start(&self, file: Arc<File>, end: u64) {
         let worker = self.0.get_or_init(|| {
             let (queue, jobs) = sync_channel(1);
             let thread = Builder::new().name("writeback".into()).spawn(|| serve(jobs));
@@ -92,6 +111,20 @@ mod tests {
         }
         assert_eq!(left_behind(0, 2 * WINDOW - 1), None);
         assert_eq!(left_behind(0, u64::MAX).map(|left| left.end), Some(u64::MAX / WINDOW * WINDOW - WINDOW));
+    }
+
+    #[test]
+    fn only_growing_files_are_followed() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(2 * WINDOW).unwrap();
+        let writeback = Writeback::default();
+        let follow = |offset| writeback.follow(offset, MIB, || Some(Arc::clone(&file)));
+        assert_eq!(follow(2 * WINDOW - MIB), Some(0..WINDOW));
+        assert_eq!(follow(WINDOW), None, "no window is full");
+        assert_eq!(follow(u64::MAX), None);
+        assert_eq!(writeback.follow(2 * WINDOW - MIB, MIB, || None), None);
+        file.set_len(3 * WINDOW).unwrap();
+        assert_eq!(follow(2 * WINDOW - MIB), None, "it was written to before its end");
     }
 
     #[test]

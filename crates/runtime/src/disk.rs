@@ -10,7 +10,7 @@ use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
 use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Store, StoreError};
 
-use crate::behind::{Writeback, left_behind};
+use crate::behind::Writeback;
 use crate::caller::groups;
 use crate::tracer::{Layer, Steps};
 
@@ -180,17 +180,12 @@ impl Disk {
         answer.map_err(logged)
     }
 
-    /// After `length` bytes were written to an open file's stream at `offset`. If that was a piece of a growing file's and the file
-    /// is a big one, starts to write it out, and tells what its writer has left behind.
+    /// After `length` bytes were written to an open file's stream at `offset`: what its writer has left behind, which is being written out.
     pub fn follow(&self, ino: Ino, offset: u64, length: u64) -> Option<Range<u64>> {
-        let end = offset.checked_add(length)?;
-        let left = left_behind(offset, end).filter(|_| !self.sync)?;
-        let file = self.stream_file(ino)?;
-        if file.metadata().ok()?.len() != end {
+        if self.sync {
             return None;
         }
-        self.writeback.start(file, end);
-        Some(left)
+        self.writeback.follow(offset, length, || self.stream_file(ino))
     }
 
     /// A stream has been changed.

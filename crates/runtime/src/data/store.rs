@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, ServerId};
 use espalier_store::{
-    Datafiles, FormatOptions, LocalOptions, LocalStore, RealFile, StoreError, Superblock, superblock,
+    Datafiles, FormatOptions, LocalOptions, LocalStore, RealFile, Store, StoreError, Superblock, superblock,
 };
 
+use crate::behind::Writeback;
 use crate::disk::logged;
 use crate::error::Error;
 
@@ -16,6 +17,9 @@ pub struct DataStore {
     number: ServerId,
     files: Datafiles<LocalStore, RealFile>,
     path: PathBuf,
+    /// What is written is durable when it is answered.
+    sync: bool,
+    writeback: Writeback,
     /// Datafiles are made, and their removals made durable, each by itself.
     alone: bool,
 }
@@ -55,7 +59,8 @@ impl DataStore {
             return Err(Error::NoDataStore { path: dir.into(), number });
         }
         let (store, journal) = LocalStore::open_with(dir, LocalOptions::default())?;
-        Ok(Self { number, files: Datafiles::open(store, journal, sync)?, path: dir.into(), alone: false })
+        let (files, writeback) = (Datafiles::open(store, journal, sync)?, Writeback::default());
+        Ok(Self { number, files, path: dir.into(), sync, writeback, alone: false })
     }
 
     /// Each datafile is made, and each removal made durable, by itself, and not many by one sync.
@@ -116,7 +121,10 @@ impl DataStore {
     /// # Errors
     /// As [`Self::sync_removed`].
     pub fn write_new(&self, ino: Ino, offset: u64, data: Bytes) -> Result<DataReply, Errno> {
-        self.files.write_new(ino, offset, data).map_err(logged)
+        let length = data.len();
+        let done = self.files.write_new(ino, offset, data).map_err(logged)?;
+        self.follow(ino, offset, length);
+        Ok(done)
     }
 
     /// Does what is asked.
@@ -124,6 +132,21 @@ impl DataStore {
     /// # Errors
     /// Those of the store. What goes wrong is logged here.
     pub fn execute(&self, request: DataRequest) -> Result<DataReply, Errno> {
-        self.files.carry_out(request).map_err(logged)
+        let written = match &request {
+            DataRequest::Write { ino, offset, data } => Some((*ino, *offset, data.len())),
+            _ => None,
+        };
+        let done = self.files.carry_out(request).map_err(logged)?;
+        if let Some((ino, offset, length)) = written {
+            self.follow(ino, offset, length);
+        }
+        Ok(done)
+    }
+
+    fn follow(&self, ino: Ino, offset: u64, length: usize) {
+        if !self.sync {
+            let file = || self.files.store().stream_file(ino).map_err(logged).ok().flatten();
+            self.writeback.follow(offset, length as u64, file);
+        }
     }
 }

@@ -480,7 +480,12 @@ impl Server {
                     })
                 }
                 io => disk.stream_io(io, &data).and_then(|answer| match answer {
-                    Answer::Written(written) => Ok(Reply::Written(written)),
+                    Answer::Written(written) => {
+                        if let StreamIo::Write { ino, offset, .. } = io {
+                            disk.follow(ino, offset, written.into());
+                        }
+                        Ok(Reply::Written(written))
+                    }
                     Answer::Offset(offset) => Ok(Reply::Offset(offset)),
                     Answer::Done => Ok(Reply::Done),
                     _ => Err(Errno::EIO),
