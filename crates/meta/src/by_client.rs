@@ -119,12 +119,8 @@ impl Meta {
     ) -> Step<(Attr, Option<Box<Delegation>>)> {
         let inode = self.state.inode(ino)?;
         let can_ask = self.config.striping.as_ref().is_some_and(|striping| striping.is_delegated());
-        let Some(layout) = inode.layout().filter(|_| cx.client != ITSELF && can_ask) else {
-            return self.attr_or_grant(cx, ino);
-        };
-        if self.is_by_client(inode) {
-            return self.attr_or_grant(cx, ino);
-        }
+        let is_left = cx.client != ITSELF && can_ask && !self.is_by_client(inode);
+        let Some(layout) = inode.layout().filter(|_| is_left) else { return self.attr_or_grant(cx, ino) };
         match cx.glance(vec![ino])? {
             Some(stats) => Ok((inode.attr(stats.first()), None)),
             None => self.leave_measuring(cx, inode.attr(None), Arc::clone(layout)),
