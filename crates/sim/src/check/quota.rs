@@ -174,7 +174,10 @@ impl Quotas {
         let less = under_way.iter().fold(Weight::NONE, |sum, action| sum.plus(Weight::of(action)));
         let more = others().fold(Weight::NONE, |sum, action| sum.plus(Weight::of(action)));
         let known = if self.late { self.known(&case) } else { usize::MAX };
-        let is_unknown = more.files.is_none() || others().any(|it| sets_limit(it) || meets(it));
+        // What has no name any more counts nowhere, and is refused nothing.
+        let may_lose_name = case.actions.iter().any(grows) && others().any(takes_name);
+        let is_unknown =
+            more.files.is_none() || may_lose_name || others().any(|it| sets_limit(it) || meets(it));
         if is_unknown || known == 0 || (self.late && others().next().is_some()) {
             return true;
         }
@@ -240,6 +243,14 @@ impl Tree<'_> {
 
 fn sets_limit(action: &Action) -> bool {
     matches!(action, Action::SetXattr { name, .. } | Action::RemoveXattr { name, .. } if is_limit(name))
+}
+
+fn grows(action: &Action) -> bool {
+    matches!(action, Action::Write { .. } | Action::Append { .. } | Action::Truncate { .. })
+}
+
+fn takes_name(action: &Action) -> bool {
+    matches!(action, Action::Unlink { .. } | Action::Rename { .. })
 }
 
 fn is_change(action: &Action) -> bool {

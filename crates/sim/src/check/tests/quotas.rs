@@ -111,6 +111,19 @@ fn of_two_at_a_time_that_have_room_for_one_either_is_refused() {
 }
 
 #[test]
+fn what_was_refused_may_have_lost_its_name_only_afterwards() {
+    let taken = |call: Call<'static>| {
+        let mut run = limited(BYTES, "2");
+        let (a, b) = (run.asks(put(4, b"cd")), run.asks(call));
+        assert!(run.ends(b, Ok(Answer::Done)));
+        run.ends(a, Err(Errno::EDQUOT))
+    };
+    assert!(taken(remove("b")));
+    let (from, to, flags) = (name("a"), name("b"), RenameFlags::empty());
+    assert!(taken(Call::Request(Request::Rename { from_dir: Ino(2), from, to_dir: Ino(2), to, flags })));
+}
+
+#[test]
 fn a_quota_is_told_as_it_was_set() {
     let mut run = limited(FILES, "2");
     assert!(run.did(limit_told(FILES), Ok(bytes(b"2"))));
