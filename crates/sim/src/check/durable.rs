@@ -223,6 +223,14 @@ impl Durability {
                 return None;
             }
         }
+        // What is lost may have been seen, so that its number is told later. What its call makes now is another inode.
+        for id in lost {
+            let mut node = Node::of(id.0);
+            while let Some(inode) = told.inode(node) {
+                keep_gone(&mut tree, node, inode);
+                node = node.again();
+            }
+        }
         let mut after = world.with(tree.changes);
         after.log = kept;
         lost.iter().for_each(|id| after.undo(*id));
@@ -232,12 +240,17 @@ impl Durability {
 
 /// A number stands for what it stood for, if only for something that is gone. `false`: it cannot.
 fn keep_number(tree: &mut Tree<'_>, told: &Tree<'_>, ino: Ino, node: Node) -> bool {
-    if tree.inode(node).is_none()
-        && let Some(inode) = told.inode(node)
-    {
-        tree.insert(node, tree::Inode { names: 0, ino: None, ..inode.clone() });
+    if let Some(inode) = told.inode(node) {
+        keep_gone(tree, node, inode);
     }
     tree.bind(ino, node)
+}
+
+/// A node is that of something that is gone, unless it is there.
+fn keep_gone(tree: &mut Tree<'_>, node: Node, like: &tree::Inode) {
+    if tree.inode(node).is_none() {
+        tree.insert(node, tree::Inode { names: 0, ino: None, ..like.clone() });
+    }
 }
 
 fn size(told: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
@@ -248,10 +261,12 @@ fn size(told: &Tree<'_>, bytes: &Bytes, stat: &Stat) -> u64 {
 /// Makes a change once more, and tells which number an inode has that it makes. `told`: a tree that knows it.
 fn replay(tree: &mut Tree<'_>, told: &Tree<'_>, id: PartId, logged: &Logged, strip: u64) -> Outcome {
     let mut node = tree.new_node(id.0);
-    // What was lost before.
-    while told.inode(node.again()).is_some() {
-        if let Some(ino) = told.inode(node).and_then(|inode| inode.ino) {
-            keep_number(tree, told, ino, node);
+    // What was lost before, whether anybody was told its number or not.
+    while let Some(next) = told.inode(node.again()) {
+        let lost = told.inode(node);
+        keep_gone(tree, node, lost.unwrap_or(next));
+        if let Some(ino) = lost.and_then(|inode| inode.ino) {
+            let _ = tree.bind(ino, node);
         }
         node = node.again();
     }
