@@ -262,8 +262,26 @@ fn a_name_is_told_without_data_servers_that_cannot_be_reached() {
     assert_eq!(told.abandoned, [number]);
     assert_eq!(sessions.attr(Ino(7), 0), None, "nothing of it is known");
 
+    // It is looked up once more if data servers want another capability, and may have been measured by then.
+    let (rank, id) = call(&mut sessions, 0, 2, lookup());
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Entry(found))), &mut told);
+    let (number, mut told) = (told.data[0].number, Told::default());
+    sessions.data_came(0, number, Outcome::Stale, &mut told);
+    let (rank, id) = sent(&told);
+    assert!(told.send.iter().any(|(_, message)| {
+        matches!(message, FromClient::Request { request: Request::Lookup { .. }, .. })
+    }));
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 0, Ok(Reply::Entry(found))), &mut told);
+    assert!(
+        matches!(&told.door[..], [ForDoor::Answer { ticket: 2, result: Ok(Answer::Entry(_)), .. }]),
+        "{:?}",
+        told.door
+    );
+
     // Who asks for its attributes waits.
-    let (rank, id) = call(&mut sessions, 0, 2, Call::Request(Request::GetAttr { ino: Ino(7) }));
+    let (rank, id) = call(&mut sessions, 0, 3, Call::Request(Request::GetAttr { ino: Ino(7) }));
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Attr(found.attr))), &mut told);
     sessions.tick(0, |_| true, &mut told);

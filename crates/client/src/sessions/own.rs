@@ -102,12 +102,11 @@ impl Own {
     pub fn go_on(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
         match (self, result) {
             (Self::Make(make), result) => make.go_on(call, result),
-            (Self::Measure(Reply::Attr(_)), Ok(Reply::Attr(attr))) => {
-                Step::Over(Ok(Reply::Attr(attr)), Left::Nothing)
-            }
-            (Self::Measure(Reply::Entry(entry)), Ok(Reply::Attr(attr))) => {
-                Step::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing)
-            }
+            // The server may have measured it itself by then.
+            (Self::Measure(told) | Self::Remeasure(told), Ok(Reply::Attr(attr))) => match told {
+                Reply::Entry(entry) => Step::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing),
+                _ => Step::Over(Ok(Reply::Attr(attr)), Left::Nothing),
+            },
             (Self::Remeasure(told), Ok(Reply::Unmeasured(_, delegation))) => match attr_of(&told) {
                 Some(attr) => {
                     let work = Work::Measure(*attr);
@@ -132,6 +131,10 @@ impl Own {
             Self::Make(make) => {
                 let request = Request::Delegate { ino: make.ino, access: Access::EXEC };
                 Step::Ask(Self::Make(Make { stage: Stage::Renewing, ..make }), request)
+            }
+            // The server would wait for data servers before it told attributes alone.
+            Self::Measure(Reply::Entry(entry)) if matches!(call, Call::Request(Request::Lookup { .. })) => {
+                Step::Anew(Left::Lookup(entry.attr.ino))
             }
             Self::Measure(told) => match attr_of(&told).map(|attr| attr.ino) {
                 Some(ino) => Step::Ask(Self::Remeasure(told), Request::GetAttr { ino }),
