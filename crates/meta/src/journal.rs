@@ -155,10 +155,14 @@ impl Journal {
         (self.low_watermark, self.high_watermark) = (low, high);
     }
 
-    /// Keeps an answer until it may leave. Gives it back if that is now. `until`: it says that everything up to this event is durable.
+    /// Keeps an answer until it may leave. Gives it back if that is now. `until`: it says that everything up to this event is durable; if that
+    /// will never be, it becomes an error.
     /// `coalescing`: as for [`Self::hold_change`].
     pub(crate) fn hold_answer(&mut self, until: u64, answer: Held, coalescing: Option<bool>) -> Option<Held> {
         if until > self.durable {
+            if self.broken.is_some() {
+                return fail(answer, Errno::EIO);
+            }
             self.hold_change(until, answer, coalescing);
             None
         } else if self.acknowledge == Acknowledge::Written {

@@ -65,8 +65,6 @@ impl Meta {
     /// The event that must be durable before an answer leaves that has changed nothing. `told`: what it tells.
     pub(crate) fn told_of(&self, told: &Told, result: &Result<Reply, Errno>) -> u64 {
         match told.last_change {
-            // As it was, that cannot be made durable any more.
-            _ if self.journal.broken.is_some() => 0,
             Some(last) if result.is_ok() => last,
             // It may tell of anything.
             _ => self.uncommitted.last,

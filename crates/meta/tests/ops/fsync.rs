@@ -1,6 +1,7 @@
+use espalier_meta::{Acknowledge, Config};
 use espalier_proto::*;
 
-use crate::harness::{Fault, Harness, ROOT_CALLER, everywhere, name, under_faults};
+use crate::harness::{Fault, Harness, ROOT_CALLER, config, everywhere, name, under_faults};
 
 fn fsync(fs: &mut Harness, path: &str) -> Result<Reply, Errno> {
     let ino = fs.walk(path)?;
@@ -72,6 +73,25 @@ fn after_a_failed_sync_nothing_is_acknowledged_any_more() {
     assert_eq!(fs.read(ino), b"bytes");
     assert_eq!(fs.walk("lost"), Err(Errno::ENOENT));
     assert!(fs.create(Ino::ROOT, "new", NewNode::Regular).is_ok());
+}
+
+/// Where changes are acknowledged once they are durable, nobody is told of one that never will be.
+#[test]
+fn with_sync_a_change_that_was_lost_is_not_told() {
+    let mut fs = Harness::with(Config { acknowledge: Acknowledge::Durable, ..config() });
+    let dir = fs.mkdir("dir");
+    fs.file("file", b"bytes");
+    fs.file("dir/gone", b"");
+    fs.fault = Some((fs.count, Fault::Fails(Errno::EIO)));
+    assert_eq!(fs.ask(Request::Unlink { dir, name: name("gone"), time: None }), Err(Errno::EIO));
+    let list = Request::ReadDir { dir, after: 0, limit: 10, plus: false };
+    for request in [Request::Lookup { dir, name: name("gone") }, list, Request::GetAttr { ino: dir }] {
+        assert_eq!(fs.ask(request), Err(Errno::EIO), "it may be there again after a restart");
+    }
+    let file = fs.walk("file").unwrap();
+    assert_eq!(fs.read(file), b"bytes", "others are served on");
+    let mut fs = fs.crash();
+    assert!(fs.walk("dir/gone").is_ok());
 }
 
 #[test]
