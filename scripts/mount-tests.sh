@@ -3,7 +3,7 @@
 # the end.
 #
 # TARGET_DIR=/some/dir tests that directory's file system instead of a mount of ours (try it on ext4).
-# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump cluster-dump usage policy replay cluster data small bare ranks bulk repair full failing memory kill powerloss" picks parts.
+# ONLY="pjdfstest conformance model first-hour bench helpers metrics dump cluster-dump usage policy replay cluster data small bare ranks bulk repair full failing slow memory kill powerloss" picks parts.
 # LANES=1 runs the scripts one after the other.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,7 +12,7 @@ BUILD=$(realpath "${BUILD:-target/release}")
 export BUILD # where the programs are
 bin=$BUILD/espalier
 conformance=$BUILD/espalier-conformance
-only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump cluster-dump usage policy replay cluster data small bare ranks bulk repair full failing memory kill powerloss}
+only=${ONLY:-pjdfstest conformance model first-hour bench helpers metrics dump cluster-dump usage policy replay cluster data small bare ranks bulk repair full failing slow memory kill powerloss}
 
 if [ "$(id -u)" != 0 ]; then
     echo 'mount-tests: must run as root: other users, device nodes and trusted.* need it' >&2
@@ -158,6 +158,7 @@ data cluster-data-test
 bare bare-test
 bulk bulk-test
 failing failing-test
+slow slow-disk-test
 usage usage-test
 repair repair-test
 dump dump-test

@@ -26,6 +26,14 @@ pub struct Disk {
     writeback: Writeback,
 }
 
+/// What has been read of a stream.
+#[derive(Debug, Default)]
+pub struct Reading {
+    buffer: Vec<u8>,
+    read: usize,
+    is_whole: bool,
+}
+
 impl Disk {
     pub fn new(store: LocalStore, journal: Journal<RealFile>, sync: bool) -> Self {
         Self { store, sync, journal: Mutex::new(journal), writeback: Writeback::default() }
@@ -153,6 +161,27 @@ impl Disk {
         }
         let read = self.store.stream_read(ino, offset, &mut buffer[..size]).map_err(logged)?;
         Ok(&buffer[..read])
+    }
+
+    /// Reads what takes no waiting for a disk. Whether that is all.
+    pub fn read_cached(&self, ino: Ino, offset: u64, size: u32, reading: &mut Reading) -> bool {
+        reading.buffer.resize(size as usize, 0);
+        // What cannot be read so is tried again.
+        let read = self.store.stream_read_cached(ino, offset, &mut reading.buffer).unwrap_or_default();
+        (reading.read, reading.is_whole) = read;
+        reading.is_whole
+    }
+
+    /// The bytes, when what has not been read yet is.
+    pub fn read_rest(&self, ino: Ino, offset: u64, size: u32, reading: Reading) -> Result<Vec<u8>, Errno> {
+        let Reading { mut buffer, mut read, is_whole } = reading;
+        if !is_whole {
+            buffer.resize(size as usize, 0);
+            let rest = offset.saturating_add(read as u64);
+            read += self.store.stream_read(ino, rest, &mut buffer[read..]).map_err(logged)?;
+        }
+        buffer.truncate(read);
+        Ok(buffer)
     }
 
     /// The other things that are done with streams for a call. `data`: what is to be written.

@@ -52,6 +52,9 @@ pub trait Store: Send + Sync + 'static {
     /// Reads until `buf` is full or the stream ends. A stream that was never written reads as empty.
     fn stream_read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError>;
 
+    /// As [`Self::stream_read`], as far as that takes no waiting for a disk: how many bytes, and whether that is all.
+    fn stream_read_cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(usize, bool), StoreError>;
+
     /// Writes all of `data`, at [`END`](espalier_proto::END) whole where the stream ends. The stream need not have been created: then it is no new one.
     ///
     /// # Errors

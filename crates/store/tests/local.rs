@@ -158,6 +158,27 @@ fn a_store_is_opened_once() {
 }
 
 #[test]
+fn what_is_not_in_memory_is_not_waited_for() {
+    let dir = made();
+    let store = open(dir.path());
+    let bytes: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 7) as u8).collect();
+    store.stream_write(Ino(7), 0, &bytes).unwrap();
+    let mut buf = vec![0xee; 4_000_000];
+    assert_eq!(store.stream_read_cached(Ino(7), 0, &mut buf).unwrap(), (bytes.len(), true));
+    assert_eq!(buf[..bytes.len()], bytes);
+    assert_eq!(store.stream_read_cached(Ino(7), 5_000_000, &mut buf).unwrap(), (0, true));
+
+    store.stream_sync(Ino(7)).unwrap();
+    let file = store.stream_file(Ino(7)).unwrap().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    buf.fill(0xee);
+    let (read, is_all) = store.stream_read_cached(Ino(7), 0, &mut buf).unwrap();
+    assert!(read < bytes.len() && !is_all, "{read}");
+    let rest = store.stream_read(Ino(7), read as u64, &mut buf[read..]).unwrap();
+    assert_eq!((read + rest, &buf[..bytes.len()]), (bytes.len(), &bytes[..]));
+}
+
+#[test]
 fn reading_only_writes_nothing() {
     let dir = made();
     let store = open(dir.path());

@@ -1,7 +1,7 @@
 //! `espalier-failing-disk FILE MOUNTPOINT CONTROL`: a disk that fails when it is told to.
 //!
 //! FILE appears as MOUNTPOINT/disk, to be put behind a loop device, until MOUNTPOINT is unmounted. While the file CONTROL
-//! holds the word `writes`, every write and sync fails with `EIO`; while it holds `all`, reads do, too.
+//! holds the word `writes`, every write and sync fails with `EIO`; while it holds `all`, reads do, too. While it holds `stuck`, reads wait.
 
 use std::error::Error;
 use std::fs::File;
@@ -15,6 +15,8 @@ use espalier_fuse::{
 };
 
 const DISK_NODE: u64 = 2;
+/// So that some are left when reads wait.
+const THREADS: usize = 8;
 const VALID: Duration = Duration::from_secs(3600);
 
 struct FailingDisk {
@@ -29,6 +31,8 @@ enum Broken {
     Nothing,
     Writes,
     All,
+    /// It says nothing to who reads.
+    Stuck,
 }
 
 impl FailingDisk {
@@ -36,8 +40,13 @@ impl FailingDisk {
         match std::fs::read_to_string(&self.control).unwrap_or_default().trim() {
             "writes" => Broken::Writes,
             "all" => Broken::All,
+            "stuck" => Broken::Stuck,
             _ => Broken::Nothing,
         }
+    }
+
+    fn fails_writes(&self) -> bool {
+        matches!(self.broken(), Broken::Writes | Broken::All)
     }
 
     fn attr(&self, node: u64) -> Attr {
@@ -48,6 +57,9 @@ impl FailingDisk {
     }
 
     fn read(&self, offset: u64, size: u32) -> Result<Vec<u8>, i32> {
+        while self.broken() == Broken::Stuck {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         if self.broken() == Broken::All {
             return Err(libc::EIO);
         }
@@ -57,14 +69,14 @@ impl FailingDisk {
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), i32> {
-        if self.broken() != Broken::Nothing {
+        if self.fails_writes() {
             return Err(libc::EIO);
         }
         self.file.write_all_at(data, offset).map_err(|_| libc::EIO)
     }
 
     fn sync(&self) -> Result<(), i32> {
-        if self.broken() != Broken::Nothing {
+        if self.fails_writes() {
             return Err(libc::EIO);
         }
         self.file.sync_data().map_err(|_| libc::EIO)
@@ -111,6 +123,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     let disk = FailingDisk { file, bytes, control: control.into() };
     let options = MountOptions::default();
     let session = Session::mount("failing-disk", Path::new(mountpoint), &options, &Wanted::default())?;
-    session.run(2, Arc::new(disk))?;
+    session.run(THREADS, Arc::new(disk))?;
     Ok(())
 }

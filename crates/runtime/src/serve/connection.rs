@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 
 use super::Settings;
 use super::access::Access;
-use super::machine::{Guest, Origin, Server};
+use super::machine::{Guest, Server};
 use super::peers;
 use crate::capability::Holder;
 use crate::data::DataServer;
@@ -247,8 +247,10 @@ impl Gate {
         };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
         let guest = Guest { identity, holder, rights: rights.clone(), place };
-        let connection = meta.server.attach(client, guest, sender.clone());
-        let origin = Origin { client, rights: Arc::new(rights), connection };
+        let origin = match meta.server.attach(client, guest, sender.clone()) {
+            Ok(origin) => origin,
+            Err(errno) => return Err(errno.into()),
+        };
         // They may have been changed while it connected.
         meta.server.enforce(&meta.access(), Some(client));
         tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
@@ -258,7 +260,7 @@ impl Gate {
                 Ok(_) => {}
                 Err(error) => break Err(error.into()),
             }
-            // A client that asks for much and reads slowly is not read from meanwhile. If it does not read at all, the
+            // A client that asks for much and reads slowly, or for more than disks give, is not read from meanwhile. If it does not read at all, the
             // connection ends, and nothing waits to be sent any more.
             let mut rest = std::mem::take(&mut batch);
             let taken = loop {
@@ -266,7 +268,7 @@ impl Gate {
                 if let Err(fault) = meta.server.received(&origin, &mut rest) {
                     break Err(fault);
                 }
-                while sender.unread() > UNREAD {
+                while sender.unread() + origin.under_way.bytes() > UNREAD {
                     tokio::time::sleep(PAUSE).await;
                 }
                 rest = later;

@@ -5,7 +5,6 @@ use espalier_net::SealKey;
 use espalier_proto::{ClientId, Reply, ServerId};
 
 use super::machine::{Inner, Server};
-use super::striped::Striped;
 use crate::data::answers;
 
 /// Makes capabilities good.
@@ -30,10 +29,9 @@ impl Server {
 
     /// Has data servers told which clients' sessions go on. The machine hears of it when all know.
     pub(super) fn admit(&self, id: IoId, below: u64, live: Vec<u64>) {
-        let Some(Striped { striper, runtime, server }) = &self.striped else { return };
-        let Some(server) = server.upgrade() else { return };
+        let (Some(striper), Some(server)) = (&self.striper, self.itself.upgrade()) else { return };
         let asked = striper.servers.admit(below, live);
-        runtime.spawn(async move {
+        self.runtime.spawn(async move {
             let result = answers(asked).await.into_iter().find_map(Result::err);
             let result = result.map_or(Ok(IoDone::Admitted), Err);
             server.feed(Input::Done { id, result });

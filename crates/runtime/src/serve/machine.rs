@@ -4,17 +4,12 @@
 //! answered. Only what takes as long as a disk's sync goes to the background, for others share the thread.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-use espalier_client::Answer;
-use espalier_meta::{
-    Cause, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed, StreamRequest,
-};
+use espalier_meta::{Cause, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed};
 use espalier_net::{Identity, NetError, Sender};
-use espalier_proto::{
-    ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, StreamIo, Touched,
-};
+use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, Touched};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
@@ -23,23 +18,25 @@ use super::access::Access;
 use super::connection::Ended;
 use super::delegate::Sealer;
 use super::peers::Link;
-use super::striped::{Striped, Striping};
+use super::streams::UnderWay;
+use super::striped::Striping;
 use crate::capability::Holder;
 use crate::clock;
 use crate::data::Striper;
 use crate::disk::Disk;
 use crate::errands::{Background, Errands};
-use crate::tracer::{Id, Layer, Place, Tracer};
+use crate::tracer::{Id, Place, Tracer};
 use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
-
-/// Writes that come together are answered when so many bytes of them are written.
-const TOGETHER_BYTES: usize = 64 << 10;
 
 /// A server's machine. See the module's description.
 pub struct Server {
     inner: Mutex<Inner>,
     pub errands: Errands,
-    pub(super) striped: Option<Striped>,
+    /// Of the data servers, if there are any.
+    pub(super) striper: Option<Striper>,
+    /// Where what takes long is done.
+    pub(super) runtime: Handle,
+    pub(super) itself: Weak<Self>,
     /// Of capabilities; `None`: clients do not talk to data servers.
     pub(super) sealer: Option<Sealer>,
 }
@@ -65,6 +62,7 @@ pub(super) struct Peer {
     connection: u64,
     pub(super) guest: Guest,
     pub(super) sender: Sender<FromServer>,
+    pub(super) under_way: Arc<UnderWay>,
 }
 
 /// Whom a client's connection is from.
@@ -83,26 +81,20 @@ pub struct Origin {
     pub rights: Arc<Rights>,
     /// Tells one connection of the client from the next.
     pub connection: u64,
-}
-
-/// Something that has been done with a stream.
-pub(super) struct Streamed {
-    pub(super) of: (ClientId, RequestId),
-    pub(super) span: Span,
-    pub(super) result: Result<Reply, Errno>,
+    pub under_way: Arc<UnderWay>,
 }
 
 pub(super) type Locked<'a> = MutexGuard<'a, Inner>;
 
 impl Server {
-    /// `striper`: of the data servers, if there are any, and where to run what is done with them.
     pub fn new(
         meta: Meta,
         disk: Arc<Disk>,
         watch: Watch,
         tracer: Arc<Tracer>,
-        striper: Option<(Striper, Handle)>,
+        striper: Option<Striper>,
         sealer: Option<Sealer>,
+        runtime: Handle,
     ) -> (Arc<Self>, Background) {
         let (errands, background) = Errands::new(disk, watch, tracer);
         let inner = Inner {
@@ -115,9 +107,14 @@ impl Server {
             ranks: BTreeMap::new(),
             next_connection: 0,
         };
-        let server = Arc::new_cyclic(|server| {
-            let striped = striper.map(|(striper, runtime)| Striped::new(striper, runtime, server));
-            Self { inner: Mutex::new(inner), errands, striped, sealer }
+        let inner = Mutex::new(inner);
+        let server = Arc::new_cyclic(|itself| Self {
+            inner,
+            errands,
+            striper,
+            sealer,
+            runtime,
+            itself: itself.clone(),
         });
         (server, background)
     }
@@ -138,17 +135,27 @@ impl Server {
         told
     }
 
-    /// From now on the client is reached by this connection; the number of it.
-    pub fn attach(&self, client: ClientId, guest: Guest, sender: Sender<FromServer>) -> u64 {
-        let Ok((mut inner, turn)) = self.turn() else { return 0 };
+    /// From now on the client is reached by this connection.
+    ///
+    /// # Errors
+    /// The server has failed.
+    pub fn attach(
+        &self,
+        client: ClientId,
+        guest: Guest,
+        sender: Sender<FromServer>,
+    ) -> Result<Origin, Errno> {
+        let (mut inner, turn) = self.turn()?;
         inner.next_connection += 1;
-        let connection = inner.next_connection;
-        if let Some(old) = inner.peers.insert(client, Peer { connection, guest, sender }) {
+        let (connection, rights) = (inner.next_connection, Arc::new(guest.rights.clone()));
+        let under_way = Arc::<UnderWay>::default();
+        let peer = Peer { connection, guest, sender, under_way: Arc::clone(&under_way) };
+        if let Some(old) = inner.peers.insert(client, peer) {
             old.sender.end();
         }
         inner.front.attach(client);
         self.settle(inner, turn);
-        connection
+        Ok(Origin { client, rights, connection, under_way })
     }
 
     /// A connection has ended.
@@ -308,7 +315,7 @@ impl Server {
         self.settle(inner, turn);
     }
 
-    fn turn(&self) -> Result<(Locked<'_>, Turn), Errno> {
+    pub(super) fn turn(&self) -> Result<(Locked<'_>, Turn), Errno> {
         let asked = Instant::now();
         let inner = self.lock()?;
         Ok((inner, Turn { asked, began: Instant::now() }))
@@ -357,6 +364,7 @@ impl Server {
             self.trace_questions(&inner, &peers);
             let ranks = inner.tell_ranks(peers.into_iter());
             let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
+            let jobs: Vec<_> = streams.into_iter().map(|stream| inner.job(stream, turn)).collect();
             drop(inner);
             // It fails with the connection, of which its own task hears.
             for sender in senders {
@@ -365,9 +373,7 @@ impl Server {
             for sender in ranks {
                 let _ = sender.flush();
             }
-            if !streams.is_empty() {
-                block_in_place(|| self.do_streams(streams, turn));
-            }
+            self.do_streams(jobs);
             let mut causes = causes.into_iter();
             let execute = |(id, io)| self.execute(id, io, causes.next().unwrap_or_default());
             let done: Vec<_> = io.into_iter().filter_map(execute).collect();
@@ -438,70 +444,6 @@ impl Server {
             io @ Io::Stream(..) => block_in_place(|| self.errands.execute(id, io, causes)),
             io => self.errands.execute(id, io, causes),
         }
-    }
-
-    /// Does what is to be done with streams. Short writes are answered together: it is less to do them than to wake who has sent them.
-    fn do_streams(&self, streams: Vec<StreamRequest>, turn: Turn) {
-        let (mut done, mut bytes) = (Vec::new(), 0);
-        for stream in streams {
-            bytes += stream.data.len();
-            let is_write = matches!(stream.io, StreamIo::Write { .. });
-            done.extend(self.stream(stream, turn));
-            if !is_write || bytes >= TOGETHER_BYTES {
-                self.streamed(std::mem::take(&mut done));
-                bytes = 0;
-            }
-        }
-        if !done.is_empty() {
-            self.streamed(done);
-        }
-    }
-
-    /// `None`: data servers do it.
-    fn stream(&self, stream: StreamRequest, turn: Turn) -> Option<Streamed> {
-        let StreamRequest { of, io, layout, data } = stream;
-        let (kind, ino) = Kind::of_stream(&io);
-        let mut span = Span::start(kind, 0, ino, turn);
-        let disk = &self.errands.disk;
-        span.turn_to(Stage::Disk, Instant::now());
-        if let Some(layout) = layout {
-            self.stripe(of, &layout, io, data, span);
-            return None;
-        }
-        let inner = if self.errands.tracer.is_on() { self.lock().ok() } else { None };
-        let cause = inner.and_then(|inner| self.id_of(&inner, of));
-        let result =
-            self.errands.tracer.steps(cause.as_slice()).step(Layer::Store, kind.name(), || match io {
-                StreamIo::Read { ino, offset, size } => {
-                    let mut buffer = Vec::new();
-                    disk.read_stream(ino, offset, size, &mut buffer).map(|read| read.len()).map(|read| {
-                        buffer.truncate(read);
-                        Reply::Bytes(buffer.into())
-                    })
-                }
-                io => disk.stream_io(io, &data).and_then(|answer| match answer {
-                    Answer::Written(written) => {
-                        if let StreamIo::Write { ino, offset, .. } = io {
-                            disk.follow(ino, offset, written.into());
-                        }
-                        Ok(Reply::Written(written))
-                    }
-                    Answer::Offset(offset) => Ok(Reply::Offset(offset)),
-                    Answer::Done => Ok(Reply::Done),
-                    _ => Err(Errno::EIO),
-                }),
-            });
-        span.turn_to(Stage::Work, Instant::now());
-        Some(Streamed { of, span, result })
-    }
-
-    pub(super) fn streamed(&self, done: impl IntoIterator<Item = Streamed>) {
-        let Ok((mut inner, turn)) = self.turn() else { return };
-        for Streamed { of, span, result } in done {
-            self.errands.watch.record(&span, result.is_err());
-            inner.front.end_stream(of, result);
-        }
-        self.settle(inner, turn);
     }
 
     // ---- What is traced

@@ -5,6 +5,7 @@ mod connection;
 mod delegate;
 mod machine;
 mod peers;
+mod streams;
 mod striped;
 
 use std::net::SocketAddr;
@@ -238,11 +239,11 @@ impl Tree {
             let (security, limits) = (options.security.clone(), options.limits.clone());
             let asker = Asker::Server { number, incarnation };
             let servers = DataServers::new(data_servers, security, limits, asker, Arc::clone(&tracer));
-            Some((Striper::new(servers), runtime.clone()))
+            Some(Striper::new(servers))
         };
         let Volume { disk, meta, superblock, .. } = volume;
         let watch = Watch::new(options.threads, options.slow);
-        let (server, background) = Server::new(meta, disk, watch, tracer, striper, sealer);
+        let (server, background) = Server::new(meta, disk, watch, tracer, striper, sealer, runtime.clone());
         let cluster = ClusterId(superblock.uuid.into_bytes());
         let secret = superblock.hash_key;
         let control = control::Listener::of_store(&store);

@@ -1,30 +1,18 @@
 //! What a metadata server does with data servers, while its machine and its clients go on.
 
-use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use bytes::Bytes;
-use espalier_meta::{Input, IoDone, IoId, Layouts, StreamCall};
-use espalier_proto::{
-    ClientId, Errno, FromServer, Ino, Layout, Reply, RequestId, ServerId, Space, StreamIo, Touched,
-};
+use espalier_meta::{Input, IoDone, IoId, Layouts, StreamCall, StreamRequest};
+use espalier_proto::{ClientId, Errno, FromServer, Ino, Reply, RequestId, ServerId, Space, Touched};
 use espalier_store::Store;
-use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
 
-use super::machine::{Inner, Server, Streamed, now};
+use super::machine::{Inner, Server, now};
+use super::streams::{Job, Streamed};
 use crate::data::Striper;
 use crate::disk::logged;
 use crate::tracer::Id;
-use crate::watch::{Span, Stage};
-
-/// The data servers, of a server that has some.
-pub struct Striped {
-    pub(super) striper: Striper,
-    /// Where what waits for them runs.
-    pub(super) runtime: Handle,
-    pub(super) server: Weak<Server>,
-}
+use crate::watch::Stage;
 
 /// Something that is being done with striped files.
 pub struct Striping {
@@ -41,20 +29,14 @@ impl Striping {
     }
 }
 
-impl Striped {
-    pub fn new(striper: Striper, runtime: Handle, server: &Weak<Server>) -> Self {
-        Self { striper, runtime, server: Weak::clone(server) }
-    }
-}
-
 impl Server {
     /// Connects to the data servers, and stays connected.
     pub fn reach_data_servers(&self) {
-        let Some(Striped { striper, runtime, server }) = &self.striped else { return };
+        let Some(striper) = &self.striper else { return };
         for number in striper.servers.numbers() {
-            let Some(server) = server.upgrade() else { return };
-            runtime.spawn(async move {
-                let Some(Striped { striper, .. }) = &server.striped else { return };
+            let Some(server) = self.itself.upgrade() else { return };
+            self.runtime.spawn(async move {
+                let Some(striper) = &server.striper else { return };
                 let new = |number: ServerId, inos: Vec<Ino>| {
                     if !inos.is_empty() {
                         tracing::info!(server = %number, new = inos.len(), "a data server has datafiles that were never settled");
@@ -74,7 +56,7 @@ impl Server {
         layouts: Layouts,
         causes: Vec<Id>,
     ) -> Option<(IoId, Result<IoDone, Errno>)> {
-        let Some(Striped { runtime, server, striper }) = &self.striped else {
+        let Some(striper) = &self.striper else {
             // Volumes with such files are not served without data servers.
             tracing::error!("a file lies on data servers, and none is configured");
             return Some((id, Err(Errno::EIO)));
@@ -84,10 +66,10 @@ impl Server {
         if glances && !striper.servers.are_reached(&servers) {
             return Some((id, Err(Errno::EAGAIN)));
         }
-        let (server, mut inner) = (server.upgrade()?, self.lock().ok()?);
+        let (server, mut inner) = (self.itself.upgrade()?, self.lock().ok()?);
         // It cannot end before it is noted: its end needs the lock.
-        let task = runtime.spawn(async move {
-            let Some(Striped { striper, .. }) = &server.striped else { return };
+        let task = self.runtime.spawn(async move {
+            let Some(striper) = &server.striper else { return };
             let store = &server.errands.disk.store;
             let local = |ino| store.stream_stat(ino).map_err(logged);
             let result = striper.call(&call, &layouts, local, &causes).await.map(IoDone::Stream);
@@ -101,24 +83,19 @@ impl Server {
     }
 
     /// Does what a client wants to be done with a striped file.
-    pub(super) fn stripe(
-        &self,
-        of: (ClientId, RequestId),
-        layout: &Arc<Layout>,
-        io: StreamIo,
-        data: Bytes,
-        mut span: Span,
-    ) {
-        let Some(Striped { runtime, server, .. }) = &self.striped else {
+    pub(super) fn stripe(&self, job: Job) {
+        let Job { stream: StreamRequest { of, io, layout, data }, mut span, .. } = job;
+        let (Some(layout), true) = (layout, self.striper.is_some()) else {
             return self.streamed([Streamed { of, span, result: Err(Errno::EIO) }]);
         };
-        let (Some(server), Ok(mut inner)) = (server.upgrade(), self.lock()) else { return };
-        let (file, cause) = (Arc::clone(layout), self.id_of(&inner, of));
+        let (Some(server), Ok(mut inner)) = (self.itself.upgrade(), self.lock()) else { return };
+        span.turn_to(Stage::Disk, Instant::now());
+        let (servers, cause) = (layout.servers().to_vec(), self.id_of(&inner, of));
         // It cannot end before it is noted: its end needs the lock.
-        let task = runtime.spawn(async move {
-            let Some(Striped { striper, .. }) = &server.striped else { return };
+        let task = self.runtime.spawn(async move {
+            let Some(striper) = &server.striper else { return };
             // A server needs no capability.
-            let asked = striper.stream(file, io, data, None, cause.as_slice()).await;
+            let asked = striper.stream(layout, io, data, None, cause.as_slice()).await;
             let result = asked.unwrap_or(Err(Errno::EIO));
             // It may have been given up just now.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
@@ -127,13 +104,12 @@ impl Server {
                 server.streamed([Streamed { of, span, result }]);
             }
         });
-        let servers = layout.servers().to_vec();
         inner.striping.insert(of, Striping { servers, task: task.abort_handle(), glances: false });
     }
 
     /// A caller does not want to wait any longer. Only what waits for a server that cannot be reached may take long.
     pub(super) fn give_up(&self, inner: &mut Inner, of: (ClientId, RequestId)) {
-        let Some(Striped { striper, .. }) = &self.striped else { return };
+        let Some(striper) = &self.striper else { return };
         if inner.striping.get(&of).is_some_and(|striping| striping.is_stuck(striper))
             && let Some(Striping { task, .. }) = inner.striping.remove(&of)
         {
@@ -151,7 +127,7 @@ impl Server {
 
     /// What is wanted only if it does not take long waits no longer for servers that cannot be reached any more.
     pub(super) fn give_up_glances(&self) {
-        let (Some(Striped { striper, .. }), Ok(mut inner)) = (&self.striped, self.lock()) else { return };
+        let (Some(striper), Ok(mut inner)) = (&self.striper, self.lock()) else { return };
         let is_in_vain = |_: &IoId, asked: &mut Striping| asked.glances && asked.is_stuck(striper);
         let given_up: Vec<_> = inner.asking.extract_if(is_in_vain).collect();
         drop(inner);
@@ -163,10 +139,9 @@ impl Server {
 
     /// Asks data servers for their room, in the background.
     pub(super) fn measure_space(&self) {
-        let Some(Striped { runtime, server, .. }) = &self.striped else { return };
-        let Some(server) = server.upgrade() else { return };
-        runtime.spawn(async move {
-            let Some(Striped { striper, .. }) = &server.striped else { return };
+        let Some(server) = self.itself.upgrade().filter(|_| self.striper.is_some()) else { return };
+        self.runtime.spawn(async move {
+            let Some(striper) = &server.striper else { return };
             striper.servers.measure_space().await;
         });
     }
@@ -179,10 +154,12 @@ impl Server {
         lease_ms: u32,
         result: &Result<Reply, Errno>,
     ) -> bool {
-        let Some(Striped { runtime, server, .. }) = &self.striped else { return false };
-        let (Some(server), result) = (server.upgrade(), result.clone()) else { return false };
-        runtime.spawn(async move {
-            let Some(Striped { striper, .. }) = &server.striped else { return };
+        if self.striper.is_none() {
+            return false;
+        }
+        let (Some(server), result) = (self.itself.upgrade(), result.clone()) else { return false };
+        self.runtime.spawn(async move {
+            let Some(striper) = &server.striper else { return };
             striper.servers.measure_space().await;
             let result = result.and_then(|reply| server.complete(reply));
             let sender = server.lock().ok().and_then(|inner| inner.sender_to(to));
@@ -198,7 +175,7 @@ impl Server {
 
     /// Room on data servers is room for files.
     pub(super) fn add_space(&self, space: &mut Space) {
-        let Some(Striped { striper, .. }) = &self.striped else { return };
+        let Some(striper) = &self.striper else { return };
         for Space { total, free, available, .. } in striper.servers.space() {
             space.total = space.total.saturating_add(total);
             space.free = space.free.saturating_add(free);

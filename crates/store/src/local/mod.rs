@@ -171,6 +171,10 @@ impl Store for LocalStore {
         self.streams.read(ino, offset, buf)
     }
 
+    fn stream_read_cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(usize, bool), StoreError> {
+        self.streams.read_cached(ino, offset, buf)
+    }
+
     fn stream_write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         self.streams.write(ino, offset, data)
     }

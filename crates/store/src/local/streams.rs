@@ -1,12 +1,12 @@
 use std::fs::File;
-use std::io::{self, ErrorKind, IoSlice};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use espalier_proto::{AllocateMode, END, Errno, Ino, SeekWhat, StreamStat, Time};
 use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_OMIT, copy_file_range};
-use rustix::io::{Errno as Os, ReadWriteFlags, pwritev2, retry_on_intr};
+use rustix::io::{Errno as Os, ReadWriteFlags, preadv2, pwritev2, retry_on_intr};
 
 use super::files::{Files, Places};
 use crate::StoreError;
@@ -85,6 +85,29 @@ impl Streams {
             }
         }
         Ok(done)
+    }
+
+    pub(super) fn read_cached(
+        &self,
+        ino: Ino,
+        offset: u64,
+        buf: &mut [u8],
+    ) -> Result<(usize, bool), StoreError> {
+        let Some(file) = self.files.cached(ino).filter(|_| i64::try_from(offset).is_ok()) else {
+            return Ok((0, false));
+        };
+        let mut done = 0;
+        while done < buf.len() {
+            let rest = &mut [IoSliceMut::new(&mut buf[done..])];
+            match retry_on_intr(|| preadv2(&file, rest, offset + done as u64, ReadWriteFlags::NOWAIT)) {
+                Ok(0) => break,
+                Ok(read) => done += read,
+                // Not every file system can tell.
+                Err(Os::AGAIN | Os::OPNOTSUPP) => return Ok((done, false)),
+                Err(cause) => return Err(StoreError::io("read", &self.places.path(ino), cause.into())),
+            }
+        }
+        Ok((done, true))
     }
 
     pub(super) fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {

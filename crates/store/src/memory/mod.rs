@@ -213,6 +213,10 @@ impl Store for MemoryStore {
         Ok(self.state().stream(ino).map_or(0, |bytes| bytes.read(offset, buf)))
     }
 
+    fn stream_read_cached(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<(usize, bool), StoreError> {
+        Ok((self.stream_read(ino, offset, buf)?, true))
+    }
+
     fn stream_write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         self.change(ino, |bytes| bytes.write(if offset == END { bytes.stat().size } else { offset }, data))
     }

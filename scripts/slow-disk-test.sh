@@ -1,0 +1,65 @@
+#!/bin/bash
+# slow-disk-test.sh: a server's disk that is not heard of for a while. Who reads from it waits; what else its mount asks for does not.
+#
+# The server's store is on an ext4 on a loop device, whose file is on a small FUSE file system that keeps reads waiting when it is told to.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+BUILD=${BUILD:-target/release}
+bin=$(realpath "$BUILD/espalier")
+slow=$(realpath "$BUILD/espalier-failing-disk")
+work=$(mktemp -d)
+cluster=$work/disk/cluster mnt=$work/mnt
+. scripts/cluster-functions.sh
+mkdir "$work/below" "$work/disk" "$mnt"
+loop=
+cleanup() {
+    : > "$work/control"
+    "$bin" umount --force "$mnt" 2> /dev/null || umount -l "$mnt" 2> /dev/null || true
+    "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
+    umount "$work/disk" 2> /dev/null || umount -l "$work/disk" 2> /dev/null || true
+    [ -z "$loop" ] || losetup -d "$loop" || true
+    umount "$work/below" 2> /dev/null || umount -l "$work/below" 2> /dev/null || true
+    rm -rf --one-file-system "$work"
+}
+trap cleanup EXIT
+if ! losetup -f > /dev/null 2>&1; then
+    echo 'slow-disk-test: skipped, for there are no loop devices here'
+    exit
+fi
+
+truncate -s 400M "$work/image"
+mkfs.ext4 -q -F "$work/image"
+: > "$work/control"
+"$slow" "$work/image" "$work/below" "$work/control" &
+until_true test -e "$work/below/disk"
+loop=$(losetup --find --show "$work/below/disk")
+mount "$loop" "$work/disk"
+"$bin" cluster init "$cluster" --listen 127.0.0.1:17480 > /dev/null
+up
+"$bin" mount espalier://127.0.0.1:17480/ "$mnt" -o "credentials=$cluster/clients/admin" --log-file "$work/mount.log"
+for n in 1 2; do head -c 3000000 /dev/urandom > "$work/bytes-$n"; cp "$work/bytes-$n" "$mnt/big-$n"; done
+sync "$mnt"/big-*
+# What caches have of what they hold.
+find "$cluster"/server-0 -path "*/streams/*" -type f -size +2M |
+    while read -r stream; do sync "$stream" && dd if="$stream" iflag=nocache count=0 status=none; done
+read -r _ < "$mnt/big-2" || true # of this one its beginning is in memory again
+
+is_held_up() {
+    : > "$work/control" # the servers' logs are there, too
+    fail "$*, while a file is read from a disk that is slow"
+}
+echo stuck > "$work/control"
+dd if="$mnt/big-1" of="$work/read" bs=1M iflag=direct status=none &
+reader=$!
+sleep 0.5
+begun=$(date +%s%N)
+timeout -k 1 20 touch "$mnt/made" || is_held_up 'a file cannot be made'
+timeout -k 1 20 ls -l "$mnt" > /dev/null || is_held_up 'a directory cannot be listed'
+timeout -k 1 20 dd if="$mnt/big-2" bs=4K count=1 iflag=direct of="$work/first" status=none || is_held_up 'what is in memory cannot be read'
+cmp -n 4096 "$work/first" "$work/bytes-2"
+echo "slow-disk-test: others took $((($(date +%s%N) - begun) / 1000000)) ms"
+[ -e "/proc/$reader" ] || is_held_up 'the disk was not waited for'
+: > "$work/control"
+wait "$reader"
+cmp "$work/read" "$work/bytes-1"
+echo 'slow-disk-test: passed'
