@@ -244,6 +244,38 @@ fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
     fs.fsck();
 }
 
+/// Also if it becomes so while they are about to.
+#[test]
+fn a_directory_that_becomes_sticky_while_a_name_of_it_is_moved_away_keeps_it() {
+    for flags in [RenameFlags::empty(), RenameFlags::EXCHANGE] {
+        let fs = &mut Ranks::new(2);
+        let (shared, own) =
+            (fs.mkdir_at(0, Ino::ROOT, "shared", 0o777), fs.mkdir_at(1, Ino::ROOT, "own", 0o777));
+        let theirs = fs.create_as(&user(5), shared, "file", NewNode::Regular, 0o666);
+        fs.create_as(&user(6), own, "file", NewNode::Regular, 0o666);
+        let (from, to) = (name("file"), name("file"));
+        let rename = Request::Rename { from_dir: own, from, to_dir: shared, to, flags };
+        let id = fs.0[1].send(&user(6), rename);
+        for (to, message) in std::mem::take(&mut fs.0[1].peers) {
+            fs.0[to.0 as usize].input(Input::Peer { from: Rank(1), message });
+        }
+        let found = std::mem::take(&mut fs.0[0].peers);
+        assert!(!found.is_empty());
+
+        let set = SetAttr { perm: Some(0o1777), ..SetAttr::default() };
+        fs.ask(Request::SetAttr { ino: shared, set }).unwrap();
+        fs.0[0].peers = found;
+        for _ in 0..50 {
+            fs.deliver();
+            fs.tick();
+        }
+        assert_eq!(fs.0[1].answers.remove(&id), Some(Err(Errno::EPERM)), "{flags:?}");
+        let reply = fs.ask(Request::Lookup { dir: shared, name: name("file") });
+        assert_eq!(fs.found(reply).unwrap().ino, theirs);
+        fs.fsck();
+    }
+}
+
 #[test]
 fn rights_are_checked_at_each_rank_and_with_all_groups() {
     let fs = &mut Ranks::new(2);

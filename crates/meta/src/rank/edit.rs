@@ -26,8 +26,9 @@ pub enum Edit {
     Unlink { ino: Ino, dir: Ino, owner: Option<u32> },
     /// A name of it goes from a directory to another. `replaces`: something else loses that one.
     Move { ino: Ino, from: Ino, to: Ino, owner: Option<u32>, replaces: bool },
-    /// A name goes that stands for an inode, wherever that is.
-    TakeName { dir: Ino, name: Name, ino: Ino, kind: FileType },
+    /// A name goes that stands for an inode, wherever that is. `sticky`: whether the caller was found to be bound by the directory's being sticky,
+    /// when it was looked at who must own the inode.
+    TakeName { dir: Ino, name: Name, ino: Ino, kind: FileType, sticky: bool },
     /// A free name comes to stand for an inode.
     PutName { dir: Ino, name: Name, ino: Ino, kind: FileType },
     /// Nothing; but there is only one at a time.
@@ -198,7 +199,7 @@ impl State {
                     }
                 });
             }
-            Edit::TakeName { dir, name, ino, kind } => {
+            Edit::TakeName { dir, name, ino, kind, .. } => {
                 self.count(*dir, Usage::default(), self.weight_in(*dir, *ino));
                 self.erase_cell(*dir, &self.slot(name));
                 self.entry_removed(*dir, *kind == FileType::Directory, time);

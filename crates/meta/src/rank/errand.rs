@@ -279,10 +279,12 @@ impl Meta {
                 }
                 Ok(())
             }
-            Edit::TakeName { dir, name, ino, .. } => {
+            Edit::TakeName { dir, name, ino, sticky, .. } => {
                 self.check_dir(cx, *dir)?;
                 let target = self.state.target(*dir, &self.state.slot(name))?.ino();
-                if target == Some(*ino) { Ok(()) } else { Err(CHANGED) }
+                let is_as_found =
+                    target == Some(*ino) && cx.is_bound_by_sticky(self.state.dir(*dir)?) == *sticky;
+                if is_as_found { Ok(()) } else { Err(CHANGED) }
             }
             Edit::PutName { dir, name, .. } => {
                 self.check_dir(cx, *dir)?;

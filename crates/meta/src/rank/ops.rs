@@ -110,8 +110,9 @@ impl Meta {
         self.writable()?;
         let parent = self.state.dir(dir)?;
         cx.check_change(parent)?;
-        let owner = cx.is_bound_by_sticky(parent).then_some(cx.caller.uid);
-        let take = [Edit::TakeName { dir, name: name.clone(), ino, kind }];
+        let sticky = cx.is_bound_by_sticky(parent);
+        let owner = sticky.then_some(cx.caller.uid);
+        let take = [Edit::TakeName { dir, name: name.clone(), ino, kind, sticky }];
         self.revoke_edits(cx, &take)?;
         self.agree(cx, &[Edit::Unlink { ino, dir, owner }])?;
         self.commit_edits(cx, take.into())?;
@@ -209,8 +210,13 @@ impl Meta {
             owner: sticky.then_some(uid),
             replaces,
         };
-        let take =
-            |(dir, name): (Ino, &Name), (ino, kind)| Edit::TakeName { dir, name: name.clone(), ino, kind };
+        let take = |(dir, name): (Ino, &Name), (ino, kind), sticky| Edit::TakeName {
+            dir,
+            name: name.clone(),
+            ino,
+            kind,
+            sticky,
+        };
         let put =
             |(dir, name): (Ino, &Name), (ino, kind)| Edit::PutName { dir, name: name.clone(), ino, kind };
         let mut edits = Vec::from([moves(ino, from.0, to.0, from_sticky, target.is_some() && !exchange)]);
@@ -218,8 +224,8 @@ impl Meta {
             true => moves(ino, to.0, from.0, to_sticky, false),
             false => Edit::Unlink { ino, dir: to.0, owner: to_sticky.then_some(uid) },
         }));
-        edits.push(take(from, (ino, kind)));
-        edits.extend(target.map(|target| take(to, target)));
+        edits.push(take(from, (ino, kind), from_sticky));
+        edits.extend(target.map(|target| take(to, target, to_sticky)));
         edits.push(put(to, (ino, kind)));
         edits.extend(target.filter(|_| exchange).map(|target| put(from, target)));
         if let Some(mut inode) = whiteout.transpose()? {
