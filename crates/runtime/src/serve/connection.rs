@@ -247,10 +247,7 @@ impl Gate {
         };
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
         let guest = Guest { identity, holder, rights: rights.clone(), place };
-        let origin = match meta.server.attach(client, guest, sender.clone()) {
-            Ok(origin) => origin,
-            Err(errno) => return Err(errno.into()),
-        };
+        let origin = meta.server.attach(client, guest, sender.clone())?;
         // They may have been changed while it connected.
         meta.server.enforce(&meta.access(), Some(client));
         tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
