@@ -165,7 +165,7 @@ impl Scenario<'_> {
         self.after_crash(calm, fs, durable, &context);
     }
 
-    fn after_crash(&self, calm: &Calm, fs: Harness, durable: bool, context: &str) {
+    fn after_crash(&self, calm: &Calm, fs: Harness, durable: bool, context: &str) -> Seen {
         let mut fs = fs.crash();
         let seen = look(&mut fs);
         let fits = calm.is_whole(&seen) && (!durable || seen.0 == calm.after.0);
@@ -175,6 +175,7 @@ impl Scenario<'_> {
             calm.before, calm.after
         );
         assert_eq!(fs.fsck(), [], "{context}");
+        seen
     }
 
     fn fail(&self, calm: &Calm, at: u64, fault: Fault) {
@@ -194,8 +195,16 @@ impl Scenario<'_> {
         }
         let durable = write_out(&mut fs);
         let broken = fs.meta.broken().is_some();
-        // With sync nobody is told of what was lost.
-        if !(broken && self.config.acknowledge == Acknowledge::Durable) {
+        // With sync nobody is told of what was lost: what is told is so after a restart, too.
+        let mut told = Vec::new();
+        if broken && self.config.acknowledge == Acknowledge::Durable {
+            for path in calm.before.0.keys().chain(calm.after.0.keys()) {
+                match fs.walk(path) {
+                    Err(Errno::EIO) => {}
+                    found => told.push((path, found.is_ok())),
+                }
+            }
+        } else {
             let seen = look(&mut fs);
             assert_eq!(seen.0, calm.after.0, "{context}");
             assert!(calm.has_bytes(&seen), "{context}: {:?}", seen.1);
@@ -208,7 +217,10 @@ impl Scenario<'_> {
             assert_eq!(fs.fsck(), [], "{context}");
         }
         fs.drain();
-        self.after_crash(calm, fs, durable || !broken, &context);
+        let seen = self.after_crash(calm, fs, durable || !broken, &context);
+        for (path, is_there) in told {
+            assert_eq!(seen.0.contains_key(path), is_there, "{context}: {path} was told");
+        }
     }
 
     /// Others use the same things meanwhile, and I/O is done in any order.
