@@ -7,39 +7,28 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-target/release}
 bin=$(realpath "$BUILD/espalier")
-failing=$(realpath "$BUILD/espalier-failing-disk")
 work=$(mktemp -d)
-mkdir "$work/below" "$work/disk" "$work/mnt"
-loop=
 cleanup() {
     : > "$work/control"
     "$bin" umount --force "$work/mnt" 2> /dev/null || umount -l "$work/mnt" 2> /dev/null || true
-    umount "$work/disk" 2> /dev/null || umount -l "$work/disk" 2> /dev/null || true
-    [ -z "$loop" ] || losetup -d "$loop" || true
-    umount "$work/below" 2> /dev/null || umount -l "$work/below" 2> /dev/null || true
+    remove_disk
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
+. scripts/disk-functions.sh
+mkdir "$work/mnt"
 
 fail() {
     echo "failing-test: $*" >&2
     cat "$work/log" >&2 || true
     exit 1
 }
-if ! losetup -f > /dev/null 2>&1; then
-    echo 'failing-test: skipped, for there are no loop devices here'
-    exit
-fi
 await() { # command: until it succeeds
     for _ in $(seq 600); do
         if "$@"; then return; fi
         sleep 0.1
     done
     fail "not within a minute: $*"
-}
-attach() { # file: its ext4, mounted
-    loop=$(losetup --find --show "$1")
-    mount "$loop" "$work/disk"
 }
 detach() {
     umount "$work/disk"
@@ -62,10 +51,7 @@ put() { # name, bytes
     contents "$1" "$2" > "$work/mnt/$1" && sync "$work/mnt/$1" && echo "$1 $2" >> "$work/synced"
 }
 
-truncate -s 400M "$work/image"
-mkfs.ext4 -q -F "$work/image"
 : > "$work/synced"
-: > "$work/control"
 attach "$work/image"
 "$bin" mkfs --journal 16M "$work/disk/data" > /dev/null
 detach

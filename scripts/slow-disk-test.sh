@@ -6,34 +6,23 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-target/release}
 bin=$(realpath "$BUILD/espalier")
-slow=$(realpath "$BUILD/espalier-failing-disk")
 work=$(mktemp -d)
 cluster=$work/disk/cluster mnt=$work/mnt
 . scripts/cluster-functions.sh
-mkdir "$work/below" "$work/disk" "$mnt"
-loop=
 cleanup() {
     : > "$work/control"
     "$bin" umount --force "$mnt" 2> /dev/null || umount -l "$mnt" 2> /dev/null || true
     "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
-    umount "$work/disk" 2> /dev/null || umount -l "$work/disk" 2> /dev/null || true
-    [ -z "$loop" ] || losetup -d "$loop" || true
-    umount "$work/below" 2> /dev/null || umount -l "$work/below" 2> /dev/null || true
+    remove_disk
     rm -rf --one-file-system "$work"
 }
 trap cleanup EXIT
-if ! losetup -f > /dev/null 2>&1; then
-    echo 'slow-disk-test: skipped, for there are no loop devices here'
-    exit
-fi
+. scripts/disk-functions.sh
+mkdir "$mnt"
 
-truncate -s 400M "$work/image"
-mkfs.ext4 -q -F "$work/image"
-: > "$work/control"
-"$slow" "$work/image" "$work/below" "$work/control" &
+"$failing" "$work/image" "$work/below" "$work/control" &
 until_true test -e "$work/below/disk"
-loop=$(losetup --find --show "$work/below/disk")
-mount "$loop" "$work/disk"
+attach "$work/below/disk"
 "$bin" cluster init "$cluster" --listen 127.0.0.1:17480 > /dev/null
 up
 "$bin" mount espalier://127.0.0.1:17480/ "$mnt" -o "credentials=$cluster/clients/admin" --log-file "$work/mount.log"
