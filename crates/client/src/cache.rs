@@ -144,8 +144,13 @@ impl Cache {
 
     /// An inode's attributes, if they are known.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
-        let (record, attr) = self.told(ino, now)?;
-        (!attr.streamed || self.writing.allows(ino, record.asked)).then_some(*attr)
+        self.known(ino, now).map(|(_, attr)| *attr)
+    }
+
+    fn known(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
+        let told =
+            |&(record, attr): &(&Record, &Attr)| !attr.streamed || self.writing.allows(ino, record.asked);
+        self.told(ino, now).filter(told)
     }
 
     /// What has been told of an inode, and holds, but for what is in its stream.

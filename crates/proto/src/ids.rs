@@ -1,10 +1,10 @@
-use alloc::boxed::Box;
+use alloc::borrow::Cow;
 use alloc::sync::Arc;
 use core::fmt;
 use core::ops::Deref;
 
-use serde::{Deserialize, Serialize};
-use serde_bytes::ByteBuf;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use smallvec::SmallVec;
 
 /// An inode number. Never reused within one file system, so it needs no generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -75,21 +75,22 @@ impl Caller {
 }
 
 /// One component of a path: 1 to 255 bytes, any but `/` and NUL, and neither `.` nor `..`.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "ByteBuf")]
-pub struct Name(#[serde(with = "serde_bytes")] Box<[u8]>);
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(SmallVec<[u8; Name::INLINE_BYTES]>);
 
 impl Name {
     pub const MAX_BYTES: usize = 255;
+    /// Names up to this length need no memory of their own: most, and it takes no more than the pointer that others need.
+    const INLINE_BYTES: usize = 16;
 
     pub fn new(bytes: &[u8]) -> Result<Self, NameError> {
         check(bytes)?;
-        Ok(Self(bytes.into()))
+        Ok(Self(SmallVec::from_slice(bytes)))
     }
 
     /// Sorts before every name, and is none: the lower end of a range.
     pub fn lowest() -> Self {
-        Self(Box::default())
+        Self(SmallVec::new())
     }
 }
 
@@ -103,11 +104,16 @@ fn check(bytes: &[u8]) -> Result<(), NameError> {
     Ok(())
 }
 
-impl TryFrom<ByteBuf> for Name {
-    type Error = NameError;
-    fn try_from(bytes: ByteBuf) -> Result<Self, NameError> {
-        check(&bytes)?;
-        Ok(Self(bytes.into_vec().into_boxed_slice()))
+impl Serialize for Name {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serde_bytes::serialize(&**self, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Name {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let bytes: Cow<'de, [u8]> = serde_bytes::deserialize(deserializer)?;
+        Self::new(&bytes).map_err(de::Error::custom)
     }
 }
 

@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 
 use espalier_proto::{Dirent, Entry, Home, Ino, Request};
 
-use super::{Binding, Cache, Users};
+use super::{Binding, Cache, Record, Users};
 use crate::{Answer, Call};
 
 /// Directories that are being listed, the one that was asked for last behind.
@@ -112,32 +112,31 @@ impl Cache {
         limit: usize,
         now: u64,
     ) -> Option<(Vec<Dirent>, u64)> {
-        let mut until = self.records.get(&listing.dir)?.lease;
+        let dir = self.records.get(&listing.dir).filter(|record| record.lease > now)?;
+        let mut until = dir.lease;
         let mut entries = Vec::with_capacity(limit.min(listing.entries.len() - told));
         for dirent in listing.entries.iter().skip(told).take(limit) {
             let mut dirent = dirent.clone();
             if dirent.entry.is_some() {
-                let (entry, lease) = self.told_before(listing.dir, &dirent, now)?;
+                let (entry, lease) = self.told_before((listing.dir, dir), &dirent, now)?;
                 (dirent.entry, until) = (Some(entry), until.min(lease));
             }
             entries.push(dirent);
         }
-        (until > now).then_some((entries, until))
+        Some((entries, until))
     }
 
-    /// What is known now of an entry, and how long.
-    fn told_before(&self, dir: Ino, dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
-        let is_same =
-            matches!(self.name(dir, &dirent.name, now)?, Binding::Inode(ino, _) if ino == dirent.ino);
-        let record = self.records.get(&dirent.ino).filter(|record| is_same && record.lookups > 0)?;
-        let listed = self.records.get(&dir)?;
-        let until = listed.names.get(&dirent.name)?.until.min(record.lease);
-        let (attr, cacheable, home) =
-            (self.attr(dirent.ino, now)?, listed.is_searchable_by_all(), Home::Table);
-        Some((
-            Entry { attr, cacheable, name_leased: true, attr_leased: true, alone: false, home, proof: 0 },
-            until,
-        ))
+    /// What is known now of a directory's entry, and how long.
+    fn told_before(&self, (dir, listed): (Ino, &Record), dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
+        let name = listed.names.get(&dirent.name).filter(|_| !self.changing.is_named(dir, &dirent.name))?;
+        if !matches!(name.at(now)?, Binding::Inode(ino, _) if ino == dirent.ino) {
+            return None;
+        }
+        let (record, attr) = self.known(dirent.ino, now).filter(|(record, _)| record.lookups > 0)?;
+        let (attr, cacheable, home) = (*attr, listed.is_searchable_by_all(), Home::Table);
+        let entry =
+            Entry { attr, cacheable, name_leased: true, attr_leased: true, alone: false, home, proof: 0 };
+        Some((entry, name.until.min(record.lease)))
     }
 
     /// Holds back what is more than the call wants of what has just been told, and remembers where the listing goes on.
@@ -147,31 +146,25 @@ impl Cache {
         let told = page.limit.min(entries.len());
         let more = entries.len() > told;
         if self.users != Users::Tell || (*end && !more) || !self.is_leased(page.dir, now) {
-            self.take_back(entries.drain(told..));
+            self.take_back(&entries[told..]);
+            entries.truncate(told);
             *end &= !more;
             return;
         }
-        let is_known =
-            |dirent: &Dirent| dirent.entry.is_none() || self.told_before(page.dir, dirent, now).is_some();
-        let known = told + entries.iter().skip(told).take_while(|dirent| is_known(dirent)).count();
-        let listing = Listing {
-            dir: page.dir,
-            plus: page.plus,
-            entries: entries.iter().take(known).cloned().collect(),
-            parent: *parent,
-            end: *end && known == entries.len(),
-            // What cannot be kept would be asked for in vain.
-            asks_more: before.is_none_or(|before| before.asks_more) && known == entries.len(),
-        };
-        self.listings.keep(listing);
-        self.take_back(entries.drain(told..));
+        self.take_back(&entries[told..]);
+        let mut kept: VecDeque<_> = entries[..told].iter().cloned().collect();
+        kept.extend(entries.drain(told..));
+        let asks_more = before.is_none_or(|before| before.asks_more);
+        let (dir, plus, parent) = (page.dir, page.plus, *parent);
+        self.listings.keep(Listing { dir, plus, entries: kept, parent, end: *end, asks_more });
         *end &= !more;
     }
 
     /// Users are not told of these.
-    fn take_back(&mut self, entries: impl Iterator<Item = Dirent>) {
+    fn take_back(&mut self, entries: &[Dirent]) {
         if self.users == Users::Tell {
-            entries.filter(|dirent| dirent.entry.is_some()).for_each(|dirent| self.forget(dirent.ino, 1));
+            let told = entries.iter().filter(|dirent| dirent.entry.is_some());
+            told.for_each(|dirent| self.forget(dirent.ino, 1));
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Files that this client has open and may write to: into their streams it writes without the metadata server, which may have told of
 //! one what was so before.
 
+use alloc::collections::VecDeque;
+
 use espalier_proto::Ino;
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -10,6 +12,8 @@ use rustc_hash::FxBuildHasher;
 pub(super) struct Writing {
     /// When each was closed; `None`: it is open.
     files: HashMap<Ino, Option<u64>, FxBuildHasher>,
+    /// Those that are closed, or were, by when.
+    order: VecDeque<(u64, Ino)>,
     /// Any other that was open has been closed by then.
     closed: u64,
 }
@@ -26,6 +30,7 @@ impl Writing {
     pub fn closed(&mut self, ino: Ino, now: u64) {
         if let Some(closed) = self.files.get_mut(&ino) {
             *closed = Some(now);
+            self.order.push_back((now, ino));
         }
     }
 
@@ -35,10 +40,14 @@ impl Writing {
     }
 
     pub fn expire(&mut self, now: u64) {
-        let is_old =
-            |_: &Ino, closed: &mut Option<u64>| closed.is_some_and(|at| at + Self::REMEMBERED <= now);
-        for (_, closed) in self.files.extract_if(is_old) {
-            self.closed = self.closed.max(closed.unwrap_or(0));
+        while let Some((at, ino)) = self.order.front().copied().filter(|(at, _)| at + Self::REMEMBERED <= now)
+        {
+            self.order.pop_front();
+            // It may have been opened since.
+            if self.files.get(&ino) == Some(&Some(at)) {
+                self.files.remove(&ino);
+                self.closed = at;
+            }
         }
     }
 }

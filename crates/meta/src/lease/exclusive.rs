@@ -18,8 +18,7 @@ impl Meta {
         let Some(cached) = self.state.inodes.get(&ino).filter(|_| !self.sessions.in_grace()) else {
             return false;
         };
-        self.sessions.lookups_of(client, ino) == Some(cached.lookups)
-            && self.opens_of(client, ino) == cached.opens
+        self.sessions.holds(client, ino, cached.lookups, cached.opens)
     }
 
     /// Whether a client may be given an exclusive lease on a directory.

@@ -4,6 +4,7 @@ use alloc::collections::{BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{ClientId, Ino, Lease, Name};
+use smallvec::SmallVec;
 
 use super::contention::Contention;
 use super::heirs::Heirs;
@@ -76,7 +77,8 @@ pub(crate) struct Counts {
 pub(crate) struct Leases {
     term_ms: u64,
     most: usize,
-    holders: Map<Key, Vec<Holder>>,
+    /// Most have one.
+    holders: Map<Key, SmallVec<[Holder; 1]>>,
     heirs: Heirs,
     /// Each holder once, in about the order in which their leases end.
     order: VecDeque<(u64, Key, ClientId)>,
@@ -164,8 +166,7 @@ impl Leases {
         // Each holder added removes up to two that are over, so that no call has much to do.
         self.expire(now, 2 * keys.len());
         for key in keys {
-            // Most have one.
-            let holders = self.holders.entry(*key).or_insert_with(|| Vec::with_capacity(1));
+            let holders = self.holders.entry(*key).or_default();
             if !holders.iter().any(|holder| holder.client == client) {
                 holders.push(Holder { client, until: 0, revocation: 0, void_before: self.turn });
                 self.order.push_back((now + self.lasting_ms(), *key, client));

@@ -146,8 +146,17 @@ impl Meta {
 impl Sessions {
     /// How often a client has been told of an inode that it has not forgotten; `None`: there is no such client.
     pub(crate) fn lookups_of(&self, client: ClientId, ino: Ino) -> Option<u64> {
+        self.held_by(client, ino).map(|hold| hold.lookups)
+    }
+
+    /// Whether a client has been told of an inode and has it open just so often.
+    pub(crate) fn holds(&self, client: ClientId, ino: Ino, lookups: u64, opens: u32) -> bool {
+        self.held_by(client, ino).is_some_and(|hold| (hold.lookups, hold.opens) == (lookups, opens))
+    }
+
+    fn held_by(&self, client: ClientId, ino: Ino) -> Option<Hold> {
         let session = self.clients.get(&client)?;
-        Some(session.held.get(&ino).map_or(0, |hold| hold.lookups))
+        Some(session.held.get(&ino).copied().unwrap_or_default())
     }
 
     pub(crate) fn len(&self) -> usize {
