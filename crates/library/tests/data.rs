@@ -1,7 +1,6 @@
 //! The library, with data servers: it reads and writes big files there itself.
-#![allow(clippy::unwrap_used)]
 
-mod common;
+use crate::common;
 
 use std::io::ErrorKind;
 

@@ -1,7 +1,6 @@
 //! More bytes asked for at once than a server lets wait for a client.
-#![allow(clippy::unwrap_used)]
 
-mod common;
+use crate::common;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,4 @@
 //! A client that is connected and asks for nothing, and one that is out of reach for longer than its session lasts.
-#![allow(clippy::unwrap_used)]
 
 use std::io::copy;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -10,7 +9,7 @@ use std::time::Duration;
 
 use espalier_library::{Credentials, OpenOptions, blocking};
 
-mod common;
+use crate::common;
 
 const SESSION_MS: u32 = 4000;
 const MORE_THAN_A_SESSION: Duration = Duration::from_millis(SESSION_MS as u64 * 5 / 2);

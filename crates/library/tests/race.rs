@@ -1,12 +1,9 @@
 //! Clients that cache under leases, racing: some order of their operations explains what they saw, without the liberties that
 //! Linux takes where several mounts race.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::io;
 
-use common::servers;
+use crate::common::servers;
 use espalier_conformance::race::{DIRS, How, Op, REGISTER, Rules, Seen, Way, round};
 use espalier_library::{Credentials, OpenOptions, blocking};
 

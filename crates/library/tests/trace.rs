@@ -1,7 +1,6 @@
 //! What was done for an operation, on servers: the spans of all of them are one tree, whose parts lie within each other.
-#![allow(clippy::unwrap_used)]
 
-mod common;
+use crate::common;
 
 use std::io::Write;
 use std::net::Shutdown;

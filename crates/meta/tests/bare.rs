@@ -1,16 +1,13 @@
 //! Files without a metafile (kuhn 4): what is kept of them, what is told of them, and that nothing else comes of them.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::collections::BTreeMap;
 
+use crate::harness::{DataServers, Fault, Harness, ROOT_CALLER, config, name, open_how, user};
 use espalier_meta::{
     Acknowledge, Bare, Check, Config, Dentry, Finding, Input, Place, Repair, Striping, decode, relayout,
 };
 use espalier_policy::{Key, Policy};
 use espalier_proto::*;
-use harness::{DataServers, Fault, Harness, ROOT_CALLER, config, name, open_how, user};
 
 const SERVERS: u16 = 3;
 

@@ -1,10 +1,7 @@
 //! What a checkpoint must hold, whatever has come and gone since the last.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Harness, ROOT_CALLER, name};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER, name};
 
 /// More files than a piece of a checkpoint has records, all of which are gone when it is made.
 fn come_and_go(fs: &mut Harness, count: usize) {

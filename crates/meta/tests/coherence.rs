@@ -1,22 +1,18 @@
 //! Several clients with caches that keep to the rules of docs/leases.md do random things to a tree. At no time has one of them
 //! cached what is not so any more because of another.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
 
-mod coherence {
-    pub mod client;
-    pub mod requests;
-}
-mod harness;
+pub mod client;
+pub mod requests;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use coherence::client::{Client, Message, Thing, call_of};
-use coherence::requests::random_request;
+use crate::harness::{Harness, ROOT_CALLER, config};
+use client::{Client, Message, Thing, call_of};
 use espalier_client::Users;
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
 use fastrand::Rng;
-use harness::{Harness, ROOT_CALLER, config};
+use requests::random_request;
 
 /// Who looks and caches nothing.
 const OBSERVER: ClientId = ClientId(1);
@@ -171,7 +167,7 @@ impl World {
                     self.fs.disk.store().stream_write(*ino, *offset, &bytes).unwrap();
                     self.clients[client].has_written();
                 }
-                for request in coherence::requests::following(&mut self.random, &request, &result) {
+                for request in requests::following(&mut self.random, &request, &result) {
                     self.send(client, request);
                 }
             }

@@ -1,12 +1,9 @@
 //! Which changes share a commit, where they are to be durable.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Harness, ROOT_CALLER, config, name};
 use espalier_meta::{Acknowledge, Config};
 use espalier_policy::{Key, Policy};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER, config, name};
 
 const CHANGES: u64 = 6;
 

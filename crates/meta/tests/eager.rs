@@ -1,12 +1,9 @@
 //! How what is read and written of files goes: who opens one is told what its policy says.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Harness, config, name, open_how};
 use espalier_meta::Config;
 use espalier_policy::{Key, Policy};
 use espalier_proto::*;
-use harness::{Harness, config, name, open_how};
 
 fn set(fs: &mut Harness, dir: Ino, eager: bool) {
     let (name, value) = (Key::Eager.attribute().into_bytes().into(), eager.to_string().into_bytes().into());

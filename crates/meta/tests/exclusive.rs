@@ -1,11 +1,8 @@
 //! Exclusive leases: who gets one, and who waits for whom before he comes to know a directory that somebody is alone in.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Harness, ROOT_CALLER, name};
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER, name};
 
 const TERM: u32 = 10_000;
 
@@ -67,7 +64,8 @@ impl Client {
 
 fn fs() -> Harness {
     let acknowledge = Acknowledge::Written;
-    let config = Config { session_ms: Some(60_000), lease_ms: Some(TERM), acknowledge, ..harness::config() };
+    let config =
+        Config { session_ms: Some(60_000), lease_ms: Some(TERM), acknowledge, ..crate::harness::config() };
     Harness::with(config)
 }
 

@@ -1,11 +1,8 @@
 //! What the machine tells of itself.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Harness, ROOT_CALLER, name};
 use espalier_meta::{Input, Now, Outbox, Waiting};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER, name};
 
 #[test]
 fn paths_and_directories_as_far_as_they_are_known() {

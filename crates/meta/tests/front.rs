@@ -1,17 +1,14 @@
 //! What clients are told, and in which order; and what is taken from them.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{DataServers, Disk, Engine, STRIP, name, open_how};
 use espalier_meta::*;
 use espalier_proto::*;
-use harness::{DataServers, Disk, Engine, STRIP, name, open_how};
 
 const ONE: ClientId = ClientId(100);
 const OTHER: ClientId = ClientId(101);
 
 fn config() -> Config {
-    Config { acknowledge: Acknowledge::Written, ..harness::config() }
+    Config { acknowledge: Acknowledge::Written, ..crate::harness::config() }
 }
 
 /// A server without a network.

@@ -1,15 +1,12 @@
 //! Locks between clients whose connections are lost and whose server is killed: nobody believes to have what another has,
 //! nobody waits for what he could have, and nobody has what he does not know of.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::collections::{HashMap, VecDeque};
 
+use crate::harness::{Engine, Harness, ROOT_CALLER, name, open_how};
 use espalier_client::Link;
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
-use harness::{Engine, Harness, ROOT_CALLER, name, open_how};
 
 const SESSION_MS: u32 = 60_000;
 const CLIENTS: usize = 3;
@@ -26,7 +23,7 @@ const END: Welcome = Welcome {
 };
 
 fn config() -> Config {
-    Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..harness::config() }
+    Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..crate::harness::config() }
 }
 
 fn owner(number: usize) -> LockOwner {

@@ -1,13 +1,10 @@
 //! Inode numbers that a client was told of do not come again, whatever is lost of what it was told.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::collections::BTreeSet;
 
+use crate::harness::{Harness, ROOT_CALLER, config, name};
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER, config, name};
 
 const CLIENT: ClientId = ClientId(100);
 

@@ -1,11 +1,8 @@
 //! Operations that reach other ranks, one at a time: who may do what, and what each refuses.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Harness, ROOT_CALLER, STRIP, config, name, open_how, user};
 use espalier_meta::{Acknowledge, Check, Config, Input, PeerMessage, Revocation, Usage};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER, STRIP, config, name, open_how, user};
 
 /// Ranks whose messages come at once.
 struct Ranks(Vec<Harness>);

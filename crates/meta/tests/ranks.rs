@@ -1,13 +1,8 @@
 //! Several ranks share a tree: whatever is lost, late or repeated, and whoever crashes when, all answers are as if one operation had
 //! been done after another, and what is left is one tree.
-#![allow(clippy::unwrap_used)]
 
-#[path = "ranks/cache.rs"]
 mod cache;
-#[path = "ranks/cluster.rs"]
 mod cluster;
-mod harness;
-#[path = "ranks/model.rs"]
 mod model;
 
 use cluster::{Cluster, Crash, Setting};

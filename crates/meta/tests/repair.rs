@@ -1,15 +1,12 @@
 //! `fsck --repair`: whatever happens to the records, afterwards a check finds nothing, the file system works, and every file
 //! that nothing happened to is there.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::harness::{Disk, Harness, ROOT_CALLER, config, name, open_how};
 use espalier_meta::{Config, Dentry, InoRecord, Inode, Input, Repair, Repaired, Super, decode};
 use espalier_proto::*;
 use espalier_store::Store;
-use harness::{Disk, Harness, ROOT_CALLER, config, name, open_how};
 
 type Key = (ObjectId, Vec<u8>);
 

@@ -1,14 +1,11 @@
 //! The ways in which small files are made on data servers (carns III.A, III.B), as policies choose them.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::harness::{DataServers, Fault, Harness, ROOT_CALLER, config, name, open_how};
 use espalier_meta::{Acknowledge, Config, Finding, Input, Place, Striping};
 use espalier_policy::{Key, Policy};
 use espalier_proto::*;
-use harness::{DataServers, Fault, Harness, ROOT_CALLER, config, name, open_how};
 
 const SERVERS: u16 = 4;
 const WIDTH: usize = 3;

@@ -1,13 +1,10 @@
 //! Files on data servers: what the machine asks of them, and that nothing is left there or lost when it crashes.
-#![allow(clippy::unwrap_used)]
-
-mod harness;
 
 use std::collections::BTreeMap;
 
+use crate::harness::{DataServers, Fault, Harness, ROOT_CALLER, STRIP, config, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input, Striping};
 use espalier_proto::*;
-use harness::{DataServers, Fault, Harness, ROOT_CALLER, STRIP, config, name, open_how};
 
 const SERVERS: u16 = 4;
 const WIDTH: usize = 3;
@@ -99,7 +96,7 @@ fn files_are_spread_over_their_servers() {
         assert_eq!(fs.data.ask(ServerId(number), &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled");
     }
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("first"), time: None }).unwrap();
-    fs.send(&harness::ROOT_CALLER, Request::Forget { ino: first, lookups: 2 });
+    fs.send(&crate::harness::ROOT_CALLER, Request::Forget { ino: first, lookups: 2 });
     fs.drain();
     assert_eq!(fs.data.files(), BTreeMap::from([(second, WIDTH)]));
     assert_eq!(fs.fsck(), []);

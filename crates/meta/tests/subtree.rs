@@ -1,11 +1,8 @@
 //! A client that is restricted to a subtree reaches nothing else, whatever it asks for.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Engine, Harness, ROOT_CALLER, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
-use harness::{Engine, Harness, ROOT_CALLER, name, open_how};
 
 const ADMIN: ClientId = ClientId(100);
 const GUEST: ClientId = ClientId(101);
@@ -58,7 +55,7 @@ impl World {
 }
 
 fn config() -> Config {
-    Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..harness::config() }
+    Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..crate::harness::config() }
 }
 
 /// All that can be asked of a file or directory, or of two.

@@ -1,11 +1,8 @@
 //! A client that is restricted to a subtree of several ranks reaches nothing else, whichever of them it asks for what.
-#![allow(clippy::unwrap_used)]
 
-mod harness;
-
+use crate::harness::{Harness, ROOT_CALLER, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
-use harness::{Harness, ROOT_CALLER, name, open_how};
 
 const ADMIN: ClientId = ClientId(100);
 const GUEST: ClientId = ClientId(101);
@@ -24,7 +21,7 @@ impl Ranks {
             acknowledge: Acknowledge::Written,
             rank: Rank(rank),
             ranks: 3,
-            ..harness::config()
+            ..crate::harness::config()
         };
         let mut ranks = Self { hosts: (0..3).map(|rank| Harness::with(config(rank))).collect(), next: 0 };
         for rank in 0..3 {

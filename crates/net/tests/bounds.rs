@@ -1,11 +1,8 @@
 //! Peers that are slow, silent, of another version, or mean no good.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::time::Duration;
 
-use common::{Client, Heard, Server, bytes, hello, pair, plain, stat, tls, welcome, within};
+use crate::common::{Client, Heard, Server, bytes, hello, pair, plain, stat, tls, welcome, within};
 use espalier_net::{AcceptError, Acceptor, ConnectError, Limits, NetError, Reason, Security, connect};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};

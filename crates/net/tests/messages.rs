@@ -1,9 +1,6 @@
 //! Messages of all sizes come as they were sent, from any number of threads.
-#![allow(clippy::unwrap_used)]
 
-mod common;
-
-use common::{Client, Heard, Server, bytes, pair, pattern, plain, stat, tls, within, write};
+use crate::common::{Client, Heard, Server, bytes, pair, pattern, plain, stat, tls, within, write};
 use espalier_net::{Limits, NetError, Security};
 use espalier_proto::{FromClient, FromServer, Request, RequestId};
 

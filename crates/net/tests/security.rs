@@ -1,14 +1,11 @@
 //! Who may talk to whom, and what those are told who may not.
-#![allow(clippy::unwrap_used)]
-
-mod common;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use common::{Client, Cluster, Heard, Server, bytes, hello, pair, pattern, welcome, within, write};
+use crate::common::{Client, Cluster, Heard, Server, bytes, hello, pair, pattern, welcome, within, write};
 use espalier_net::pki::{Authority, Issued, Validity};
 use espalier_net::{
     AcceptError, Acceptor, ConnectError, Identity, Limits, Reason, Refusal, Security, connect,

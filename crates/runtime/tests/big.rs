@@ -1,5 +1,4 @@
 //! A big file that is written through its first opening, on a real mount. Needs root and `/dev/fuse`.
-#![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;

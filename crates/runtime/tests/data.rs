@@ -1,5 +1,4 @@
 //! Who may talk to a data server, and what it does for them.
-#![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;

@@ -1,5 +1,4 @@
 //! Dumps and loads that are interrupted anywhere, damaged anywhere, and resumed.
-#![allow(clippy::unwrap_used)]
 
 use std::fs::File;
 use std::path::Path;

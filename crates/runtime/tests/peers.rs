@@ -1,5 +1,4 @@
 //! Metadata servers that share a tree: whom they talk to, and that they go on when a connection is lost.
-#![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

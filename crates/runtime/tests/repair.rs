@@ -1,5 +1,4 @@
 //! Repairs of whole stores: what `crates/meta/tests/repair.rs` cannot do without a journal and a quarantine.
-#![allow(clippy::unwrap_used)]
 
 use std::path::Path;
 

@@ -57,6 +57,27 @@ fn pipes_are_read_to_their_end() {
 }
 
 #[test]
+fn all_tests_are_built() {
+    let mut faults = Vec::new();
+    for main in sources().iter().filter(|s| s.path.ends_with("/tests/main.rs")) {
+        let dir = main.path.trim_end_matches("main.rs");
+        let manifest = root().join(dir).join("../Cargo.toml");
+        let manifest = fs::read_to_string(&manifest).unwrap_or_default();
+        for source in sources().iter().filter(|s| s.path != main.path) {
+            let Some(name) = source.path.strip_prefix(dir).and_then(|name| name.strip_suffix(".rs")) else {
+                continue;
+            };
+            let is_built = main.text.contains(&format!("mod {name};"))
+                || manifest.contains(&format!("name = \"{name}\""));
+            if !name.contains('/') && !is_built {
+                faults.push(source.path.clone());
+            }
+        }
+    }
+    none(&faults, "Where `autotests = false`, main.rs names a file as its module, or Cargo.toml as a test.");
+}
+
+#[test]
 fn no_trailing_whitespace() {
     let mut faults = Vec::new();
     for source in sources() {

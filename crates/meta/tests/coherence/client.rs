@@ -151,7 +151,7 @@ impl Client {
     }
 
     /// What the cache knows of a tree, but for what is being changed by the client itself.
-    pub fn known(&self, tree: &crate::Tree, now: u64) -> (Vec<Named>, Vec<(Ino, Thing)>) {
+    pub fn known(&self, tree: &super::Tree, now: u64) -> (Vec<Named>, Vec<(Ino, Thing)>) {
         let (mut names, mut things) = (Vec::new(), Vec::new());
         for dir in &tree.dirs {
             for text in ["a", "b", "c", "d"] {

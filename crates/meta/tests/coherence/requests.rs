@@ -3,7 +3,7 @@
 use espalier_proto::*;
 use fastrand::Rng;
 
-use crate::Tree;
+use super::Tree;
 use crate::harness::{STRIP, name, open_how};
 
 pub fn random_request(random: &mut Rng, tree: &Tree) -> Request {

@@ -8,9 +8,9 @@ use espalier_meta::{Acknowledge, Check, Config, Finding, Input, PeerMessage};
 use espalier_proto::*;
 use fastrand::Rng;
 
-use crate::cache::Cache;
+use super::cache::Cache;
+use super::model::Model;
 use crate::harness::{Harness, ROOT_CALLER, config, name};
-use crate::model::Model;
 
 /// What a crash is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

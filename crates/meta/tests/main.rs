@@ -1,0 +1,29 @@
+//! The machine, driven by hand: all in one program, which takes a fraction of the time to build that one for each file takes.
+#![allow(clippy::unwrap_used, clippy::print_stdout)]
+
+mod bare;
+mod checkpoint;
+mod coherence;
+mod commits;
+mod crash;
+mod eager;
+mod evict;
+mod exclusive;
+mod figures;
+mod front;
+mod harness;
+mod interrupt;
+mod lease;
+mod lock;
+mod numbers;
+mod ops;
+mod rank_ops;
+mod ranks;
+mod repair;
+mod session;
+mod small_files;
+mod striped;
+mod subtree;
+mod subtree_ranks;
+mod unstuff;
+mod usage;

@@ -1,0 +1,7 @@
+//! Connections, on loopback.
+#![allow(clippy::unwrap_used)]
+
+mod bounds;
+mod common;
+mod messages;
+mod security;
