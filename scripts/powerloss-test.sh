@@ -101,6 +101,8 @@ make_cluster() {
     local server
     "$bin" cluster init "$disk/cluster" --servers 2 --listen 127.0.0.1:17450 > /dev/null
     for server in 0 1; do
+        # A server that is started anew waits until the leases that it does not know of are over.
+        sed -i 's/^lease_seconds = .*/lease_seconds = 2/' "$disk/cluster/server-$server/server.toml"
         printf '[policy]\n%s\n' "$1" >> "$disk/cluster/server-$server/server.toml"
     done
 }
