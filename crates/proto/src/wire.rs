@@ -114,7 +114,6 @@ impl FromClient {
 
 /// From a metadata server to a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are replies")]
 pub enum FromServer {
     Reply {
         id: RequestId,

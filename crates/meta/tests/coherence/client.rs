@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use espalier_client::{Answer, Binding, Cache, Call, Changes, Opening, Term, Users};
 use espalier_proto::*;
 
-#[expect(clippy::large_enum_variant, reason = "nearly all are replies")]
 pub enum Message {
     Reply { id: u64, lease_ms: u32, touched: Touched, result: Result<Reply, Errno> },
     Revoke { number: u64, lease: Lease },
