@@ -147,10 +147,10 @@ impl Cache {
         self.known(ino, now).map(|(_, attr)| *attr)
     }
 
+    /// What has been told of an inode, and holds.
     fn known(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
-        let told =
-            |&(record, attr): &(&Record, &Attr)| !attr.streamed || self.writing.allows(ino, record.asked);
-        self.told(ino, now).filter(told)
+        let (record, attr) = self.told(ino, now)?;
+        (!attr.streamed || self.writing.allows(ino, record.asked)).then_some((record, attr))
     }
 
     /// What has been told of an inode, and holds, but for what is in its stream.

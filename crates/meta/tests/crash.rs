@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::harness::{Harness, name};
+use crate::harness::{self, Harness, name};
 use espalier_proto::*;
 
 type Dump = BTreeMap<String, String>;
@@ -61,7 +61,7 @@ impl Walker {
             10 => {
                 if let Some(ino) = file {
                     let set = SetAttr { size: Some(self.rng.u64(0..80)), ..SetAttr::default() };
-                    let id = fs.send(&crate::harness::ROOT_CALLER, Request::SetAttr { ino, set });
+                    let id = fs.send(&harness::ROOT_CALLER, Request::SetAttr { ino, set });
                     // Of a stream it waits until a crash could not make it forgotten.
                     while !fs.answers.contains_key(&id) {
                         fs.settle();
@@ -78,7 +78,7 @@ impl Walker {
         }
         for _ in 0..self.rng.usize(0..2) {
             if let Some(ino) = file {
-                fs.send(&crate::harness::ROOT_CALLER, Request::Forget { ino, lookups: 1 });
+                fs.send(&harness::ROOT_CALLER, Request::Forget { ino, lookups: 1 });
             }
         }
     }
@@ -89,7 +89,7 @@ fn every_state_after_a_crash_was_once_the_state() {
     for seed in 0..150 {
         // Half of the runs keep nothing in memory that could be loaded again.
         let cache_bytes = if seed % 2 == 0 { usize::MAX } else { 0 };
-        let mut fs = Harness::with(espalier_meta::Config { cache_bytes, ..crate::harness::config() });
+        let mut fs = Harness::with(espalier_meta::Config { cache_bytes, ..harness::config() });
         let mut walker = Walker::new(seed);
         for _round in 0..4 {
             fs.lazy = true;
@@ -105,7 +105,7 @@ fn every_state_after_a_crash_was_once_the_state() {
                     2 | 3 => drop(fs.settle_one()),
                     4 if walker.rng.bool() => {
                         fs.settle();
-                        let reply = fs.send(&crate::harness::ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
+                        let reply = fs.send(&harness::ROOT_CALLER, Request::Fsync { ino: Ino::ROOT });
                         fs.settle();
                         fs.settle();
                         assert_eq!(fs.answers.remove(&reply), Some(Ok(Reply::Done)), "seed {seed}");

@@ -1,6 +1,6 @@
 //! The cache keeps to its bound, whatever the tree's size and whatever clients know, and nothing is lost by that.
 
-use crate::harness::{Harness, config, name};
+use crate::harness::{self, Harness, config, name};
 use espalier_meta::{Config, InoRecord};
 use espalier_proto::*;
 
@@ -29,7 +29,7 @@ fn the_cache_is_bounded_though_the_client_knows_every_file() {
     let known = 64 * FILES;
     assert!(fs.meta.cache_bytes() < BOUND + known, "{}", fs.meta.cache_bytes());
     for recall in std::mem::take(&mut fs.recalled) {
-        fs.send(&crate::harness::ROOT_CALLER, Request::Forget { ino: recall.ino, lookups: 1 });
+        fs.send(&harness::ROOT_CALLER, Request::Forget { ino: recall.ino, lookups: 1 });
     }
     assert!(fs.meta.cache_bytes() < 2 * BOUND, "{}", fs.meta.cache_bytes());
     assert_eq!(fs.list(dir, false).len(), FILES);
@@ -65,7 +65,7 @@ fn what_was_removed_stays_removed_when_it_is_no_longer_in_memory() {
     fs.lazy = true;
     for n in (0..FILES).step_by(2) {
         let (dir, name) = (dir, name(&format!("file {n}")));
-        let id = fs.send(&crate::harness::ROOT_CALLER, Request::Unlink { dir, name, time: None });
+        let id = fs.send(&harness::ROOT_CALLER, Request::Unlink { dir, name, time: None });
         // With too much unwritten it waits for a checkpoint.
         while !fs.answers.contains_key(&id) {
             fs.settle_one();

@@ -1,6 +1,6 @@
 //! Exclusive leases: who gets one, and who waits for whom before he comes to know a directory that somebody is alone in.
 
-use crate::harness::{Harness, ROOT_CALLER, name};
+use crate::harness::{self, Harness, ROOT_CALLER, name};
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
 
@@ -64,8 +64,7 @@ impl Client {
 
 fn fs() -> Harness {
     let acknowledge = Acknowledge::Written;
-    let config =
-        Config { session_ms: Some(60_000), lease_ms: Some(TERM), acknowledge, ..crate::harness::config() };
+    let config = Config { session_ms: Some(60_000), lease_ms: Some(TERM), acknowledge, ..harness::config() };
     Harness::with(config)
 }
 

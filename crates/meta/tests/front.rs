@@ -1,6 +1,6 @@
 //! What clients are told, and in which order; and what is taken from them.
 
-use crate::harness::{DataServers, Disk, Engine, STRIP, name, open_how};
+use crate::harness::{self, DataServers, Disk, Engine, STRIP, name, open_how};
 use espalier_meta::*;
 use espalier_proto::*;
 
@@ -8,7 +8,7 @@ const ONE: ClientId = ClientId(100);
 const OTHER: ClientId = ClientId(101);
 
 fn config() -> Config {
-    Config { acknowledge: Acknowledge::Written, ..crate::harness::config() }
+    Config { acknowledge: Acknowledge::Written, ..harness::config() }
 }
 
 /// A server without a network.

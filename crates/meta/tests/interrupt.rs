@@ -1,6 +1,6 @@
 //! What a signal to a waiting caller may do.
 
-use crate::harness::{Harness, ROOT_CALLER};
+use crate::harness::{self, Harness, ROOT_CALLER};
 use espalier_meta::Input;
 use espalier_proto::*;
 
@@ -18,7 +18,7 @@ fn fsync_is_not_interrupted() {
 
 #[test]
 fn a_writer_that_waits_for_room_is_interrupted_and_has_changed_nothing() {
-    let config = espalier_meta::Config { journal_capacity: 4 << 20, ..crate::harness::config() };
+    let config = espalier_meta::Config { journal_capacity: 4 << 20, ..harness::config() };
     let mut fs = Harness::with(config);
     fs.lazy = true;
     let mut number = 0;
@@ -27,7 +27,7 @@ fn a_writer_that_waits_for_room_is_interrupted_and_has_changed_nothing() {
         let target = vec![b'x'; 4000].into();
         let request = Request::Create {
             dir: Ino::ROOT,
-            name: crate::harness::name(&format!("{number}")),
+            name: harness::name(&format!("{number}")),
             node: NewNode::Symlink(target),
             perm: 0,
             umask: 0,

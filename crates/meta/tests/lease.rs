@@ -1,6 +1,6 @@
 //! Leases: what one client may cache, and what a change by another does to that.
 
-use crate::harness::{Harness, ROOT_CALLER, config, name};
+use crate::harness::{self, Harness, ROOT_CALLER, config, name};
 use espalier_meta::{Acknowledge, Atime, Config, Input};
 use espalier_proto::*;
 
@@ -444,9 +444,9 @@ fn names_that_are_fought_over_are_not_leased_for_a_while() {
 #[test]
 fn a_big_file_that_may_be_written_to_is_not_leased() {
     let mut fs = leased();
-    let file = fs.file("big", &[1; 2 * crate::harness::STRIP as usize]);
+    let file = fs.file("big", &[1; 2 * harness::STRIP as usize]);
     fs.end_leases(ClientId(1));
-    let how = |access| Request::Open { ino: file, how: crate::harness::open_how(access, false) };
+    let how = |access| Request::Open { ino: file, how: harness::open_how(access, false) };
     assert_eq!(ask(&mut fs, B, getattr(file)).1, TERM, "nobody has it open");
     let id = fs.send_from(A, &ROOT_CALLER, how(Access::WRITE));
     assert!(!fs.answers.contains_key(&id), "it waits for the other");
@@ -464,11 +464,11 @@ fn who_opens_a_file_is_told_whether_others_share_it() {
     for client in [ClientId(1), A, B] {
         fs.input(Input::Connect { client, leases: true, resumes: false });
     }
-    let (big, small) = (fs.file("big", &[1; 2 * crate::harness::STRIP as usize]), fs.file("small", &[1]));
+    let (big, small) = (fs.file("big", &[1; 2 * harness::STRIP as usize]), fs.file("small", &[1]));
     let alone = fs.file("alone", &[1]);
     fs.end_leases(ClientId(1));
     let mut is_shared = |client, file, access| {
-        let open = Request::Open { ino: file, how: crate::harness::open_how(access, false) };
+        let open = Request::Open { ino: file, how: harness::open_how(access, false) };
         let id = fs.send_from(client, &ROOT_CALLER, open);
         answer_all(&mut fs);
         let Some(Ok(Reply::Opened(opened))) = fs.answers.remove(&id) else { panic!() };
@@ -490,15 +490,13 @@ fn who_opens_a_file_is_told_whether_others_share_it() {
 #[test]
 fn what_was_asked_of_a_stream_before_it_changed_is_not_leased() {
     let mut fs = leased();
-    let file = fs.file("big", &[1; 2 * crate::harness::STRIP as usize]);
+    let file = fs.file("big", &[1; 2 * harness::STRIP as usize]);
     fs.end_leases(ClientId(1));
-    ask(&mut fs, A, Request::Open { ino: file, how: crate::harness::open_how(Access::WRITE, false) })
-        .0
-        .unwrap();
+    ask(&mut fs, A, Request::Open { ino: file, how: harness::open_how(Access::WRITE, false) }).0.unwrap();
     fs.shuffle = Some(fastrand::Rng::with_seed(1));
     let id = fs.send_from(B, &ROOT_CALLER, getattr(file));
     // Its size is being asked for while the last one writes it and closes it.
-    fs.disk.store().stream_write(file, 0, &[2; 3 * crate::harness::STRIP as usize]).unwrap();
+    fs.disk.store().stream_write(file, 0, &[2; 3 * harness::STRIP as usize]).unwrap();
     let (waiting, shuffle) = (std::mem::take(&mut fs.waiting), fs.shuffle.take());
     ask(&mut fs, A, Request::Release { ino: file }).0.unwrap();
     (fs.waiting, fs.shuffle) = (waiting, shuffle);
@@ -532,8 +530,7 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
     for (client, leases) in [(ClientId(1), true), (A, true), (B, false)] {
         fs.input(Input::Connect { client, leases, resumes: false });
     }
-    let (small, large) =
-        (fs.file("small", b"01234"), fs.file("large", &[1; crate::harness::STRIP as usize + 1]));
+    let (small, large) = (fs.file("small", b"01234"), fs.file("large", &[1; harness::STRIP as usize + 1]));
     fs.end_leases(ClientId(1));
     let mut open = |client, ino, how| {
         let before = fs.attr_of(ino).atime;
@@ -550,7 +547,7 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
         assert_eq!(opened.accessed, is_accessed);
         (whole, is_accessed, lease > 0)
     };
-    let how = |reads| OpenHow { reads, ..crate::harness::open_how(Access::READ, false) };
+    let how = |reads| OpenHow { reads, ..harness::open_how(Access::READ, false) };
     let bytes = Some(b"01234"[..].into());
     assert_eq!(open(A, small, how(Reads::Server)), (None, false, true), "the read to come is the access");
     assert_eq!(open(B, small, how(Reads::Whole)), (None, true, false), "it may not keep anything");

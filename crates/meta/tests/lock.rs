@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::harness::{Engine, Harness, ROOT_CALLER, name, open_how};
+use crate::harness::{self, Engine, Harness, ROOT_CALLER, name, open_how};
 use espalier_client::Link;
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
@@ -23,7 +23,7 @@ const END: Welcome = Welcome {
 };
 
 fn config() -> Config {
-    Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..crate::harness::config() }
+    Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..harness::config() }
 }
 
 fn owner(number: usize) -> LockOwner {

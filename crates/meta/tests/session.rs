@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use crate::harness::{Engine, Harness, ROOT_CALLER, name, open_how, user};
+use crate::harness::{self, Engine, Harness, ROOT_CALLER, name, open_how, user};
 use espalier_meta::{Acknowledge, Config, Input, Io, Now, Outbox};
 use espalier_proto::*;
 
 const SESSION_MS: u32 = 60_000;
 
 fn config() -> Config {
-    Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..crate::harness::config() }
+    Config { session_ms: Some(SESSION_MS), acknowledge: Acknowledge::Written, ..harness::config() }
 }
 
 /// A client, which numbers its requests and never takes an answer that is not to the last.
@@ -756,7 +756,7 @@ fn every_change_is_made_once_whatever_the_server_is_killed_at() {
             let mut client = Client::connect(&mut fs, 1);
             let (_, _, _, held) = prepare(&mut fs, &mut client);
             (fs.now, fs.count) = (Time::new(2000, 0), 0);
-            fs.fault = Some((crash, crate::harness::Fault::Crash));
+            fs.fault = Some((crash, harness::Fault::Crash));
             let first = client.ask(&mut fs, request.clone());
             assert_eq!(crash == ios, first.is_ok(), "{context}");
             let mut fs = killed(fs, memory);
@@ -873,7 +873,7 @@ fn a_number_is_used_once_whatever_the_server_is_killed_at() {
     let ios = calm.count;
     for (crash, memory) in (0..=ios).flat_map(|crash| [(crash, Memory::Replayed), (crash, Memory::Cold)]) {
         let (mut fs, mut one, numbers) = prepared();
-        fs.fault = Some((crash, crate::harness::Fault::Crash));
+        fs.fault = Some((crash, harness::Fault::Crash));
         let context = format!("killed at I/O {crash}");
         assert_eq!(crash == ios, one.ask(&mut fs, request.clone()).is_ok(), "{context}");
         let mut fs = killed(fs, memory);
@@ -1350,7 +1350,7 @@ fn without_sessions_there_is_nothing_to_wait_for() {
     let ino = one.create(&mut fs, Ino::ROOT, "a", NewNode::Regular);
     one.open(&mut fs, ino);
     one.ask(&mut fs, Request::Unlink { dir: Ino::ROOT, name: name("a"), time: None }).unwrap();
-    fs.config = crate::harness::config();
+    fs.config = harness::config();
     let mut fs = killed(fs, Memory::Cold);
     assert_eq!((fs.meta.files(), fs.meta.awaited()), (1, vec![]));
     assert_eq!(fs.fsck(), []);
@@ -1560,7 +1560,7 @@ fn run_actors(mut fs: Harness, seed: u64, context: &str) {
     }
     for _life in 0..8 {
         fs.shuffle = Some(rng.fork());
-        fs.fault = Some((fs.count + rng.u64(1..60), crate::harness::Fault::Crash));
+        fs.fault = Some((fs.count + rng.u64(1..60), harness::Fault::Crash));
         while !fs.is_dead() {
             fs.queued = if rng.bool() { 0 } else { rng.usize(0..2) };
             let at = rng.usize(..actors.len());
@@ -1632,7 +1632,7 @@ fn a_client_that_owes_an_answer_expires() {
         from: client.id,
         id: RequestId(client.next),
         below: RequestId(client.next),
-        caller: crate::harness::user(9),
+        caller: harness::user(9),
         request: Request::Lookup { dir, name: name("a") },
     });
     assert!(matches!(fs.waiting[..], [(_, Io::Groups { .. })]), "{:?}", fs.waiting);

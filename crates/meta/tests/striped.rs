@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::harness::{DataServers, Fault, Harness, ROOT_CALLER, STRIP, config, name, open_how};
+use crate::harness::{self, DataServers, Fault, Harness, ROOT_CALLER, STRIP, config, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input, Striping};
 use espalier_proto::*;
 
@@ -96,7 +96,7 @@ fn files_are_spread_over_their_servers() {
         assert_eq!(fs.data.ask(ServerId(number), &DataRequest::New), Ok(DataReply::Inos(vec![])), "settled");
     }
     fs.ask(Request::Unlink { dir: Ino::ROOT, name: name("first"), time: None }).unwrap();
-    fs.send(&crate::harness::ROOT_CALLER, Request::Forget { ino: first, lookups: 2 });
+    fs.send(&harness::ROOT_CALLER, Request::Forget { ino: first, lookups: 2 });
     fs.drain();
     assert_eq!(fs.data.files(), BTreeMap::from([(second, WIDTH)]));
     assert_eq!(fs.fsck(), []);

@@ -1,6 +1,6 @@
 //! A client that is restricted to a subtree reaches nothing else, whatever it asks for.
 
-use crate::harness::{Engine, Harness, ROOT_CALLER, name, open_how};
+use crate::harness::{self, Engine, Harness, ROOT_CALLER, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
 
@@ -55,7 +55,7 @@ impl World {
 }
 
 fn config() -> Config {
-    Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..crate::harness::config() }
+    Config { session_ms: Some(60_000), acknowledge: Acknowledge::Written, ..harness::config() }
 }
 
 /// All that can be asked of a file or directory, or of two.

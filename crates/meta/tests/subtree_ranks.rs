@@ -1,6 +1,6 @@
 //! A client that is restricted to a subtree of several ranks reaches nothing else, whichever of them it asks for what.
 
-use crate::harness::{Harness, ROOT_CALLER, name, open_how};
+use crate::harness::{self, Harness, ROOT_CALLER, name, open_how};
 use espalier_meta::{Acknowledge, Config, Input};
 use espalier_proto::*;
 
@@ -21,7 +21,7 @@ impl Ranks {
             acknowledge: Acknowledge::Written,
             rank: Rank(rank),
             ranks: 3,
-            ..crate::harness::config()
+            ..harness::config()
         };
         let mut ranks = Self { hosts: (0..3).map(|rank| Harness::with(config(rank))).collect(), next: 0 };
         for rank in 0..3 {

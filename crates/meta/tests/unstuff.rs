@@ -1,6 +1,6 @@
 //! What of a file is durable stays so when it outgrows the strip (64 bytes here), whatever of the rest is lost.
 
-use crate::harness::{DataServers, Fault, Harness, ROOT_CALLER};
+use crate::harness::{self, DataServers, Fault, Harness, ROOT_CALLER};
 use espalier_meta::{Config, Input, Io, StreamCall, Striping};
 use espalier_proto::*;
 
@@ -102,7 +102,7 @@ fn a_stream_that_was_removed_stays_away() {
     let ino = file(&mut fs);
     fs.ask(Request::SetAttr { ino, set: LARGE }).unwrap();
     fs.ask(Request::Fsync { ino }).unwrap();
-    fs.ask(Request::Unlink { dir: Ino::ROOT, name: crate::harness::name("file"), time: None }).unwrap();
+    fs.ask(Request::Unlink { dir: Ino::ROOT, name: harness::name("file"), time: None }).unwrap();
     fs.send(&ROOT_CALLER, Request::Forget { ino, lookups: 1 });
     fsync(&mut fs);
     assert!(fs.disk.store().streams().unwrap().is_empty(), "it is purged");
@@ -117,7 +117,7 @@ fn a_file_that_replaces_another_has_its_bytes() {
     let (old, new) = (file(&mut fs), fs.create(Ino::ROOT, "new", NewNode::Regular).unwrap());
     fs.write(old, 0, &[7; 50]).unwrap();
     fs.ask(Request::SetAttr { ino: new, set: LARGE }).unwrap();
-    let (from, to, flags) = (crate::harness::name("new"), crate::harness::name("file"), RenameFlags::empty());
+    let (from, to, flags) = (harness::name("new"), harness::name("file"), RenameFlags::empty());
     fs.ask(Request::Rename { from_dir: Ino::ROOT, from, to_dir: Ino::ROOT, to, flags }).unwrap();
     fsync(&mut fs);
     let mut fs = fs.crash();
@@ -160,7 +160,7 @@ fn fills(fs: &Harness) -> usize {
 fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, [ServerId(0)].into(), 1).unwrap();
     for striping in [None, Some(striping)] {
-        let mut fs = Harness::with(Config { striping, ..crate::harness::config() });
+        let mut fs = Harness::with(Config { striping, ..harness::config() });
         fs.data = DataServers::new(1);
         let ino = file(&mut fs);
         fs.write(ino, 0, &[7; 60]).unwrap();
@@ -181,7 +181,7 @@ fn a_stream_that_the_file_does_not_need_after_all_is_removed() {
 #[test]
 fn what_could_not_be_removed_is_removed_later() {
     let striping = Striping::new(Distribution::SimpleStripe { strip: 10 }, [ServerId(0)].into(), 1).unwrap();
-    let mut fs = Harness::with(Config { striping: Some(striping), ..crate::harness::config() });
+    let mut fs = Harness::with(Config { striping: Some(striping), ..harness::config() });
     fs.data = DataServers::new(1);
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 60]).unwrap();
@@ -204,7 +204,7 @@ const SERVERS: [ServerId; 3] = [ServerId(0), ServerId(1), ServerId(2)];
 /// A file of 60 bytes, which are to be moved out to one of three data servers; these have told whether they have something of it.
 fn about_to_fill(told: &[(ServerId, bool)]) -> (Harness, Ino, u64) {
     let striping = Striping::new(Distribution::SimpleStripe { strip: 100 }, SERVERS.into(), 3).unwrap();
-    let mut fs = Harness::with(Config { striping: Some(striping), ..crate::harness::config() });
+    let mut fs = Harness::with(Config { striping: Some(striping), ..harness::config() });
     fs.data = DataServers::new(3);
     let ino = file(&mut fs);
     fs.write(ino, 0, &[7; 60]).unwrap();

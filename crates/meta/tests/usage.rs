@@ -1,6 +1,6 @@
 //! What directories keep of all below them equals a recount after every step and every crash, and no quota is exceeded.
 
-use crate::harness::{Harness, config, name};
+use crate::harness::{self, Harness, config, name};
 use espalier_meta::{Config, Input};
 use espalier_proto::*;
 
@@ -10,7 +10,7 @@ fn kept(fs: &mut Harness, dir: Ino) -> [u64; 3] {
 
 /// Waits for what is answered only when the journal is durable.
 fn ask(fs: &mut Harness, request: Request) -> Result<Reply, Errno> {
-    let id = fs.send(&crate::harness::ROOT_CALLER, request);
+    let id = fs.send(&harness::ROOT_CALLER, request);
     while !fs.answers.contains_key(&id) {
         fs.settle();
     }
@@ -31,7 +31,7 @@ fn recount(fs: &mut Harness, dir: Ino, bounded: bool, context: &str) -> [u64; 3]
             sum[0] += 1;
             sum[2] += attr.size;
         }
-        fs.send(&crate::harness::ROOT_CALLER, Request::Forget { ino: attr.ino, lookups: 1 });
+        fs.send(&harness::ROOT_CALLER, Request::Forget { ino: attr.ino, lookups: 1 });
     }
     assert_eq!(kept(fs, dir), sum, "{context}: what {dir} keeps (left) is not what is below it");
     for (name, used) in [("max_files", sum[0] + sum[1]), ("max_bytes", sum[2])] {
@@ -109,7 +109,7 @@ impl Walker {
             },
             13 => match file {
                 Some(ino) => {
-                    let how = crate::harness::open_how(Access::WRITE, false);
+                    let how = harness::open_how(Access::WRITE, false);
                     ask(fs, Request::Open { ino, how }).map(|reply| match reply {
                         Reply::Opened(opened) => self.open.push((ino, opened.streamed && !opened.limited)),
                         other => panic!("{other:?}"),
@@ -144,7 +144,7 @@ impl Walker {
         let (offset, data) = (self.rng.u64(0..80), vec![1; self.rng.usize(1..60)]);
         if fs.write(ino, offset, &data)? == Reply::Streamed {
             // A write is through a handle.
-            let how = crate::harness::open_how(Access::WRITE, false);
+            let how = harness::open_how(Access::WRITE, false);
             ask(fs, Request::Open { ino, how })?;
             let outcome = self.write_open(fs, ino, false);
             ask(fs, Request::Release { ino })?;
