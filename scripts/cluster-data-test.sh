@@ -230,7 +230,8 @@ on_server() {
 }
 mkdir "$a/held"
 file=$(on_server 2)
-mv "$file" "$a/held/big"
+# Within one mount, so that it stays the file that lies there.
+mv "$file" "$b/held/big"
 echo other > "$a/held/other"
 file=$(on_server 2)
 # The kernel must not know it by heart.
