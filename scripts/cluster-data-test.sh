@@ -97,6 +97,9 @@ wait $!
 for step in 'ask data server [0-3]: write' 'data server [0-3], store'; do
     grep -q "$step" "$work/traced" || fail "no step '$step': $(cat "$work/traced")"
 done
+# Whoever was asked tells of it, too.
+alone='[.traceEvents[].args | select(.id != null and .id.from != .id.to)] | group_by(.id) | map(select(length == 1 and .[0].place == .[0].id.from))'
+is "$(jq -c "$alone" "$work/trace.json")" '[]'
 grep -q 'rank 0 .* create' <<< "$("$bin" trace "$work/trace.json" --op create)" || fail 'what was written is not read again'
 grep -q 'data server' "$work/trace.svg"
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueHint};
@@ -132,12 +132,15 @@ fn collect(places: &[PathBuf], time: Duration) -> Result<Vec<Span>> {
             sources.extend(live(place, time + MORE)?);
         }
     }
+    let began = nanos_today();
     if !sources.is_empty() {
         std::thread::sleep(time);
     }
-    // Who asks is asked last: all that it has waited for has ended by then.
-    for source in sources.iter().rev() {
-        let told = source.ask(Some(source.from), Duration::ZERO)?;
+    let ended = nanos_today();
+    for source in &sources {
+        let mut told = source.ask(Some(source.from), Duration::ZERO)?;
+        // They are asked one after the other. What is not within this time is not known of all.
+        told.spans.retain(|span| span.begin >= began && span.end <= ended);
         if told.lost > 0 {
             eprintln!(
                 "espalier: {} has done too much to keep: {} spans are lost; look on for a shorter time",
@@ -149,6 +152,11 @@ fn collect(places: &[PathBuf], time: Duration) -> Result<Vec<Span>> {
     }
     align(&mut spans);
     Ok(spans)
+}
+
+fn nanos_today() -> u64 {
+    let today = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(today.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// Who can be asked at a place, and is from now on.
