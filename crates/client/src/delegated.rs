@@ -4,6 +4,7 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
+use bytes::Bytes;
 use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
 
 use crate::{Answer, Call, Client, Next, Work, extend, to_stream, write};
@@ -45,6 +46,18 @@ impl Client {
             Next::Stream(_) => self.change_stream(call),
             Next::Data(delegation, _) if delegation.limited => extend(call),
             next => next,
+        }
+    }
+
+    /// Writes several pieces to a stream, together if its metadata server writes them itself.
+    pub(crate) fn write_list(&self, ino: Ino, pieces: &[(u64, Bytes)]) -> Next {
+        let (Some((offset, _)), Some((last, piece))) = (pieces.first(), pieces.last()) else {
+            return Next::Answer(Ok(Answer::Written(0)));
+        };
+        let (offset, end) = (*offset, last + piece.len() as u64);
+        match self.do_itself(ino, Access::WRITE, StreamIo::WriteList { ino, offset, end }) {
+            next @ Next::Stream(_) if self.is_streamed(ino) => next,
+            _ => Next::Apart,
         }
     }
 

@@ -37,7 +37,7 @@ impl Kind {
         match call {
             Call::Request(request) => Self::of_request(request),
             Call::Read { ino, .. } => (Self::Read, *ino),
-            Call::Write { ino, .. } => (Self::Write, *ino),
+            Call::Write { ino, .. } | Call::WriteList { ino, .. } => (Self::Write, *ino),
             Call::Allocate { ino, .. } => (Self::Allocate, *ino),
             Call::Seek { ino, .. } => (Self::Seek, *ino),
             Call::Copy { to, .. } => (Self::Copy, *to),
@@ -49,7 +49,7 @@ impl Kind {
     pub fn of_stream(io: &StreamIo) -> (Self, Ino) {
         match *io {
             StreamIo::Read { ino, .. } => (Self::Read, ino),
-            StreamIo::Write { ino, .. } => (Self::Write, ino),
+            StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. } => (Self::Write, ino),
             StreamIo::Allocate { ino, .. } => (Self::Allocate, ino),
             StreamIo::Seek { ino, .. } => (Self::Seek, ino),
             StreamIo::Copy { to, .. } => (Self::Copy, to),

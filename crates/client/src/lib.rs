@@ -56,6 +56,11 @@ pub enum Call<'a> {
         data: Payload<'a>,
         kill_suid_gid: bool,
     },
+    /// Only clients make these: pieces that callers have written to one file, and been told so. They are in order, and do not overlap.
+    WriteList {
+        ino: Ino,
+        pieces: Arc<[(u64, Bytes)]>,
+    },
     Allocate {
         ino: Ino,
         offset: u64,
@@ -85,6 +90,7 @@ impl Call<'_> {
         match *self {
             Call::Read { ino, .. }
             | Call::Write { ino, .. }
+            | Call::WriteList { ino, .. }
             | Call::Allocate { ino, .. }
             | Call::Seek { ino, .. } => Some(ino),
             _ => None,
@@ -116,6 +122,7 @@ impl Call<'_> {
             Call::Write { ino, offset, data, kill_suid_gid } => {
                 Call::Write { ino, offset, data: data.into_owned(), kill_suid_gid }
             }
+            Call::WriteList { ino, pieces } => Call::WriteList { ino, pieces },
             Call::Request(request) => Call::Request(request),
             Call::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
             Call::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
@@ -141,6 +148,8 @@ pub enum Next {
     Release(Ino),
     /// Do this with streams; its result is the answer.
     Stream(StreamIo),
+    /// Do each piece of a [`Call::WriteList`] by itself.
+    Apart,
     /// As [`Self::Stream`], by asking data servers; or [`Client::stale`] follows.
     Data(Arc<Delegation>, Work),
     Answer(Result<Answer, Errno>),
@@ -250,6 +259,7 @@ impl Client {
             Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
             Call::Write { ino, .. } if streamed(ino) => self.write(call),
             Call::Write { kill_suid_gid, .. } => write(call, kill_suid_gid),
+            Call::WriteList { ino, ref pieces } => self.write_list(ino, pieces),
             Call::Allocate { ino, .. } if streamed(ino) => self.change_stream(call),
             Call::Allocate { ino, offset, length, mode } => {
                 Next::Ask(Request::Allocate { ino, offset, length, mode })

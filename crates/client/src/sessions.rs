@@ -392,6 +392,7 @@ impl<T> Sessions<T> {
         self.cache.expire(now);
         self.give_up_forgotten();
         self.go_on_behind(now, told);
+        self.send_gathered(|_| true, told);
         for (rank, end) in &mut self.ends {
             // What lingers, too: what has been sent before may wait for long.
             told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
@@ -489,6 +490,7 @@ impl<T> Sessions<T> {
     /// Has what there is to say to servers sent, but for what may wait.
     fn say(&mut self, told: &mut Told<T>) {
         self.end_behind(told);
+        self.send_wanted(told);
         let mut ends = core::mem::take(&mut self.ends);
         for (rank, end) in &mut ends {
             if !self.may_linger(*rank, end) {

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Attr, DataReply, DataRequest, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
-    StreamStat,
+    StreamStat, pieces_of,
 };
 
 /// What is to be done with a striped file.
@@ -125,6 +125,7 @@ fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
     match io {
         StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
         StreamIo::Write { ino, offset, .. } => write(layout, ino, offset, data),
+        StreamIo::WriteList { ino, .. } => write_list(layout, ino, &data),
         StreamIo::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
         StreamIo::Allocate { ino, offset, length, mode } => {
             let ask = |Segment { place, local: offset, length }| {
@@ -190,6 +191,22 @@ fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, Turn) {
     };
     let asks = layout.parts(offset, length as u64).into_iter().map(ask).collect();
     (Round::Write { length }, Turn::Ask(asks))
+}
+
+/// Pieces do not overlap, so that they can be written in any order.
+fn write_list(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, Turn) {
+    let pieces = match pieces_of(list) {
+        Ok(pieces) => pieces,
+        Err(errno) => return done(Err(errno)),
+    };
+    let (mut all, mut length) = (Vec::new(), 0);
+    for (offset, piece) in pieces {
+        let (_, turn) = write(layout, ino, offset, list.slice_ref(piece));
+        let Turn::Ask(asks) = turn else { return done(Err(Errno::EIO)) };
+        all.extend(asks);
+        length += piece.len();
+    }
+    (Round::Write { length }, Turn::Ask(all))
 }
 
 impl Read {

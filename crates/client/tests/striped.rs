@@ -5,7 +5,7 @@ use std::sync::Arc;
 use espalier_client::{Striped, Turn};
 use espalier_proto::{
     AllocateMode, DataReply, DataRequest, Distribution, Errno, Ino, Layout, Reply, SeekWhat, ServerId,
-    StreamIo, StreamStat, Strip,
+    StreamIo, StreamStat, Strip, write_list,
 };
 use fastrand::Rng;
 
@@ -149,7 +149,7 @@ fn striped_files_are_as_whole_ones() {
             let (ino, at) = (INO, offset as u64);
             let data: Vec<u8> = (0..length).map(|_| random.u8(1..)).collect();
             let what = format!("seed {seed} step {step} at {offset} length {length}");
-            match random.u8(0..8) {
+            match random.u8(0..9) {
                 0 | 1 => {
                     let written =
                         cluster.act(random, StreamIo::Write { ino, offset: at, told: false }, &data, |_| ());
@@ -157,6 +157,16 @@ fn striped_files_are_as_whole_ones() {
                     model.write(offset, &data);
                 }
                 2 => {
+                    let later = (offset + length + random.usize(0..40), data.as_slice());
+                    let pieces = [(offset, data.as_slice()), later];
+                    let list = pieces.map(|(offset, piece)| (offset as u64, piece.to_vec().into()));
+                    let list = write_list(&list);
+                    let io = StreamIo::WriteList { ino, offset: at, end: (later.0 + length) as u64 };
+                    let written = cluster.act(random, io, &list, |_| ());
+                    assert_eq!(written, Ok(Reply::Written(2 * length as u32)), "{what}");
+                    pieces.into_iter().for_each(|(offset, piece)| model.write(offset, piece));
+                }
+                3 => {
                     let mode = [
                         AllocateMode::empty(),
                         AllocateMode::KEEP_SIZE,
@@ -166,11 +176,11 @@ fn striped_files_are_as_whole_ones() {
                     assert_eq!(cluster.act(random, io, b"", |_| ()), Ok(Reply::Done), "{what}");
                     model.allocate(offset, length, mode);
                 }
-                3 => {
+                4 => {
                     cluster.truncate(offset);
                     model.0.resize(offset, None);
                 }
-                4 | 5 => {
+                5 | 6 => {
                     for seek in [SeekWhat::Data, SeekWhat::Hole] {
                         let io = StreamIo::Seek { ino, offset: at, what: seek };
                         let wanted = model.seek(offset, seek);

@@ -269,6 +269,7 @@ impl Meta {
         match *io {
             StreamIo::Read { ino, .. }
             | StreamIo::Write { ino, .. }
+            | StreamIo::WriteList { ino, .. }
             | StreamIo::Allocate { ino, .. }
             | StreamIo::Seek { ino, .. } => of(ino),
             StreamIo::Copy { from, to, .. } => match (of(from), of(to)) {

@@ -249,7 +249,10 @@ impl StreamIo {
     /// As [`Request::writes`].
     pub fn writes(&self) -> Option<Ino> {
         match self {
-            Self::Write { ino, .. } | Self::Allocate { ino, .. } | Self::Copy { to: ino, .. } => Some(*ino),
+            Self::Write { ino, .. }
+            | Self::WriteList { ino, .. }
+            | Self::Allocate { ino, .. }
+            | Self::Copy { to: ino, .. } => Some(*ino),
             Self::Read { .. } | Self::Seek { .. } => None,
         }
     }
@@ -258,6 +261,7 @@ impl StreamIo {
     pub fn ino(&self) -> Ino {
         let (Self::Read { ino, .. }
         | Self::Write { ino, .. }
+        | Self::WriteList { ino, .. }
         | Self::Allocate { ino, .. }
         | Self::Seek { ino, .. }
         | Self::Copy { to: ino, .. }) = self;
@@ -278,9 +282,12 @@ impl StreamIo {
             Self::Read { size, .. } => *size as usize <= MAX_IO_BYTES,
             // Appends are done once: they are `Request`s.
             Self::Write { offset, .. } => data.len() <= MAX_IO_BYTES && *offset != crate::END,
+            Self::WriteList { offset, end, .. } => {
+                data.len() <= MAX_IO_BYTES && crate::range_of(data)? == (*offset..*end)
+            }
             _ => true,
         };
-        if !fits || (!matches!(self, Self::Write { .. }) && !data.is_empty()) {
+        if !fits || (!matches!(self, Self::Write { .. } | Self::WriteList { .. }) && !data.is_empty()) {
             return Err(Errno::EINVAL);
         }
         if let Self::Allocate { mode, .. } = self { known(*mode) } else { Ok(()) }
@@ -291,6 +298,7 @@ impl StreamIo {
         let (ino, offset, length, from, told) = match *self {
             Self::Read { .. } | Self::Seek { .. } => return None,
             Self::Write { ino, offset, told } => (ino, offset, length, None, told),
+            Self::WriteList { ino, offset, end } => (ino, offset, end.saturating_sub(offset), None, true),
             Self::Allocate { ino, mode, .. } if mode.contains(AllocateMode::KEEP_SIZE) => {
                 (ino, 0, 0, None, false)
             }

@@ -617,6 +617,13 @@ pub enum StreamIo {
         offset: u64,
         told: bool,
     },
+    /// Writes to several places, from `offset` to `end`, of which the callers have been told already that they are done. A [list of
+    /// pieces](crate::write_list) goes with it.
+    WriteList {
+        ino: Ino,
+        offset: u64,
+        end: u64,
+    },
     Allocate {
         ino: Ino,
         offset: u64,

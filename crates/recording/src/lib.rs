@@ -89,6 +89,11 @@ impl From<&Call<'_>> for Asked {
             Call::Write { ino, offset, ref data, kill_suid_gid } => {
                 Self::Write { ino, offset, size: data.len() as u64, kill_suid_gid }
             }
+            // Callers do not make these.
+            Call::WriteList { ino, ref pieces } => {
+                let (offset, size) = (pieces.first().map_or(0, |(offset, _)| *offset), 0);
+                Self::Write { ino, offset, size, kill_suid_gid: false }
+            }
             Call::Allocate { ino, offset, length, mode } => Self::Allocate { ino, offset, length, mode },
             Call::Seek { ino, offset, what } => Self::Seek { ino, offset, what },
             Call::Copy { from, from_offset, to, to_offset, length } => {

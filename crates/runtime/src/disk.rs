@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use espalier_client::Answer;
 use espalier_meta::{Io, IoDone, Load, StreamCall, StreamDone};
-use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo};
+use espalier_proto::{Errno, Ino, ObjectId, Space, StreamIo, pieces_of};
 use espalier_store::{Journal, JournalError, LocalStore, RealFile, Store, StoreError};
 
 use crate::behind::Writeback;
@@ -191,6 +191,11 @@ impl Disk {
             StreamIo::Read { .. } => return Err(Errno::EINVAL),
             StreamIo::Write { ino, offset, .. } => store
                 .stream_write(ino, offset, data)
+                .and_then(|()| self.changed(ino))
+                .map(|()| Answer::Written(data.len() as u32)),
+            StreamIo::WriteList { ino, .. } => pieces_of(data)?
+                .into_iter()
+                .try_for_each(|(offset, piece)| store.stream_write(ino, offset, piece))
                 .and_then(|()| self.changed(ino))
                 .map(|()| Answer::Written(data.len() as u32)),
             StreamIo::Allocate { ino, offset, length, mode } => store

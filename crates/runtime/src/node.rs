@@ -176,8 +176,8 @@ impl<D: Door> Node<D> {
                 Next::Answer(result) => {
                     return work.finished.push(Finished { ticket, span, last: Last::Answer(result) });
                 }
-                // The store's own are all there is.
-                Next::Data(..) => next = Next::Answer(Err(Errno::EIO)),
+                // The store's own are all there is, and nothing is told early.
+                Next::Data(..) | Next::Apart => next = Next::Answer(Err(Errno::EIO)),
                 Next::Stream(io) => {
                     return work.finished.push(Finished { ticket, span, last: Last::Stream(call, io) });
                 }

@@ -6,7 +6,7 @@ use std::ops::Bound;
 use espalier_meta::{
     Check, Config, Format, Io, IoDone, Load, Meta, Recovery, RecoveryError, StreamCall, StreamDone, Super,
 };
-use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, Time};
+use espalier_proto::{Errno, Ino, ObjectId, Position, Rank, Reply, Space, StreamIo, Time, pieces_of};
 use espalier_store::{Journal, JournalError, MemoryStore, SimFile, Store, StoreError};
 
 use crate::disk::Access;
@@ -271,6 +271,10 @@ impl Storage {
             StreamIo::Write { ino, offset, .. } => {
                 store.stream_write(ino, offset, data).map(|()| Reply::Written(data.len() as u32))
             }
+            StreamIo::WriteList { ino, .. } => pieces_of(data)?
+                .into_iter()
+                .try_for_each(|(offset, piece)| store.stream_write(ino, offset, piece))
+                .map(|()| Reply::Written(data.len() as u32)),
             StreamIo::Allocate { ino, offset, length, mode } => {
                 store.stream_allocate(ino, offset, length, mode).map(|()| Reply::Done)
             }

@@ -22,9 +22,10 @@ impl<'a> Subject<'a> {
     pub fn of(call: &'a Call<'_>) -> Self {
         match call {
             Call::Request(request) => Self::of_request(request),
-            Call::Write { ino, .. } | Call::Allocate { ino, .. } | Call::Copy { to: ino, .. } => {
-                Self::written(*ino)
-            }
+            Call::Write { ino, .. }
+            | Call::WriteList { ino, .. }
+            | Call::Allocate { ino, .. }
+            | Call::Copy { to: ino, .. } => Self::written(*ino),
             Call::Read { .. } | Call::Seek { .. } | Call::Release { .. } => Self::default(),
         }
     }

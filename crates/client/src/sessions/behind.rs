@@ -62,6 +62,13 @@ impl<T> Behind<T> {
         self.revoked.is_empty() && self.calls.iter().all(|kept| kept.why == Why::Room)
     }
 
+    /// Whether anything waits for what is written to a file, or may.
+    pub fn is_any_for(&self, ino: Ino) -> bool {
+        let may_be = |call: &Call<'_>| call.stream().is_none_or(|of| of == ino);
+        !self.revoked.is_empty()
+            || self.calls.iter().any(|kept| kept.why == Why::Room || may_be(&kept.asked.call))
+    }
+
     /// Whether a call waits that is about an inode, if only by what it was answered.
     pub fn is_any_about(&self, ino: Ino) -> bool {
         self.calls
@@ -249,6 +256,7 @@ pub(super) fn is_about(call: &Call<'_>, mut is_one: impl FnMut(Ino) -> bool) -> 
         Call::Copy { from, to, .. } => is_one(*from) || is_one(*to),
         Call::Read { ino, .. }
         | Call::Write { ino, .. }
+        | Call::WriteList { ino, .. }
         | Call::Allocate { ino, .. }
         | Call::Seek { ino, .. }
         | Call::Release { ino } => is_one(*ino),

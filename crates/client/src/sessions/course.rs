@@ -5,7 +5,7 @@ use core::mem::take;
 
 use bytes::Bytes;
 use espalier_proto::{
-    Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched,
+    Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched, write_list,
 };
 
 use super::end::Parked;
@@ -207,7 +207,7 @@ impl<T> Sessions<T> {
             next.tell_that_it_is_told();
         }
         let rank = match &next {
-            Next::Answer(_) => Rank(0),
+            Next::Answer(_) | Next::Apart => Rank(0),
             Next::Ask(request) | Next::Find(request, _) | Next::Tell(request, _) => request.rank(),
             Next::Release(ino) => ino.rank(),
             Next::Stream(io) => io.rank(),
@@ -251,6 +251,10 @@ impl<T> Sessions<T> {
                 let parked = Parked { call_id, caller, call, ticket, sent: now, course };
                 return self.asking.ask(parked, delegation, work, told);
             }
+            Next::Apart => {
+                let asked = Asked { call_id, caller, call, ticket };
+                return self.write_apart(now, (asked, course), told);
+            }
             Next::Tell(request, answer) => {
                 end.ask(caller, request);
                 return told.answer(ticket, Ok(answer));
@@ -268,6 +272,7 @@ impl<T> Sessions<T> {
             Next::Stream(io) => {
                 let data = match (&call, io) {
                     (Call::Write { data, .. }, StreamIo::Write { .. }) => data.to_bytes(),
+                    (Call::WriteList { pieces, .. }, StreamIo::WriteList { .. }) => write_list(pieces),
                     _ => Bytes::new(),
                 };
                 end.link.stream(io, data, &mut end.out)

@@ -25,8 +25,6 @@ use crate::{Answer, Call};
 const MOST: usize = 64;
 /// So many are sent together, at most: as many as a server takes at once.
 const TOGETHER: usize = 16;
-/// No more are waited for when what is to be written to streams has so many bytes: they cost more than the message.
-const TOGETHER_BYTES: usize = 64 << 10;
 /// So many numbers are kept in stock; more are asked for when half of them are left.
 const STOCK: u32 = Request::MAX_NUMBERS;
 /// The server's clock is asked for again after so many milliseconds: this one may be slower.
@@ -379,18 +377,15 @@ impl<T> Sessions<T> {
     /// before is answered.
     pub(super) fn may_linger(&self, rank: Rank, end: &End<T>) -> bool {
         let told = |message: &FromClient| match message {
-            FromClient::Request { id, .. } if self.early.is_change(rank, *id) => Some((*id, 0)),
-            FromClient::Stream { id, data, .. } if end.is_told(*id) => Some((*id, data.len())),
+            FromClient::Request { id, .. } => Some(*id).filter(|id| self.early.is_change(rank, *id)),
             _ => None,
         };
-        let Some((first, _)) = end.out.first().and_then(told) else { return false };
-        if !self.behind.is_patient() || end.out.len() >= TOGETHER {
-            return false;
-        }
-        let bytes = end.out.iter().try_fold(0, |bytes, message| Some(bytes + told(message)?.1));
-        let mut changes = self.early.changes.range((rank, RequestId(0))..(rank, first));
-        bytes.is_some_and(|bytes| bytes < TOGETHER_BYTES)
-            && (changes.next().is_some() || end.has_told_before(first))
+        let Some(first) = end.out.first().and_then(told) else { return false };
+        let mut before = self.early.changes.range((rank, RequestId(0))..(rank, first));
+        self.behind.is_patient()
+            && end.out.len() < TOGETHER
+            && end.out.iter().all(|message| told(message).is_some())
+            && before.next().is_some()
     }
 
     /// What was told of a file is answered: what has waited for that is sent.
@@ -482,7 +477,7 @@ impl<T> Sessions<T> {
 
     /// Whether a call was answered before a server has.
     pub fn is_told_early(&self, call_id: u64) -> bool {
-        self.early.left().any(|change| change.call == call_id)
+        self.early.small().any(|change| change.call == call_id) || self.early.behind.is_any_by(call_id)
     }
 
     // ---- Servers
@@ -549,6 +544,7 @@ impl<T> Sessions<T> {
     pub(super) fn lose_early(&mut self, rank: Rank, lost: &[RequestId], told: &mut Told<T>) {
         let mut changes: Vec<_> =
             lost.iter().filter_map(|id| self.early.changes.remove(&(rank, *id))).collect();
+        self.lose_gathered(rank, told);
         self.early.supplies.remove(&rank);
         // Their files are not open any more.
         let unsent = core::mem::take(&mut self.early.unsent).into_iter();

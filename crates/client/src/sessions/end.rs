@@ -60,16 +60,6 @@ impl<T> End<T> {
         self.link.ask(caller, request, &mut self.out)
     }
 
-    /// Whether the caller has been told that a call is done that is under way under that number.
-    pub fn is_told(&self, id: RequestId) -> bool {
-        self.parked.get(&id).is_some_and(|parked| matches!(parked.ticket, Waiter::Nobody(_)))
-    }
-
-    /// Whether there is such a call under a number before that.
-    pub fn has_told_before(&self, id: RequestId) -> bool {
-        self.parked.keys().any(|before| *before < id && self.is_told(*before))
-    }
-
     /// The server says that a call has to wait for a lock.
     pub fn wait(&mut self, parked: Parked<T>) {
         if let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call {

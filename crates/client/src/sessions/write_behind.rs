@@ -3,32 +3,66 @@
 //! next write.
 
 use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use core::mem::take;
 use core::ops::Range;
 
-use espalier_proto::{END, Ino};
+use bytes::Bytes;
+use espalier_proto::{Caller, END, Errno, Ino, Rank};
 
 use super::course::Course;
 use super::early::{Change, What};
 use super::{Asked, Sessions, Told, Waiter};
-use crate::{Answer, Call, Next};
+use crate::{Answer, Call, Next, Payload};
 
-/// So many may be told and not done: as many as data servers have to do while the next ones come.
+/// So many requests may be told and not done: as many as servers have to do while the next ones come.
 const MOST: usize = 64;
 /// So many bytes of them.
 const MOST_BYTES: u64 = 8 << 20;
+/// Writes of up to so many bytes are gathered: what is longer costs more than its message.
+const SHORT: usize = 16 << 10;
+/// So many bytes are gathered, and no more waited for.
+const TOGETHER_BYTES: usize = 256 << 10;
+/// As many as a piece counts at least: where it lies is sent, too.
+const PIECE_BYTES: usize = 256;
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(super) struct WriteBehind {
-    /// By their numbers.
+    /// By their numbers. What was gathered is one.
     writes: BTreeMap<u64, Write>,
+    files: BTreeMap<Ino, File>,
     bytes: u64,
 }
 
 #[derive(Debug)]
 struct Write {
     change: Change,
-    bytes: Range<u64>,
+    /// Of each the door's number of the call.
+    pieces: Vec<(u64, Range<u64>)>,
+    /// Requests that are not answered; 0: it is still being gathered.
+    left: usize,
+    failed: Option<Errno>,
+}
+
+/// A file that is written to.
+#[derive(Debug, Default)]
+struct File {
+    /// What is told and not done: the beginnings and ends of disjoint pieces.
+    pieces: BTreeMap<u64, u64>,
+    gathered: Option<Gathered>,
+}
+
+/// Short writes to a file to which more is under way. Nobody waits for them, and a message for each would cost more than what is done for
+/// it: they are sent together when they are many, when somebody waits for any, or with the next tick.
+#[derive(Debug)]
+struct Gathered {
+    number: u64,
+    caller: Caller,
+    course: Course,
+    bytes: usize,
+    /// By where they begin.
+    pieces: BTreeMap<u64, Bytes>,
 }
 
 impl WriteBehind {
@@ -42,7 +76,7 @@ impl WriteBehind {
 
     /// Whether any is left of a file.
     pub fn is_any_of(&self, ino: Ino) -> bool {
-        self.changes().any(|change| change.ino == ino)
+        self.files.contains_key(&ino)
     }
 
     /// Whether any is left of a file in a directory.
@@ -55,26 +89,84 @@ impl WriteBehind {
         self.writes.get(&number).map(|write| write.change.call)
     }
 
+    /// Whether a call is one that has been told, and is not done.
+    pub fn is_any_by(&self, call: u64) -> bool {
+        self.writes.values().flat_map(|write| &write.pieces).any(|(by, _)| *by == call)
+    }
+
     fn has_room(&self, length: u64) -> bool {
         self.writes.len() < MOST && self.bytes + length <= MOST_BYTES
     }
 
     fn overlaps(&self, ino: Ino, bytes: &Range<u64>) -> bool {
-        let overlaps = |write: &Write| {
-            write.change.ino == ino && write.bytes.start < bytes.end && bytes.start < write.bytes.end
-        };
-        self.writes.values().any(overlaps)
+        let pieces = self.files.get(&ino).map(|file| &file.pieces);
+        let before = pieces.and_then(|pieces| pieces.range(..bytes.end).next_back());
+        before.is_some_and(|(_, end)| *end > bytes.start)
     }
 
-    fn begin(&mut self, change: Change, bytes: Range<u64>) {
+    /// The write as which what is written to a file is being gathered, if it is.
+    fn gathers(&self, ino: Ino) -> Option<u64> {
+        Some(self.files.get(&ino)?.gathered.as_ref()?.number)
+    }
+
+    /// Writes a piece anew that is being gathered. Whether there is one just there.
+    fn replace(&mut self, ino: Ino, call: u64, (offset, data): (u64, &Payload<'_>)) -> bool {
+        let gathered = self.files.get_mut(&ino).and_then(|file| file.gathered.as_mut());
+        let Some(Gathered { number, pieces, .. }) = gathered else { return false };
+        let piece = pieces.get_mut(&offset).filter(|piece| piece.len() == data.len());
+        let Some((piece, write)) = piece.zip(self.writes.get_mut(number)) else { return false };
+        *piece = data.to_bytes();
+        // Its bytes are counted.
+        write.pieces.push((call, offset..offset));
+        true
+    }
+
+    fn begin(&mut self, change: Change) {
+        self.files.entry(change.ino).or_default();
+        let write = Write { change, pieces: Vec::new(), left: 0, failed: None };
+        self.writes.insert(write.change.number, write);
+    }
+
+    /// Another piece of it has been told.
+    fn add(&mut self, number: u64, call: u64, bytes: Range<u64>) {
+        let Some(write) = self.writes.get_mut(&number) else { return };
+        let Some(file) = self.files.get_mut(&write.change.ino) else { return };
         self.bytes += bytes.end - bytes.start;
-        self.writes.insert(change.number, Write { change, bytes });
+        file.pieces.insert(bytes.start, bytes.end);
+        write.pieces.push((call, bytes));
     }
 
-    fn end(&mut self, number: u64) -> Option<Change> {
-        let Write { change, bytes } = self.writes.remove(&number)?;
-        self.bytes -= bytes.end - bytes.start;
-        Some(change)
+    /// It is sent, as so many requests.
+    fn send(&mut self, number: u64, requests: usize) {
+        if let Some(write) = self.writes.get_mut(&number) {
+            write.left = requests;
+        }
+    }
+
+    /// A request is answered. Returns the change if it was the last of its write, and why that has failed, if it has.
+    fn end(&mut self, number: u64, failed: Option<Errno>) -> Option<(Change, Option<Errno>)> {
+        let write = self.writes.get_mut(&number)?;
+        write.failed = write.failed.or(failed);
+        if write.left > 1 {
+            write.left -= 1;
+            return None;
+        }
+        let Write { change, pieces, failed, .. } = self.writes.remove(&number)?;
+        let file = self.files.get_mut(&change.ino)?;
+        for (_, bytes) in pieces {
+            file.pieces.remove(&bytes.start);
+            self.bytes -= bytes.end - bytes.start;
+        }
+        if file.pieces.is_empty() {
+            self.files.remove(&change.ino);
+        }
+        Some((change, failed))
+    }
+
+    /// What has been gathered of some files.
+    fn take_gathered(&mut self, of: impl Fn(Ino) -> bool) -> Vec<(Ino, Gathered)> {
+        let due = self.files.iter_mut().filter(|(ino, _)| of(**ino));
+        due.filter_map(|(ino, file)| Some((*ino, file.gathered.take()?))).collect()
     }
 }
 
@@ -107,37 +199,125 @@ impl<T> Sessions<T> {
         told: &mut Told<T>,
     ) -> Option<Asked<'static, Waiter<T>>> {
         let Some((dir, bytes)) = self.may_be_behind(now, &asked.call) else { return Some(asked) };
-        let length = bytes.end - bytes.start;
-        let Call::Write { ino, .. } = asked.call else { return Some(asked) };
-        if !self.early.behind.has_room(length) || self.early.behind.overlaps(ino, &bytes) {
-            return Some(asked);
-        }
+        let Call::Write { ino, ref data, .. } = asked.call else { return Some(asked) };
+        let (offset, length) = (bytes.start, data.len());
         let next = self.client.start(&asked.call);
         if !matches!(next, Next::Data(..) | Next::Stream(_)) {
             return Some(asked);
         }
+        let behind = &mut self.early.behind;
+        let gathers = behind.is_any_of(ino) && matches!(next, Next::Stream(_)) && length <= SHORT;
+        let replaces = gathers && behind.replace(ino, asked.call_id, (offset, data));
+        if !replaces && (!behind.has_room(length as u64) || behind.overlaps(ino, &bytes)) {
+            return Some(asked);
+        }
         let Asked { call_id, caller, call, ticket } = asked;
-        let change = self.early.new_change(call_id, (dir, What::Bytes), ino, now);
-        let number = change.number;
-        self.early.behind.begin(change, bytes);
-        self.cache.written_behind(ino);
         let changes = self.cache.sent(&call, now);
         let course = Course { begun: now, turn: self.cache.turn(), changes, ..Course::default() };
         let mut answer = Answer::Written(length as u32);
         let lease_ms = self.keep(now, course.turn, &call, &mut answer, 0, told);
         told.answer_leased(ticket, Ok(answer), lease_ms);
-        // No signal reaches it.
-        let (call_id, ticket) = (0, Waiter::Nobody(number));
-        self.advance(now, (Asked { call_id, caller, call, ticket }, course), next, 0, told);
+        if replaces {
+            return None;
+        }
+        let number = self.early.behind.gathers(ino).filter(|_| gathers).unwrap_or_else(|| {
+            let change = self.early.new_change(call_id, (dir, What::Bytes), ino, now);
+            let number = change.number;
+            self.early.behind.begin(change);
+            self.cache.written_behind(ino);
+            number
+        });
+        self.early.behind.add(number, call_id, bytes);
+        match call {
+            Call::Write { data, .. } if gathers => {
+                self.gather((ino, number, caller, course), (offset, data.to_bytes()), told);
+            }
+            call => {
+                // A file that is written from beginning to end is written so by its server, too, which then writes it out early.
+                self.send_gathered(|of| of == ino, told);
+                self.early.behind.send(number, 1);
+                // No signal reaches it.
+                let (call_id, ticket) = (0, Waiter::Nobody(number));
+                self.advance(now, (Asked { call_id, caller, call, ticket }, course), next, 0, told);
+            }
+        }
         None
+    }
+
+    fn gather(
+        &mut self,
+        (ino, number, caller, course): (Ino, u64, Caller, Course),
+        piece: (u64, Bytes),
+        told: &mut Told<T>,
+    ) {
+        let Some(file) = self.early.behind.files.get_mut(&ino) else { return };
+        let new = || Gathered { number, caller, course, bytes: 0, pieces: BTreeMap::new() };
+        let gathered = file.gathered.get_or_insert_with(new);
+        gathered.bytes += piece.1.len().max(PIECE_BYTES);
+        gathered.pieces.insert(piece.0, piece.1);
+        if gathered.bytes >= TOGETHER_BYTES {
+            self.send_gathered(|of| of == ino, told);
+        }
+    }
+
+    /// Sends what has been gathered and somebody waits for.
+    pub(super) fn send_wanted(&mut self, told: &mut Told<T>) {
+        let wanted = self.early.behind.take_gathered(|ino| self.behind.is_any_for(ino));
+        self.send_lists(wanted, told);
+    }
+
+    pub(super) fn send_gathered(&mut self, of: impl Fn(Ino) -> bool, told: &mut Told<T>) {
+        let gathered = self.early.behind.take_gathered(of);
+        self.send_lists(gathered, told);
+    }
+
+    fn send_lists(&mut self, lists: Vec<(Ino, Gathered)>, told: &mut Told<T>) {
+        for (ino, gathered) in lists {
+            let Gathered { number, caller, course, pieces, .. } = gathered;
+            self.early.behind.send(number, 1);
+            let call = Call::WriteList { ino, pieces: pieces.into_iter().collect() };
+            let next = self.client.start(&call);
+            let asked = Asked { call_id: 0, caller, call, ticket: Waiter::Nobody(number) };
+            // What is told with the answer is believed for no longer than from then on.
+            self.advance(course.begun, (asked, course), next, 0, told);
+        }
+    }
+
+    /// Sends the pieces of a [`Call::WriteList`] by themselves, since data servers are asked for them, or the file has become small.
+    pub(super) fn write_apart(
+        &mut self,
+        now: u64,
+        (asked, course): (Asked<'static, Waiter<T>>, Course),
+        told: &mut Told<T>,
+    ) {
+        let Asked { caller, call: Call::WriteList { ino, pieces }, ticket: Waiter::Nobody(number), .. } =
+            asked
+        else {
+            return told.answer(asked.ticket, Err(Errno::EIO));
+        };
+        self.early.behind.send(number, pieces.len());
+        for (offset, piece) in pieces.iter() {
+            let call = Call::Write { ino, offset: *offset, data: piece.clone().into(), kill_suid_gid: false };
+            let changes = self.cache.sent(&call, now);
+            let course = Course { begun: course.begun, turn: course.turn, changes, ..Course::default() };
+            let next = self.client.start(&call);
+            let asked = Asked { call_id: 0, caller: caller.clone(), call, ticket: Waiter::Nobody(number) };
+            self.advance(now, (asked, course), next, 0, told);
+        }
+    }
+
+    /// The session with a server has ended: what has not been sent in it never is.
+    pub(super) fn lose_gathered(&mut self, rank: Rank, told: &mut Told<T>) {
+        let lost = self.early.behind.take_gathered(|ino| ino.rank() == rank);
+        told.over.extend(lost.into_iter().map(|(_, gathered)| (gathered.number, Some(Errno::EIO))));
     }
 
     /// Takes note of what has been done, or could not be. Whether there was any.
     pub(super) fn end_behind(&mut self, told: &mut Told<T>) -> bool {
-        let over = core::mem::take(&mut told.over);
+        let over = take(&mut told.over);
         let is_any = !over.is_empty();
         for (number, failed) in over {
-            let Some(change) = self.early.behind.end(number) else { continue };
+            let Some((change, failed)) = self.early.behind.end(number, failed) else { continue };
             self.cache.done_behind(change.ino);
             if let Some(errno) = failed {
                 self.early_failed(change, errno, told);

@@ -4,7 +4,7 @@ use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Sessions, To
 use espalier_proto::{
     Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Home, Ino, Lease,
     Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerId, ServerMap, StreamIo, Time,
-    Touched, Welcome,
+    Touched, Welcome, pieces_of,
 };
 
 pub const RANK: Rank = Rank(0);
@@ -22,13 +22,22 @@ pub struct World {
     pub term: u32,
     /// What has been sent and not answered.
     pub sent: Vec<(RequestId, Caller, Request)>,
-    /// What is to be written to streams at the metadata server, as far as it has been sent: where, and whether its caller has been told.
-    pub streams: Vec<(RequestId, u64, bool)>,
+    /// What is to be written to streams at the metadata server, as far as it has been sent.
+    pub streams: Vec<Streamed>,
     pub revoked: Vec<u64>,
     pub held: Vec<Held>,
     pub door: Vec<ForDoor<u64>>,
     /// What data servers have been asked.
     pub data: Vec<DataAsk>,
+}
+
+/// A write to a stream.
+pub struct Streamed {
+    pub id: RequestId,
+    /// Where, and how many bytes.
+    pub pieces: Vec<(u64, usize)>,
+    pub told: bool,
+    pub bytes: Vec<u8>,
 }
 
 pub fn name(text: &str) -> Name {
@@ -169,8 +178,16 @@ impl World {
         for (_, message) in told.send {
             match message {
                 FromClient::Request { id, caller, request, .. } => self.sent.push((id, caller, request)),
-                FromClient::Stream { id, io: StreamIo::Write { offset, told, .. }, .. } => {
-                    self.streams.push((id, offset, told));
+                FromClient::Stream { id, io: StreamIo::Write { offset, told, .. }, data, .. } => {
+                    let (pieces, bytes) = (vec![(offset, data.len())], data.into());
+                    self.streams.push(Streamed { id, pieces, told, bytes });
+                }
+                FromClient::Stream { id, io: io @ StreamIo::WriteList { .. }, data, .. } => {
+                    io.check(&data).expect("a list of pieces");
+                    let list = pieces_of(&data).expect("a list of pieces");
+                    let bytes = list.iter().flat_map(|(_, piece)| *piece).copied().collect();
+                    let pieces = list.iter().map(|(offset, piece)| (*offset, piece.len())).collect();
+                    self.streams.push(Streamed { id, pieces, told: true, bytes });
                 }
                 FromClient::Revoked { number } => self.revoked.push(number),
                 _ => {}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use espalier_client::{Answer, Call, ForDoor, Interrupt, Outcome, Told};
 use espalier_proto::{
-    Access, Attr, Capability, Delegation, Distribution, Errno, FileType, Ino, Layout, LockOwner, Reply,
+    Access, Attr, Capability, Delegation, Distribution, Errno, FileType, Ino, Layout, LockOwner, Rank, Reply,
     Request, ServerId, Touched,
 };
 
@@ -45,9 +45,14 @@ impl World {
         world
     }
 
+    fn sent_to_streams(&self) -> Vec<Vec<(u64, usize)>> {
+        assert!(self.streams.iter().all(|write| write.told), "a quota could refuse it");
+        self.streams.iter().map(|write| write.pieces.clone()).collect()
+    }
+
     /// The metadata server has done the first of what it was sent to be written.
     fn write_done(&mut self) {
-        let (id, ..) = self.streams.remove(0);
+        let id = self.streams.remove(0).id;
         self.reply(id, Touched::default(), Ok(Reply::Written(1000)));
     }
 
@@ -115,32 +120,146 @@ fn no_more_is_under_way_than_there_is_room_for() {
 }
 
 #[test]
-fn short_writes_that_come_while_one_is_under_way_are_sent_together() {
+fn short_writes_that_come_while_one_is_under_way_are_gathered() {
     let mut world = World::with_a_big_file_there();
-    let sent = |world: &World| {
-        assert!(world.streams.iter().all(|(.., told)| *told), "a quota could refuse it");
-        world.streams.iter().map(|(_, offset, _)| *offset).collect::<Vec<_>>()
-    };
-    for offset in [1000, 2000, 3000] {
+    for offset in [1000, 5000, 3000, 2000] {
         assert!(world.is_written(big(offset, 1000)));
     }
-    assert_eq!(sent(&world), [1000]);
     world.write_done();
-    assert_eq!(sent(&world), [2000, 3000]);
-    // Somebody waits for all of them.
-    assert!(world.is_written(big(4000, 1000)));
-    assert_eq!(sent(&world).len(), 2);
-    world.waits(Request::Fsync { ino: FILE });
-    assert_eq!(sent(&world), [2000, 3000, 4000]);
-    (0..3).for_each(|_| world.write_done());
-    let (id, _, request) = world.last();
-    assert_eq!(request, Request::Fsync { ino: FILE });
-    world.reply(id, Touched::default(), Ok(Reply::Done));
-    // Neither many are kept nor long ones.
-    assert!((0..18).all(|number| world.is_written(big(10_000 + 1000 * number, 1000))));
-    assert_eq!(sent(&world).len(), 17);
-    assert!(world.is_written(big(100_000, 64 << 10)));
-    assert_eq!(sent(&world).len(), 19);
+    assert_eq!(world.sent_to_streams().len(), 0);
+    world.tick();
+    assert_eq!(world.sent_to_streams(), [[(2000, 2000), (5000, 1000)]]);
+    world.write_done();
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+    assert!(!world.sessions.is_behind(FILE));
+    // Nothing is under way: it is not waited for more.
+    assert!(world.is_written(big(1000, 1000)));
+    assert_eq!(world.sent_to_streams(), [[(1000, 1000)]]);
+}
+
+#[test]
+fn what_is_gathered_is_sent_when_somebody_waits_for_it() {
+    let waits = [Call::Request(Request::Fsync { ino: FILE }), Call::Request(unlock()), big(3500, 1000)];
+    for waits in waits {
+        let mut world = World::with_a_big_file_there();
+        for offset in [1000, 3000] {
+            assert!(world.is_written(big(offset, 1000)));
+        }
+        let call = world.call_as(user(0, 0), waits);
+        assert!(world.answer(call).is_none());
+        assert_eq!(world.sent_to_streams(), [[(1000, 1000)], [(3000, 1000)]]);
+    }
+    // The server itself wants a lease back.
+    let mut world = World::with_a_big_file_there();
+    for offset in [1000, 3000] {
+        assert!(world.is_written(big(offset, 1000)));
+    }
+    world.revoke(5);
+    assert_eq!(world.sent_to_streams().len(), 2);
+    world.write_done();
+    assert_eq!(world.revoked, []);
+    world.write_done();
+    assert_eq!(world.revoked, [5]);
+}
+
+#[test]
+fn what_is_written_again_while_it_is_gathered_is_sent_once() {
+    let mut world = World::with_a_big_file_there();
+    let write =
+        |offset, byte| Call::Write { ino: FILE, offset, data: vec![byte; 1000].into(), kill_suid_gid: false };
+    for (offset, byte) in [(1000, b'a'), (3000, b'b'), (5000, b'c'), (3000, b'd')] {
+        assert!(world.is_written(write(offset, byte)));
+    }
+    // What has been sent may be done after what comes now.
+    assert!(!world.is_written(write(1000, b'e')));
+    assert_eq!(world.sent_to_streams(), [vec![(1000, 1000)], vec![(3000, 1000), (5000, 1000)]]);
+    assert_eq!(world.streams[1].bytes[0], b'd');
+}
+
+#[test]
+fn neither_many_bytes_are_gathered_nor_long_writes() {
+    let mut world = World::with_a_big_file_there();
+    assert!((0..17).all(|number| world.is_written(big(32_768 * number, 16 << 10))));
+    assert_eq!(world.sent_to_streams().iter().map(Vec::len).collect::<Vec<_>>(), [1, 16]);
+    assert!(world.is_written(big(1 << 20, (16 << 10) + 1)));
+    assert_eq!(world.sent_to_streams().len(), 3);
+    // All of it counts as under way.
+    let count = (2..100).take_while(|n| world.is_written(big(n << 20, 1 << 20))).count();
+    assert_eq!(count, 7);
+}
+
+#[test]
+fn a_list_has_no_more_pieces_than_fit_a_message() {
+    let mut world = World::with_a_big_file_there();
+    assert!((0..5000).all(|number| world.is_written(big(2 * number, 1))));
+    assert_eq!(world.sent_to_streams()[1..].iter().map(Vec::len).collect::<Vec<_>>(), [1024; 4]);
+}
+
+/// Who writes in long pieces may write a few bytes in between: kernels split pieces.
+#[test]
+fn what_was_gathered_comes_before_what_is_not() {
+    let mut world = World::with_a_big_file_there();
+    let pieces = [(0, 1 << 20), (1 << 20, 16), ((1 << 20) + 16, 1 << 20)];
+    assert!(pieces.iter().all(|(offset, length)| world.is_written(big(*offset, *length))));
+    assert_eq!(world.sent_to_streams(), pieces.map(|piece| [piece]));
+}
+
+#[test]
+fn what_was_gathered_and_could_not_be_written_is_told() {
+    let mut world = World::with_a_big_file_there();
+    for offset in [1000, 3000, 5000] {
+        assert!(world.is_written(big(offset, 1000)));
+    }
+    world.write_done();
+    world.tick();
+    let id = world.streams.remove(0).id;
+    world.reply(id, Touched::default(), Err(Errno::ENOSPC));
+    let call = world.call(Request::Fsync { ino: FILE });
+    assert!(matches!(world.answer(call), Some(Err(Errno::ENOSPC))));
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+}
+
+#[test]
+fn what_is_gathered_when_its_session_ends_is_never_sent() {
+    let mut world = World::with_a_big_file_there();
+    for offset in [1000, 3000] {
+        assert!(world.is_written(big(offset, 1000)));
+    }
+    let mut told = Told::default();
+    world.sessions.ended(Rank(0), &mut told);
+    world.take(told);
+    assert_eq!(world.streams.len(), 1, "that had been sent before");
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+    let failed = |told: &&ForDoor<u64>| matches!(told, ForDoor::Failed { ino: FILE, errno: Errno::EIO, .. });
+    assert_eq!(world.door.iter().filter(failed).count(), 2);
+}
+
+/// What a loss of power has undone is done anew by the client.
+#[test]
+fn what_was_gathered_is_written_piece_by_piece_to_a_file_that_has_become_small() {
+    let mut world = World::with_a_big_file_there();
+    for offset in [1000, 3000, 5000] {
+        assert!(world.is_written(big(offset, 1000)));
+    }
+    world.write_done();
+    world.tick();
+    let id = world.streams.remove(0).id;
+    let before = world.sent.len();
+    world.reply(id, Touched::default(), Ok(Reply::Stuffed));
+    let asked: Vec<_> = world.sent.drain(before..).collect();
+    let written = |request: &Request| match request {
+        Request::Write { ino: FILE, offset, data, .. } => Some((*offset, data.len())),
+        _ => None,
+    };
+    let writes: Vec<_> = asked.iter().filter_map(|(_, _, request)| written(request)).collect();
+    assert_eq!(writes, [(3000, 1000), (5000, 1000)]);
+    let ids: Vec<_> = asked.into_iter().map(|(id, ..)| id).collect();
+    world.reply(ids[0], Touched::default(), Err(Errno::EDQUOT));
+    assert_eq!(world.sessions.unanswered_changes(), 1);
+    world.reply(ids[1], Touched::default(), Ok(Reply::Written(1000)));
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+    let call = world.call(Request::Fsync { ino: FILE });
+    assert!(matches!(world.answer(call), Some(Err(Errno::EDQUOT))));
 }
 
 #[test]

@@ -521,6 +521,7 @@ impl Meta {
         let all_open = match *io {
             StreamIo::Read { ino, .. }
             | StreamIo::Write { ino, .. }
+            | StreamIo::WriteList { ino, .. }
             | StreamIo::Allocate { ino, .. }
             | StreamIo::Seek { ino, .. } => is_open(ino),
             StreamIo::Copy { from, to, .. } => is_open(from) && is_open(to),

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use espalier_client::Answer;
 use espalier_meta::StreamRequest;
-use espalier_proto::{ClientId, Errno, Ino, Reply, RequestId, StreamIo};
+use espalier_proto::{ClientId, Errno, Ino, Reply, RequestId, StreamIo, pieces_of};
 use tokio::task::block_in_place;
 
 use super::machine::{Inner, Server};
@@ -76,7 +76,10 @@ impl Inner {
 impl Job {
     /// The file that is written to. That is done in the order in which it has come.
     fn written(&self) -> Option<Ino> {
-        if let StreamIo::Write { ino, .. } = self.stream.io { Some(ino) } else { None }
+        match self.stream.io {
+            StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. } => Some(ino),
+            _ => None,
+        }
     }
 }
 
@@ -149,8 +152,16 @@ impl Server {
             }
             io => disk.stream_io(io, &data).and_then(|answer| match answer {
                 Answer::Written(written) => {
-                    if let StreamIo::Write { ino, offset, .. } = io {
-                        disk.follow(ino, offset, written.into());
+                    match io {
+                        StreamIo::Write { ino, offset, .. } => {
+                            disk.follow(ino, offset, written.into());
+                        }
+                        StreamIo::WriteList { ino, .. } => {
+                            for (offset, piece) in pieces_of(&data)? {
+                                disk.follow(ino, offset, piece.len() as u64);
+                            }
+                        }
+                        _ => {}
                     }
                     Ok(Reply::Written(written))
                 }

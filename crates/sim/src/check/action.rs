@@ -133,6 +133,8 @@ impl Action {
                 let read = |(at, from, to)| Self::Read { ino, at, from, to };
                 pieces(offset, length, strip).map(read).collect()
             }
+            // Callers do not make these.
+            Call::WriteList { .. } => Vec::new(),
             Call::Write { ino, offset: END, ref data, .. } => {
                 *extents.entry(ino).or_insert(1) += (data.len() as u64).div_ceil(strip);
                 vec![Self::Append { ino, data: data[..].into() }]

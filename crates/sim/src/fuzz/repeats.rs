@@ -35,7 +35,11 @@ impl Repeats {
             Message::FromData(FromData { id, result: Ok(DataReply::Stale), .. }) => {
                 self.data.get(&(to, from, *id)).copied()
             }
-            Message::FromClient(FromClient::Stream { id, io: StreamIo::Write { ino, .. }, .. }) => {
+            Message::FromClient(FromClient::Stream {
+                id,
+                io: StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. },
+                ..
+            }) => {
                 let asked = (from, to, *id);
                 self.streams.insert(asked);
                 self.old.contains(&asked).then_some(*ino)

@@ -136,6 +136,7 @@ impl Embedded {
         let mut next = self.client.start(call);
         loop {
             next = match next {
+                Next::Apart => return Err(Errno::EIO),
                 Next::Answer(answer) => return answer,
                 Next::Ask(request) | Next::Find(request, _) => {
                     let reply = self.ask(caller, request);
