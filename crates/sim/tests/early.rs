@@ -3,7 +3,10 @@
 
 use std::path::Path;
 
-use espalier_sim::{Report, Scenario, World};
+use espalier_proto::Caller;
+use espalier_sim::process::{Door, Identity, Process};
+use espalier_sim::source::{Done, Op, OpKind, OpenFlags, Script, Step};
+use espalier_sim::{Nanos, Observer, Report, Scenario, World};
 
 fn run(text: &str) -> Report {
     let scenario = Scenario::parse(text, Path::new("it.toml")).unwrap();
@@ -33,4 +36,60 @@ fn who_is_alone_in_a_directory_does_not_wait() {
         let (alone, together) = (mean(&own, kind), mean(&shared, kind));
         assert!(alone < together / 2.0, "{kind}: {alone} us alone, {together} us together");
     }
+}
+
+/// What the reads at the end come to.
+#[derive(Default)]
+struct Reads(Vec<Done>);
+
+impl Observer for Reads {
+    fn finished(&mut self, _: u32, _: u32, done: &Done) {
+        assert!(done.result.is_ok(), "{done:?}");
+        if done.kind == OpKind::Read {
+            self.0.push(*done);
+        }
+    }
+}
+
+/// A big file is written to in 300 places. Returns how many messages that took.
+fn writes_in_many_places(settings: &str, seed: u64) -> u64 {
+    const FILE: u32 = 3;
+    let text = format!(
+        "seed = {seed}\n[cluster]\n{settings}\n[network]\npreset = \"gigabit\"\n[faults]\nuntil = \"2 s\"\n\
+         crash = {{ every = {{ exponential = \"20 ms\" }}, for = \"10 ms\" }}\n"
+    );
+    let text = if seed == 0 { text.split("[faults]").next().unwrap().into() } else { text };
+    let scenario = Scenario::parse(&text, Path::new("it.toml")).unwrap();
+    let (mut reads, mut saboteur) = (Reads::default(), ());
+    let mut world = World::empty(&scenario, &mut reads, &mut saboteur).unwrap();
+    let write = |offset, size| Op::Write { file: FILE, offset: Some(offset), size };
+    // By then it has numbers for files to come, and has grown.
+    let soon = || Step::Pause(Nanos(300_000_000));
+    let begin = [Step::Do(Op::mkdir("/dir")), soon(), Step::Do(Op::create(FILE, "/dir/file"))];
+    let grows = [Step::Do(write(0, 1 << 20)), soon()];
+    let places = (0..300).map(move |number| Step::Do(write(number * 7919 % 300 * 8192, 4096)));
+    let read = Op::Read { file: FILE + 1, offset: Some(1 << 21), size: 4096 };
+    let end = [Op::Sync { file: FILE }, Op::open(FILE + 1, "/dir/file", OpenFlags::READ), read];
+    let steps = begin.into_iter().chain(grows).chain(places).chain(end.map(Step::Do));
+    let caller = Caller { uid: 0, gid: 0, pid: 1, groups: Some([].into()) };
+    let identity = Identity { number: 0, caller, umask: 0, door: Door::Mount };
+    world.add_processes(vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]);
+    let report = world.run().unwrap();
+    assert_eq!(world.fsck().unwrap(), [], "seed {seed}");
+    drop(world);
+    assert_eq!(reads.0.iter().map(|read| read.result).collect::<Vec<_>>(), [Ok(4096)], "seed {seed}");
+    report.messages.get("stream").copied().unwrap_or(0)
+}
+
+#[test]
+fn short_writes_to_a_file_that_nobody_else_knows_are_one_message_for_many() {
+    let (gathered, each) = (writes_in_many_places("", 0), writes_in_many_places("early = false", 0));
+    assert!(each >= 300 && gathered < 50, "{gathered} instead of {each}");
+}
+
+#[test]
+fn what_was_gathered_is_written_whatever_its_server_is_killed_at() {
+    (1..10).for_each(|seed| {
+        writes_in_many_places("", seed);
+    });
 }
