@@ -91,7 +91,8 @@ impl From<&Call<'_>> for Asked {
             }
             // Callers do not make these.
             Call::WriteList { ino, ref pieces } => {
-                let (offset, size) = (pieces.first().map_or(0, |(offset, _)| *offset), 0);
+                let offset = pieces.first().map_or(0, |(offset, _)| *offset);
+                let size = pieces.iter().map(|(_, piece)| piece.len() as u64).sum();
                 Self::Write { ino, offset, size, kill_suid_gid: false }
             }
             Call::Allocate { ino, offset, length, mode } => Self::Allocate { ino, offset, length, mode },

@@ -165,8 +165,8 @@ impl WriteBehind {
 
     /// What has been gathered of some files.
     fn take_gathered(&mut self, of: impl Fn(Ino) -> bool) -> Vec<(Ino, Gathered)> {
-        let due = self.files.iter_mut().filter(|(ino, _)| of(**ino));
-        due.filter_map(|(ino, file)| Some((*ino, file.gathered.take()?))).collect()
+        let gathered = |(ino, file): (&Ino, &mut File)| Some((*ino, file.gathered.take_if(|_| of(*ino))?));
+        self.files.iter_mut().filter_map(gathered).collect()
     }
 }
 
@@ -266,6 +266,7 @@ impl<T> Sessions<T> {
         self.send_lists(wanted, told);
     }
 
+    /// Sends what has been gathered of some files.
     pub(super) fn send_gathered(&mut self, of: impl Fn(Ino) -> bool, told: &mut Told<T>) {
         let gathered = self.early.behind.take_gathered(of);
         self.send_lists(gathered, told);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use espalier_client::{Answer, Call, ForDoor, Interrupt, Outcome, Told};
 use espalier_proto::{
     Access, Attr, Capability, Delegation, Distribution, Errno, FileType, Ino, Layout, LockOwner, Rank, Reply,
-    Request, ServerId, Touched,
+    Request, RequestId, ServerId, Touched,
 };
 
 use super::world::*;
@@ -43,6 +43,20 @@ impl World {
         world.reply(id, Touched::default(), Ok(Reply::Delegated(None)));
         world.write_done();
         world
+    }
+
+    /// As that, and it is written to in two places, by one request.
+    fn with_a_list_under_way() -> (Self, RequestId) {
+        let mut world = Self::with_a_big_file_there();
+        world.write_at(&[1000, 3000, 5000]);
+        world.write_done();
+        world.tick();
+        let id = world.streams.remove(0).id;
+        (world, id)
+    }
+
+    fn write_at(&mut self, offsets: &[u64]) {
+        assert!(offsets.iter().all(|offset| self.is_written(big(*offset, 1000))));
     }
 
     fn sent_to_streams(&self) -> Vec<Vec<(u64, usize)>> {
@@ -122,9 +136,7 @@ fn no_more_is_under_way_than_there_is_room_for() {
 #[test]
 fn short_writes_that_come_while_one_is_under_way_are_gathered() {
     let mut world = World::with_a_big_file_there();
-    for offset in [1000, 5000, 3000, 2000] {
-        assert!(world.is_written(big(offset, 1000)));
-    }
+    world.write_at(&[1000, 5000, 3000, 2000]);
     world.write_done();
     assert_eq!(world.sent_to_streams().len(), 0);
     world.tick();
@@ -142,18 +154,14 @@ fn what_is_gathered_is_sent_when_somebody_waits_for_it() {
     let waits = [Call::Request(Request::Fsync { ino: FILE }), Call::Request(unlock()), big(3500, 1000)];
     for waits in waits {
         let mut world = World::with_a_big_file_there();
-        for offset in [1000, 3000] {
-            assert!(world.is_written(big(offset, 1000)));
-        }
+        world.write_at(&[1000, 3000]);
         let call = world.call_as(user(0, 0), waits);
         assert!(world.answer(call).is_none());
         assert_eq!(world.sent_to_streams(), [[(1000, 1000)], [(3000, 1000)]]);
     }
     // The server itself wants a lease back.
     let mut world = World::with_a_big_file_there();
-    for offset in [1000, 3000] {
-        assert!(world.is_written(big(offset, 1000)));
-    }
+    world.write_at(&[1000, 3000]);
     world.revoke(5);
     assert_eq!(world.sent_to_streams().len(), 2);
     world.write_done();
@@ -195,7 +203,7 @@ fn a_list_has_no_more_pieces_than_fit_a_message() {
     assert_eq!(world.sent_to_streams()[1..].iter().map(Vec::len).collect::<Vec<_>>(), [1024; 4]);
 }
 
-/// Who writes in long pieces may write a few bytes in between: kernels split pieces.
+/// What a program writes in pieces of a MiB has come as 1,048,560 and 16 bytes.
 #[test]
 fn what_was_gathered_comes_before_what_is_not() {
     let mut world = World::with_a_big_file_there();
@@ -206,13 +214,7 @@ fn what_was_gathered_comes_before_what_is_not() {
 
 #[test]
 fn what_was_gathered_and_could_not_be_written_is_told() {
-    let mut world = World::with_a_big_file_there();
-    for offset in [1000, 3000, 5000] {
-        assert!(world.is_written(big(offset, 1000)));
-    }
-    world.write_done();
-    world.tick();
-    let id = world.streams.remove(0).id;
+    let (mut world, id) = World::with_a_list_under_way();
     world.reply(id, Touched::default(), Err(Errno::ENOSPC));
     let call = world.call(Request::Fsync { ino: FILE });
     assert!(matches!(world.answer(call), Some(Err(Errno::ENOSPC))));
@@ -222,9 +224,7 @@ fn what_was_gathered_and_could_not_be_written_is_told() {
 #[test]
 fn what_is_gathered_when_its_session_ends_is_never_sent() {
     let mut world = World::with_a_big_file_there();
-    for offset in [1000, 3000] {
-        assert!(world.is_written(big(offset, 1000)));
-    }
+    world.write_at(&[1000, 3000]);
     let mut told = Told::default();
     world.sessions.ended(Rank(0), &mut told);
     world.take(told);
@@ -237,13 +237,7 @@ fn what_is_gathered_when_its_session_ends_is_never_sent() {
 /// What a loss of power has undone is done anew by the client.
 #[test]
 fn what_was_gathered_is_written_piece_by_piece_to_a_file_that_has_become_small() {
-    let mut world = World::with_a_big_file_there();
-    for offset in [1000, 3000, 5000] {
-        assert!(world.is_written(big(offset, 1000)));
-    }
-    world.write_done();
-    world.tick();
-    let id = world.streams.remove(0).id;
+    let (mut world, id) = World::with_a_list_under_way();
     let before = world.sent.len();
     world.reply(id, Touched::default(), Ok(Reply::Stuffed));
     let asked: Vec<_> = world.sent.drain(before..).collect();
