@@ -288,11 +288,12 @@ impl Cache {
             }
         }
         self.distrust_subject(&subject);
-        if call.stream().is_none() {
+        let writes = call.stream().is_some();
+        if !writes {
             // They may come to have names where others see them.
             inos.iter().flatten().for_each(|ino| self.not_alone(*ino));
         }
-        self.changing.begin(inos.into_iter(), subject.names())
+        self.changing.begin(inos.into_iter(), subject.names(), writes)
     }
 
     fn distrust_subject(&mut self, subject: &Subject<'_>) {

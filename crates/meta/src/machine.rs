@@ -380,7 +380,7 @@ impl Meta {
             Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
             Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),
             Request::Accessed { files } => self.accessed_before(cx, files),
-            Request::Renew { inodes } => self.renew(cx, inodes),
+            Request::Renew { inodes, alone_in } => self.renew(cx, inodes, *alone_in),
         }
     }
 

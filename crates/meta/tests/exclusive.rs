@@ -139,6 +139,32 @@ fn a_client_is_alone_in_a_directory_that_nobody_else_knows() {
 }
 
 #[test]
+fn who_asks_for_it_is_alone_with_files_that_nobody_else_knows() {
+    let (mut fs, mut one, mut other, dir) = alone();
+    let file = |at: usize| format!("file {at}");
+    let files: Vec<Ino> = (0..4).map(|at| one.make(&mut fs, dir, &file(at), NewNode::Regular)).collect();
+    let far = one.make(&mut fs, Ino::ROOT, "far", NewNode::Directory);
+    let link = |ino, dir| Request::Link { ino, dir, name: name("link") };
+    one.ask(&mut fs, link(files[1], dir)).unwrap();
+    one.ask(&mut fs, link(files[2], far)).unwrap();
+    one.ask(&mut fs, Request::Unlink { dir, name: name(&file(2)), time: None }).unwrap();
+    // The leases are over by then.
+    fs.uptime_ms += 2 * u64::from(TERM);
+    let inodes = [&[dir], &files[..]].concat();
+    let renew = |alone_in| Request::Renew { inodes: inodes.clone(), alone_in };
+    let renewed = |inodes: &[Ino]| Ok(Reply::Renewed(inodes.to_vec()));
+    assert_eq!(one.ask_for(&mut fs, renew(None)), (renewed(&inodes), None));
+    let (only, all) = ([dir, files[0], files[3]], Some(dir));
+    assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only), all), "others have other names");
+    assert_eq!(other.ask_for(&mut fs, renew(all)), (renewed(&[]), None), "it knows none");
+    waits_for(&mut fs, (&one, &mut other), dir, lookup(Ino::ROOT, "dir")).unwrap();
+    other.ask(&mut fs, lookup(dir, &file(3))).unwrap();
+    assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only[..2]), None));
+    other.ask(&mut fs, Request::Forget { ino: dir, lookups: 1 }).unwrap();
+    assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only[..2]), all));
+}
+
+#[test]
 fn whoever_comes_to_know_a_directory_waits_for_who_is_alone_in_it() {
     let opened = Request::Create {
         dir: Ino::ROOT,

@@ -82,7 +82,7 @@ impl Request {
                 require(inodes.len() <= MAX_INODES && released.len() <= MAX_INODES, Errno::EINVAL)
             }
             Self::Accessed { files } => require(files.len() <= MAX_INODES, Errno::EINVAL),
-            Self::Renew { inodes } => require(inodes.len() <= MAX_INODES, Errno::EINVAL),
+            Self::Renew { inodes, .. } => require(inodes.len() <= MAX_INODES, Errno::EINVAL),
             Self::Reclaim { held, again, .. } => {
                 require(held.len() <= MAX_INODES && again.len() <= MAX_INODES, Errno::EINVAL)
             }
@@ -132,7 +132,7 @@ impl Request {
             | Self::StopWaiting { ino, .. } => *ino,
             // Whoever asks one of these asks each rank what is its own.
             Self::Accessed { files } => files.first().map_or(Ino::ROOT, |(ino, _)| *ino),
-            Self::Renew { inodes } => inodes.first().copied().unwrap_or(Ino::ROOT),
+            Self::Renew { inodes, .. } => inodes.first().copied().unwrap_or(Ino::ROOT),
             Self::ForgetAll { inodes, .. } => inodes.first().map_or(Ino::ROOT, |(ino, _)| *ino),
             Self::Reclaim { held, .. } => held.first().map_or(Ino::ROOT, |held| held.ino),
             Self::CopyTree(copy) => copy.levels.first().map_or(Ino::ROOT, |level| level.from),

@@ -328,6 +328,9 @@ pub enum Request {
     /// The leases on these inodes, of which the client still uses what they hold, are to last for another term: [`Reply::Renewed`].
     Renew {
         inodes: Vec<Ino>,
+        /// The client would be alone in this directory, which is among them, and with the others, which are files in it: it is told of those
+        /// with which it is, and whether its lease on the directory is exclusive, as by a lookup.
+        alone_in: Option<Ino>,
     },
 }
 

@@ -17,6 +17,8 @@ pub struct Changes([Option<Arc<()>>; 6]);
 #[derive(Debug, Default)]
 pub(super) struct Changing {
     inodes: HashMap<Ino, Weak<()>, FxBuildHasher>,
+    /// Files that are written to, and no more.
+    written: HashMap<Ino, Weak<()>, FxBuildHasher>,
     /// By the directory and a hash of the name: two that share one are both not known.
     names: HashMap<(Ino, u64), Weak<()>, FxBuildHasher>,
     /// It may be any.
@@ -25,16 +27,19 @@ pub(super) struct Changing {
 
 impl Changing {
     /// A call is about to be made that may change up to four inodes, and up to two names; `None`: an inode of which only a name is known.
+    /// `writes`: it changes bytes alone.
     pub fn begin<'a>(
         &mut self,
         inos: impl Iterator<Item = Option<Ino>>,
         names: impl Iterator<Item = (Ino, &'a Name)>,
+        writes: bool,
     ) -> Changes {
         let mut changes = Changes::default();
         let [inodes @ .., first, second] = &mut changes.0;
+        let of = if writes { &mut self.written } else { &mut self.inodes };
         for (slot, ino) in inodes.iter_mut().zip(inos) {
             *slot = Some(match ino {
-                Some(ino) => share(self.inodes.entry(ino).or_default()),
+                Some(ino) => share(of.entry(ino).or_default()),
                 None => share(&mut self.unknown),
             });
         }
@@ -45,7 +50,14 @@ impl Changing {
     }
 
     pub fn is_so(&self, ino: Ino) -> bool {
-        is_shared(&self.unknown) || self.inodes.get(&ino).is_some_and(is_shared)
+        is_shared(&self.unknown)
+            || self.is_more_than_written(ino)
+            || self.written.get(&ino).is_some_and(is_shared)
+    }
+
+    /// Whether it may come to have other names, as far as is known.
+    pub fn is_more_than_written(&self, ino: Ino) -> bool {
+        self.inodes.get(&ino).is_some_and(is_shared)
     }
 
     pub fn is_named(&self, dir: Ino, name: &Name) -> bool {
@@ -55,6 +67,7 @@ impl Changing {
     /// Comes from time to time.
     pub fn expire(&mut self) {
         self.inodes.retain(|_, shared| is_shared(shared));
+        self.written.retain(|_, shared| is_shared(shared));
         self.names.retain(|_, shared| is_shared(shared));
     }
 }

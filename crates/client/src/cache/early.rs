@@ -53,7 +53,8 @@ impl Cache {
         }
         record.exclusive_until = until;
         let lease = record.exclusive;
-        for (ino, names) in known {
+        // What this client does to them meanwhile may let others know them.
+        for (ino, names) in known.iter().filter(|(ino, _)| !self.changing.is_more_than_written(*ino)) {
             if let Some(record) = self.records.get_mut(ino) {
                 record.alone = lease;
                 record.alone_in = (*names == 1).then_some(dir);
@@ -112,6 +113,11 @@ impl Cache {
         let dir = record.alone_in?;
         let holds = |held: &Record| held.exclusive == record.alone && held.exclusive_until > now;
         self.records.get(&dir).is_some_and(holds).then_some(dir)
+    }
+
+    /// The directory in which a file had its only name when it was last told that nobody else knew it.
+    pub fn was_alone_in(&self, ino: Ino) -> Option<Ino> {
+        self.records.get(&ino)?.alone_in
     }
 
     /// Makes an answer one that callers may hear: they are not told again of how things were before what they were told. Returns what an

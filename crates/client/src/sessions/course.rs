@@ -60,7 +60,9 @@ impl<T> Sessions<T> {
         let until = sent.map_or(0, |sent| sent.saturating_add(lease));
         let alone = touched.exclusive.map(|dir| (dir, told_alone(&result)));
         let changes = lease > 0 && !touched.attrs.is_empty();
-        if self.supplied(now, (rank, id), &result) || self.renewed(now, (rank, id), &result, lease) {
+        if self.supplied(now, (rank, id), &result)
+            || self.renewed(now, (rank, id), &result, (lease, &touched))
+        {
             return;
         }
         self.hear_time(now, rank, &result, &touched);

@@ -4,8 +4,9 @@
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
 use alloc::vec::Vec;
+use core::mem::take;
 
-use espalier_proto::{Caller, Errno, Ino, Rank, Reply, Request, RequestId};
+use espalier_proto::{Caller, Errno, Ino, Rank, Reply, Request, RequestId, Touched};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -17,6 +18,8 @@ use crate::{Answer, Call};
 const TOGETHER: usize = 256;
 /// Leases that there are not are asked for once in so many milliseconds.
 const WANTED_MS: u64 = 1_000;
+/// An exclusive lease is renewed when it has no longer than this.
+const AHEAD_MS: u64 = 3_000;
 
 /// See the module's description. Times are in milliseconds.
 #[derive(Debug, Default)]
@@ -27,6 +30,8 @@ pub(super) struct Kept {
     due: BTreeSet<(u64, Ino)>,
     /// What has been read or written without a lease: the next time there had better be one.
     wanted: BTreeSet<Ino>,
+    /// Big files that have been written to, and the directories that this client would be alone in for that, or for longer.
+    written: BTreeSet<(Ino, Ino)>,
     /// Not before this time, for there may be none for long: as when others write to a stream.
     wanted_from: u64,
     /// When it was sent.
@@ -159,13 +164,34 @@ impl<T> Sessions<T> {
         self.client.is_open(ino) || self.kept.dirs.contains_key(&ino)
     }
 
+    /// A big file is written to: callers are told of that early for as long as this client is alone in its directory, and no request that
+    /// names anything there may come to renew that.
+    pub(super) fn keep_alone(&mut self, now: u64, ino: Ino) {
+        if self.cache.alone_dir(ino, now + AHEAD_MS).is_none() {
+            self.kept.written.extend(self.cache.was_alone_in(ino).map(|dir| (dir, ino)));
+        }
+    }
+
+    fn renew(&mut self, now: u64, inodes: Vec<Ino>, alone_in: Option<Ino>) {
+        let Some(rank) = inodes.first().map(|ino| ino.rank()) else { return };
+        let request = Request::Renew { inodes, alone_in };
+        if let Some(id) = self.end(rank).map(|end| end.ask(Caller::SERVER, request)) {
+            self.kept.renewals.insert((rank, id), now);
+        }
+    }
+
     /// Comes with each tick.
     pub(super) fn renew_kept(&mut self, now: u64, told: &mut Told<T>) {
         let (mut renew, mut lost) = (BTreeSet::new(), Vec::new());
-        if now >= self.kept.wanted_from && !self.kept.wanted.is_empty() {
+        if now >= self.kept.wanted_from && !(self.kept.wanted.is_empty() && self.kept.written.is_empty()) {
             self.kept.wanted_from = now + WANTED_MS;
-            renew = core::mem::take(&mut self.kept.wanted);
+            renew = take(&mut self.kept.wanted);
             renew.retain(|ino| self.is_in_use(*ino));
+            let written: Vec<_> = take(&mut self.kept.written).into_iter().collect();
+            for files in written.chunk_by(|one, next| one.0 == next.0) {
+                let (dir, files) = (files[0].0, files.iter().map(|(_, file)| *file));
+                self.renew(now, [dir].into_iter().chain(files.take(TOGETHER - 1)).collect(), Some(dir));
+            }
         }
         while let Some((ino, watched)) = self.kept.next(now) {
             let until = self.cache.leased_until(ino);
@@ -184,10 +210,7 @@ impl<T> Sessions<T> {
         let renew: Vec<Ino> = renew.into_iter().collect();
         for inodes in renew.chunk_by(|one, next| one.rank() == next.rank()) {
             for inodes in inodes.chunks(TOGETHER) {
-                let (rank, request) = (inodes[0].rank(), Request::Renew { inodes: inodes.to_vec() });
-                if let Some(id) = self.end(rank).map(|end| end.ask(Caller::SERVER, request)) {
-                    self.kept.renewals.insert((rank, id), now);
-                }
+                self.renew(now, inodes.to_vec(), None);
             }
         }
         if !lost.is_empty() {
@@ -201,13 +224,17 @@ impl<T> Sessions<T> {
         now: u64,
         asked: (Rank, RequestId),
         result: &Result<Reply, Errno>,
-        lease: u64,
+        (lease, touched): (u64, &Touched),
     ) -> bool {
         let Some(sent) = self.kept.renewals.remove(&asked) else { return false };
         if let Ok(Reply::Renewed(inodes)) = result {
             // Milliseconds that have begun count.
             let until = (sent + lease).saturating_sub(1);
             inodes.iter().for_each(|ino| self.cache.renewed(*ino, until, now));
+            if let Some(dir) = touched.exclusive {
+                let files = inodes.iter().filter(|ino| **ino != dir);
+                self.cache.alone(dir, &files.map(|ino| (*ino, 1)).collect::<Vec<_>>(), until, now);
+            }
         }
         true
     }

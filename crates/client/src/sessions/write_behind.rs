@@ -198,6 +198,12 @@ impl<T> Sessions<T> {
         asked: Asked<'static, Waiter<T>>,
         told: &mut Told<T>,
     ) -> Option<Asked<'static, Waiter<T>>> {
+        if let Call::Write { ino, .. } = asked.call
+            && self.tells_early
+            && self.client.is_streamed(ino)
+        {
+            self.keep_alone(now, ino);
+        }
         let Some((dir, bytes)) = self.may_be_behind(now, &asked.call) else { return Some(asked) };
         let Call::Write { ino, ref data, .. } = asked.call else { return Some(asked) };
         let (offset, length) = (bytes.start, data.len());

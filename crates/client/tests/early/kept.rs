@@ -71,7 +71,7 @@ impl World {
 
     fn renewals(&mut self) -> Vec<(RequestId, Vec<Ino>)> {
         let asked = |(id, _, request): &(RequestId, _, Request)| match request {
-            Request::Renew { inodes } => Some((*id, inodes.clone())),
+            Request::Renew { inodes, .. } => Some((*id, inodes.clone())),
             _ => None,
         };
         self.sent.iter().filter_map(asked).collect()

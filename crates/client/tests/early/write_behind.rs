@@ -149,6 +149,68 @@ fn short_writes_that_come_while_one_is_under_way_are_gathered() {
     assert_eq!(world.sent_to_streams(), [[(1000, 1000)]]);
 }
 
+impl World {
+    /// Writes somewhere, which the server does. Whether that was told before.
+    fn writes_early(&mut self) -> bool {
+        let is_early = self.is_written(big(1000, 1000));
+        self.tick();
+        self.write_done();
+        self.door.clear();
+        is_early
+    }
+
+    /// What the server is asked about who is alone.
+    fn asks_whether_alone(&self) -> Option<RequestId> {
+        let alone = Request::Renew { inodes: vec![DIR, FILE], alone_in: Some(DIR) };
+        self.sent.iter().find_map(|(id, _, request)| (*request == alone).then_some(*id))
+    }
+
+    fn is_told_whether_alone(&mut self, exclusive: Option<Ino>, renewed: &[Ino]) {
+        let id = self.asks_whether_alone().expect("it is asked");
+        self.reply(id, Touched { exclusive, ..Touched::default() }, Ok(Reply::Renewed(renewed.to_vec())));
+    }
+}
+
+#[test]
+fn who_goes_on_writing_goes_on_being_alone() {
+    let mut world = World::with_a_big_file_there();
+    assert!(world.writes_early());
+    assert_eq!(world.asks_whether_alone(), None, "there is time");
+    world.now += 7_500;
+    assert!(world.writes_early());
+    world.is_told_whether_alone(Some(DIR), &[DIR, FILE]);
+    world.now += 9_000;
+    assert!(world.writes_early());
+    world.is_told_whether_alone(None, &[DIR]);
+    world.now += 900;
+    assert!(world.writes_early());
+    assert_eq!(world.asks_whether_alone(), None, "that is a second for all who write");
+    world.now += 100;
+    assert!(!world.writes_early());
+    world.is_told_whether_alone(Some(DIR), &[DIR]);
+    world.now += 1_000;
+    assert!(!world.writes_early(), "others know the file");
+    world.is_told_whether_alone(Some(DIR), &[DIR, FILE]);
+    assert!(world.writes_early());
+    // It was over for long.
+    world.now += 30_000;
+    assert!(!world.writes_early());
+    world.is_told_whether_alone(Some(DIR), &[DIR, FILE]);
+    assert!(world.writes_early());
+}
+
+#[test]
+fn nobody_is_alone_with_what_is_being_linked() {
+    let mut world = World::with_a_big_file_there();
+    world.now += 7_500;
+    assert!(world.writes_early());
+    let asked = world.asks_whether_alone().expect("it is asked");
+    world.call(Request::Link { ino: FILE, dir: Ino::ROOT, name: name("link") });
+    let told = Touched { exclusive: Some(DIR), ..Touched::default() };
+    world.reply(asked, told, Ok(Reply::Renewed(vec![DIR, FILE])));
+    assert!(!world.writes_early());
+}
+
 #[test]
 fn what_is_gathered_is_sent_when_somebody_waits_for_it() {
     let waits = [Call::Request(Request::Fsync { ino: FILE }), Call::Request(unlock()), big(3500, 1000)];

@@ -21,6 +21,13 @@ impl Meta {
         self.sessions.holds(client, ino, cached.lookups, cached.opens)
     }
 
+    /// Whether an inode is a file that has its only name in a directory, and that nobody but a client knows.
+    pub(crate) fn is_alone_with_file_in(&self, client: ClientId, dir: Ino, ino: Ino) -> bool {
+        let cached = self.state.inodes.get(&ino);
+        cached.is_some_and(|cached| cached.inode.nlink == 1 && cached.parents() == [(dir, 1)])
+            && self.is_alone_with(client, ino)
+    }
+
     /// Whether a client may be given an exclusive lease on a directory.
     pub(super) fn may_be_alone_in(&self, client: ClientId, dir: Ino) -> bool {
         let is_trusted = self.makes_early(client) && self.config.acknowledge != Acknowledge::Durable;
@@ -120,7 +127,7 @@ impl Meta {
     }
 }
 
-/// The directory in which a request looks for a name, or makes or removes one.
+/// The directory in which a request looks for a name, or makes or removes one; or in which its client wants to be alone.
 pub(super) fn named_dir(request: &Request) -> Option<Ino> {
     match request {
         Request::Lookup { dir, .. }
@@ -128,6 +135,7 @@ pub(super) fn named_dir(request: &Request) -> Option<Ino> {
         | Request::Unlink { dir, .. }
         | Request::RmDir { dir, .. }
         | Request::ReadDir { dir, .. } => Some(*dir),
+        Request::Renew { alone_in, .. } => *alone_in,
         _ => None,
     }
 }

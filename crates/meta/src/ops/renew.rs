@@ -6,17 +6,23 @@ use crate::machine::{Cx, Meta};
 use crate::step::{Step, Stop};
 
 impl Meta {
-    /// A client goes on using what it has been told that these hold.
-    pub(crate) fn renew(&mut self, cx: &mut Cx<'_>, inodes: &[Ino]) -> Step<Reply> {
+    /// A client goes on using what it has been told that these hold; `alone_in`: and would tell its callers early what it does to those in
+    /// this directory.
+    pub(crate) fn renew(&mut self, cx: &mut Cx<'_>, inodes: &[Ino], alone_in: Option<Ino>) -> Step<Reply> {
         let mut renewed = Vec::new();
         for ino in inodes {
             if self.sessions.lookups_of(cx.client, *ino).is_none_or(|lookups| lookups == 0) {
                 continue;
             }
             match self.state.inode(*ino).map(drop) {
-                Ok(()) if self.tell_held(cx, *ino) => renewed.push(*ino),
                 Err(Stop::Wait(wait)) => return Err(Stop::Wait(wait)),
-                Ok(()) | Err(Stop::Fail(_)) => {}
+                Err(Stop::Fail(_)) => continue,
+                Ok(()) => {}
+            }
+            let is_wanted =
+                alone_in.is_none_or(|dir| *ino == dir || self.is_alone_with_file_in(cx.client, dir, *ino));
+            if is_wanted && self.tell_held(cx, *ino) {
+                renewed.push(*ino);
             }
         }
         Ok(Reply::Renewed(renewed))

@@ -46,7 +46,7 @@ fn they_are_renewed_for_who_knows_it_and_unless_others_want_them_back() {
         fs.input(Input::Connect { client, leases: true, resumes: false });
     }
     let made = ["one", "two"].map(|file| make(&mut fs, file));
-    let renew = || Request::Renew { inodes: vec![made[0], Ino(1234), made[1]] };
+    let renew = || Request::Renew { inodes: vec![made[0], Ino(1234), made[1]], alone_in: None };
     assert_eq!(ask(&mut fs, OTHER, renew()), (Reply::Renewed(vec![]), 0), "it knows none");
     pass(&mut fs, TERM / 2);
     assert_eq!(ask(&mut fs, ONE, renew()), (Reply::Renewed(made.to_vec()), TERM));
