@@ -20,10 +20,10 @@ fn main() {
     {
         for outstanding in [1, 32] {
             for size in [0, 4 << 10, 1 << 20] {
-                let rate = measure(server.clone(), client.clone(), outstanding, size);
+                let (rate, median) = measure(server.clone(), client.clone(), outstanding, size);
                 let each = 1e6 / rate;
                 println!(
-                    "{name:5} {outstanding:2} outstanding, answers of {size:7} bytes: {rate:8.0}/s, {each:6.1} us"
+                    "{name:5} {outstanding:2} outstanding, answers of {size:7} bytes: {rate:8.0}/s, {each:6.1} us, half of the round trips {median:6.1} us"
                 );
             }
         }
@@ -107,8 +107,8 @@ fn certified(dir: &std::path::Path) -> (Security, Security) {
     (load("server", server), load("client", client))
 }
 
-/// Round trips per second. Each end has a thread of its own.
-fn measure(server: Security, client: Security, outstanding: u64, size: usize) -> f64 {
+/// Answers per second, and in how many us half of what was sent together had come back. Each end has a thread of its own.
+fn measure(server: Security, client: Security, outstanding: u64, size: usize) -> (f64, f64) {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let listener = std::net::TcpListener::bind("localhost:0").unwrap();
     let address = format!("localhost:{}", listener.local_addr().unwrap().port());
@@ -143,7 +143,7 @@ async fn serve(listener: std::net::TcpListener, security: Security, size: usize)
     }
 }
 
-async fn ask(address: &str, security: Security, outstanding: u64) -> f64 {
+async fn ask(address: &str, security: Security, outstanding: u64) -> (f64, f64) {
     let (_, mut connection): (_, Connection<FromServer, FromClient>) =
         connect(address, &security, &Limits::default(), HELLO).await.unwrap();
     for id in 0..outstanding {
@@ -151,13 +151,18 @@ async fn ask(address: &str, security: Security, outstanding: u64) -> f64 {
     }
     connection.sender.flush().unwrap();
     let (started, mut answered, mut batch) = (Instant::now(), 0, Vec::new());
-    while started.elapsed() < MEASURED {
+    let (mut sent, mut times) = (started, Vec::new());
+    while sent.duration_since(started) < MEASURED {
         connection.receiver.next(&mut batch).await.unwrap();
         for _ in batch.drain(..) {
             answered += 1;
             connection.sender.queue(request(outstanding + answered)).unwrap();
         }
         connection.sender.flush().unwrap();
+        let now = Instant::now();
+        times.push(now.duration_since(sent));
+        sent = now;
     }
-    answered as f64 / started.elapsed().as_secs_f64()
+    times.sort_unstable();
+    (answered as f64 / sent.duration_since(started).as_secs_f64(), times[times.len() / 2].as_secs_f64() * 1e6)
 }

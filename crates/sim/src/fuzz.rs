@@ -11,6 +11,7 @@ mod quotas;
 mod reads;
 mod repeats;
 mod scenario;
+mod streaks;
 mod survey;
 mod wander;
 mod watch;

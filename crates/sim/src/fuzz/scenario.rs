@@ -11,7 +11,7 @@ use super::acls;
 use super::policies::Live;
 use super::quotas;
 use super::wander::Habits;
-use super::{alone, locks, looks, reads};
+use super::{alone, locks, looks, reads, streaks};
 use crate::faults::Fault;
 use crate::random::{Random, Seed};
 use crate::scenario::{Durability, Scenario, ScenarioError};
@@ -72,6 +72,7 @@ impl Case {
             alone: alone::are_in(seed),
             looks: looks::are_in(seed),
             reads: reads::are_in(seed),
+            streaks: streaks::are_in(seed),
         };
         if habits.looks {
             (habits.calls, habits.pause) = (4 * habits.calls, UNHURRIED);

@@ -17,6 +17,7 @@ use super::looks;
 use super::policies::{Live, Policies};
 use super::quotas;
 use super::reads::Reader;
+use super::streaks::Streak;
 use crate::process::{Act, Program};
 use crate::{Nanos, Random};
 
@@ -52,6 +53,8 @@ pub struct Habits {
     pub looks: bool,
     /// Files are read again and again.
     pub reads: bool,
+    /// Who is alone writes to big files without a pause now and then.
+    pub streaks: bool,
 }
 
 /// See the module's description.
@@ -78,6 +81,7 @@ pub struct Wanderer {
     locker: Locker,
     alone: Option<Alone>,
     reader: Option<Reader>,
+    streak: Option<Streak>,
 }
 
 impl Wanderer {
@@ -107,6 +111,7 @@ impl Wanderer {
             locker: Locker::new(number),
             alone: habits.alone.then(|| Alone::new(number)),
             reader: habits.reads.then(Reader::default),
+            streak: habits.streaks.then(Streak::default),
         }
     }
 
@@ -326,6 +331,10 @@ impl Wanderer {
 
     /// What a process does with a file that it has just made where it is alone: most are small.
     fn about_new_file(&mut self, random: &mut Random, ino: Ino) -> Call<'static> {
+        let streak = self.streak.as_mut().and_then(|streak| streak.next(random, ino, self.habits.strip));
+        if let Some((offset, length)) = streak {
+            return Call::Write { ino, offset, data: self.new_bytes(length).into(), kill_suid_gid: false };
+        }
         let most = if random.random_range(0..8) == 0 { 2 * self.habits.strip } else { self.habits.strip / 4 };
         let length = random.random_range(1..=most.max(1));
         match random.random_range(0..10) {
@@ -417,7 +426,9 @@ impl Program for Wanderer {
                 return Act::Pause(UNWELL);
             }
         }
-        if !self.rests && (self.left > 0 || self.finished < LAST) {
+        let hurries =
+            self.streak.as_ref().is_some_and(|streak| streak.goes_on(|ino| self.open.contains_key(ino)));
+        if !self.rests && !hurries && (self.left > 0 || self.finished < LAST) {
             self.rests = true;
             let most = self.habits.pause.0;
             let pause = random.random_range(0..=most) * if random.random_range(0..50) == 0 { 100 } else { 1 };
