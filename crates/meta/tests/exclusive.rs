@@ -162,6 +162,12 @@ fn who_asks_for_it_is_alone_with_files_that_nobody_else_knows() {
     assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only[..2]), None));
     other.ask(&mut fs, Request::Forget { ino: dir, lookups: 1 }).unwrap();
     assert_eq!(one.ask_for(&mut fs, renew(all)), (renewed(&only[..2]), all));
+    one.ask(&mut fs, Request::Forget { ino: dir, lookups: 1 }).unwrap();
+    assert_eq!(
+        other.ask_for(&mut fs, renew(all)),
+        (renewed(&[]), None),
+        "nobody knows the directory, nor does it"
+    );
 }
 
 #[test]

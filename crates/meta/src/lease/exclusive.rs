@@ -35,6 +35,7 @@ impl Meta {
         is_trusted
             && self.config.atime != Atime::Always
             && dir != Ino::ROOT
+            && self.sessions.lookups_of(client, dir).is_some_and(|lookups| lookups > 0)
             && self.is_alone_with(client, dir)
             && self.state.inodes.get(&dir).is_some_and(|cached| self.is_plain(&cached.inode))
             && self.state.is_removed(dir) == Ok(false)
