@@ -107,17 +107,13 @@ impl Cache {
         self.attr(ino, now)
     }
 
-    /// The directory in which a file has its only name, if nobody else knows either.
-    pub fn alone_dir(&self, ino: Ino, now: u64) -> Option<Ino> {
-        let record = self.records.get(&ino).filter(|record| record.alone > 0)?;
+    /// The directory in which a file had its only name when it was last told that nobody else knew it, and until when nobody else knows
+    /// either; 0: others may.
+    pub fn alone_dir(&self, ino: Ino) -> Option<(Ino, u64)> {
+        let record = self.records.get(&ino)?;
         let dir = record.alone_in?;
-        let holds = |held: &Record| held.exclusive == record.alone && held.exclusive_until > now;
-        self.records.get(&dir).is_some_and(holds).then_some(dir)
-    }
-
-    /// The directory in which a file had its only name when it was last told that nobody else knew it.
-    pub fn was_alone_in(&self, ino: Ino) -> Option<Ino> {
-        self.records.get(&ino)?.alone_in
+        let holds = |held: &&Record| record.alone > 0 && held.exclusive == record.alone;
+        Some((dir, self.records.get(&dir).filter(holds).map_or(0, |held| held.exclusive_until)))
     }
 
     /// Makes an answer one that callers may hear: they are not told again of how things were before what they were told. Returns what an

@@ -167,9 +167,8 @@ impl<T> Sessions<T> {
     /// A big file is written to: callers are told of that early for as long as this client is alone in its directory, and no request that
     /// names anything there may come to renew that.
     pub(super) fn keep_alone(&mut self, now: u64, ino: Ino) {
-        if self.cache.alone_dir(ino, now + AHEAD_MS).is_none() {
-            self.kept.written.extend(self.cache.was_alone_in(ino).map(|dir| (dir, ino)));
-        }
+        let soon_over = self.cache.alone_dir(ino).filter(|(_, until)| *until <= now + AHEAD_MS);
+        self.kept.written.extend(soon_over.map(|(dir, _)| (dir, ino)));
     }
 
     fn renew(&mut self, now: u64, inodes: Vec<Ino>, alone_in: Option<Ino>) {

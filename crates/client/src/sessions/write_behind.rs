@@ -176,7 +176,7 @@ impl<T> Sessions<T> {
         let Call::Write { ino, offset, data, kill_suid_gid: false } = call else { return None };
         let end = offset.checked_add(data.len() as u64).filter(|_| *offset != END && !data.is_empty())?;
         let is_wanted = self.tells_early && self.client.is_streamed(*ino);
-        let dir = self.cache.alone_dir(*ino, now).filter(|_| is_wanted)?;
+        let (dir, _) = self.cache.alone_dir(*ino).filter(|(_, until)| is_wanted && *until > now)?;
         let is_ready = self.ends.get(&ino.rank())?.link.is_ready();
         // What is told of the file in other ways comes first.
         let is_plain = !self.cache.is_early(*ino) || self.early.behind.is_any_of(*ino);

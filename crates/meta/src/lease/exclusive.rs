@@ -35,7 +35,7 @@ impl Meta {
         is_trusted
             && self.config.atime != Atime::Always
             && dir != Ino::ROOT
-            && self.sessions.lookups_of(client, dir).is_some_and(|lookups| lookups > 0)
+            && self.sessions.is_told_of(client, dir)
             && self.is_alone_with(client, dir)
             && self.state.inodes.get(&dir).is_some_and(|cached| self.is_plain(&cached.inode))
             && self.state.is_removed(dir) == Ok(false)
@@ -55,8 +55,7 @@ impl Meta {
     /// The caller's client is about to be told of a directory, or an operation depends on what is in it: nobody else is to go on having
     /// an exclusive lease on it.
     pub(crate) fn share(&mut self, cx: &mut Cx<'_>, dir: Ino) -> Step<()> {
-        let is_known = self.sessions.lookups_of(cx.client, dir).is_some_and(|lookups| lookups > 0);
-        if self.leases.is_none() || is_known {
+        if self.leases.is_none() || self.sessions.is_told_of(cx.client, dir) {
             return Ok(());
         }
         // Whoever has not said yet what he has may have told his callers what is not done yet.

@@ -11,7 +11,7 @@ impl Meta {
     pub(crate) fn renew(&mut self, cx: &mut Cx<'_>, inodes: &[Ino], alone_in: Option<Ino>) -> Step<Reply> {
         let mut renewed = Vec::new();
         for ino in inodes {
-            if self.sessions.lookups_of(cx.client, *ino).is_none_or(|lookups| lookups == 0) {
+            if !self.sessions.is_told_of(cx.client, *ino) {
                 continue;
             }
             match self.state.inode(*ino).map(drop) {

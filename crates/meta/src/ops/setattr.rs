@@ -157,7 +157,7 @@ impl Meta {
     pub(crate) fn accessed_before(&mut self, cx: &mut Cx<'_>, files: &[(Ino, Time)]) -> Step<Reply> {
         let now = cx.now;
         for (ino, time) in files {
-            let is_known = self.sessions.lookups_of(cx.client, *ino).is_some_and(|lookups| lookups > 0);
+            let is_known = self.sessions.is_told_of(cx.client, *ino);
             let changed = match self.state.inode(*ino) {
                 _ if !is_known => continue,
                 Ok(inode) => inode.ctime,

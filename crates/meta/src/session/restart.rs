@@ -149,6 +149,11 @@ impl Sessions {
         self.held_by(client, ino).map(|hold| hold.lookups)
     }
 
+    /// Whether a client has been told of an inode, and has not forgotten it.
+    pub(crate) fn is_told_of(&self, client: ClientId, ino: Ino) -> bool {
+        self.lookups_of(client, ino).is_some_and(|lookups| lookups > 0)
+    }
+
     /// Whether a client has been told of an inode and has it open just so often.
     pub(crate) fn holds(&self, client: ClientId, ino: Ino, lookups: u64, opens: u32) -> bool {
         self.held_by(client, ino).is_some_and(|hold| (hold.lookups, hold.opens) == (lookups, opens))
