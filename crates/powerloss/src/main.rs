@@ -2,6 +2,7 @@
 
 #![allow(clippy::print_stdout)] // its output is its purpose
 
+use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
@@ -37,8 +38,8 @@ fn main() -> Result<()> {
         Command::Record { image, record, mountpoint } => disk::serve(&image, &record, &mountpoint),
         Command::Work { name, dir, marks, seed } => workload::run(&name, &dir, &marks, seed),
         Command::List => {
-            workload::ALL.iter().for_each(|(name, _)| println!("{name}"));
-            Ok(())
+            let names: String = workload::ALL.iter().map(|(name, _)| format!("{name}\n")).collect();
+            Ok(std::io::stdout().write_all(names.as_bytes())?)
         }
         Command::Points { record, count, seed } => {
             let entries = record::read(&record)?;

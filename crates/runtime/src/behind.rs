@@ -97,6 +97,8 @@ fn start_writing(file: &File, end: u64) -> std::io::Result<()> {
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
 
     const MIB: u64 = 1 << 20;
@@ -138,7 +140,8 @@ mod tests {
         drop(writeback);
         assert_eq!(Arc::strong_count(&file), 1);
         start_writing(&file, MIB).unwrap();
-        let (pipe, _other) = rustix::pipe::pipe().unwrap();
-        assert_eq!(start_writing(&pipe.into(), MIB).unwrap_err().kind(), std::io::ErrorKind::NotSeekable);
+        let (pipe, _other) = std::io::pipe().unwrap();
+        let pipe = File::from(OwnedFd::from(pipe));
+        assert_eq!(start_writing(&pipe, MIB).unwrap_err().kind(), std::io::ErrorKind::NotSeekable);
     }
 }
