@@ -49,15 +49,16 @@ impl Client {
         }
     }
 
-    /// Writes several pieces to a stream, together if its metadata server writes them itself.
+    /// Writes several pieces to a stream, together unless each has to be allowed.
     pub(crate) fn write_list(&self, ino: Ino, pieces: &[(u64, Bytes)]) -> Next {
         let (Some((offset, _)), Some((last, piece))) = (pieces.first(), pieces.last()) else {
             return Next::Answer(Ok(Answer::Written(0)));
         };
         let (offset, end) = (*offset, last + piece.len() as u64);
         match self.do_itself(ino, Access::WRITE, StreamIo::WriteList { ino, offset, end }) {
-            next @ Next::Stream(_) if self.is_streamed(ino) => next,
-            _ => Next::Apart,
+            _ if !self.is_streamed(ino) => Next::Apart,
+            Next::Data(delegation, _) if delegation.limited => Next::Apart,
+            next => next,
         }
     }
 

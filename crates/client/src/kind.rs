@@ -60,7 +60,7 @@ impl Kind {
     pub fn of_data(request: &DataRequest) -> (Self, Ino) {
         match *request {
             DataRequest::Read { ino, .. } => (Self::Read, ino),
-            DataRequest::Write { ino, .. } => (Self::Write, ino),
+            DataRequest::Write { ino, .. } | DataRequest::WriteList { ino, .. } => (Self::Write, ino),
             DataRequest::Allocate { ino, .. } => (Self::Allocate, ino),
             DataRequest::Seek { ino, .. } => (Self::Seek, ino),
             DataRequest::Stat { .. } => (Self::GetAttr, Ino::ROOT),

@@ -8,7 +8,7 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Attr, DataReply, DataRequest, Errno, Ino, Layout, Reply, SeekWhat, Segment, ServerId, StreamIo,
-    StreamStat, pieces_of,
+    StreamStat, pieces_of, write_list,
 };
 
 /// What is to be done with a striped file.
@@ -125,7 +125,7 @@ fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
     match io {
         StreamIo::Read { ino, offset, size } => Read::begin(layout, ino, offset, size),
         StreamIo::Write { ino, offset, .. } => write(layout, ino, offset, data),
-        StreamIo::WriteList { ino, .. } => write_list(layout, ino, &data),
+        StreamIo::WriteList { ino, .. } => write_pieces(layout, ino, &data),
         StreamIo::Allocate { offset, length, .. } if is_too_far(offset, length) => done(Err(Errno::EFBIG)),
         StreamIo::Allocate { ino, offset, length, mode } => {
             let ask = |Segment { place, local: offset, length }| {
@@ -193,20 +193,25 @@ fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, Turn) {
     (Round::Write { length }, Turn::Ask(asks))
 }
 
-/// Pieces do not overlap, so that they can be written in any order.
-fn write_list(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, Turn) {
+/// Each server gets a list of what is its own.
+fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, Turn) {
     let pieces = match pieces_of(list) {
         Ok(pieces) => pieces,
         Err(errno) => return done(Err(errno)),
     };
-    let (mut all, mut length) = (Vec::new(), 0);
+    let (mut lists, mut length) = (vec![Vec::new(); layout.servers().len()], 0);
     for (offset, piece) in pieces {
-        let (_, turn) = write(layout, ino, offset, list.slice_ref(piece));
-        let Turn::Ask(asks) = turn else { return done(Err(Errno::EIO)) };
-        all.extend(asks);
         length += piece.len();
+        let mut scattered = layout.scatter(offset, list.slice_ref(piece));
+        for Segment { place, local, .. } in layout.parts(offset, piece.len() as u64) {
+            lists[place].push((local, core::mem::take(&mut scattered[place])));
+        }
     }
-    (Round::Write { length }, Turn::Ask(all))
+    let ask = |(server, list): (&ServerId, Vec<_>)| {
+        (!list.is_empty()).then(|| (*server, DataRequest::WriteList { ino, data: write_list(&list) }))
+    };
+    let asks = layout.servers().iter().zip(lists).filter_map(ask).collect();
+    (Round::Write { length }, Turn::Ask(asks))
 }
 
 impl Read {

@@ -1,5 +1,6 @@
 //! Striped files against a model: one line of bytes, some of them holes. The datafiles are such lines, too.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use espalier_client::{Striped, Turn};
@@ -58,8 +59,9 @@ impl Bytes {
             DataRequest::Read { offset, size, .. } => {
                 DataReply::Bytes(self.read(offset as usize, size as usize).into())
             }
-            DataRequest::Write { offset, data, .. } => {
-                self.write(offset as usize, &data);
+            DataRequest::Write { .. } | DataRequest::WriteList { .. } => {
+                let (_, pieces) = request.written()?.expect("a write");
+                pieces.into_iter().for_each(|(offset, piece)| self.write(offset as usize, piece));
                 DataReply::Done
             }
             DataRequest::Allocate { offset, length, mode, .. } => {
@@ -118,6 +120,9 @@ impl Cluster {
                 Turn::Done(result) => return result,
                 Turn::Ask(asks) => asks,
             };
+            let places: BTreeSet<_> = asks.iter().map(|(server, _)| server).collect();
+            let is_list = matches!(io, StreamIo::WriteList { .. });
+            assert!(!is_list || places.len() == asks.len(), "one list for each server: {asks:?}");
             let mut replies: Vec<_> = asks.iter().map(|_| Err(Errno::EIO)).collect();
             let mut order: Vec<_> = asks.into_iter().enumerate().collect();
             random.shuffle(&mut order);

@@ -22,7 +22,6 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 
-use bytes::Bytes;
 use espalier_proto::{
     Capability, ClientId, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ServerId, ToData,
 };
@@ -78,11 +77,7 @@ pub enum Input {
 pub enum Io {
     Request(DataRequest),
     /// A write. The datafile is listed as new if it is not there yet.
-    WriteNew {
-        ino: Ino,
-        offset: u64,
-        data: Bytes,
-    },
+    WriteNew(DataRequest),
     /// Make empty datafiles, durable together.
     Create(Vec<Ino>),
     /// Make it durable that what has been removed until now is gone.
@@ -386,8 +381,8 @@ impl Data {
             _ => Running::Request(asked, Some((ino, how))),
         };
         let io = match request {
-            DataRequest::Write { ino, offset, data } if self.is_young(&asked) => {
-                Io::WriteNew { ino, offset, data }
+            DataRequest::Write { .. } | DataRequest::WriteList { .. } if self.is_young(&asked) => {
+                Io::WriteNew(request)
             }
             request => Io::Request(request),
         };
@@ -471,6 +466,7 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
     match request {
         DataRequest::Read { ino, .. }
         | DataRequest::Write { ino, .. }
+        | DataRequest::WriteList { ino, .. }
         | DataRequest::Allocate { ino, .. }
         | DataRequest::Seek { ino, .. }
         | DataRequest::Sync { ino } => Some((*ino, Use::Shared)),

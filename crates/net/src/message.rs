@@ -69,7 +69,9 @@ impl Message for FromServer {
 impl Message for ToData {
     fn payload(&mut self) -> Option<&mut Bytes> {
         match &mut self.request {
-            DataRequest::Write { data, .. } | DataRequest::Fill { data, .. } => Some(data),
+            DataRequest::Write { data, .. }
+            | DataRequest::WriteList { data, .. }
+            | DataRequest::Fill { data, .. } => Some(data),
             _ => None,
         }
     }

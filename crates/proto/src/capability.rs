@@ -31,7 +31,7 @@ impl Capability {
     pub fn permits(&self, request: &DataRequest) -> bool {
         let (needed, ino) = match request {
             DataRequest::Read { ino, .. } | DataRequest::Seek { ino, .. } => (Access::READ, *ino),
-            DataRequest::Write { ino, .. } => (Access::WRITE, *ino),
+            DataRequest::Write { ino, .. } | DataRequest::WriteList { ino, .. } => (Access::WRITE, *ino),
             DataRequest::Create { ino, .. } | DataRequest::Remove { ino } => (Access::EXEC, *ino),
             DataRequest::Stat { inos } if inos.len() == 1 => (Access::empty(), inos[0]),
             _ => return false,

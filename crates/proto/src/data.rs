@@ -1,11 +1,15 @@
 //! What a data server is asked, and what it answers.
 
+use alloc::vec;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{AllocateMode, Capability, ClientId, Errno, Ino, RequestId, SeekWhat, Space, StreamStat, Time};
+use crate::{
+    AllocateMode, Capability, ClientId, Errno, Ino, Pieces, RequestId, SeekWhat, Space, StreamStat, Time,
+    pieces_of,
+};
 
 /// Something to be done with datafiles, which are named by their files. One that was never written is empty. All of it may be done
 /// twice, as it is when a connection is lost.
@@ -20,6 +24,11 @@ pub enum DataRequest {
     Write {
         ino: Ino,
         offset: u64,
+        data: Bytes,
+    },
+    /// Several pieces, as in [`write_list`](crate::write_list).
+    WriteList {
+        ino: Ino,
         data: Bytes,
     },
     Allocate {
@@ -157,6 +166,7 @@ impl DataRequest {
             Self::Read { size, .. } => *size as usize <= Self::MAX_BYTES,
             // Where a datafile ends is not where its file ends.
             Self::Write { offset, data, .. } => data.len() <= Self::MAX_BYTES && *offset != crate::END,
+            Self::WriteList { data, .. } => data.len() <= Self::MAX_BYTES && pieces_of(data).is_ok(),
             Self::Fill { data, .. } => data.len() <= Self::MAX_BYTES,
             Self::Admit { live, .. } => live.len() <= Self::MAX_SESSIONS,
             Self::Stat { inos } | Self::Precreate { inos } | Self::Discard { inos } => {
@@ -174,7 +184,7 @@ impl DataRequest {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Read { .. } => "read",
-            Self::Write { .. } => "write",
+            Self::Write { .. } | Self::WriteList { .. } => "write",
             Self::Allocate { .. } => "allocate",
             Self::Seek { .. } => "seek",
             Self::Stat { .. } => "stat",
@@ -197,8 +207,20 @@ impl DataRequest {
     pub fn bytes(&self) -> usize {
         match self {
             Self::Read { size, .. } => *size as usize,
-            Self::Write { data, .. } | Self::Fill { data, .. } => data.len(),
+            Self::Write { data, .. } | Self::WriteList { data, .. } | Self::Fill { data, .. } => data.len(),
             _ => 0,
+        }
+    }
+
+    /// Which datafile it writes to, what, and where, if it is a write.
+    ///
+    /// # Errors
+    /// As [`pieces_of`].
+    pub fn written(&self) -> Result<Option<(Ino, Pieces<'_>)>, Errno> {
+        match self {
+            Self::Write { ino, offset, data } => Ok(Some((*ino, vec![(*offset, &data[..])]))),
+            Self::WriteList { ino, data } => pieces_of(data).map(|pieces| Some((*ino, pieces))),
+            _ => Ok(None),
         }
     }
 }

@@ -27,7 +27,7 @@ pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;
 pub use ids::{Caller, ClientId, Ino, Name, NameError, Position, Rank, RequestId};
 pub use layout::{Distribution, Layout, LayoutError, Segment, ServerId, Strip};
-pub use list::{pieces_of, range_of, write_list};
+pub use list::{Pieces, pieces_of, range_of, write_list};
 pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};

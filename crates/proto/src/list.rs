@@ -33,11 +33,14 @@ pub fn write_list(pieces: &[(u64, Bytes)]) -> Bytes {
 /// An offset and a length.
 const EXTENT: usize = size_of::<u64>() + size_of::<u32>();
 
+/// What is written, each piece with where it begins.
+pub type Pieces<'a> = Vec<(u64, &'a [u8])>;
+
 /// The pieces of such a list, of which there is at least one.
 ///
 /// # Errors
 /// `EINVAL` if it is none: it is not as long as it says, or its pieces are empty, overlap, are not in order or lie past what a file can hold.
-pub fn pieces_of(list: &[u8]) -> Result<Vec<(u64, &[u8])>, Errno> {
+pub fn pieces_of(list: &[u8]) -> Result<Pieces<'_>, Errno> {
     let (mut rest, mut pieces, mut least) = (list, Vec::new(), 0);
     let number = rest.try_get_u32_le().map_err(|_| Errno::EINVAL)? as usize;
     let extents = number.checked_mul(EXTENT).and_then(|extents| rest.split_at_checked(extents));

@@ -121,7 +121,10 @@ impl Message {
                 ..
             })
             | Self::ToData(ToData {
-                request: DataRequest::Write { data, .. } | DataRequest::Fill { data, .. },
+                request:
+                    DataRequest::Write { data, .. }
+                    | DataRequest::WriteList { data, .. }
+                    | DataRequest::Fill { data, .. },
                 ..
             })
             | Self::FromData(FromData { result: Ok(DataReply::Bytes(data)), .. }) => data.len(),

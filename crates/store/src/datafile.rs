@@ -1,6 +1,5 @@
 //! What a data server does with its store, which has a stream for each datafile that was written to.
 
-use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, Ino, StreamStat, Time};
 
 use crate::empty::Made;
@@ -127,9 +126,11 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
     ///
     /// # Errors
     /// Those of the store.
-    pub fn write_new(&self, ino: Ino, offset: u64, data: Bytes) -> Result<DataReply, StoreError> {
-        self.store.stream_create(ino)?;
-        self.carry_out(DataRequest::Write { ino, offset, data })
+    pub fn write_new(&self, request: DataRequest) -> Result<DataReply, StoreError> {
+        if let Some((ino, _)) = request.written().map_err(StoreError::Refused)? {
+            self.store.stream_create(ino)?;
+        }
+        self.carry_out(request)
     }
 
     /// Does what is asked of a data server.
@@ -155,8 +156,11 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
             }
             DataRequest::New => return Ok(DataReply::Inos(store.new_streams()?)),
             DataRequest::Space => return Ok(DataReply::Space(store.space()?)),
-            DataRequest::Write { ino, offset, data } => {
-                store.stream_write(ino, offset, &data)?;
+            DataRequest::Write { .. } | DataRequest::WriteList { .. } => {
+                let Some((ino, pieces)) = request.written().map_err(StoreError::Refused)? else {
+                    return Ok(DataReply::Done);
+                };
+                pieces.into_iter().try_for_each(|(offset, piece)| store.stream_write(ino, offset, piece))?;
                 changed(ino)?;
             }
             DataRequest::Allocate { ino, offset, length, mode } => {

@@ -32,7 +32,7 @@ fn built(edges: &str) -> BTreeSet<String> {
             edges,
         ])
         .output()
-        .unwrap();
+        .expect("cargo tells of the packages");
     assert!(tree.status.success(), "{}", String::from_utf8_lossy(&tree.stderr));
     let lines = String::from_utf8_lossy(&tree.stdout);
     lines

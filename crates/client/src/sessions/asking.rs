@@ -4,7 +4,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use bytes::Bytes;
-use espalier_proto::{Delegation, Entry, Errno, Ino, Layout, Rank, Reply, Request};
+use espalier_proto::{Delegation, Entry, Errno, Ino, Layout, Rank, Reply, Request, write_list};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
@@ -47,7 +47,11 @@ impl<T> Default for Asking<T> {
 impl<T> Asking<T> {
     pub fn ask(&mut self, parked: Parked<T>, delegation: Arc<Delegation>, work: Work, told: &mut Told<T>) {
         self.next += 1;
-        let data = if let Call::Write { data, .. } = &parked.call { data.to_bytes() } else { Bytes::new() };
+        let data = match &parked.call {
+            Call::Write { data, .. } => data.to_bytes(),
+            Call::WriteList { pieces, .. } => write_list(pieces),
+            _ => Bytes::new(),
+        };
         let held = match work {
             Work::Stream(_) | Work::Create { .. } => {
                 Arc::clone(self.held.entry(delegation.capability.ino).or_default())

@@ -212,7 +212,7 @@ impl<T> Sessions<T> {
             return Some(asked);
         }
         let behind = &mut self.early.behind;
-        let gathers = behind.is_any_of(ino) && matches!(next, Next::Stream(_)) && length <= SHORT;
+        let gathers = behind.is_any_of(ino) && length <= SHORT;
         let replaces = gathers && behind.replace(ino, asked.call_id, (offset, data));
         if !replaces && (!behind.has_room(length as u64) || behind.overlaps(ino, &bytes)) {
             return Some(asked);
@@ -290,7 +290,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Sends the pieces of a [`Call::WriteList`] by themselves, since data servers are asked for them, or the file has become small.
+    /// Sends the pieces of a [`Call::WriteList`] by themselves, since each has to be allowed, or the file has become small.
     pub(super) fn write_apart(
         &mut self,
         now: u64,

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use espalier_client::{Answer, Call, ForDoor, Interrupt, Outcome, Told};
+use espalier_client::{Answer, Call, DataAsk, ForDoor, Interrupt, Outcome, Told, Work};
 use espalier_proto::{
     Access, Attr, Capability, Delegation, Distribution, Errno, FileType, Ino, Layout, LockOwner, Rank, Reply,
-    Request, RequestId, ServerId, Touched,
+    Request, RequestId, ServerId, StreamIo, Touched, pieces_of,
 };
 
 use super::world::*;
@@ -106,12 +106,12 @@ impl World {
 #[test]
 fn who_writes_to_a_big_file_that_nobody_else_knows_is_answered_at_once() {
     let mut world = World::with_a_big_file();
-    assert!(world.is_written(big(1000, 1000)));
-    assert!(world.is_written(big(2000, 1000)));
+    assert!(world.is_written(big(0, 20_000)));
+    assert!(world.is_written(big(20_000, 20_000)));
     assert_eq!(world.data.len(), 2, "they are under way together");
     assert_eq!(world.sessions.unanswered_changes(), 2);
     // What is written there already comes after that.
-    assert!(!world.is_written(big(2500, 1000)));
+    assert!(!world.is_written(big(25_000, 1000)));
     assert_eq!(world.data.len(), 2);
     world.data_written();
     world.data_written();
@@ -147,6 +147,43 @@ fn short_writes_that_come_while_one_is_under_way_are_gathered() {
     // Nothing is under way: it is not waited for more.
     assert!(world.is_written(big(1000, 1000)));
     assert_eq!(world.sent_to_streams(), [[(1000, 1000)]]);
+}
+
+#[test]
+fn short_writes_to_striped_files_are_gathered_too() {
+    let mut world = World::with_a_big_file();
+    world.write_at(&[1000, 5000, 3000]);
+    assert_eq!(world.data.len(), 1);
+    world.data_written();
+    world.tick();
+    let [DataAsk { work: Work::Stream(io), data, .. }] = &world.data[..] else { panic!("{:?}", world.data) };
+    assert_eq!(*io, StreamIo::WriteList { ino: FILE, offset: 3000, end: 6000 });
+    let pieces: Vec<_> =
+        pieces_of(data).expect("a list").iter().map(|(at, piece)| (*at, piece.len())).collect();
+    assert_eq!(pieces, [(3000, 1000), (5000, 1000)]);
+    // The capability is not taken any more: there is another, for all of it.
+    world.data_done(Outcome::Stale);
+    let (id, _, request) = world.last();
+    assert_eq!(request, Request::Delegate { ino: FILE, access: Access::WRITE });
+    world.reply(id, Touched::default(), Ok(Reply::Delegated(Some(delegation()))));
+    assert_eq!(world.data.len(), 1);
+    world.data_written();
+    assert_eq!(world.sessions.unanswered_changes(), 0);
+}
+
+#[test]
+fn what_was_gathered_is_allowed_piece_by_piece_if_a_quota_bounds_the_file() {
+    let mut world = World::with_a_big_file();
+    world.write_at(&[1000, 5000, 3000]);
+    world.data_written();
+    world.tick();
+    world.data_done(Outcome::Stale);
+    let (id, ..) = world.last();
+    let limited = Box::new(Delegation { limited: true, ..*delegation() });
+    let before = world.sent.len();
+    world.reply(id, Touched::default(), Ok(Reply::Delegated(Some(limited))));
+    let asked: Vec<_> = world.sent.drain(before - 1..).map(|(_, _, request)| request).collect();
+    assert!(matches!(asked[..], [Request::Extend { .. }, Request::Extend { .. }]), "{asked:?}");
 }
 
 impl World {

@@ -238,7 +238,10 @@ impl DataServer {
             && let Some(message) = waiting.pop_front()
         {
             let bytes = message.request.bytes();
-            let writes = matches!(message.request, DataRequest::Write { .. } | DataRequest::Fill { .. });
+            let writes = matches!(
+                message.request,
+                DataRequest::Write { .. } | DataRequest::WriteList { .. } | DataRequest::Fill { .. }
+            );
             let served = self.tracer.served(peer.place, message.id.0);
             self.tracer.begin(served, message.request.name(), Vec::new);
             let (kind, ino) = Kind::of_data(&message.request);
@@ -304,9 +307,7 @@ impl DataServer {
                 let kind = request.name();
                 steps.step(Layer::Store, kind, || self.store.execute(request))
             }
-            Io::WriteNew { ino, offset, data } => {
-                steps.step(Layer::Store, "write", || self.store.write_new(ino, offset, data))
-            }
+            Io::WriteNew(request) => steps.step(Layer::Store, "write", || self.store.write_new(request)),
             Io::Create(inos) => steps.step(Layer::Store, "create", || self.store.create(&inos)),
             Io::SyncRemoved => steps.step(Layer::Disk, "sync removed", || self.store.sync_removed()),
         };

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, Errno, Ino, ServerId};
 use espalier_store::{
     Datafiles, FormatOptions, LocalOptions, LocalStore, RealFile, Store, StoreError, Superblock, superblock,
@@ -120,11 +119,8 @@ impl DataStore {
     ///
     /// # Errors
     /// As [`Self::sync_removed`].
-    pub fn write_new(&self, ino: Ino, offset: u64, data: Bytes) -> Result<DataReply, Errno> {
-        let length = data.len();
-        let done = self.files.write_new(ino, offset, data).map_err(logged)?;
-        self.follow(ino, offset, length);
-        Ok(done)
+    pub fn write_new(&self, request: DataRequest) -> Result<DataReply, Errno> {
+        self.follow(request, |request| self.files.write_new(request))
     }
 
     /// Does what is asked.
@@ -132,21 +128,23 @@ impl DataStore {
     /// # Errors
     /// Those of the store. What goes wrong is logged here.
     pub fn execute(&self, request: DataRequest) -> Result<DataReply, Errno> {
-        let written = match &request {
-            DataRequest::Write { ino, offset, data } => Some((*ino, *offset, data.len())),
-            _ => None,
-        };
-        let done = self.files.carry_out(request).map_err(logged)?;
-        if let Some((ino, offset, length)) = written {
-            self.follow(ino, offset, length);
-        }
-        Ok(done)
+        self.follow(request, |request| self.files.carry_out(request))
     }
 
-    fn follow(&self, ino: Ino, offset: u64, length: usize) {
-        if !self.sync {
+    /// Does what is asked. What a writer has left behind is written out.
+    fn follow(
+        &self,
+        request: DataRequest,
+        execute: impl FnOnce(DataRequest) -> Result<DataReply, StoreError>,
+    ) -> Result<DataReply, Errno> {
+        let asked = request.clone();
+        let done = execute(request).map_err(logged)?;
+        if let Some((ino, pieces)) = asked.written()?.filter(|_| !self.sync) {
             let file = || self.files.store().stream_file(ino).map_err(logged).ok().flatten();
-            self.writeback.follow(offset, length as u64, file);
+            for (offset, piece) in pieces {
+                self.writeback.follow(offset, piece.len() as u64, file);
+            }
         }
+        Ok(done)
     }
 }

@@ -26,7 +26,10 @@ impl Repeats {
     pub fn sent(&mut self, from: Node, to: Node, message: &Message) -> Option<Ino> {
         match message {
             Message::ToData(ToData { id, request, .. }) => {
-                let (DataRequest::Write { ino, .. } | DataRequest::Truncate { ino, .. }) = request else {
+                let (DataRequest::Write { ino, .. }
+                | DataRequest::WriteList { ino, .. }
+                | DataRequest::Truncate { ino, .. }) = request
+                else {
                     return None;
                 };
                 self.data.insert((from, to, *id), *ino)

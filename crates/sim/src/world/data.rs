@@ -266,7 +266,7 @@ impl DataServer {
     fn trace_stored(&self, fabric: &mut Fabric<'_>, since: Nanos, id: IoId, io: &Io) {
         let kind = match io {
             Io::Request(request) => request.name(),
-            Io::WriteNew { .. } => "write",
+            Io::WriteNew(request) => request.name(),
             Io::Create(_) => "create",
             Io::SyncRemoved => "sync removed",
         };
@@ -287,10 +287,10 @@ impl DataServer {
             Io::Create(inos) if self.sync => Access::Sync(NOTE * inos.len()),
             Io::Create(inos) => Access::Transfer(NOTE * inos.len()),
             Io::Request(DataRequest::Create { .. }) => Access::Transfer(NOTE),
-            Io::WriteNew { data, .. } if self.sync => Access::Sync(data.len()),
-            Io::WriteNew { data, .. } => Access::Transfer(data.len()),
-            Io::Request(request) if self.sync && changes(request) => Access::Sync(request.bytes()),
-            Io::Request(request) => Access::Transfer(request.bytes()),
+            Io::Request(request) | Io::WriteNew(request) if self.sync && changes(request) => {
+                Access::Sync(request.bytes())
+            }
+            Io::Request(request) | Io::WriteNew(request) => Access::Transfer(request.bytes()),
         };
         let time = self.disk.time(access);
         fabric.after(time, Event::DataStored { node: self.node, start: self.start, since, job });
@@ -309,7 +309,7 @@ impl DataServer {
             _ if self.disk.fails => Err(StoreError::Refused(Errno::EIO)),
             Io::SyncRemoved => self.files.sync_removed(),
             Io::Create(inos) => self.files.create(&inos, true),
-            Io::WriteNew { ino, offset, data } => self.files.write_new(ino, offset, data),
+            Io::WriteNew(request) => self.files.write_new(request),
             Io::Request(request) => self.files.carry_out(request),
         };
         self.count = self.count + self.count_of(&touched) - before;
@@ -330,16 +330,17 @@ fn touched(io: &Io) -> Vec<Ino> {
         Io::Create(inos) | Io::Request(DataRequest::Precreate { inos } | DataRequest::Discard { inos }) => {
             inos.clone()
         }
-        Io::WriteNew { ino, .. }
+        Io::WriteNew(DataRequest::Write { ino, .. } | DataRequest::WriteList { ino, .. })
         | Io::Request(
             DataRequest::Write { ino, .. }
+            | DataRequest::WriteList { ino, .. }
             | DataRequest::Allocate { ino, .. }
             | DataRequest::Truncate { ino, .. }
             | DataRequest::Fill { ino, .. }
             | DataRequest::Create { ino, .. }
             | DataRequest::Remove { ino },
         ) => vec![*ino],
-        Io::Request(_) | Io::SyncRemoved => Vec::new(),
+        Io::Request(_) | Io::WriteNew(_) | Io::SyncRemoved => Vec::new(),
     }
 }
 
@@ -348,6 +349,7 @@ fn changes(request: &DataRequest) -> bool {
     matches!(
         request,
         DataRequest::Write { .. }
+            | DataRequest::WriteList { .. }
             | DataRequest::Allocate { .. }
             | DataRequest::Truncate { .. }
             | DataRequest::SetMtime { .. }

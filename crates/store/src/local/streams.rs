@@ -72,19 +72,8 @@ impl Streams {
 
     pub(super) fn read(&self, ino: Ino, offset: u64, buf: &mut [u8]) -> Result<usize, StoreError> {
         let Some(file) = self.existing(ino)? else { return Ok(0) };
-        if i64::try_from(offset).is_err() {
-            return Ok(0);
-        }
-        let mut done = 0;
-        while done < buf.len() {
-            match file.read_at(&mut buf[done..], offset + done as u64) {
-                Ok(0) => break,
-                Ok(read) => done += read,
-                Err(cause) if cause.kind() == ErrorKind::Interrupted => {}
-                Err(cause) => return Err(StoreError::io("read", &self.places.path(ino), cause)),
-            }
-        }
-        Ok(done)
+        let (read, _) = self.fill(&file, ino, offset, buf, ReadWriteFlags::empty())?;
+        Ok(read)
     }
 
     pub(super) fn read_cached(
@@ -93,17 +82,30 @@ impl Streams {
         offset: u64,
         buf: &mut [u8],
     ) -> Result<(usize, bool), StoreError> {
-        let Some(file) = self.files.cached(ino).filter(|_| i64::try_from(offset).is_ok()) else {
-            return Ok((0, false));
-        };
+        let Some(file) = self.files.cached(ino) else { return Ok((0, false)) };
+        self.fill(&file, ino, offset, buf, ReadWriteFlags::NOWAIT)
+    }
+
+    /// How many bytes were read, and whether that is all that there are.
+    fn fill(
+        &self,
+        file: &File,
+        ino: Ino,
+        offset: u64,
+        buf: &mut [u8],
+        flags: ReadWriteFlags,
+    ) -> Result<(usize, bool), StoreError> {
+        if i64::try_from(offset).is_err() {
+            return Ok((0, true));
+        }
         let mut done = 0;
         while done < buf.len() {
             let rest = &mut [IoSliceMut::new(&mut buf[done..])];
-            match retry_on_intr(|| preadv2(&file, rest, offset + done as u64, ReadWriteFlags::NOWAIT)) {
+            match retry_on_intr(|| preadv2(file, rest, offset + done as u64, flags)) {
                 Ok(0) => break,
                 Ok(read) => done += read,
                 // Not every file system can tell.
-                Err(Os::AGAIN | Os::OPNOTSUPP) => return Ok((done, false)),
+                Err(Os::AGAIN | Os::OPNOTSUPP) if !flags.is_empty() => return Ok((done, false)),
                 Err(cause) => return Err(StoreError::io("read", &self.places.path(ino), cause.into())),
             }
         }
