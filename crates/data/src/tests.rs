@@ -1,4 +1,5 @@
-use espalier_proto::{Access, Capability, StreamStat};
+use bytes::Bytes;
+use espalier_proto::{Access, Capability, StreamStat, write_list};
 
 use super::*;
 
@@ -374,7 +375,25 @@ fn what_a_client_makes_of_a_file_that_may_not_be_is_listed() {
     let mut server = with_client();
     server.ask(1, 1, DataRequest::Admit { below: 1, live: vec![], durable: 5 });
     assert!(!how(&mut server, young, 1));
-    assert!(how(&mut server, Capability { since: 6, ..young }, 2));
+    let young = Capability { since: 6, ..young };
+    assert!(how(&mut server, young, 2));
+    let data = write_list(&[(0, vec![1].into())]);
+    server.ask_with(young, 3, DataRequest::WriteList { ino: FILE, data });
+    assert!(matches!(server.work(), Io::WriteNew(DataRequest::WriteList { .. })));
+}
+
+#[test]
+fn lists_are_looked_at_before_anything_is_done() {
+    let mut server = with_client();
+    server.admit(1, 1, &[]);
+    let data = write_list(&[(0, vec![1, 2].into())]);
+    let lists = [data.slice(..data.len() - 1), Bytes::new(), write_list(&[])];
+    for (id, data) in (1..).zip(lists) {
+        server.ask_with(capability(1), id, DataRequest::WriteList { ino: FILE, data });
+        assert_eq!(server.told(), [Err(Errno::EINVAL)]);
+    }
+    server.ask_with(capability(1), 9, DataRequest::WriteList { ino: Ino(8), data });
+    assert_eq!(server.told(), [Err(Errno::EACCES)], "it is of another file");
 }
 
 #[test]
