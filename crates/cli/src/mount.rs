@@ -11,7 +11,7 @@ use espalier_library::Credentials;
 use espalier_net::{Limits, Security};
 use espalier_proto::ClientId;
 use espalier_runtime::{Error, MountOptions, Servers, Volume, WAITING_MAX};
-use espalier_store::StoreError;
+use espalier_store::{Holder, StoreError};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::args::{LogArgs, MountArgs, UmountArgs};
@@ -19,6 +19,8 @@ use crate::{background, cluster, heap, options, report, start_log};
 
 /// After an unmount the store is still busy for a moment: wait so long for it.
 const PATIENCE: Duration = Duration::from_secs(35);
+/// A server that has let go of its store ends within that, unless its process does other things.
+const ENDS_WITHIN: Duration = Duration::from_secs(2);
 
 pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     // A bad option should be told before anything happens, and here where the user sees it.
@@ -188,6 +190,7 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     };
     let timeout = Duration::from_secs(args.timeout);
     let started = Instant::now();
+    let server = Holder::of(&store).filter(Holder::runs);
     // Whatever is stuck, this thread is not.
     let (done, outcome) = channel();
     let (path, force) = (mountpoint.clone(), args.force);
@@ -213,6 +216,11 @@ pub(crate) fn umount(args: &UmountArgs) -> Result<ExitCode> {
     }
     if espalier_store::is_locked(&store) {
         bail!("unmounted, but the server still holds {} after {timeout:?}", store.display());
+    }
+    // Until it has ended, the file system that the store is on is in use.
+    let unlocked = Instant::now();
+    while server.is_some_and(|server| server.runs()) && unlocked.elapsed() < ENDS_WITHIN {
+        std::thread::sleep(Duration::from_millis(1));
     }
     Ok(ExitCode::SUCCESS)
 }

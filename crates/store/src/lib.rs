@@ -23,7 +23,7 @@ pub use datafile::Datafiles;
 pub use error::StoreError;
 pub use journal::{BlockFile, Journal, JournalError, RealFile, SimFile, SyncHandle};
 pub use local::{
-    LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
+    Holder, LocalOptions, LocalStore, Mended, Salvage, is_locked, is_open, mend, new_journal, replace_journal,
 };
 pub use memory::MemoryStore;
 pub use store::{Pairs, Record, Records, Store};

@@ -58,7 +58,11 @@ impl Lock {
                 outcome => return outcome.context("lock", path),
             }
         }
-        Err(StoreError::InUse { path: path.parent().unwrap_or(path).into(), pid: self.holder() })
+        let holder = Holder::read(&self.0).filter(Holder::runs);
+        Err(StoreError::InUse {
+            path: path.parent().unwrap_or(path).into(),
+            pid: holder.map(|holder| holder.pid),
+        })
     }
 
     /// Writes down who holds the lock.
@@ -70,23 +74,43 @@ impl Lock {
         file.rewind()?;
         file.write_all(text.as_bytes())
     }
+}
 
-    /// Who has written down that it holds the lock, if it still runs. A reader does not write.
-    fn holder(&self) -> Option<u32> {
+/// The process that has written down that it holds a store's lock. A reader does not write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    pid: u32,
+    started: u64,
+}
+
+impl Holder {
+    /// Of the store in this directory. It may have let go of it.
+    pub fn of(dir: &Path) -> Option<Self> {
+        Self::read(&File::open(dir.join(FILE)).ok()?)
+    }
+
+    fn read(file: &File) -> Option<Self> {
         let mut text = String::new();
-        (&self.0).take(256).read_to_string(&mut text).ok()?;
+        file.take(256).read_to_string(&mut text).ok()?;
         let field = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
-        let pid = field("pid = ")?.parse().ok()?;
-        let same = started(pid) == field("started = ")?.parse().ok();
-        same.then_some(pid)
+        Some(Self { pid: field("pid = ")?.parse().ok()?, started: field("started = ")?.parse().ok()? })
+    }
+
+    /// Whether the process has not ended: it may have files of the store open.
+    pub fn runs(&self) -> bool {
+        started(self.pid) == Some(self.started)
     }
 }
 
-/// When a process was started, in clock ticks since the system was: a number may be used again, but not with that.
+/// When a process that has not ended was started, in clock ticks since the system was: a number may be used again, but not with that.
 fn started(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is a name in parentheses, with any characters.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let [state, .., threads, _, started] = fields.get(..20)? else { return None };
+    // What has ended, and is still to be waited for, has nothing open, unless other threads of it have not ended.
+    let has_ended = matches!(*state, "Z" | "X") && matches!(*threads, "0" | "1");
+    if has_ended { None } else { started.parse().ok() }
 }
 
 /// Whether a process has the store in this directory open for writing.
@@ -117,5 +141,25 @@ mod tests {
         assert!(is_locked(dir.path()));
         drop(lock);
         assert!(!is_locked(dir.path()));
+    }
+
+    #[test]
+    fn a_holder_runs_until_its_process_has_ended() {
+        let dir = tempfile::tempdir().expect("a directory");
+        assert_eq!(Holder::of(dir.path()), None);
+        let lock = Lock::take(dir.path()).expect("a lock");
+        drop(lock);
+        assert!(Holder::of(dir.path()).expect("a holder").runs(), "though it holds nothing any more");
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().expect("a process");
+        let holder = Holder { pid: other.id(), started: started(other.id()).expect("a time") };
+        assert!(holder.runs() && !Holder { started: holder.started + 1, ..holder }.runs());
+        other.kill().expect("it ends");
+        // Nobody has waited for it yet.
+        let ends = (0..1000).any(|_| {
+            std::thread::sleep(PAUSE);
+            !holder.runs()
+        });
+        assert!(ends && std::fs::exists(format!("/proc/{}", holder.pid)).expect("processes are told of"));
+        other.wait().expect("it has ended");
     }
 }

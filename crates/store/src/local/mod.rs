@@ -17,7 +17,7 @@ use std::sync::Arc;
 use espalier_proto::{AllocateMode, Ino, ObjectId, SeekWhat, Space, StreamStat, TableWrite, Time};
 
 pub(crate) use lock::Lock;
-pub use lock::{is_locked, is_open};
+pub use lock::{Holder, is_locked, is_open};
 pub(crate) use mend::{JOURNAL_NEW, TABLES_NEW};
 pub use mend::{Mended, mend, new_journal, replace_journal};
 pub use salvage::Salvage;
