@@ -96,6 +96,14 @@ impl World {
         self.data_done(Outcome::Done(Ok(Reply::Written(1000))));
     }
 
+    /// Data servers do not take the capability any more: there is another.
+    fn gets_another(&mut self, delegation: Box<Delegation>) {
+        self.data_done(Outcome::Stale);
+        let (id, _, request) = self.last();
+        assert_eq!(request, Request::Delegate { ino: FILE, access: Access::WRITE });
+        self.reply(id, Touched::default(), Ok(Reply::Delegated(Some(delegation))));
+    }
+
     fn waits(&mut self, request: Request) -> u64 {
         let call = self.call(request);
         assert!(self.answer(call).is_none());
@@ -161,11 +169,8 @@ fn short_writes_to_striped_files_are_gathered_too() {
     let pieces: Vec<_> =
         pieces_of(data).expect("a list").iter().map(|(at, piece)| (*at, piece.len())).collect();
     assert_eq!(pieces, [(3000, 1000), (5000, 1000)]);
-    // The capability is not taken any more: there is another, for all of it.
-    world.data_done(Outcome::Stale);
-    let (id, _, request) = world.last();
-    assert_eq!(request, Request::Delegate { ino: FILE, access: Access::WRITE });
-    world.reply(id, Touched::default(), Ok(Reply::Delegated(Some(delegation()))));
+    // For all of it.
+    world.gets_another(delegation());
     assert_eq!(world.data.len(), 1);
     world.data_written();
     assert_eq!(world.sessions.unanswered_changes(), 0);
@@ -177,12 +182,9 @@ fn what_was_gathered_is_allowed_piece_by_piece_if_a_quota_bounds_the_file() {
     world.write_at(&[1000, 5000, 3000]);
     world.data_written();
     world.tick();
-    world.data_done(Outcome::Stale);
-    let (id, ..) = world.last();
-    let limited = Box::new(Delegation { limited: true, ..*delegation() });
     let before = world.sent.len();
-    world.reply(id, Touched::default(), Ok(Reply::Delegated(Some(limited))));
-    let asked: Vec<_> = world.sent.drain(before - 1..).map(|(_, _, request)| request).collect();
+    world.gets_another(Box::new(Delegation { limited: true, ..*delegation() }));
+    let asked: Vec<_> = world.sent.drain(before..).map(|(_, _, request)| request).collect();
     assert!(matches!(asked[..], [Request::Extend { .. }, Request::Extend { .. }]), "{asked:?}");
 }
 
@@ -382,11 +384,7 @@ fn a_file_is_released_when_all_is_written() {
     let sent = world.sent.len();
     world.call_as(user(0, 0), Call::Release { ino: FILE });
     assert_eq!(world.sent.len(), sent);
-    // The capability is not taken any more: there is another.
-    world.data_done(Outcome::Stale);
-    let (id, _, request) = world.last();
-    assert_eq!(request, Request::Delegate { ino: FILE, access: Access::WRITE });
-    world.reply(id, Touched::default(), Ok(Reply::Delegated(Some(delegation()))));
+    world.gets_another(delegation());
     assert_eq!(world.sent.len(), sent);
     world.data_written();
     assert_eq!(world.last().2, Request::Release { ino: FILE });
