@@ -386,7 +386,7 @@ impl<'a> Fleet<'a> {
                         let begun = Instant::now();
                         let done = operate(&fs, work, &path, &data).await;
                         let took = begun.elapsed().as_nanos() as u64;
-                        done.map_err(Error::doing(format!("{work:?} {path}").to_lowercase()))?;
+                        done.map_err(|error| Error::doing(format!("{work:?} {path}").to_lowercase())(error))?;
                         times.lock().unwrap_or_else(PoisonError::into_inner).saturating_record(took);
                     }
                     Ok(begun.elapsed())

@@ -200,18 +200,12 @@ impl Session {
         Ok(self.request(request).await?.answer)
     }
 
-    /// The root has no name by which its lease could be renewed, so that is done now and then.
-    pub(crate) async fn renew_root(self: &Arc<Self>) {
+    /// Whether nobody has asked for the root for a while: who hears that does.
+    pub(crate) fn may_ask_for_root(&self, now: u64) -> bool {
         const PAUSE: u64 = 100;
-        let leased = self.cached(|sessions, now| (sessions.is_leased(Ino::ROOT, now), now));
         let asked = self.root_asked.load(Ordering::Relaxed);
-        if let Some((false, now)) = leased
-            && now >= asked + PAUSE
+        now >= asked + PAUSE
             && self.root_asked.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
-            // Without it everything is asked, which is slower and no error.
-            let _ = self.ask(Request::GetAttr { ino: Ino::ROOT }).await;
-        }
     }
 
     /// Ends the session, and waits until the server has been told.

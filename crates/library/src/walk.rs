@@ -1,11 +1,13 @@
 //! Finds what a path names, with what is cached, and with what the server is asked.
 
+use std::borrow::Cow;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use espalier_client::{Answer, Binding};
+use espalier_client::{Answer, Binding, Sessions};
 use espalier_proto::{Attr, Entry, Errno, FileType, Ino, Name, NameError, Request};
+use smallvec::{SmallVec, smallvec};
 
 use crate::session::Session;
 
@@ -43,6 +45,121 @@ enum Last {
     NoFollow,
 }
 
+/// A path that is walked: what is known of it without asking.
+struct Walk<'a> {
+    /// What symbolic links have made of it.
+    path: Cow<'a, [u8]>,
+    /// Where what is left of it begins.
+    at: usize,
+    /// From the root to where it has come.
+    dirs: SmallVec<[Ino; 8]>,
+    links: u32,
+    last: Last,
+    is_dir: bool,
+}
+
+/// What a walk needs to go on.
+enum Step {
+    End(End),
+    /// The root has no name by which its lease could be renewed, so that is done now and then.
+    Root,
+    LookUp(Ino, Name),
+    /// What this symbolic link names.
+    Follow(Ino),
+}
+
+impl<'a> Walk<'a> {
+    fn new(path: &'a [u8], last: Last) -> Result<Self, Errno> {
+        if path.is_empty() {
+            return Err(Errno::ENOENT);
+        }
+        let is_dir = path.ends_with(b"/") || path.ends_with(b"/.");
+        Ok(Self { path: path.into(), at: 0, dirs: smallvec![Ino::ROOT], links: 0, last, is_dir })
+    }
+
+    fn go_on<T>(&mut self, sessions: &Sessions<T>, now: u64) -> Result<Step, Errno> {
+        while let Some(component) = next(&self.path, &mut self.at) {
+            if component == b".." {
+                if self.dirs.len() > 1 {
+                    self.dirs.pop();
+                }
+                continue;
+            }
+            let name = Name::new(component).map_err(|error| match error {
+                NameError::TooLong => Errno::ENAMETOOLONG,
+                NameError::Invalid => Errno::EINVAL,
+            })?;
+            let (dir, is_last) = (self.dir(), self.is_last());
+            if is_last && self.last == Last::Place {
+                return Ok(Step::End(End::Place(Place { dir, name, is_dir: self.is_dir })));
+            }
+            let (ino, kind) = match sessions.name(dir, &name, now) {
+                None => return Ok(Step::LookUp(dir, name)),
+                Some(Binding::Absent) => return Err(Errno::ENOENT),
+                Some(Binding::Inode(ino, kind)) => (ino, kind),
+            };
+            let attr = if is_last { sessions.attr(ino, now) } else { None };
+            if let Some(step) = self.enter(Found { ino, kind, attr })? {
+                return Ok(step);
+            }
+        }
+        let ino = self.dir();
+        let attr = sessions.attr(ino, now);
+        Ok(Step::End(End::Found(Found { ino, kind: FileType::Directory, attr })))
+    }
+
+    /// The component that was taken last stands for this.
+    fn enter(&mut self, found: Found) -> Result<Option<Step>, Errno> {
+        let is_last = self.is_last();
+        let must_be_dir = !is_last || self.is_dir;
+        match found.kind {
+            FileType::Symlink if must_be_dir || self.last == Last::Follow => {
+                self.links += 1;
+                if self.links > MAX_LINKS {
+                    return Err(Errno::ELOOP);
+                }
+                Ok(Some(Step::Follow(found.ino)))
+            }
+            FileType::Directory if !is_last => {
+                self.dirs.push(found.ino);
+                Ok(None)
+            }
+            kind if must_be_dir && kind != FileType::Directory => Err(Errno::ENOTDIR),
+            _ => Ok(Some(Step::End(End::Found(found)))),
+        }
+    }
+
+    /// The component that was taken last is a symbolic link to this.
+    fn follow(&mut self, target: &[u8]) {
+        if target.starts_with(b"/") {
+            self.dirs.truncate(1);
+        }
+        self.path = [target, b"/", &self.path[self.at..]].concat().into();
+        self.at = 0;
+    }
+
+    fn dir(&self) -> Ino {
+        self.dirs.last().copied().unwrap_or(Ino::ROOT)
+    }
+
+    fn is_last(&self) -> bool {
+        next(&self.path, &mut self.at.clone()).is_none()
+    }
+}
+
+/// The component of a path that begins there, or after that.
+fn next<'a>(path: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
+    while *at < path.len() {
+        let rest = &path[*at..];
+        let length = rest.iter().position(|byte| *byte == b'/').unwrap_or(rest.len());
+        *at = (*at + length + 1).min(path.len());
+        if !matches!(&rest[..length], b"" | b".") {
+            return Some(&rest[..length]);
+        }
+    }
+    None
+}
+
 impl Session {
     /// What a path names. `follow`: if that is a symbolic link, what that names.
     pub(crate) async fn find(self: &Arc<Self>, path: &Path, follow: bool) -> Result<Found, Errno> {
@@ -61,65 +178,30 @@ impl Session {
     }
 
     async fn walk(self: &Arc<Self>, path: &Path, last: Last) -> Result<End, Errno> {
-        let path = path.as_os_str().as_bytes();
-        if path.is_empty() {
-            return Err(Errno::ENOENT);
-        }
-        self.renew_root().await;
-        let is_dir = path.ends_with(b"/") || path.ends_with(b"/.");
-        let mut links = 0;
-        // From the root to where it has come; and what is left, its end first.
-        let mut dirs = vec![Ino::ROOT];
-        let mut left = components(path);
-        while let Some(component) = left.pop() {
-            let dir = dirs.last().copied().unwrap_or(Ino::ROOT);
-            if component == b".." {
-                if dirs.len() > 1 {
-                    dirs.pop();
-                }
-                continue;
-            }
-            let name = Name::new(&component).map_err(|error| match error {
-                NameError::TooLong => Errno::ENAMETOOLONG,
-                NameError::Invalid => Errno::EINVAL,
-            })?;
-            let is_last = left.is_empty();
-            if is_last && last == Last::Place {
-                return Ok(End::Place(Place { dir, name, is_dir }));
-            }
-            let found = self.look_up(dir, name).await?;
-            match found.kind {
-                FileType::Symlink if !is_last || last == Last::Follow || is_dir => {
-                    links += 1;
-                    if links > MAX_LINKS {
-                        return Err(Errno::ELOOP);
-                    }
-                    let target = self.target(found.ino).await?;
-                    if target.starts_with(b"/") {
-                        dirs.truncate(1);
-                    }
-                    left.extend(components(&target));
-                }
-                FileType::Directory => dirs.push(found.ino),
-                _ if !is_last || is_dir => return Err(Errno::ENOTDIR),
-                _ => return Ok(End::Found(found)),
+        let mut walk = Walk::new(path.as_os_str().as_bytes(), last)?;
+        let mut found = None;
+        loop {
+            let step = found.take().map_or_else(
+                || {
+                    let known = self.cached(|sessions, now| {
+                        let is_due = !sessions.is_leased(Ino::ROOT, now) && self.may_ask_for_root(now);
+                        if is_due { Ok(Step::Root) } else { walk.go_on(sessions, now) }
+                    });
+                    known.unwrap_or(Err(Errno::EIO))
+                },
+                Ok,
+            );
+            match step? {
+                Step::End(end) => return Ok(end),
+                // Without it everything is asked, which is slower and no error.
+                Step::Root => drop(self.ask(Request::GetAttr { ino: Ino::ROOT }).await),
+                Step::LookUp(dir, name) => found = walk.enter(self.look_up(dir, name).await?)?,
+                Step::Follow(ino) => walk.follow(&self.target(ino).await?),
             }
         }
-        let ino = dirs.last().copied().unwrap_or(Ino::ROOT);
-        let attr = self.cached(|sessions, now| sessions.attr(ino, now)).flatten();
-        Ok(End::Found(Found { ino, kind: FileType::Directory, attr }))
     }
 
     async fn look_up(self: &Arc<Self>, dir: Ino, name: Name) -> Result<Found, Errno> {
-        let known = self.cached(|sessions, now| {
-            sessions.name(dir, &name, now).map(|binding| match binding {
-                Binding::Absent => Err(Errno::ENOENT),
-                Binding::Inode(ino, kind) => Ok(Found { ino, kind, attr: sessions.attr(ino, now) }),
-            })
-        });
-        if let Some(known) = known.flatten() {
-            return known;
-        }
         match self.ask(Request::Lookup { dir, name }).await? {
             Answer::Entry(entry) => {
                 Ok(Found { ino: entry.attr.ino, kind: entry.attr.kind, attr: Some(entry.attr) })
@@ -151,10 +233,4 @@ impl Session {
             },
         }
     }
-}
-
-/// A path's components, the last one first.
-fn components(path: &[u8]) -> Vec<Vec<u8>> {
-    let all = path.split(|byte| *byte == b'/').rev();
-    all.filter(|component| !matches!(*component, b"" | b".")).map(<[u8]>::to_vec).collect()
 }

@@ -18,6 +18,9 @@ use crate::frame::Header;
 use crate::outbox::Outbox;
 use crate::rope::{Rope, SLICES};
 
+/// Room for what is received: many frames use it before it is made anew, for none is kept once it is decoded.
+const FRAMES_BYTES: usize = 1 << 10;
+
 /// A thread that flushes writes so many times, then leaves the rest to the task: others must not keep it for ever.
 const ROUNDS: usize = 8;
 
@@ -142,21 +145,20 @@ impl Link {
                 Ok(false) => break,
                 Err(error) => return Err(self.end(error.into())),
             }
-            let plain = {
+            {
                 let mut out = self.out();
-                let plain = out.outbox.take();
-                if plain.is_none() && !out.tls_waits {
+                out.outbox.take(&mut flight);
+                if !flight.has_remaining() && !out.tls_waits {
                     // With TLS it has memory of its own.
-                    out.flight = Some(Rope::default());
+                    out.flight = Some(if self.is_plain() { flight } else { Rope::default() });
                     if out.unsent() == 0 {
                         self.drained.notify_waiters();
                     }
                     return Ok(());
                 }
                 out.tls_waits = false;
-                plain
-            };
-            flight = self.seal(plain.unwrap_or_default()).map_err(|error| self.end(error))?;
+            }
+            flight = self.seal(flight).map_err(|error| self.end(error))?;
         }
         self.out().flight = Some(flight);
         self.unwritten.notify_one();
@@ -229,6 +231,9 @@ impl Link {
 
     /// Appends to `into` what the bytes that were received mean.
     pub(crate) fn open(&self, mut wire: &[u8], into: &mut BytesMut) -> Result<(), NetError> {
+        if into.capacity() - into.len() < wire.len() {
+            into.reserve(wire.len().max(FRAMES_BYTES));
+        }
         let Some(tls) = &self.tls else {
             into.extend_from_slice(wire);
             return Ok(());

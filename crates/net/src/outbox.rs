@@ -124,13 +124,13 @@ impl Outbox {
         Ok(())
     }
 
-    /// What goes next, if anything: everything that is ready up to a bound, then pieces.
-    pub(crate) fn take(&mut self) -> Option<Rope> {
+    /// Adds to an empty rope what goes next, if anything: everything that is ready up to a bound, then pieces.
+    pub(crate) fn take(&mut self, taken: &mut Rope) {
         while self.ready.remaining() < PUMP_BYTES {
             let Some(number) = self.granted.pop_front() else { break };
             self.piece(number);
         }
-        self.ready.has_remaining().then(|| self.ready.split_to(FLIGHT_BYTES))
+        self.ready.move_to(taken, FLIGHT_BYTES);
     }
 
     fn place(&mut self, order: u64, request: Option<u64>, head: &[u8], payload: Bytes, large: bool) {

@@ -43,10 +43,9 @@ impl Rope {
         self.pieces.push_back(bytes);
     }
 
-    /// So many bytes from its beginning, or all that there are.
-    pub(crate) fn split_to(&mut self, most: usize) -> Self {
+    /// Moves so many bytes from its beginning, or all that there are, to another that is empty.
+    pub(crate) fn move_to(&mut self, taken: &mut Self, most: usize) {
         self.close();
-        let mut taken = Self::default();
         while taken.length < most
             && let Some(mut piece) = self.pieces.pop_front()
         {
@@ -61,7 +60,6 @@ impl Rope {
         if self.pieces.is_empty() && mem::take(&mut self.grown) {
             self.tail = BytesMut::new();
         }
-        taken
     }
 
     fn close(&mut self) {
@@ -149,7 +147,8 @@ mod tests {
                 let (mut rope, plain) = rope(lengths);
                 let mut taken = Vec::new();
                 while rope.has_remaining() {
-                    let part = rope.split_to(most);
+                    let mut part = Rope::default();
+                    rope.move_to(&mut part, most);
                     assert!((1..=most).contains(&part.remaining()));
                     taken.extend(all(part));
                     assert_eq!(taken.len() + rope.remaining(), plain.len());
@@ -183,12 +182,13 @@ mod tests {
         let mut rope = Rope::default();
         rope.put(b"short");
         rope.push(long.clone());
-        let mut taken = rope.split_to(usize::MAX);
+        let mut taken = Rope::default();
+        rope.move_to(&mut taken, usize::MAX);
         taken.advance(5);
         assert_eq!(taken.chunk().as_ptr(), long.as_ptr());
 
         rope.put(&bytes(2 * KEPT_BYTES));
-        drop(rope.split_to(usize::MAX));
+        rope.move_to(&mut Rope::default(), usize::MAX);
         assert_eq!(rope.tail.capacity(), 0);
     }
 }

@@ -68,9 +68,10 @@ impl Line {
     /// Lets a flight go; what comes, comes in parts of at most `bytes`. Returns what is delivered.
     fn step(&mut self, bytes: usize) -> Vec<FromClient> {
         let mut delivered = Vec::new();
-        let mut flight = self.outbox.take().unwrap_or_default();
+        let mut flight = Rope::default();
+        self.outbox.take(&mut flight);
         loop {
-            self.wire.put(flight.split_to(bytes));
+            self.wire.put(flight.copy_to_bytes(bytes.min(flight.remaining())));
             while let Some(taken) = self.inbox.take(&mut self.wire).unwrap() {
                 match taken {
                     Taken::Message(message) => delivered.push(message),
@@ -305,7 +306,8 @@ fn frames_that_come_byte_by_byte_are_what_they_are() {
             let payload = sent.payload().map(mem::take).unwrap_or_default();
             let head = postcard::to_extend(&sent, Vec::new()).unwrap();
             outbox.message(None, &head, payload, false).unwrap();
-            let mut wire = outbox.take().unwrap();
+            let mut wire = Rope::default();
+            outbox.take(&mut wire);
             while wire.has_remaining() {
                 buffer.put_u8(wire.get_u8());
                 match inbox.take(&mut buffer).unwrap() {

@@ -8,6 +8,7 @@ mod line;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -17,6 +18,7 @@ use espalier_proto::{
     Caller, Errno, FromClient, FromServer, Ino, Layout, LockOwner, Rank, Request, RequestId, Welcome,
 };
 use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
 use tokio::task::AbortHandle;
 
 use crate::caller::groups;
@@ -60,6 +62,12 @@ pub struct SessionState {
     /// Calls that wait for the server.
     pub waiting: usize,
     pub messages: Messages,
+}
+
+/// What is to be sent to servers, and the connections to those that are connected.
+struct Addressed {
+    messages: Vec<(Rank, FromClient)>,
+    senders: SmallVec<[(Rank, Sender<FromClient>); 1]>,
 }
 
 struct Inner<T> {
@@ -145,10 +153,7 @@ impl<D: Door> Remote<D> {
             line.sender = Some(sender);
         }
         // Before anybody else sends: a server that was started anew wants to be told first what is held.
-        inner
-            .address(&mut told, &self.tracer)
-            .into_iter()
-            .for_each(|(sender, messages)| send(&sender, messages));
+        send(inner.address(&mut told, &self.tracer));
         self.settle(inner, told);
     }
 
@@ -242,7 +247,7 @@ impl<D: Door> Remote<D> {
             }
         }
         drop(inner);
-        addressed.into_iter().for_each(|(sender, messages)| send(&sender, messages));
+        send(addressed);
         told.door.into_iter().for_each(|for_door| self.tell_door(for_door));
     }
 
@@ -316,26 +321,24 @@ impl<T> Inner<T> {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// What is to be sent, by connection.
-    fn address(&mut self, told: &mut Told<T>, tracer: &Tracer) -> Vec<(Sender<FromClient>, Vec<FromClient>)> {
-        let mut addressed: Vec<(Sender<FromClient>, Vec<FromClient>)> = Vec::new();
-        let mut last = None;
-        for (rank, message) in told.send.drain(..) {
+    /// What is to be sent, and over which connections.
+    fn address(&mut self, told: &mut Told<T>, tracer: &Tracer) -> Addressed {
+        let (messages, mut senders) = (mem::take(&mut told.send), SmallVec::<[(Rank, _); 1]>::new());
+        for (rank, message) in &messages {
             let Some(line) = self.lines.get_mut(usize::from(rank.0)) else { continue };
-            line.count_sent(&message);
-            if let (true, Some((id, kind))) = (tracer.is_on(), asks(&message)) {
-                let call = self.sessions.call_of(rank, id).map(|call| tracer.served(tracer.place(), call));
+            line.count_sent(message);
+            if let (true, Some((id, kind))) = (tracer.is_on(), asks(message)) {
+                let call = self.sessions.call_of(*rank, id).map(|call| tracer.served(tracer.place(), call));
                 let asked = tracer.asked(Place::Rank(rank.0), id.0);
                 tracer.begin(asked, kind.name(), || call.into_iter().collect());
             }
-            let Some(sender) = &line.sender else { continue };
-            match addressed.last_mut().filter(|_| last == Some(rank)) {
-                Some((_, messages)) => messages.push(message),
-                None => addressed.push((sender.clone(), vec![message])),
+            if let Some(sender) = &line.sender
+                && senders.iter().all(|(to, _)| to != rank)
+            {
+                senders.push((*rank, sender.clone()));
             }
-            last = Some(rank);
         }
-        addressed
+        Addressed { messages, senders }
     }
 }
 
@@ -349,10 +352,15 @@ fn asks(message: &FromClient) -> Option<(RequestId, Kind)> {
 }
 
 /// What a lost connection does not take any more is sent again by the next.
-fn send(sender: &Sender<FromClient>, messages: Vec<FromClient>) {
-    let queued = messages.into_iter().try_for_each(|message| sender.queue(message));
-    if let Err(error) = queued.and_then(|()| sender.flush()) {
-        tracing::debug!(%error, "a message to the server was not sent");
+fn send(Addressed { messages, senders }: Addressed) {
+    let lost = |error| tracing::debug!(%error, "a message to a server was not sent");
+    for (rank, message) in messages {
+        if let Some((_, sender)) = senders.iter().find(|(to, _)| *to == rank) {
+            sender.queue(message).unwrap_or_else(lost);
+        }
+    }
+    for (_, sender) in senders {
+        sender.flush().unwrap_or_else(lost);
     }
 }
 

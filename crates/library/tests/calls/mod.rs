@@ -184,6 +184,29 @@ fn since(fs: &FileSystem, before: Messages) -> (u64, u64) {
     (now.requests - before.requests, now.revocations - before.revocations)
 }
 
+/// Clients that make things in the same directories have no leases on them for a while.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_is_not_leased_costs_a_message_of_each_server_that_knows_it() {
+    let url = server();
+    let (one, other) = (connect(&url).await, connect(&url).await);
+    one.create_dir("/top").await.unwrap();
+    one.create_dir("/top/sub").await.unwrap();
+    let mut most = 0;
+    for round in 0..20 {
+        for (number, fs) in [&one, &other].into_iter().enumerate() {
+            for dir in ["/top", "/top/sub"] {
+                fs.create_file(format!("{dir}/{round}-{number}"), 0o644).await.unwrap();
+                fs.metadata(dir).await.unwrap();
+            }
+        }
+        let before = one.messages();
+        assert!(one.metadata("/top/sub").await.unwrap().is_dir());
+        most = most.max(since(&one, before).0);
+    }
+    // Where servers share the tree, one has the name and another the inode.
+    assert_eq!(most, if crate::RANKS == 1 { 1 } else { 2 });
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn create_stat_and_unlink_cost_a_message_each_and_what_is_leased_none() {
     let url = server();

@@ -217,7 +217,8 @@ impl Front {
 
     /// The client is there. Comes after all that it has said together, and alone when it has only shown that it is alive.
     pub fn heard(&mut self, now: Now, client: ClientId) {
-        self.input(now, Input::Heard { client });
+        // Nothing follows from it.
+        self.meta.heard(now, client);
     }
 
     /// Takes what no client has said.

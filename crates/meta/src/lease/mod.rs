@@ -13,6 +13,7 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_proto::{Attr, ClientId, Entry, Errno, Ino, Name, Reply, Touched};
+use smallvec::SmallVec;
 
 use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
@@ -26,10 +27,13 @@ use crate::task::Task;
 use exclusive::named_dir;
 pub(crate) use table::{Key, Leases};
 
+/// Most replies tell of a name and an inode.
+type Keys = SmallVec<[Key; 2]>;
+
 /// What a reply tells.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    keys: Vec<Key>,
+    keys: Keys,
     /// Files of which it tells what their directories say, and these.
     heirs: Vec<(Ino, Ino)>,
     /// Some of it must not be cached.
@@ -58,7 +62,7 @@ impl Promise {
             let Touched { attrs, mut others, .. } = promised.touched;
             others.extend(attrs.iter().map(|attr| attr.ino));
             let touched = Touched { others, ..Touched::default() };
-            Box::new(Promised { keys: Vec::new(), refused: false, touched, dir: None, ..*promised })
+            Box::new(Promised { keys: Keys::new(), refused: false, touched, dir: None, ..*promised })
         });
         Self(broken)
     }
@@ -66,7 +70,7 @@ impl Promise {
 
 #[derive(Debug)]
 struct Promised {
-    keys: Vec<Key>,
+    keys: Keys,
     turn: u64,
     refused: bool,
     /// With attributes of which each has a lease of its own.
@@ -198,7 +202,7 @@ impl Meta {
         told.touched.sort_unstable();
         told.touched.dedup();
         let touched = self.attributes(client, &told.touched, result, now);
-        let keys = if told.refused { Vec::new() } else { told.keys };
+        let keys = if told.refused { Keys::new() } else { told.keys };
         let mut turn = 0;
         if let Some(leases) = &mut self.leases
             && !(keys.is_empty() && touched.attrs.is_empty())

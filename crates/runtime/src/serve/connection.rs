@@ -259,21 +259,18 @@ impl Gate {
             }
             // A client that asks for much and reads slowly, or for more than disks give, is not read from meanwhile. If it does not read at all, the
             // connection ends, and nothing waits to be sent any more.
-            let mut rest = std::mem::take(&mut batch);
             let taken = loop {
-                let later = rest.split_off(rest.len().min(AT_ONCE));
-                if let Err(fault) = meta.server.received(&origin, &mut rest) {
+                let now = batch.drain(..batch.len().min(AT_ONCE));
+                if let Err(fault) = meta.server.received(&origin, now) {
                     break Err(fault);
                 }
                 while sender.unread() + origin.under_way.bytes() > UNREAD {
                     tokio::time::sleep(PAUSE).await;
                 }
-                rest = later;
-                if rest.is_empty() {
+                if batch.is_empty() {
                     break Ok(());
                 }
             };
-            batch = rest;
             if taken.is_err() {
                 break taken;
             }

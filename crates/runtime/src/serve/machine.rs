@@ -205,15 +205,16 @@ impl Server {
     ///
     /// # Errors
     /// Why nothing is taken from it any more.
-    pub fn received(&self, origin: &Origin, batch: &mut Vec<FromClient>) -> Ended {
+    pub fn received(&self, origin: &Origin, batch: impl ExactSizeIterator<Item = FromClient>) -> Ended {
         let client = origin.client;
         let (mut inner, turn) = self.turn().map_err(|_| "the server has failed")?;
         if inner.peers.get(&client).is_none_or(|peer| peer.connection != origin.connection) {
             return Err("the client has another connection, or may have none".into());
         }
-        let (mut left, mut taken) = (batch.len(), Ok(()));
-        for message in batch.drain(..) {
-            left -= 1;
+        // Few come at once: one time is for all.
+        let (mut now, mut taken) = (now(batch.len()), Ok(()));
+        for message in batch {
+            now.queued -= 1;
             let mut request = None;
             match &message {
                 FromClient::Request { id, caller, request: asked, .. } => {
@@ -228,13 +229,13 @@ impl Server {
                 FromClient::Cancel { id } => self.give_up(&mut inner, (client, *id)),
                 _ => {}
             }
-            match (inner.front.take(now(left), client, &origin.rights, message), request) {
+            match (inner.front.take(now, client, &origin.rights, message), request) {
                 (Ok(false), Some(id)) => drop(inner.spans.remove(&(client, id))),
                 (Ok(_), _) => {}
                 (Err(unrestricted), _) => taken = Err(unrestricted.into()),
             }
         }
-        inner.front.heard(now(0), client);
+        inner.front.heard(now, client);
         self.settle(inner, turn);
         taken
     }
@@ -354,20 +355,19 @@ impl Server {
                 }
             }
             // In the order in which the machine has decided: a lease must be told of before it is revoked.
-            let mut clients = Vec::new();
+            let mut senders = Vec::new();
             for (client, message) in send {
                 if let Some(message) = self.ready(&mut inner, turn, client, message) {
-                    inner.queue(client, message, &mut clients);
+                    inner.queue(client, message, &mut senders);
                 }
             }
-            let senders: Vec<_> = clients.iter().filter_map(|client| inner.sender_to(*client)).collect();
             self.trace_questions(&inner, &peers);
             let ranks = inner.tell_ranks(peers.into_iter());
             let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
             let jobs: Vec<_> = streams.into_iter().map(|stream| inner.job(stream, turn)).collect();
             drop(inner);
             // It fails with the connection, of which its own task hears.
-            for sender in senders {
+            for (_, sender) in senders {
                 let _ = sender.flush();
             }
             for sender in ranks {
@@ -480,9 +480,14 @@ pub(super) fn now(queued: usize) -> Now {
 }
 
 impl Inner {
-    /// Queues a message for a client, if it is connected; others are told when they are, or need not know. Notes that there is
+    /// Queues a message for a client, if it is connected; others are told when they are, or need not know. Notes by whom there is
     /// something to be sent.
-    fn queue(&self, client: ClientId, message: FromServer, clients: &mut Vec<ClientId>) {
+    fn queue(
+        &self,
+        client: ClientId,
+        message: FromServer,
+        senders: &mut Vec<(ClientId, Sender<FromServer>)>,
+    ) {
         let Some(Peer { sender, .. }) = self.peers.get(&client) else { return };
         let id = if let FromServer::Reply { id, .. } = &message { Some(*id) } else { None };
         match (sender.queue(message), id) {
@@ -496,8 +501,8 @@ impl Inner {
             }
             (Ok(()), _) => {}
         }
-        if !clients.contains(&client) {
-            clients.push(client);
+        if senders.iter().all(|(of, _)| *of != client) {
+            senders.push((client, sender.clone()));
         }
     }
 
