@@ -179,9 +179,9 @@ impl Session {
 
     async fn walk(self: &Arc<Self>, path: &Path, last: Last) -> Result<End, Errno> {
         let mut walk = Walk::new(path.as_os_str().as_bytes(), last)?;
-        let mut found = None;
+        let mut decided = None;
         loop {
-            let step = found.take().map_or_else(
+            let step = decided.take().map_or_else(
                 || {
                     let known = self.cached(|sessions, now| {
                         let is_due = !sessions.is_leased(Ino::ROOT, now) && self.may_ask_for_root(now);
@@ -195,7 +195,7 @@ impl Session {
                 Step::End(end) => return Ok(end),
                 // Without it everything is asked, which is slower and no error.
                 Step::Root => drop(self.ask(Request::GetAttr { ino: Ino::ROOT }).await),
-                Step::LookUp(dir, name) => found = walk.enter(self.look_up(dir, name).await?)?,
+                Step::LookUp(dir, name) => decided = walk.enter(self.look_up(dir, name).await?)?,
                 Step::Follow(ino) => walk.follow(&self.target(ino).await?),
             }
         }
