@@ -1,11 +1,14 @@
-//! The data server's state machine: takes requests on datafiles, says which of them are done now, and answers. It waits
-//! for nothing.
+//! The data server's state machine: accepts requests on datafiles, schedules their I/O, and
+//! replies.
 //!
-//! It keeps four promises. What was asked earlier does not land on what is asked later: a request that comes again, over a new
-//! connection, while it is being done is not done twice at the same time; and a metadata server that was started anew is served
-//! when all is done that it asked before. What replaces a datafile as a whole runs alone on it, in the order in which it
-//! came; and a client's request truncates it once (`truncated.rs`). A removal is answered when it is durable, many of them by one sync, and
-//! datafiles are made many at a time. And of a client's session that has ended nothing is done any more (`sessions.rs`).
+//! Invariants:
+//! - An earlier request never overwrites a later one: a repeated request never runs twice at a
+//!   time, and a restarted metadata server is served only after its predecessor's requests are done.
+//! - Requests that replace a whole datafile run alone on it, in order of arrival; a client's
+//!   request truncates it once (`truncated.rs`).
+//! - A removal is answered when it is durable, many of them by one sync; datafiles are created in
+//!   batches.
+//! - Nothing is done for a client session that has ended (`sessions.rs`).
 //!
 //! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
 #![no_std]
@@ -33,23 +36,23 @@ use truncated::{Truncated, Truncation};
 
 type Map<K, V> = HashMap<K, V, FxBuildHasher>;
 
-/// Names an I/O that the machine has asked for.
+/// Names an I/O that the machine has requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IoId(pub u64);
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Asker {
-    /// A metadata server, which may ask for everything.
+    /// A metadata server, which may request anything.
     Server(ServerId),
-    /// A client, which may ask for what its capabilities say.
+    /// A client, which may request what its capability allows.
     Client(ClientId),
 }
 
 #[derive(Debug)]
 pub enum Input {
-    /// Somebody has connected. What comes by earlier connections of the same is not listened to any more. `incarnation`: tells one
-    /// start of it from the next.
+    /// A peer has connected. Requests from its earlier connections are dropped. `incarnation` tells
+    /// its starts apart.
     Connect {
         from: Asker,
         incarnation: u64,
@@ -60,7 +63,7 @@ pub enum Input {
         from: Asker,
         connection: u64,
     },
-    /// `connection`: by which the sender is to be answered. Its capability has a good seal.
+    /// `connection`: where to reply. The seal of its capability is valid.
     Request {
         from: Asker,
         connection: u64,
@@ -72,88 +75,89 @@ pub enum Input {
     },
 }
 
-/// Something to be done outside of the machine, which then expects a [`Input::Done`] for it.
+/// I/O for the driver, which reports its end with [`Input::Done`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Io {
     Request(DataRequest),
-    /// A write. The datafile is listed as new if it is not there yet.
+    /// A write. A missing datafile is created and listed as new.
     WriteNew(DataRequest),
-    /// Make empty datafiles, durable together.
+    /// Creates empty datafiles, durable together.
     Create(Vec<Ino>),
-    /// Make it durable that what has been removed until now is gone.
+    /// Makes all removals so far durable.
     SyncRemoved,
 }
 
-/// What the machine wants done.
+/// An output of the machine.
 #[derive(Debug, Default)]
 pub struct Outbox {
     pub io: Vec<(IoId, Io)>,
-    /// By the number of the connection. One that is gone needs no answer: its client asks again.
+    /// By connection number. A lost connection needs no reply: its peer repeats the request.
     pub replies: Vec<(u64, FromData)>,
 }
 
-/// Who asked, in which incarnation, and by which number.
-type Asked = (Asker, u64, RequestId);
+/// Key of a request: sender, incarnation, number.
+type RequestKey = (Asker, u64, RequestId);
 
-/// Somebody who has connected.
+/// A connected peer.
 #[derive(Debug)]
 struct Peer {
     incarnation: u64,
     connection: u64,
-    /// Requests of earlier incarnations that are under way, and what waits for their end.
+    /// Requests of earlier incarnations under way, and those that wait for their end.
     old: usize,
     early: VecDeque<ToData>,
 }
 
-/// A request that has not been answered.
+/// A request without a reply yet.
 #[derive(Debug)]
 struct UnderWay {
-    /// The connection that waits for it.
+    /// The connection to reply on.
     connection: u64,
-    /// Of a client: by what it is let.
+    /// For a client: the capability that allows it.
     capability: Option<Capability>,
 }
 
 impl UnderWay {
-    /// Of a client: the session on whose behalf it is done.
+    /// For a client: its session.
     fn session(&self) -> Option<Session> {
         self.capability.as_ref().map(Session::of)
     }
 }
 
-/// The data server's machine. See the crate's description.
+/// The data server's machine. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Data {
     peers: Map<Asker, Peer>,
-    under_way: Map<Asked, UnderWay>,
+    under_way: Map<RequestKey, UnderWay>,
     sessions: Sessions,
-    /// What is answered when nothing is under way any more of sessions that have ended.
-    admissions: Vec<Asked>,
-    /// Metadata servers that want to know what datafiles are new, when no client adds to them any more on behalf of such a session.
-    listings: Vec<Asked>,
+    /// Answered when no request of an ended session is under way.
+    admissions: Vec<RequestKey>,
+    /// Metadata servers that ask for the new datafiles; answered when no ended session can add to
+    /// them.
+    listings: Vec<RequestKey>,
     running: Map<IoId, Running>,
     files: Map<Ino, File>,
     truncated: Truncated,
     next_io: u64,
-    /// To be made when those are that are under way.
-    to_create: VecDeque<(Asked, Ino)>,
+    /// Waiting for the batch under way.
+    to_create: VecDeque<(RequestKey, Ino)>,
     creates: bool,
-    /// Removed, but not durably.
-    removed: VecDeque<Asked>,
-    /// A sync of them is under way.
+    /// Removed, not durable yet.
+    removed: VecDeque<RequestKey>,
+    /// A sync of removals is under way.
     syncs_removed: bool,
-    /// Datafiles are made, and their removals made durable, each by itself, as in the paper's baseline (carns III.C).
+    /// Each creation and removal is committed by itself, as in the paper's baseline (carns III.C).
     alone: bool,
 }
 
 #[derive(Debug)]
 enum Running {
-    Request(Asked, Option<(Ino, Use)>),
-    Truncation(Asked, Truncation),
-    Create(Vec<(Asked, Ino)>),
-    /// A removal runs alone, as long as that takes; its answer waits for the sync.
-    Removal(Asked, Ino),
-    SyncRemoved(Vec<Asked>),
+    Request(RequestKey, Option<(Ino, Use)>),
+    Truncation(RequestKey, Truncation),
+    Create(Vec<(RequestKey, Ino)>),
+    /// Runs alone until the datafile is gone; its reply waits for the sync.
+    Removal(RequestKey, Ino),
+    SyncRemoved(Vec<RequestKey>),
 }
 
 /// How a request uses a datafile.
@@ -163,12 +167,12 @@ enum Use {
     Alone,
 }
 
-/// What is being done with a datafile, and what is to be done next.
+/// Requests under way on a datafile, and those that wait.
 #[derive(Debug, Default)]
 struct File {
     running: usize,
     alone: bool,
-    waiting: VecDeque<(Asked, Use, DataRequest)>,
+    waiting: VecDeque<(RequestKey, Use, DataRequest)>,
 }
 
 impl File {
@@ -178,21 +182,21 @@ impl File {
 }
 
 impl Data {
-    /// `alone`: each datafile is made, and each removal made durable, by itself; otherwise one sync is for many.
+    /// `alone`: each creation and removal is committed by itself; otherwise they share syncs.
     pub fn new(alone: bool) -> Self {
         Self { alone, ..Self::default() }
     }
 
-    /// As for [`Self::new`], from now on.
+    /// As in [`Self::new`], from now on.
     pub fn set_alone(&mut self, alone: bool) {
         self.alone = alone;
     }
 
-    /// Takes one input. Whatever follows from it at once is in `out` on return.
+    /// Processes one input. Its immediate effects are in `out` on return.
     pub fn on(&mut self, input: Input, out: &mut Outbox) {
         match input {
             Input::Connect { from, incarnation, connection } => {
-                let is_old = |(of, when, _): &&Asked| *of == from && *when != incarnation;
+                let is_old = |(of, when, _): &&RequestKey| *of == from && *when != incarnation;
                 let old = self.under_way.keys().filter(is_old).count();
                 self.peers.insert(from, Peer { incarnation, connection, old, early: VecDeque::new() });
                 if let Asker::Server(server) = from {
@@ -217,39 +221,39 @@ impl Data {
                 }
             }
             Input::Done { id, result } => match self.running.remove(&id) {
-                Some(Running::Request(asked, used)) => {
-                    self.answer(asked, result, out);
+                Some(Running::Request(key, used)) => {
+                    self.answer(key, result, out);
                     if let Some((ino, how)) = used {
                         self.leave(ino, how, out);
                     }
                 }
-                Some(Running::Truncation(asked, truncation)) => {
+                Some(Running::Truncation(key, truncation)) => {
                     if result.is_ok() {
                         self.truncated.done(truncation);
                     }
-                    self.answer(asked, result, out);
+                    self.answer(key, result, out);
                     self.leave(truncation.0, Use::Alone, out);
                 }
                 Some(Running::Create(created)) => {
                     self.creates = false;
-                    for (asked, ino) in created {
-                        self.answer(asked, result.clone(), out);
+                    for (key, ino) in created {
+                        self.answer(key, result.clone(), out);
                         self.leave(ino, Use::Alone, out);
                     }
                     self.create(out);
                 }
-                Some(Running::Removal(asked, ino)) => {
+                Some(Running::Removal(key, ino)) => {
                     match result {
-                        Ok(_) => self.removed.push_back(asked),
-                        Err(_) => self.answer(asked, result, out),
+                        Ok(_) => self.removed.push_back(key),
+                        Err(_) => self.answer(key, result, out),
                     }
                     self.leave(ino, Use::Alone, out);
                     self.sync_removed(out);
                 }
                 Some(Running::SyncRemoved(removals)) => {
                     self.syncs_removed = false;
-                    for asked in removals {
-                        self.answer(asked, result.clone(), out);
+                    for key in removals {
+                        self.answer(key, result.clone(), out);
                     }
                     self.sync_removed(out);
                 }
@@ -266,122 +270,123 @@ impl Data {
         out: &mut Outbox,
     ) {
         let ToData { id, request, capability } = message;
-        let asked = (from, incarnation, id);
-        if let Some(under_way) = self.under_way.get_mut(&asked) {
+        let key = (from, incarnation, id);
+        if let Some(under_way) = self.under_way.get_mut(&key) {
             under_way.connection = connection;
             return;
         }
         let is_client = matches!(from, Asker::Client(_));
         let capability = capability.filter(|_| is_client);
         let session = capability.as_ref().map(Session::of);
-        self.under_way.insert(asked, UnderWay { connection, capability });
+        self.under_way.insert(key, UnderWay { connection, capability });
         let may = !is_client || capability.is_some_and(|capability| capability.permits(&request));
         match request.check() {
-            Err(errno) => self.answer(asked, Err(errno), out),
-            Ok(()) if !may => self.answer(asked, Err(Errno::EACCES), out),
+            Err(errno) => self.answer(key, Err(errno), out),
+            Ok(()) if !may => self.answer(key, Err(Errno::EACCES), out),
             Ok(()) if session.is_some_and(|session| !self.sessions.has(session)) => {
-                self.answer(asked, Ok(DataReply::Stale), out);
+                self.answer(key, Ok(DataReply::Stale), out);
             }
-            Ok(()) => self.take(asked, request, out),
+            Ok(()) => self.take(key, request, out),
         }
     }
 
-    /// What a metadata server says of its sessions: answered when nothing is done any more for those that have ended.
-    fn admit(&mut self, asked: Asked, (below, live): (u64, Vec<u64>), out: &mut Outbox) {
-        if let Asker::Server(server) = asked.0 {
+    /// A metadata server's report of its sessions; answered when no request of ended ones is under
+    /// way.
+    fn admit(&mut self, key: RequestKey, (below, live): (u64, Vec<u64>), out: &mut Outbox) {
+        if let Asker::Server(server) = key.0 {
             self.sessions.admit(server, below, live);
         }
-        self.admissions.push(asked);
+        self.admissions.push(key);
         self.answer_admissions(out);
     }
 
     fn answer_admissions(&mut self, out: &mut Outbox) {
-        for asked in core::mem::take(&mut self.admissions) {
-            let of = |session: &Session| Asker::Server(session.server) == asked.0;
+        for key in core::mem::take(&mut self.admissions) {
+            let of = |session: &Session| Asker::Server(session.server) == key.0;
             let mut sessions = self.under_way.values().filter_map(UnderWay::session);
             if sessions.any(|session| of(&session) && !self.sessions.has(session)) {
-                self.admissions.push(asked);
+                self.admissions.push(key);
             } else {
-                self.answer(asked, Ok(DataReply::Done), out);
+                self.answer(key, Ok(DataReply::Done), out);
             }
         }
-        for asked in core::mem::take(&mut self.listings) {
-            self.list_new(asked, out);
+        for key in core::mem::take(&mut self.listings) {
+            self.list_new(key, out);
         }
     }
 
-    fn list_new(&mut self, asked: Asked, out: &mut Outbox) {
-        if self.admissions.iter().any(|(from, ..)| *from == asked.0) {
-            self.listings.push(asked);
+    fn list_new(&mut self, key: RequestKey, out: &mut Outbox) {
+        if self.admissions.iter().any(|(from, ..)| *from == key.0) {
+            self.listings.push(key);
         } else {
-            self.run(Running::Request(asked, None), Io::Request(DataRequest::New), out);
+            self.run(Running::Request(key, None), Io::Request(DataRequest::New), out);
         }
     }
 
-    /// The requests that an I/O is done for, and the connections that wait for their answers.
+    /// The requests that an I/O serves, with the connections to reply on.
     pub fn requests_of(&self, io: IoId) -> Vec<(u64, RequestId)> {
-        let asked = match self.running.get(&io) {
-            Some(Running::Request(asked, _) | Running::Truncation(asked, _) | Running::Removal(asked, _)) => {
-                vec![*asked]
+        let keys = match self.running.get(&io) {
+            Some(Running::Request(key, _) | Running::Truncation(key, _) | Running::Removal(key, _)) => {
+                vec![*key]
             }
-            Some(Running::Create(created)) => created.iter().map(|(asked, _)| *asked).collect(),
+            Some(Running::Create(created)) => created.iter().map(|(key, _)| *key).collect(),
             Some(Running::SyncRemoved(_)) | None => Vec::new(),
         };
-        let told = |asked: &Asked| Some((self.under_way.get(asked)?.connection, asked.2));
-        asked.iter().filter_map(told).collect()
+        let address = |key: &RequestKey| Some((self.under_way.get(key)?.connection, key.2));
+        keys.iter().filter_map(address).collect()
     }
 
-    /// Requests that have not been answered.
+    /// Requests without a reply yet.
     pub fn under_way(&self) -> usize {
         self.under_way.len()
     }
 
-    fn take(&mut self, asked: Asked, request: DataRequest, out: &mut Outbox) {
+    fn take(&mut self, key: RequestKey, request: DataRequest, out: &mut Outbox) {
         if let (
             Asker::Server(server),
             DataRequest::Admit { durable, .. } | DataRequest::Settle { durable, .. },
-        ) = (asked.0, &request)
+        ) = (key.0, &request)
         {
             self.sessions.committed(server, *durable);
         }
         match request {
-            DataRequest::Admit { below, live, .. } => return self.admit(asked, (below, live), out),
-            DataRequest::New => return self.list_new(asked, out),
+            DataRequest::Admit { below, live, .. } => return self.admit(key, (below, live), out),
+            DataRequest::New => return self.list_new(key, out),
             _ => {}
         }
         let Some((ino, how)) = used(&request) else {
-            return self.run(Running::Request(asked, None), Io::Request(request), out);
+            return self.run(Running::Request(key, None), Io::Request(request), out);
         };
         let file = self.files.entry(ino).or_default();
         if file.waiting.is_empty() && file.takes(how) {
-            self.enter(asked, (ino, how), request, out);
+            self.enter(key, (ino, how), request, out);
         } else {
-            file.waiting.push_back((asked, how, request));
+            file.waiting.push_back((key, how, request));
         }
     }
 
-    fn enter(&mut self, asked: Asked, (ino, how): (Ino, Use), request: DataRequest, out: &mut Outbox) {
+    fn enter(&mut self, key: RequestKey, (ino, how): (Ino, Use), request: DataRequest, out: &mut Outbox) {
         let file = self.files.entry(ino).or_default();
         file.running += 1;
         file.alone = how == Use::Alone;
         let running = match request {
             DataRequest::Create { sync: true, .. } => {
-                self.to_create.push_back((asked, ino));
+                self.to_create.push_back((key, ino));
                 return self.create(out);
             }
-            DataRequest::Remove { .. } => Running::Removal(asked, ino),
+            DataRequest::Remove { .. } => Running::Removal(key, ino),
             DataRequest::Truncate { by: Some((client, id)), .. } => {
                 let truncation = (ino, client, id);
                 if self.truncated.is_done(truncation) {
-                    self.answer(asked, Ok(DataReply::Done), out);
+                    self.answer(key, Ok(DataReply::Done), out);
                     return self.leave(ino, how, out);
                 }
-                Running::Truncation(asked, truncation)
+                Running::Truncation(key, truncation)
             }
-            _ => Running::Request(asked, Some((ino, how))),
+            _ => Running::Request(key, Some((ino, how))),
         };
         let io = match request {
-            DataRequest::Write { .. } | DataRequest::WriteList { .. } if self.is_young(&asked) => {
+            DataRequest::Write { .. } | DataRequest::WriteList { .. } if self.is_young(&key) => {
                 Io::WriteNew(request)
             }
             request => Io::Request(request),
@@ -389,13 +394,13 @@ impl Data {
         self.run(running, io, out);
     }
 
-    /// Whether what it makes may belong to nothing.
-    fn is_young(&self, asked: &Asked) -> bool {
-        let capability = self.under_way.get(asked).and_then(|under_way| under_way.capability.as_ref());
+    /// True if what the request creates may belong to no file.
+    fn is_young(&self, key: &RequestKey) -> bool {
+        let capability = self.under_way.get(key).and_then(|under_way| under_way.capability.as_ref());
         capability.is_some_and(|capability| self.sessions.is_young(capability))
     }
 
-    /// A request is done with a datafile: those that have waited for it come next.
+    /// A request on a datafile has ended: starts those that waited for it.
     fn leave(&mut self, ino: Ino, how: Use, out: &mut Outbox) {
         let Some(file) = self.files.get_mut(&ino) else { return };
         file.running -= 1;
@@ -404,9 +409,9 @@ impl Data {
         }
         while let Some(file) = self.files.get_mut(&ino)
             && file.waiting.front().is_some_and(|(_, how, _)| file.takes(*how))
-            && let Some((asked, how, request)) = file.waiting.pop_front()
+            && let Some((key, how, request)) = file.waiting.pop_front()
         {
-            self.enter(asked, (ino, how), request, out);
+            self.enter(key, (ino, how), request, out);
         }
         if self.files.get(&ino).is_some_and(|file| file.running == 0) {
             self.files.remove(&ino);
@@ -440,14 +445,14 @@ impl Data {
         out.io.push((id, io));
     }
 
-    fn answer(&mut self, asked: Asked, result: Result<DataReply, Errno>, out: &mut Outbox) {
-        let Some(UnderWay { connection, capability }) = self.under_way.remove(&asked) else { return };
+    fn answer(&mut self, key: RequestKey, result: Result<DataReply, Errno>, out: &mut Outbox) {
+        let Some(UnderWay { connection, capability }) = self.under_way.remove(&key) else { return };
         let announced = capability.is_some_and(|capability| capability.announced);
-        out.replies.push((connection, FromData { id: asked.2, announced, result }));
+        out.replies.push((connection, FromData { id: key.2, announced, result }));
         if capability.is_some() && !self.admissions.is_empty() {
             self.answer_admissions(out);
         }
-        let (from, incarnation, _) = asked;
+        let (from, incarnation, _) = key;
         let Some(peer) = self.peers.get_mut(&from).filter(|peer| peer.incarnation != incarnation) else {
             return;
         };
@@ -461,7 +466,7 @@ impl Data {
     }
 }
 
-/// The datafile that a request uses, and how; `None`: it does not matter what is done with others meanwhile.
+/// The datafile that a request uses, and how; `None` if it may run beside anything.
 fn used(request: &DataRequest) -> Option<(Ino, Use)> {
     match request {
         DataRequest::Read { ino, .. }

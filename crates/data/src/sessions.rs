@@ -1,6 +1,8 @@
-//! Which sessions of clients go on, as the metadata servers say that have them. Without clocks: a metadata server ends a session only when
-//! each data server has said that nothing is done for it any more, and one that has not heard from a metadata server since either
-//! was started does nothing for clients of that.
+//! Which client sessions are live, as their metadata servers report.
+//!
+//! It uses no clocks. A metadata server ends a session only after every data server has confirmed
+//! that none of its requests is under way; a data server that has not heard from a metadata server
+//! since either of them started serves none of its clients.
 
 use alloc::vec::Vec;
 
@@ -8,7 +10,7 @@ use espalier_proto::{Capability, ServerId};
 
 use crate::Map;
 
-/// A client's session with a metadata server, in one incarnation of that.
+/// A client's session with one incarnation of a metadata server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Session {
     pub server: ServerId,
@@ -25,56 +27,57 @@ impl Session {
 
 #[derive(Debug, Default)]
 pub(crate) struct Sessions {
-    servers: Map<ServerId, Told>,
+    servers: Map<ServerId, Reported>,
 }
 
-/// What a metadata server has said.
+/// A metadata server's last report.
 #[derive(Debug)]
-struct Told {
+struct Reported {
     incarnation: u64,
-    /// So far its journal is durable, at least.
+    /// Its journal is durable at least up to here.
     durable: u64,
-    /// Once it has said anything.
+    /// `None` before its first report.
     sessions: Option<Live>,
 }
 
 #[derive(Debug)]
 struct Live {
-    /// Of the sessions below this number, those in `live` go on.
+    /// Sessions below this number are live only if they are in `live`.
     below: u64,
     /// Sorted.
     live: Vec<u64>,
 }
 
 impl Sessions {
-    /// A metadata server has connected. What it said before it was started anew is nothing any more.
+    /// A metadata server has connected. Reports of an earlier incarnation are void.
     pub fn begin(&mut self, server: ServerId, incarnation: u64) {
-        let anew = || Told { incarnation, durable: 0, sessions: None };
-        let told = self.servers.entry(server).or_insert_with(anew);
-        if told.incarnation != incarnation {
-            *told = anew();
+        let anew = || Reported { incarnation, durable: 0, sessions: None };
+        let reported = self.servers.entry(server).or_insert_with(anew);
+        if reported.incarnation != incarnation {
+            *reported = anew();
         }
     }
 
-    /// So far a metadata server's journal is durable.
+    /// A metadata server's journal is durable up to `durable`.
     pub fn committed(&mut self, server: ServerId, durable: u64) {
-        if let Some(told) = self.servers.get_mut(&server) {
-            told.durable = told.durable.max(durable);
+        if let Some(reported) = self.servers.get_mut(&server) {
+            reported.durable = reported.durable.max(durable);
         }
     }
 
-    /// Whether the file to which a capability belongs may turn out not to have any datafiles.
+    /// True if the file of a capability may turn out to have no datafiles, since the change that
+    /// gave it some is not known to be durable.
     pub fn is_young(&self, capability: &Capability) -> bool {
         let Capability { server, incarnation, since, .. } = *capability;
-        let told = self.servers.get(&server).filter(|told| told.incarnation == incarnation);
-        since > told.map_or(0, |told| told.durable)
+        let reported = self.servers.get(&server).filter(|reported| reported.incarnation == incarnation);
+        since > reported.map_or(0, |reported| reported.durable)
     }
 
-    /// Which sessions go on. What is said again late brings none back to life.
+    /// Records the live sessions. A late copy of a report revives none.
     pub fn admit(&mut self, server: ServerId, below: u64, mut live: Vec<u64>) {
-        let Some(told) = self.servers.get_mut(&server) else { return };
+        let Some(reported) = self.servers.get_mut(&server) else { return };
         live.sort_unstable();
-        match &mut told.sessions {
+        match &mut reported.sessions {
             Some(old) if old.below > below => {}
             Some(old) if old.below == below => old.live.retain(|number| live.binary_search(number).is_ok()),
             sessions => *sessions = Some(Live { below, live }),
@@ -82,8 +85,9 @@ impl Sessions {
     }
 
     pub fn has(&self, session: Session) -> bool {
-        let told = self.servers.get(&session.server).filter(|told| told.incarnation == session.incarnation);
-        told.and_then(|told| told.sessions.as_ref()).is_some_and(|Live { below, live }| {
+        let reported =
+            self.servers.get(&session.server).filter(|reported| reported.incarnation == session.incarnation);
+        reported.and_then(|reported| reported.sessions.as_ref()).is_some_and(|Live { below, live }| {
             session.number >= *below || live.binary_search(&session.number).is_ok()
         })
     }

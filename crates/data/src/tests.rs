@@ -29,7 +29,7 @@ impl Server {
         self.data.on(Input::Request { from: A, connection, message }, &mut self.out);
     }
 
-    /// A client asks, by the connection 9.
+    /// A client sends a request over connection 9.
     fn ask_with(&mut self, capability: Capability, id: u64, request: DataRequest) {
         let message = ToData { id: RequestId(id), request, capability: Some(capability) };
         self.data.on(Input::Request { from: CLIENT, connection: 9, message }, &mut self.out);
@@ -40,19 +40,19 @@ impl Server {
     }
 
     /// The results of the client's requests.
-    fn told(&mut self) -> Vec<Result<DataReply, Errno>> {
+    fn replies(&mut self) -> Vec<Result<DataReply, Errno>> {
         let of_client = self.out.replies.drain(..).filter(|(connection, _)| *connection == 9);
         of_client.map(|(_, reply)| reply.result).collect()
     }
 
-    /// Does what the machine has asked for first; what that was.
+    /// Executes the machine's first I/O and returns it.
     fn work(&mut self) -> Io {
         let (id, io) = self.out.io.remove(0);
         self.data.on(Input::Done { id, result: Ok(DataReply::Done) }, &mut self.out);
         io
     }
 
-    /// Requests that have been answered, with the connections.
+    /// Answered requests with their connections.
     fn answered(&mut self) -> Vec<(u64, u64)> {
         self.out.replies.drain(..).map(|(connection, reply)| (connection, reply.id.0)).collect()
     }
@@ -77,7 +77,7 @@ fn a_request_that_comes_again_is_not_done_twice_at_a_time() {
 }
 
 #[test]
-fn what_replaces_a_datafile_runs_alone_and_in_order() {
+fn requests_that_replace_a_datafile_run_alone_and_in_order() {
     let mut server = Server::new();
     server.ask(1, 1, write(1));
     server.ask(1, 2, write(2));
@@ -121,14 +121,14 @@ fn a_truncation_is_done_once_for_a_request() {
     assert!(done(1, true, truncation(1, 5)));
     assert!(done(2, false, truncation(1, 5)), "it has failed before");
     assert!(done(3, false, write(1)));
-    // The metadata server was started anew, and its client asks again.
+    // The metadata server has restarted, and its client repeats the request.
     assert!(!done(4, false, truncation(1, 5)));
     assert!(done(5, false, truncation(1, 6)) && done(6, false, truncation(2, 5)));
     assert!(!done(7, false, truncation(1, 5)), "others may have been asked for since");
     let of_itself = || DataRequest::Truncate { ino: FILE, size: 0, by: None };
     assert!(done(8, false, of_itself()) && done(9, false, of_itself()));
     assert!(server.data.files.is_empty() && server.data.under_way() == 0);
-    // In its turn: what waits for it goes on.
+    // In order: later requests go on.
     for (id, request) in [write(1), truncation(1, 5), write(2)].into_iter().enumerate() {
         server.ask(1, 10 + id as u64, request);
     }
@@ -171,7 +171,7 @@ fn datafiles_that_are_made_share_a_write() {
     assert_eq!(server.answered(), [(1, 4)], "what came for one of them later has waited");
     assert!(server.out.io.is_empty() && server.data.under_way() == 0);
 
-    // What nobody would miss is not held up by what is to be durable.
+    // A request that need not be durable does not wait for those that must be.
     server.ask(1, 5, DataRequest::Create { ino: Ino(4), sync: true });
     server.ask(1, 6, DataRequest::Create { ino: Ino(5), sync: false });
     assert_eq!(
@@ -215,7 +215,7 @@ fn a_removal_that_fails_is_told_and_keeps_nobody() {
 }
 
 #[test]
-fn what_nobody_asks_that_means_well_is_refused() {
+fn malformed_requests_are_refused() {
     let mut server = Server::new();
     server.ask(1, 1, DataRequest::Write { ino: FILE, offset: espalier_proto::END, data: vec![1].into() });
     server.ask(1, 2, DataRequest::Stat { inos: vec![FILE; DataRequest::MAX_INODES + 1] });
@@ -228,9 +228,9 @@ fn what_nobody_asks_that_means_well_is_refused() {
     assert_eq!(server.out.replies.pop().map(|(_, reply)| reply.result), Some(Ok(stats)));
 }
 
-/// The write of an earlier incarnation would land on what the next has written.
+/// The write of an earlier incarnation would overwrite the next one's.
 #[test]
-fn what_was_asked_before_a_restart_is_done_before_what_is_asked_after() {
+fn requests_from_before_a_restart_are_done_first() {
     let mut server = Server::new();
     server.ask(1, 1, write(1));
     server.ask(1, 2, DataRequest::Remove { ino: FILE });
@@ -247,7 +247,7 @@ fn what_was_asked_before_a_restart_is_done_before_what_is_asked_after() {
     assert_eq!(server.answered().last(), Some(&(2, 2)));
 }
 
-/// As the server's incarnation 1 gives it to a session.
+/// A capability that incarnation 1 of the server grants to a session.
 fn capability(session: u64) -> Capability {
     let access = Access::READ | Access::WRITE;
     let (since, announced, seal) = (0, false, [0; 32]);
@@ -272,7 +272,7 @@ fn clients_do_what_their_capabilities_say() {
     server.ask_with(read_only, 2, DataRequest::Stat { inos: vec![FILE] });
     server.ask_with(capability(1), 3, write(1));
     assert_eq!(server.out.io.len(), 3);
-    server.told();
+    server.replies();
     server.ask_with(read_only, 4, write(1));
     server.ask_with(capability(1), 5, DataRequest::Write { ino: Ino(8), offset: 0, data: vec![1].into() });
     server.ask_with(capability(1), 6, DataRequest::Stat { inos: vec![FILE, Ino(8)] });
@@ -294,20 +294,20 @@ fn clients_do_what_their_capabilities_say() {
     let message = ToData { id: RequestId(20), request: write(1), capability: None };
     server.data.on(Input::Request { from: CLIENT, connection: 9, message }, &mut server.out);
     assert_eq!(server.out.io.len(), 3);
-    assert_eq!(server.told(), vec![Err(Errno::EACCES); 12]);
+    assert_eq!(server.replies(), vec![Err(Errno::EACCES); 12]);
     let of_datafiles = Capability { access: Access::EXEC, ..capability(1) };
     server.ask_with(of_datafiles, 21, write(1));
-    assert_eq!(server.told(), [Err(Errno::EACCES)]);
+    assert_eq!(server.replies(), [Err(Errno::EACCES)]);
     server.ask_with(of_datafiles, 22, DataRequest::Create { ino: FILE, sync: true });
     assert_eq!(server.out.io.len(), 3, "it waits until nothing else is done with the file");
-    assert_eq!(server.told(), []);
+    assert_eq!(server.replies(), []);
 }
 
 #[test]
 fn nothing_is_done_for_a_session_that_has_ended() {
     let mut server = with_client();
     server.ask_with(capability(1), 1, write(1));
-    assert_eq!(server.told(), [STALE], "of that server nothing has been heard");
+    assert_eq!(server.replies(), [STALE], "of that server nothing has been heard");
     server.admit(1, 1, &[]);
     server.ask_with(capability(1), 2, write(1));
     server.ask_with(capability(2), 3, write(2));
@@ -316,21 +316,21 @@ fn nothing_is_done_for_a_session_that_has_ended() {
     assert_eq!(server.answered(), [(1, 1)]);
     server.admit(6, 3, &[2]);
     server.ask_with(capability(1), 5, write(1));
-    assert_eq!(server.told(), [STALE]);
+    assert_eq!(server.replies(), [STALE]);
     server.ask_with(capability(3), 6, write(3));
-    assert_eq!(server.told(), [], "one that is newer waits for the truncation");
+    assert_eq!(server.replies(), [], "one that is newer waits for the truncation");
     let mut order = Vec::new();
     while !server.out.io.is_empty() {
         server.work();
         order.extend(server.answered().into_iter().map(|(_, id)| id));
     }
     assert_eq!(order, [2, 3, 5, 4, 6, 6], "the end of a session is the end of what it has asked");
-    // What comes late does not bring it back.
+    // A late copy does not revive it.
     server.admit(7, 2, &[1]);
     server.admit(8, 3, &[1, 2]);
     server.ask_with(capability(1), 7, write(1));
     server.ask_with(capability(2), 8, write(1));
-    assert_eq!(server.told(), [STALE]);
+    assert_eq!(server.replies(), [STALE]);
 }
 
 #[test]
@@ -342,18 +342,18 @@ fn a_metadata_server_that_was_started_anew_knows_no_old_capabilities() {
     server.ask_with(capability(1), 2, write(1));
     let next = Capability { incarnation: 2, ..capability(1) };
     server.ask_with(next, 3, write(1));
-    assert_eq!(server.told(), [STALE, STALE], "it has not said anything yet");
+    assert_eq!(server.replies(), [STALE, STALE], "it has not said anything yet");
     server.ask(2, 1, DataRequest::Admit { below: 1, live: vec![], durable: 0 });
     assert_eq!(server.answered(), [], "what the old one let a client do is under way");
     server.ask_with(next, 4, write(1));
     server.work();
     assert_eq!(server.answered(), [(9, 1), (2, 1)]);
     server.work();
-    assert_eq!(server.told(), [DONE]);
+    assert_eq!(server.replies(), [DONE]);
 }
 
 #[test]
-fn what_a_client_makes_of_a_file_that_may_not_be_is_listed() {
+fn datafiles_of_provisional_files_are_listed_as_new() {
     let mut server = with_client();
     server.admit(1, 1, &[]);
     let young = Capability { since: 5, ..capability(1) };
@@ -371,7 +371,7 @@ fn what_a_client_makes_of_a_file_that_may_not_be_is_listed() {
     server.ask(1, 4, DataRequest::Settle { ino: FILE, durable: 3 });
     server.work();
     assert!(!how(&mut server, young, 4), "it would stay on the list");
-    // One that has forgotten is told first.
+    // A restarted server is notified first.
     let mut server = with_client();
     server.ask(1, 1, DataRequest::Admit { below: 1, live: vec![], durable: 5 });
     assert!(!how(&mut server, young, 1));
@@ -390,10 +390,10 @@ fn lists_are_looked_at_before_anything_is_done() {
     let lists = [data.slice(..data.len() - 1), Bytes::new(), write_list(&[])];
     for (id, data) in (1..).zip(lists) {
         server.ask_with(capability(1), id, DataRequest::WriteList { ino: FILE, data });
-        assert_eq!(server.told(), [Err(Errno::EINVAL)]);
+        assert_eq!(server.replies(), [Err(Errno::EINVAL)]);
     }
     server.ask_with(capability(1), 9, DataRequest::WriteList { ino: Ino(8), data });
-    assert_eq!(server.told(), [Err(Errno::EACCES)], "it is of another file");
+    assert_eq!(server.replies(), [Err(Errno::EACCES)], "it is of another file");
 }
 
 #[test]
@@ -425,9 +425,9 @@ fn the_requests_of_a_client_that_connects_again_are_not_done_twice_at_a_time() {
     server.data.on(Input::Connect { from: CLIENT, incarnation: 0, connection: 9 }, &mut server.out);
     server.ask_with(capability(1), 1, write(1));
     assert_eq!(server.out.io.len(), 1);
-    server.told();
+    server.replies();
     server.work();
-    assert_eq!(server.told(), [DONE]);
+    assert_eq!(server.replies(), [DONE]);
     server.data.on(Input::Disconnect { from: CLIENT, connection: 9 }, &mut server.out);
     assert_eq!(server.data.peers.len(), 1, "who is gone takes no room");
 }
@@ -441,6 +441,6 @@ fn answers_are_announced_as_capabilities_say() {
         server.ask_with(Capability { announced, ..capability(1) }, 1, write(1));
         server.work();
         assert!(server.out.replies.iter().all(|(_, reply)| reply.announced == announced));
-        assert_eq!(server.told(), [DONE]);
+        assert_eq!(server.replies(), [DONE]);
     }
 }

@@ -1,17 +1,17 @@
-//! Truncations that have been done for clients' requests. A metadata server that was started anew before it had noted that asks for one once more when
-//! its client does; what others have written meanwhile, who have seen the file short, is to stay.
+//! Truncations already done for client requests. A metadata server that restarted before it
+//! recorded one repeats it when its client does; later writes must survive that.
 
 use alloc::collections::{BTreeSet, VecDeque};
 
 use espalier_proto::{ClientId, Ino, RequestId};
 
-/// So many of the last ones are remembered.
+/// Number of truncations remembered.
 const MOST: usize = 4096;
 
-/// Of which file, and for whose request.
+/// File and client request.
 pub(crate) type Truncation = (Ino, ClientId, RequestId);
 
-/// See the module's description.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Truncated {
     done: BTreeSet<Truncation>,

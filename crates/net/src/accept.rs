@@ -1,4 +1,4 @@
-//! A server's side of the handshake.
+//! The server's side of the handshake.
 
 use std::io;
 use std::sync::Arc;
@@ -23,24 +23,24 @@ use crate::limits::{Limits, SILENCES_MAX, Terms};
 use crate::message::Message;
 use crate::security::Security;
 
-/// One that is refused is waited for so long to read why, and so many bytes of it are thrown away meanwhile: data that
-/// nobody has read would make the kernel cut off what was sent.
+/// After a refusal the server waits for this long, and discards up to this many bytes: unread data
+/// would make the kernel reset the connection before the refusal is read.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 64 << 10;
 
-/// What TLS begins with: a record of the kind "handshake".
+/// First byte of TLS: a record of type "handshake".
 const TLS_HANDSHAKE: u8 = 22;
 
-/// Makes connections of what connects to a server.
+/// Turns incoming TCP connections into [`Connection`]s.
 #[derive(Clone, Debug)]
 pub struct Acceptor {
     security: Security,
     limits: Limits,
-    /// Instead of that of the limits, which it may have been set otherwise since.
+    /// Overrides the limit of [`Limits`]; may change at run time.
     eager_bytes: Arc<AtomicU32>,
 }
 
-/// A client that has said who it is, and waits for an answer.
+/// A client that has sent its greeting and waits for an answer.
 #[derive(Debug)]
 pub struct Incoming {
     stream: Stream,
@@ -79,21 +79,21 @@ impl Acceptor {
         Self { security, limits, eager_bytes }
     }
 
-    /// Of connections that are made from now on.
+    /// Applies to connections made from now on.
     pub fn set_eager_bytes(&self, bytes: u32) {
         self.eager_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Encrypts, and reads who connects. It takes as long as the client does, within the limit on handshakes and a second:
-    /// run it in a task of its own.
+    /// Encrypts, and reads the greeting. Takes as long as the client does, within the handshake
+    /// limit and a second: run it in a task of its own.
     ///
     /// # Errors
-    /// The client has been told, as far as it can be.
+    /// The client has been notified where possible.
     pub async fn accept(&self, socket: TcpStream) -> Result<Incoming, AcceptError> {
         let limit = self.limits.handshake;
         let deadline = tokio::time::Instant::now() + limit;
         socket.set_nodelay(true)?;
-        // Without that the kernel keeps a connection for ever whose peer is there but does not read.
+        // Otherwise the kernel keeps a connection whose peer is up but does not read.
         let patience = (self.limits.silence * SILENCES_MAX).as_millis();
         let patience = u32::try_from(patience).unwrap_or(u32::MAX);
         sockopt::set_tcp_user_timeout(&socket, patience).map_err(io::Error::from)?;
@@ -123,7 +123,7 @@ impl Acceptor {
         Err(error)
     }
 
-    /// Looks at the first byte, so that one who does without TLS, or tries it in vain, is told.
+    /// Checks the first byte, so that a mismatch of TLS and plain is answered with the reason.
     async fn secure(
         &self,
         socket: TcpStream,
@@ -172,17 +172,17 @@ impl Incoming {
         &self.greeting.hello
     }
 
-    /// Who connects; `None` without TLS, when nobody has proved anything.
+    /// The client's identity; `None` without TLS.
     pub fn identity(&self) -> Option<&Identity> {
         self.identity.as_ref()
     }
 
-    /// As [`Limits::unsent_bytes`], for this one.
+    /// As [`Limits::unsent_bytes`], for this connection.
     pub fn set_unsent_bytes(&mut self, bytes: usize) {
         self.limits.unsent_bytes = bytes;
     }
 
-    /// Takes the client.
+    /// Accepts the client.
     ///
     /// # Errors
     /// Why the connection has ended meanwhile.
@@ -200,7 +200,7 @@ impl Incoming {
         Connection::new(socket, tls, &self.limits, self.greeting.terms)
     }
 
-    /// Tells the client why it is not taken.
+    /// Refuses the client, with the reason.
     pub async fn refuse(mut self, refusal: Refusal) {
         self.stream.refuse(&refusal).await;
     }
@@ -230,7 +230,7 @@ impl Stream {
         }
     }
 
-    /// Within a limit: a peer that does not read is not waited for.
+    /// Bounded in time: a peer that does not read must not block.
     async fn refuse(&mut self, refusal: &Refusal) {
         let refused = async {
             match self {
@@ -246,22 +246,22 @@ impl Stream {
             }
             Ok::<(), io::Error>(())
         };
-        // Who has gone need not be told.
+        // The peer may be gone already.
         let _ = timeout(LINGER, refused).await;
     }
 }
 
-/// Waits for the peer to have read what was sent.
+/// Waits until the peer has read what was sent.
 async fn linger(socket: &mut TcpStream) {
     let read = async {
         socket.shutdown().await?;
         tokio::io::copy(&mut socket.take(LINGER_BYTES), &mut tokio::io::sink()).await
     };
-    // Nothing depends on it.
+    // The outcome does not matter.
     let _ = timeout(LINGER, read).await;
 }
 
-/// What rustls says is within an error of I/O.
+/// rustls reports its errors inside an I/O error.
 fn tls_error(error: io::Error) -> AcceptError {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(

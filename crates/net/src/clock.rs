@@ -1,11 +1,11 @@
-//! The time of day, by which who connects finds out that a server's clock is another.
+//! Wall-clock time, to detect servers whose clock differs.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Clocks that differ by more seconds are worth a word: a server does not take times from its clients either, then.
+/// A larger difference, in seconds, is logged.
 const NOTABLE: u64 = 10;
 
-/// In seconds since 1970.
+/// Seconds since 1970.
 pub(crate) fn now() -> i64 {
     match SystemTime::now().duration_since(UNIX_EPOCH) {
         Ok(since) => since.as_secs() as i64,
@@ -13,7 +13,7 @@ pub(crate) fn now() -> i64 {
     }
 }
 
-/// What to say of the clock of the server at `address`, which is so many seconds ahead of this machine's.
+/// The log line about the server at `address`, whose clock is `ahead` seconds ahead.
 pub(crate) fn differs(address: &str, ahead: i64) -> Option<String> {
     let by = ahead.unsigned_abs();
     let how = if ahead > 0 { "ahead of" } else { "behind" };

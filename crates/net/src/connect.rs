@@ -1,4 +1,4 @@
-//! A client's side of the handshake.
+//! The client's side of the handshake.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,8 +20,8 @@ use crate::limits::{Limits, Terms};
 use crate::message::Message;
 use crate::security::{Security, Tls};
 
-/// Connects to the server at `address`, `HOST:PORT`, and greets it. A host with several addresses is tried at each in turn;
-/// all of it takes no longer than the limit on handshakes.
+/// Connects to the server at `address`, `HOST:PORT`, and sends the greeting. Tries each address of
+/// a host in turn, within the handshake limit for all of them.
 pub async fn connect<In: Message, Out: Message>(
     address: &str,
     security: &Security,
@@ -30,22 +30,22 @@ pub async fn connect<In: Message, Out: Message>(
 ) -> Result<(Welcome, Connection<In, Out>), ConnectError> {
     let (host, port) = split(address).ok_or_else(|| ConnectError::Address(address.to_owned()))?;
     let limit = limits.handshake;
-    let told = || address.to_owned();
+    let owned = || address.to_owned();
     let agreed = async {
         let found = lookup_host((host, port)).await;
-        let found = found.map_err(|cause| ConnectError::UnknownHost { address: told(), cause })?;
+        let found = found.map_err(|cause| ConnectError::UnknownHost { address: owned(), cause })?;
         let socket = reach(address, found.collect()).await?;
         let greeting = Greeting { terms: Terms::of(limits), hello };
         agree(address, host, socket, security, &greeting).await
     };
     let agreed = timeout(limit, agreed).await;
-    let (stream, taken) = agreed.map_err(|_| ConnectError::TimedOut { address: told(), limit })??;
+    let (stream, taken) = agreed.map_err(|_| ConnectError::TimedOut { address: owned(), limit })??;
     if let Some(wrong) = clock::differs(address, taken.time.saturating_sub(clock::now())) {
         tracing::warn!("{wrong}");
     }
     let (socket, tls) = stream.into_parts();
     let connection = Connection::new(socket, tls, limits, taken.terms)
-        .map_err(|error| ConnectError::Io { address: told(), cause: io::Error::other(error) })?;
+        .map_err(|error| ConnectError::Io { address: owned(), cause: io::Error::other(error) })?;
     Ok((taken.welcome, connection))
 }
 
@@ -127,7 +127,7 @@ async fn secure(
     }
 }
 
-/// What rustls says is within an error of I/O.
+/// rustls reports its errors inside an I/O error.
 fn tls_error(address: &str, cause: io::Error) -> ConnectError {
     use CertificateError as Bad;
     let address = address.to_owned();

@@ -1,4 +1,4 @@
-//! A connection that both sides have agreed upon.
+//! An established connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ pub struct Connection<In, Out> {
     pub sender: Sender<Out>,
 }
 
-/// What has gone over a connection since the handshake; bytes as they go over the network, those of TLS included.
+/// Traffic since the handshake, in bytes on the network, TLS included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub messages_sent: u64,
@@ -32,7 +32,7 @@ pub struct Counts {
 }
 
 impl<In: Message, Out: Message> Connection<In, Out> {
-    /// `theirs`: what the peer takes.
+    /// `theirs`: what the peer accepts.
     pub(crate) fn new(
         socket: TcpStream,
         tls: Option<rustls::Connection>,

@@ -1,4 +1,4 @@
-//! What can go wrong with a connection.
+//! Errors of connections.
 
 use std::io;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl From<io::Error> for NetError {
     }
 }
 
-/// Why a server could not take a client's connection. The client has been told, if there was a way to.
+/// Why a server could not accept a client. The client has been notified where possible.
 #[derive(Debug, Error)]
 pub enum AcceptError {
     #[error("the client does not use TLS, which this server requires")]

@@ -1,7 +1,7 @@
-//! Frames: what lies on the wire once both sides have agreed to talk.
+//! Frames: the wire format after the handshake.
 //!
-//! A frame is its length (four bytes, little-endian, itself not counted), a [`Header`] and the bytes that the header is
-//! followed by.
+//! A frame is its length (four bytes, little-endian, excluding itself), a [`Header`], and the bytes
+//! that belong to it.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -10,43 +10,43 @@ use tokio_util::codec::LengthDelimitedCodec;
 use crate::limits::{PIECE_BYTES, Terms};
 use crate::rope::Rope;
 
-/// What a frame begins with, in postcard's encoding.
+/// The beginning of a frame, in postcard's encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Header {
-    /// A message without its payload follows, and then its payload.
+    /// A message without its payload follows, then its payload.
     Message,
     /// A message without its payload follows. The payload, of `length` bytes, waits for a `Grant`.
     Announce { number: u32, length: u32 },
-    /// The payload that was announced by that number may come.
+    /// Grants the payload that was announced by this number.
     Grant { number: u32 },
     /// The next bytes of an announced payload follow.
     Piece { number: u32 },
-    /// Are you there?
+    /// Asks for a `Pong`.
     Ping,
-    /// The answer to a ping.
+    /// Answers a `Ping`.
     Pong,
 }
 
 /// A variant's number and two numbers of at most five bytes each.
 const HEADER_BYTES: usize = 11;
 
-/// The longest frame that a side takes which has said so.
+/// Longest frame that a side with these limits accepts, in bytes.
 fn frame_bytes(taken: Terms) -> usize {
     HEADER_BYTES + taken.message_bytes as usize + PIECE_BYTES.max(taken.eager_bytes as usize)
 }
 
-/// How a frame begins.
+/// Classification of a frame's beginning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
-    /// That cannot be told yet.
+    /// Not enough bytes yet.
     Unknown,
-    /// A piece of the payload of that number: `header` bytes up to where it begins, and its length.
+    /// A piece of this payload: `header` bytes before it, and its length.
     Piece { number: u32, header: usize, length: usize },
-    /// The splitter is to have it.
+    /// Any other frame: the splitter takes it.
     Other,
 }
 
-/// What the frame is that begins there.
+/// Classifies the frame that begins here.
 pub(crate) fn begun(bytes: &[u8], taken: Terms) -> Begun {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Begun::Unknown };
     let length = u32::from_le_bytes(*length) as usize;
@@ -63,7 +63,7 @@ pub(crate) fn begun(bytes: &[u8], taken: Terms) -> Begun {
     }
 }
 
-/// Splits bytes into frames. The length is checked before room is made for a frame.
+/// Splits bytes into frames. The length is checked before memory is reserved.
 pub(crate) fn splitter(taken: Terms) -> LengthDelimitedCodec {
     LengthDelimitedCodec::builder()
         .little_endian()

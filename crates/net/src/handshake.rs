@@ -1,4 +1,4 @@
-//! How both sides agree to talk: a greeting and an answer, each behind a prelude whose form never changes.
+//! The handshake: a greeting and an answer, each behind a prelude whose form never changes.
 
 use std::fmt;
 use std::io;
@@ -9,37 +9,37 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 use crate::limits::Terms;
 
-/// The version of the protocol that this program speaks. Others are refused.
+/// The protocol version of this program. Others are refused.
 pub const VERSION: u32 = 1;
 
 pub(crate) const MAGIC: [u8; 8] = *b"ESPALIER";
 
-/// The longest body of a client's prelude.
+/// Longest body of a client's prelude, in bytes.
 pub(crate) const GREETING_BYTES_MAX: usize = 4096;
 
-/// The longest body of a server's, which names all servers.
+/// Longest body of a server's prelude, in bytes: it names all servers.
 pub(crate) const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// The longest text of a refusal.
+/// Longest text of a refusal, in bytes.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// What a client begins with.
+/// A client's greeting.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Greeting {
     pub(crate) terms: Terms,
     pub(crate) hello: Hello,
 }
 
-/// A server's answer, if it takes the client.
+/// The answer of a server that accepts the client.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Taken {
     pub(crate) terms: Terms,
-    /// By the server's clock, in seconds since 1970.
+    /// The server's clock, in seconds since 1970.
     pub(crate) time: i64,
     pub(crate) welcome: Welcome,
 }
 
-/// Why a server does not take a client. The numbers and the form are the same in all versions.
+/// Why a server refuses a client. Numbers and form are the same in all versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     pub reason: Reason,
@@ -47,30 +47,30 @@ pub struct Refusal {
     pub text: String,
 }
 
-/// What a client's program may want to tell apart.
+/// Reasons that a client program may distinguish.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The server speaks another version of the protocol.
+    /// The server speaks another protocol version.
     Version,
-    /// The server is one of another cluster.
+    /// The server belongs to another cluster.
     Cluster,
-    /// The server has as many clients as it takes. Later there may be room.
+    /// The server has its maximum of clients. Try again later.
     Full,
-    /// Who the client is may not connect so.
+    /// The client's identity may not connect in this role.
     Identity,
-    /// The server is starting or stopping. Later it may take the client.
+    /// The server is starting or stopping. Try again later.
     Unready,
-    /// The greeting could not be read.
+    /// The greeting could not be parsed.
     Malformed,
     /// The server requires TLS.
     NoTls,
     /// The server runs without TLS.
     Tls,
-    /// The server does not serve what is asked for.
+    /// The server does not offer the requested service.
     Service,
-    /// The session that the client had has ended. It may have a new one, if it does not ask for the old one.
+    /// The client's session has ended. It may ask for a new one.
     Ended,
-    /// One that a later version has.
+    /// A reason of a later version.
     Other(u8),
 }
 
@@ -88,7 +88,7 @@ impl Reason {
         (Self::Ended, 10),
     ];
 
-    /// 0 is no reason: the client is taken.
+    /// 0 is no reason: it means accepted.
     fn number(self) -> u8 {
         match Self::ALL.iter().find(|(reason, _)| *reason == self) {
             Some((_, number)) => *number,
@@ -127,7 +127,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// A prelude, and the body that it announces.
+/// A prelude with its body.
 #[derive(Debug)]
 pub(crate) struct Prelude {
     pub(crate) version: u32,
@@ -137,7 +137,7 @@ pub(crate) struct Prelude {
 /// Why a prelude could not be read.
 #[derive(Debug)]
 pub(crate) enum Unread {
-    /// These are no bytes of Espalier's.
+    /// The magic bytes are missing.
     Foreign,
     TooLong,
     Io(io::Error),
@@ -150,7 +150,7 @@ impl From<io::Error> for Unread {
 }
 
 impl Prelude {
-    /// `peer` is not read further than the prelude says. `limit`: of the body.
+    /// Reads no further than the prelude says. `limit`: of the body, in bytes.
     pub(crate) async fn read(peer: &mut (impl AsyncRead + Unpin), limit: usize) -> Result<Self, Unread> {
         let mut magic = [0; MAGIC.len()];
         peer.read_exact(&mut magic).await?;
@@ -167,19 +167,19 @@ impl Prelude {
         Ok(Self { version, body })
     }
 
-    /// A client's.
+    /// A client's prelude.
     pub(crate) async fn greet(peer: &mut (impl AsyncWrite + Unpin), greeting: &Greeting) -> io::Result<()> {
         let body = postcard::to_extend(greeting, Vec::new()).map_err(io::Error::other)?;
         write(peer, &body).await
     }
 
-    /// A server's, to a client that it takes.
+    /// A server's prelude to a client that it accepts.
     pub(crate) async fn welcome(peer: &mut (impl AsyncWrite + Unpin), taken: &Taken) -> io::Result<()> {
         let body = postcard::to_extend(taken, vec![TAKEN]).map_err(io::Error::other)?;
         write(peer, &body).await
     }
 
-    /// A server's, to a client that it does not take.
+    /// A server's prelude to a client that it refuses.
     pub(crate) async fn refuse(peer: &mut (impl AsyncWrite + Unpin), refusal: &Refusal) -> io::Result<()> {
         let mut body = vec![refusal.reason.number()];
         let text = &refusal.text;
@@ -187,13 +187,13 @@ impl Prelude {
         write(peer, &body).await
     }
 
-    /// What a client has said; `None` if it cannot be read.
+    /// The client's greeting; `None` if it cannot be parsed.
     pub(crate) fn greeting(&self) -> Option<Greeting> {
         let (greeting, rest) = postcard::take_from_bytes(&self.body).ok()?;
         rest.is_empty().then_some(greeting)
     }
 
-    /// What a server has answered; `None` if it cannot be read.
+    /// The server's answer; `None` if it cannot be parsed.
     pub(crate) fn answer(&self) -> Option<Result<Taken, Refusal>> {
         let (&number, rest) = self.body.split_first()?;
         if number != TAKEN {
@@ -208,7 +208,7 @@ impl Prelude {
     }
 }
 
-/// The first byte of an answer, if it is no refusal's number.
+/// The first byte of an acceptance, which is no refusal's number.
 const TAKEN: u8 = 0;
 
 async fn write(peer: &mut (impl AsyncWrite + Unpin), body: &[u8]) -> io::Result<()> {

@@ -1,18 +1,19 @@
-//! Who a peer is, as its certificate says.
+//! The identity of a peer, from its certificate.
 
 use std::fmt;
 
 use thiserror::Error;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 
-/// Who a certificate names: its one DNS name below `client.espalier.internal` or `server.espalier.internal`.
+/// The subject of a certificate: its one DNS name below `client.espalier.internal` or
+/// `server.espalier.internal`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Identity {
     Client(String),
     Server(String),
 }
 
-/// Why a certificate or a name stands for nobody.
+/// Why a certificate or a name is no identity.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum IdentityError {
     #[error("the certificate cannot be read")]
@@ -25,7 +26,7 @@ pub enum IdentityError {
     Name(String),
 }
 
-/// This domain is nobody's: ICANN has set `internal` aside.
+/// ICANN has reserved `internal` for private use.
 pub(crate) const DOMAIN: &str = ".espalier.internal";
 
 const CLIENT: &str = ".client";
@@ -50,7 +51,7 @@ impl Identity {
         }
     }
 
-    /// As it is in a certificate.
+    /// The DNS name in a certificate.
     pub fn dns_name(&self) -> String {
         match self {
             Self::Client(name) => format!("{name}{CLIENT}{DOMAIN}"),
@@ -58,7 +59,7 @@ impl Identity {
         }
     }
 
-    /// Of a certificate that has been verified.
+    /// Identity of a verified certificate.
     pub(crate) fn of(certificate: &CertificateDer<'_>) -> Result<Self, IdentityError> {
         let certificate =
             webpki::EndEntityCert::try_from(certificate).map_err(|_| IdentityError::Unreadable)?;
@@ -84,7 +85,7 @@ impl fmt::Display for Identity {
     }
 }
 
-/// A name that is one label of a DNS name, in one way of writing it.
+/// A name that is one DNS label, in canonical form.
 fn checked(name: &str) -> Result<String, IdentityError> {
     let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     let dashed = name.starts_with('-') || name.ends_with('-');

@@ -1,4 +1,5 @@
-//! What has come: splits bytes into frames, and puts messages and their payloads together. It does no I/O.
+//! The receive queue: splits bytes into frames and joins messages with their payloads. It does no
+//! I/O.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,18 +13,18 @@ use crate::message::Message;
 
 pub(crate) struct Inbox<In> {
     splitter: LengthDelimitedCodec,
-    /// What this side takes.
+    /// What this side accepts.
     terms: Terms,
-    /// So many more bytes of payloads may be granted.
+    /// Bytes of payloads that may still be granted.
     room: usize,
     arrivals: BTreeMap<u32, Arrival<In>>,
-    /// Those of `arrivals` that wait for a grant.
+    /// Entries of `arrivals` that wait for a grant.
     asked: VecDeque<u32>,
-    /// A frame has come in part.
+    /// Part of a frame has arrived.
     cut: bool,
-    /// The splitter has taken a frame's beginning: what is in the buffer goes on with it.
+    /// The splitter holds a frame's beginning; the buffer continues it.
     split: bool,
-    /// The payload of which a piece is coming, and how long it is with that.
+    /// The payload whose piece is arriving, and its length with that piece.
     piece: Option<(u32, usize)>,
 }
 
@@ -35,14 +36,14 @@ struct Arrival<In> {
     granted: bool,
 }
 
-/// What a frame was.
+/// Kind of a frame.
 #[derive(Debug)]
 pub(crate) enum Taken<In> {
     Message(In),
-    /// Nothing for the one who waits for messages.
+    /// Nothing to deliver.
     Quiet,
     Ping,
-    /// The peer takes what this side has announced by that number.
+    /// The peer grants an announced payload.
     Grant(u32),
 }
 
@@ -61,12 +62,12 @@ impl<In: Message> Inbox<In> {
         }
     }
 
-    /// Whether a message has come in part.
+    /// True if part of a message has arrived.
     pub(crate) fn is_cut(&self) -> bool {
         self.cut || !self.arrivals.is_empty()
     }
 
-    /// Takes the next frame from the front of `buffer`, if it is there whole.
+    /// Takes the next whole frame from the front of `buffer`.
     pub(crate) fn take(&mut self, buffer: &mut BytesMut) -> Result<Option<Taken<In>>, NetError> {
         self.cut |= !buffer.is_empty();
         if self.piece.is_none() && !self.split {
@@ -95,7 +96,7 @@ impl<In: Message> Inbox<In> {
         match header {
             Header::Message => self.message(rest).map(Taken::Message),
             Header::Announce { number, length } => self.announce(number, length, rest).map(|()| Taken::Quiet),
-            // They are taken above, and are not for the splitter.
+            // Handled above, not by the splitter.
             Header::Piece { .. } => Err(NetError::Protocol("a piece of a payload came as another frame")),
             Header::Grant { number } => nothing_follows.map(|()| Taken::Grant(number)),
             Header::Ping => nothing_follows.map(|()| Taken::Ping),
@@ -113,7 +114,7 @@ impl<In: Message> Inbox<In> {
         self.asked.pop_front()
     }
 
-    /// Room that is made for payloads.
+    /// Makes room for payloads.
     #[cfg(test)]
     pub(crate) fn held_bytes(&self) -> usize {
         self.arrivals.values().map(|arrival| arrival.payload.capacity()).sum()
@@ -159,7 +160,7 @@ impl<In: Message> Inbox<In> {
         Ok(())
     }
 
-    /// Where the rest of the piece belongs that has come in part, if nothing is left in the buffer.
+    /// Where the rest of an incomplete piece belongs, once the buffer is empty.
     pub(crate) fn rest_of_piece(&mut self) -> Option<impl BufMut> {
         let (number, end) = self.piece?;
         let payload = &mut self.arrivals.get_mut(&number)?.payload;
@@ -167,7 +168,7 @@ impl<In: Message> Inbox<In> {
         Some(payload.limit(missing))
     }
 
-    /// Whether pieces are to come.
+    /// True if pieces are expected.
     pub(crate) fn awaits_pieces(&self) -> bool {
         self.arrivals.len() > self.asked.len()
     }
@@ -208,7 +209,7 @@ impl<In: Message> Inbox<In> {
     }
 }
 
-/// Where the payload belongs that came apart from its message.
+/// Attaches a payload that arrived apart from its message.
 fn slot<In: Message>(message: &mut In) -> Result<&mut Bytes, NetError> {
     let slot = message.payload().filter(|slot| slot.is_empty());
     slot.ok_or(NetError::Protocol("a payload belongs to no message"))

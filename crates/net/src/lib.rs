@@ -1,8 +1,8 @@
-//! The network's driver between a client and a server. It knows bytes, TLS and connections, and no file system.
+//! Connections between clients and servers: bytes, TLS and frames, and no file system.
 //!
-//! A server's [`Acceptor`] and a client's [`connect`] agree by a handshake; what they have then is a [`Connection`]: a
-//! [`Receiver`] of batches of messages, which belongs to one task, and a [`Sender`] that any thread may use. docs/protocol.md
-//! has what lies on the wire.
+//! A server's [`Acceptor`] and a client's [`connect`] perform the handshake. The result is a
+//! [`Connection`]: a [`Receiver`] of batches of messages, owned by one task, and a [`Sender`] that
+//! any thread may use. docs/protocol.md describes the wire format.
 #![forbid(unsafe_code)]
 
 mod accept;

@@ -1,26 +1,27 @@
-//! How much a connection may hold, and how long it may be silent.
+//! Bounds on the memory and the silence of a connection.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What a side sets for its connections.
+/// One side's bounds for its connections.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Payloads up to so many bytes are sent within their message's frame, unless that wants it otherwise; longer ones are announced.
+    /// Payloads up to this many bytes ride in their message's frame, unless the message asks
+    /// otherwise; longer ones are announced.
     pub eager_bytes: u32,
     /// The longest message without its payload, in bytes.
     pub message_bytes: u32,
     /// The longest payload, in bytes.
     pub payload_bytes: u32,
-    /// Announced payloads that may be on their way to this side together, in bytes. At least `payload_bytes`.
+    /// Bytes of announced payloads in flight to this side. At least `payload_bytes`.
     pub receiving_bytes: usize,
-    /// What may wait until the peer reads it, in bytes. A peer that lets more come together is given up.
+    /// Bytes that may wait for the peer to read. Beyond this the connection ends.
     pub unsent_bytes: usize,
-    /// A peer that has not been heard of for so long is sent a ping, and given up after three times as long. Whoever connects is
-    /// given up as well when it has taken nothing for three times as long of what is sent to it.
+    /// A peer that is silent for this long is sent a ping, and given up after three times as long.
+    /// A connecting side also gives up when the peer accepts no data for three times as long.
     pub silence: Duration,
-    /// A connection is given up that is not agreed upon after so long.
+    /// Limit for the handshake.
     pub handshake: Duration,
 }
 
@@ -39,29 +40,29 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// For a side that gives up a client of which it has not heard for as long as that: it is asked several times before.
+    /// For a side that gives up a silent client after this time: several pings are sent before.
     #[must_use]
     pub fn for_sessions(session: Duration) -> Self {
         let limits = Self::default();
-        // It is within twice the silence that a peer is heard of.
+        // A live peer is heard within twice the silence.
         Self { silence: limits.silence.min(session / 5), ..limits }
     }
 }
 
-/// After so many times the limit of silence a peer is given up.
+/// A peer is given up after this many silent periods.
 pub(crate) const SILENCES_MAX: u32 = 3;
 
-/// Payloads that are announced and have not come whole, of a side, at a time.
+/// Announced and incomplete payloads of one side at a time.
 pub(crate) const ANNOUNCED_MAX: usize = 32;
 
-/// The longest message, without its payload, whose payload is announced.
-/// It has room for all the groups that a caller may be in.
+/// Longest message, without its payload, whose payload is announced, in bytes. It has room for all
+/// groups of a caller.
 const ANNOUNCED_HEAD_BYTES: usize = 384 << 10;
 
-/// The bytes of a payload in one frame, if it was announced.
+/// Payload bytes in one frame, if announced.
 pub(crate) const PIECE_BYTES: usize = 64 << 10;
 
-/// What a side takes from its peer, as it says in the handshake.
+/// What a side accepts, as stated in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
     pub(crate) eager_bytes: u32,
@@ -70,7 +71,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// What this side takes.
+    /// What this side accepts.
     pub(crate) fn of(limits: &Limits) -> Self {
         let payload_bytes =
             limits.payload_bytes.min(u32::try_from(limits.receiving_bytes).unwrap_or(u32::MAX));
@@ -81,13 +82,14 @@ impl Terms {
         }
     }
 
-    /// The longest message without its payload. One that waits for a large payload is to take little room.
+    /// Longest message without its payload, in bytes. One that waits for a large payload must take
+    /// little room.
     pub(crate) fn head_bytes(self, large: bool) -> usize {
         let max = self.message_bytes as usize;
         if large { max.min(ANNOUNCED_HEAD_BYTES) } else { max }
     }
 
-    /// What this side sends to a peer that takes `self`.
+    /// What this side sends to a peer that accepts `self`.
     pub(crate) fn to_send(self, limits: &Limits) -> Self {
         Self { eager_bytes: self.eager_bytes.min(limits.eager_bytes), ..self }
     }

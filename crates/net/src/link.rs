@@ -1,7 +1,7 @@
-//! A connection's socket, with TLS if it has it, and what is to be sent over it.
+//! A connection's socket, its TLS state, and its send queue.
 //!
-//! Whoever flushes writes by itself as much as the socket takes; one thread at a time, and it takes along what others queue
-//! meanwhile. The rest is left to a task.
+//! The flushing thread writes as much as the socket takes. One thread writes at a time, and takes
+//! along what others queue meanwhile; a task writes the rest.
 
 use std::io::{self, BufRead, IoSlice, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +18,11 @@ use crate::frame::Header;
 use crate::outbox::Outbox;
 use crate::rope::{Rope, SLICES};
 
-/// Room for what is received: many frames use it before it is made anew, for none is kept once it is decoded.
+/// Initial receive buffer, in bytes. It serves many frames, since decoded ones are not kept.
 const FRAMES_BYTES: usize = 1 << 10;
 
-/// A thread that flushes writes so many times, then leaves the rest to the task: others must not keep it for ever.
+/// Rounds of writing before the flushing thread leaves the rest to the task, so that other threads
+/// cannot keep it.
 const ROUNDS: usize = 8;
 
 pub(crate) struct Link {
@@ -29,9 +30,9 @@ pub(crate) struct Link {
     tls: Option<Mutex<rustls::Connection>>,
     out: Mutex<Out>,
     unsent_max: usize,
-    /// Something could not be written at once.
+    /// Signals that something could not be written at once.
     unwritten: Notify,
-    /// All has been written, or the connection has ended.
+    /// Signals that everything is written, or that the connection has ended.
     drained: Notify,
     pub(crate) counters: Counters,
 }
@@ -49,15 +50,15 @@ enum Closing {
     No,
     /// No more messages are queued.
     Begun,
-    /// The peer has been told that nothing follows.
+    /// The peer knows that nothing follows.
     Done,
 }
 
 struct Out {
     outbox: Outbox,
-    /// Bytes as they go over the wire. Whoever writes has taken them out.
+    /// Bytes in wire format; `None` while a thread writes them.
     flight: Option<Rope>,
-    /// TLS has something to send by itself.
+    /// TLS has something to send.
     tls_waits: bool,
     closing: Closing,
     ended: Option<NetError>,
@@ -72,7 +73,7 @@ impl Link {
     ) -> Self {
         let flight = Some(Rope::default());
         let tls = tls.map(|mut tls| {
-            // What it is given is bounded already.
+            // Its input is bounded already.
             tls.set_buffer_limit(None);
             Mutex::new(tls)
         });
@@ -90,7 +91,8 @@ impl Link {
     /// Queues a message: see [`Outbox::message`].
     ///
     /// # Errors
-    /// [`NetError::TooLong`]: others can be sent. [`NetError::SlowPeer`]: more waits than may, so the connection has ended.
+    /// [`NetError::TooLong`]: the connection goes on. [`NetError::SlowPeer`]: more waits than
+    /// allowed; the connection has ended.
     pub(crate) fn message(
         &self,
         request: Option<u64>,
@@ -117,7 +119,7 @@ impl Link {
         self.bound(out)
     }
 
-    /// The peer takes what was announced by that number.
+    /// The peer has granted this announced payload.
     pub(crate) fn grant(&self, number: u32) -> Result<(), NetError> {
         let mut out = self.out();
         out.check()?;
@@ -130,12 +132,12 @@ impl Link {
         if unsent > self.unsent_max { Err(self.end(NetError::SlowPeer(unsent))) } else { Ok(()) }
     }
 
-    /// Writes what is queued, as far as the socket takes it now.
+    /// Writes what is queued, as far as the socket takes it.
     pub(crate) fn flush(&self) -> Result<(), NetError> {
         let mut flight = {
             let mut out = self.out();
             out.check()?;
-            // Whoever has it looks for more when it is done.
+            // The thread that has it will look for more.
             let Some(flight) = out.flight.take() else { return Ok(()) };
             flight
         };
@@ -149,7 +151,7 @@ impl Link {
                 let mut out = self.out();
                 out.outbox.take(&mut flight);
                 if !flight.has_remaining() && !out.tls_waits {
-                    // With TLS it has memory of its own.
+                    // TLS output has memory of its own.
                     out.flight = Some(if self.is_plain() { flight } else { Rope::default() });
                     if out.unsent() == 0 {
                         self.drained.notify_waiters();
@@ -165,7 +167,7 @@ impl Link {
         Ok(())
     }
 
-    /// Flushes whenever the socket takes more again; until the connection ends.
+    /// Flushes whenever the socket becomes writable, until the connection ends.
     pub(crate) async fn write_rest(self: Arc<Self>) {
         loop {
             self.unwritten.notified().await;
@@ -179,7 +181,7 @@ impl Link {
         }
     }
 
-    /// Waits until all that is queued is written, and tells the peer that no more comes.
+    /// Waits until everything is written, then notifies the peer that no more follows.
     pub(crate) async fn close(&self) -> Result<(), NetError> {
         self.out().closing = Closing::Begun;
         loop {
@@ -205,31 +207,31 @@ impl Link {
         Ok(())
     }
 
-    /// Ends the connection and says why: the first reason given, which all who use it are told.
+    /// Ends the connection. Returns the first reason given, which all users of the connection get.
     pub(crate) fn end(&self, error: NetError) -> NetError {
         let mut out = self.out();
         let error = out.ended.get_or_insert(error).clone();
         out.outbox.clear();
         drop(out);
-        // Wakes whoever reads. It may have been shut down by the peer.
+        // Wakes the reader. The peer may have shut it down already.
         let _ = rustix::net::shutdown(self.socket.as_ref(), Shutdown::Both);
         self.unwritten.notify_one();
         self.drained.notify_waiters();
         error
     }
 
-    /// What waits for nothing but the socket.
+    /// Bytes that wait only for the socket.
     pub(crate) fn ready(&self) -> usize {
         let out = self.out();
         out.outbox.ready_bytes() + out.flight_bytes()
     }
 
-    /// Whether the bytes on the wire are those that are meant.
+    /// True without TLS.
     pub(crate) fn is_plain(&self) -> bool {
         self.tls.is_none()
     }
 
-    /// Appends to `into` what the bytes that were received mean.
+    /// Decrypts `wire` and appends it to `into`.
     pub(crate) fn open(&self, mut wire: &[u8], into: &mut BytesMut) -> Result<(), NetError> {
         if into.capacity() - into.len() < wire.len() {
             into.reserve(wire.len().max(FRAMES_BYTES));
@@ -247,12 +249,12 @@ impl Link {
             }
             if let Err(error) = state {
                 drop(tls);
-                // Sends the alert that tells the peer why.
+                // Sends the alert with the reason.
                 let _ = self.flush();
                 return Err(NetError::Tls(error));
             }
             let mut reader = tls.reader();
-            // An error says that there is no more, or that the peer sends no more: the socket tells that too.
+            // Errors mean no more data or a closed peer; the socket reports these, too.
             while let Ok(plain) = reader.fill_buf() {
                 let length = plain.len();
                 if length == 0 {
@@ -266,17 +268,17 @@ impl Link {
                 return if waits { self.flush() } else { Ok(()) };
             }
             if tls.read_tls(&mut wire)? == 0 {
-                // The peer has said that no more comes, and yet it does.
+                // Data after close_notify.
                 return Ok(());
             }
         }
     }
 
-    /// Makes of plain bytes what goes over the wire.
+    /// Encrypts.
     fn seal(&self, mut plain: Rope) -> Result<Rope, NetError> {
         let Some(tls) = &self.tls else { return Ok(plain) };
         let mut tls = lock(tls);
-        // Each record of 16 KiB has some 22 bytes more.
+        // Each record of 16 KiB adds some 22 bytes.
         let length = plain.remaining() + plain.remaining() / 512 + 64;
         while plain.has_remaining() {
             let mut slices = [IoSlice::new(&[]); SLICES];
@@ -291,7 +293,7 @@ impl Link {
         Ok(wire.into_inner().into())
     }
 
-    /// Writes to the socket; `false` if it does not take all.
+    /// Writes to the socket. Returns false if it does not take everything.
     fn write(&self, flight: &mut Rope) -> io::Result<bool> {
         while flight.has_remaining() {
             let mut slices = [IoSlice::new(&[]); SLICES];
@@ -320,7 +322,7 @@ impl Out {
         self.ended.clone().map_or(Ok(()), Err)
     }
 
-    /// What somebody is writing at the moment is not counted.
+    /// Excludes what a thread is writing at the moment.
     fn unsent(&self) -> usize {
         self.outbox.bytes() + self.flight_bytes()
     }
@@ -330,7 +332,7 @@ impl Out {
     }
 }
 
-/// No code that holds these locks leaves what they guard half changed.
+/// No panic while these locks are held leaves their data inconsistent.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

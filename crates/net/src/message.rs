@@ -1,17 +1,17 @@
-//! What a message must tell so that it can be sent.
+//! What the connection must know of a message to send it.
 
 use bytes::Bytes;
 use espalier_proto::{DataReply, DataRequest, FromClient, FromData, FromServer, Reply, Request, ToData};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// What goes over a connection in one direction.
+/// A message of one direction of a connection.
 pub trait Message: Serialize + DeserializeOwned + Send + 'static {
-    /// The bytes in it that are sent apart from the rest, past the encoder.
+    /// Bytes that are sent apart from the rest, past the encoder.
     fn payload(&mut self) -> Option<&mut Bytes>;
 
-    /// The request that it is about. Such a message may overtake large ones that are about other requests; a message that
-    /// is about none overtakes nothing.
+    /// The request that the message belongs to. It may overtake large messages of other requests; a
+    /// message without a request overtakes nothing.
     fn request(&self) -> Option<u64>;
 
     /// Its payload is announced, however short it is.
@@ -56,7 +56,8 @@ impl Message for FromServer {
     fn request(&self) -> Option<u64> {
         match self {
             Self::Reply { id, .. } | Self::AskGroups { id, .. } => Some(id.0),
-            // A client must have seen a lease, which may ride in a large reply, before it is told of its end.
+            // A client must receive a lease, which may ride in a large reply, before its
+            // revocation.
             Self::Revoke { .. } | Self::Recall(_) | Self::Changed(_) | Self::Locked { .. } => None,
         }
     }

@@ -1,7 +1,7 @@
-//! What is to be sent, in which order, and what of it may go now. It does no I/O.
+//! The send queue: what goes next, and in which order. It does no I/O.
 //!
-//! A message with a large payload is announced, and its payload flows in pieces once the peer has granted it; meanwhile
-//! messages about other requests go past it.
+//! A message with a large payload is announced; its payload flows in pieces once the peer has
+//! granted it. Messages of other requests overtake it meanwhile.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::mem;
@@ -13,21 +13,21 @@ use crate::frame::{self, Header};
 use crate::limits::{ANNOUNCED_MAX, PIECE_BYTES, Terms};
 use crate::rope::Rope;
 
-/// So much is handed out at once.
+/// Bytes handed out at once.
 const FLIGHT_BYTES: usize = 256 << 10;
 
-/// Pieces are put behind what is ready only while that is less: a message that comes now waits for no more.
+/// Pieces are added only while less than this is ready, which bounds the delay of the next message.
 const PUMP_BYTES: usize = 2 * PIECE_BYTES;
 
 pub(crate) struct Outbox {
-    /// What the peer takes.
+    /// What the peer accepts.
     terms: Terms,
-    /// Frames, in the order they go.
+    /// Frames in sending order.
     ready: Rope,
     announced: BTreeMap<u32, Transfer>,
-    /// Those of `announced` that are granted, in turn.
+    /// Granted entries of `announced`, served round robin.
     granted: VecDeque<u32>,
-    /// What must not overtake something announced, and what cannot be announced yet; in order.
+    /// Messages that must not overtake an announced one, or that cannot be announced yet; in order.
     held: VecDeque<Held>,
     held_requests: HashSet<u64>,
     /// Bytes in `announced` and `held`.
@@ -39,7 +39,7 @@ pub(crate) struct Outbox {
 struct Transfer {
     order: u64,
     request: Option<u64>,
-    /// What has not been sent of it.
+    /// The unsent rest.
     payload: Bytes,
     granted: bool,
 }
@@ -74,25 +74,26 @@ impl Outbox {
         }
     }
 
-    /// Nothing of it is to be sent any more.
+    /// Drops everything.
     pub(crate) fn clear(&mut self) {
         *self = Self::new(self.terms);
     }
 
-    /// Bytes that have not been handed out.
+    /// Bytes not handed out yet.
     pub(crate) fn bytes(&self) -> usize {
         self.ready_bytes() + self.apart
     }
 
-    /// Those that wait for no grant.
+    /// Bytes that wait for no grant.
     pub(crate) fn ready_bytes(&self) -> usize {
         self.ready.remaining()
     }
 
-    /// A message about `request`, encoded without its payload. `announced`: that is announced even if it is short.
+    /// Queues a message of `request`, encoded without its payload. `announced`: announce the
+    /// payload even if it is short.
     ///
     /// # Errors
-    /// [`NetError::TooLong`]: the peer would not take it.
+    /// [`NetError::TooLong`]: the peer would not accept it.
     pub(crate) fn message(
         &mut self,
         request: Option<u64>,
@@ -116,7 +117,7 @@ impl Outbox {
         self.put(header, &[], Bytes::new());
     }
 
-    /// The peer has room for an announced payload.
+    /// The peer has granted an announced payload.
     pub(crate) fn grant(&mut self, number: u32) -> Result<(), NetError> {
         let transfer = self.announced.get_mut(&number).filter(|transfer| !transfer.granted);
         transfer.ok_or(NetError::Protocol("it granted what was not announced"))?.granted = true;
@@ -124,7 +125,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Adds to an empty rope what goes next, if anything: everything that is ready up to a bound, then pieces.
+    /// Moves what goes next into an empty rope: everything ready up to a bound, then pieces.
     pub(crate) fn take(&mut self, taken: &mut Rope) {
         while self.ready.remaining() < PUMP_BYTES {
             let Some(number) = self.granted.pop_front() else { break };
@@ -155,7 +156,7 @@ impl Outbox {
         }
     }
 
-    /// Whether a message must not go before something that was queued before it.
+    /// True if the message must not overtake an earlier one.
     fn waits(&self, order: u64, request: Option<u64>) -> bool {
         let earlier = |transfer: &&Transfer| transfer.order < order;
         let mut announced = self.announced.values().filter(earlier);
@@ -179,7 +180,7 @@ impl Outbox {
         }
     }
 
-    /// Lets go what was held, unless it must go on waiting.
+    /// Queues held messages that no longer have to wait.
     fn release(&mut self) {
         self.held_requests.clear();
         for held in mem::take(&mut self.held) {

@@ -17,19 +17,19 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 
 use crate::identity::{DOMAIN, Identity};
 
-/// The files of an authority in its directory.
+/// Files of an authority in its directory.
 pub const AUTHORITY: &str = "ca.pem";
-/// What a side shows of itself, in a directory of its own beside the authority's certificate.
+/// Files of one member, in a directory of its own beside the authority's certificate.
 pub const CERTIFICATE: &str = "certificate.pem";
 pub const KEY: &str = "key.pem";
 pub const AUTHORITY_KEY: &str = "ca.key";
 
-/// Clocks of other machines may be so far behind when a certificate is first used.
+/// Clocks of other machines may be this far behind at a certificate's first use.
 const BEHIND: Duration = Duration::from_secs(86_400);
 
 const YEAR: Duration = Duration::from_secs(31_557_600);
 
-/// Signs certificates. Whoever has its key can be anyone in the cluster.
+/// Signs certificates. Its key can impersonate any member of the cluster.
 pub struct Authority {
     issuer: Issuer<'static, KeyPair>,
 }
@@ -40,7 +40,7 @@ pub struct Issued {
     pub key: String,
 }
 
-/// When a certificate is good.
+/// Validity of a certificate.
 #[derive(Clone, Copy, Debug)]
 pub struct Validity {
     pub from: SystemTime,
@@ -65,7 +65,7 @@ pub enum PkiError {
 }
 
 impl Validity {
-    /// From yesterday on, for so many years.
+    /// From yesterday, for `years` years.
     pub fn years(years: u32) -> Self {
         let now = SystemTime::now();
         Self { from: now - BEHIND, until: now + YEAR * years }
@@ -73,7 +73,8 @@ impl Validity {
 }
 
 impl Authority {
-    /// Makes one: `ca.pem`, for all members of the cluster, and `ca.key`, which only its owner may read, in `dir`.
+    /// Creates an authority in `dir`: `ca.pem` for all members of the cluster, and `ca.key`,
+    /// readable by its owner only.
     pub fn create(dir: &Path, validity: Validity) -> Result<Self, PkiError> {
         let key = KeyPair::generate()?;
         let mut params = authority(&key);
@@ -85,7 +86,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key) })
     }
 
-    /// One that was created in `dir`.
+    /// Loads an authority that was created in `dir`.
     pub fn load(dir: &Path) -> Result<Self, PkiError> {
         let (certificate, path) = (dir.join(AUTHORITY), dir.join(AUTHORITY_KEY));
         let pem = fs::read_to_string(&path);
@@ -93,7 +94,7 @@ impl Authority {
         let key = KeyPair::from_pem(&pem);
         let key = key.map_err(|cause| PkiError::Key { path: path.clone(), cause })?;
         let params = authority(&key);
-        // Its name is made of its key: so the certificate need not be taken apart.
+        // Its name is derived from its key, so the certificate need not be parsed.
         let expected = params.self_signed(&key)?;
         let subject = |der: &CertificateDer<'_>| {
             let anchor = webpki::anchor_from_trusted_cert(der).ok()?;
@@ -106,7 +107,7 @@ impl Authority {
         Ok(Self { issuer: Issuer::new(params, key) })
     }
 
-    /// A server's certificate. Clients reach it by the names and addresses in `hosts`.
+    /// A server's certificate, valid for the names and addresses in `hosts`.
     pub fn issue_server(
         &self,
         identity: &Identity,
@@ -118,12 +119,12 @@ impl Authority {
                 return Err(PkiError::Host(host.clone()));
             }
         }
-        // A server is a client of other servers.
+        // A server is also a client of other servers.
         let purposes = vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         self.issue(identity, hosts, purposes, validity)
     }
 
-    /// A client's certificate, with which nobody can pose as a server.
+    /// A client's certificate, which is not valid for a server.
     pub fn issue_client(&self, identity: &Identity, validity: Validity) -> Result<Issued, PkiError> {
         self.issue(identity, &[], vec![ExtendedKeyUsagePurpose::ClientAuth], validity)
     }
@@ -149,7 +150,7 @@ impl Authority {
     }
 }
 
-/// Whose name tells it from other clusters' authorities.
+/// The authority's name differs from that of any other cluster.
 fn authority(key: &KeyPair) -> CertificateParams {
     let mut params = CertificateParams::default();
     let id: String = params.key_identifier(key).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
@@ -163,9 +164,9 @@ fn set(params: &mut CertificateParams, validity: Validity) {
 }
 
 impl Issued {
-    /// Writes both to new files; only their owner may read the key.
+    /// Writes both to new files; the key is readable by its owner only.
     pub fn write(&self, certificate: &Path, key: &Path) -> Result<(), PkiError> {
-        // The key first: without it the certificate is worth nothing.
+        // The key first: the certificate is worthless without it.
         for (path, mode, text) in [(key, 0o600, &self.key), (certificate, 0o644, &self.certificate)] {
             let file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
             let written = file.and_then(|mut file| {

@@ -1,4 +1,4 @@
-//! The side of a connection that receives.
+//! The receiving side of a connection.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -22,33 +22,33 @@ use crate::limits::SILENCES_MAX;
 use crate::link::Link;
 use crate::message::Message;
 
-/// A batch has at most so many messages.
+/// Messages in a batch, at most.
 const BATCH_MAX: usize = 64;
 
 const READ_BYTES: usize = 64 << 10;
 
-/// Read at once where pieces are to come, so that most of their bytes can be read to where they belong.
+/// Read size where pieces are expected, so that most of their bytes are read in place.
 const AHEAD_BYTES: usize = 8 << 10;
 
 thread_local! {
-    /// What is read from sockets, so that no connection needs a buffer while it is idle.
+    /// Read buffer, one for each thread, so that idle connections need none.
     static SPACE: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ_BYTES].into());
 }
 
-/// Receives messages. When it is dropped, the connection ends.
+/// Receives messages. Dropping it ends the connection.
 pub struct Receiver<In> {
     link: Arc<Link>,
     socket: OwnedReadHalf,
-    /// What is not yet a whole frame, and frames that had no room in a batch.
+    /// An incomplete frame, and frames that did not fit the batch.
     buffer: BytesMut,
     inbox: Inbox<In>,
     silence: Duration,
     alarm: Pin<Box<Sleep>>,
-    /// Since the alarm was set.
+    /// Anything received since the alarm was set.
     heard: bool,
-    /// How often the alarm went off since the peer was heard.
+    /// Alarms since the peer was last heard.
     silences: u32,
-    /// Found after messages that had to be given first.
+    /// An error found behind messages that must be delivered first.
     error: Option<NetError>,
 }
 
@@ -60,20 +60,20 @@ impl<In: Message> Receiver<In> {
         silence: Duration,
     ) -> Result<Self, NetError> {
         let mut buffer = BytesMut::new();
-        // TLS may have more than the handshake already.
+        // TLS may hold more than the handshake.
         link.open(&[], &mut buffer)?;
         let alarm = Box::pin(sleep(silence));
         Ok(Self { link, socket, buffer, inbox, silence, alarm, heard: true, silences: 0, error: None })
     }
 
-    /// Waits until something comes, and appends all messages that are there, but at most 64, to `batch`. Returns their
-    /// number, which is 0 if the peer only said that it is there, or sent a part of a large message. If the future is
-    /// dropped, nothing is lost.
+    /// Waits for input and appends at most 64 messages to `batch`. Returns their number: 0 if only
+    /// a ping or part of a large message arrived. Dropping the future loses nothing.
     ///
-    /// The connection lives on these calls: pings are answered and large messages go on, in both directions, only in them.
+    /// The connection depends on these calls: only they answer pings and continue large messages,
+    /// in both directions.
     ///
     /// # Errors
-    /// Why the connection has ended. Messages that were there before that have been given.
+    /// Why the connection has ended. Earlier messages have been delivered.
     pub async fn next(&mut self, batch: &mut Vec<In>) -> Result<usize, NetError> {
         self.wait(batch).await.map_err(|error| {
             let cut = matches!(error, NetError::Closed) && self.inbox.is_cut();
@@ -108,7 +108,7 @@ impl<In: Message> Receiver<In> {
         }
     }
 
-    /// Takes frames that are there whole. Returns whether there were any.
+    /// Takes whole frames. Returns true if there were any.
     fn take(&mut self, batch: &mut Vec<In>, full: usize) -> Result<bool, NetError> {
         let (mut heard, mut answers) = (false, false);
         while batch.len() < full {
@@ -141,7 +141,7 @@ impl<In: Message> Receiver<In> {
         Ok(heard)
     }
 
-    /// The alarm has gone off.
+    /// The alarm has expired.
     fn silent(&mut self) -> Result<(), NetError> {
         self.alarm.as_mut().reset(Instant::now() + self.silence);
         if std::mem::take(&mut self.heard) {

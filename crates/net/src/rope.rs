@@ -1,4 +1,4 @@
-//! Bytes to be sent, in pieces: long ones are not copied on their way to the socket.
+//! Bytes to send, in pieces: long ones are not copied on their way to the socket.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -6,24 +6,25 @@ use std::mem;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Shorter pieces are copied, as all that comes with its message is by default: one more for the system call spares little then.
+/// Shorter pieces are copied, as eager payloads are by default: the system call saves little by
+/// them.
 const SHARED_BYTES: usize = 16 << 10;
 
-/// So much memory is kept while there is nothing to send.
+/// Memory kept while there is nothing to send, in bytes.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// So many pieces are written at once.
+/// Pieces written by one system call.
 pub(crate) const SLICES: usize = 64;
 
-/// See the module's description.
+/// Bytes to send, in pieces.
 #[derive(Debug, Default)]
 pub(crate) struct Rope {
     pieces: VecDeque<Bytes>,
     /// Bytes in `pieces`.
     length: usize,
-    /// What follows them, and is still added to.
+    /// Bytes after the pieces; grows.
     tail: BytesMut,
-    /// `tail` has grown long: its memory is given back once all is taken.
+    /// `tail` has grown long: its memory is freed once it is empty.
     grown: bool,
 }
 
@@ -33,7 +34,7 @@ impl Rope {
         self.grown |= self.tail.len() > KEPT_BYTES;
     }
 
-    /// As [`Self::put`], of what may be long.
+    /// As [`Self::put`], for pieces that may be long.
     pub(crate) fn push(&mut self, bytes: Bytes) {
         if bytes.len() < SHARED_BYTES {
             return self.put(&bytes);
@@ -43,7 +44,7 @@ impl Rope {
         self.pieces.push_back(bytes);
     }
 
-    /// Moves so many bytes from its beginning, or all that there are, to another that is empty.
+    /// Moves at most this many bytes from the front to an empty rope.
     pub(crate) fn move_to(&mut self, taken: &mut Self, most: usize) {
         self.close();
         while taken.length < most
@@ -118,7 +119,7 @@ mod tests {
         (0..length).map(|at| (at / 7) as u8).collect()
     }
 
-    /// A rope of these pieces, of which every other one may be shared.
+    /// A rope of these pieces, every other one shared.
     fn rope(lengths: &[usize]) -> (Rope, Vec<u8>) {
         let (mut rope, mut plain) = (Rope::default(), Vec::new());
         for (number, length) in lengths.iter().enumerate() {
@@ -133,7 +134,7 @@ mod tests {
         [&[], &[1], &[10, 20_000, 3, 20], &[0, 16_384, 0, 16_384], &[20_000, 16_383, 1, 70_000, 9]];
 
     #[test]
-    fn what_is_put_in_comes_out_in_order() {
+    fn pieces_come_out_in_the_order_of_insertion() {
         for lengths in LENGTHS {
             let (rope, plain) = rope(lengths);
             assert_eq!((rope.remaining(), all(rope)), (plain.len(), plain));

@@ -1,4 +1,4 @@
-//! A secret that a cluster's servers share: what one has sealed, the others know to be a server's.
+//! Seals: a secret that the servers of a cluster share and clients do not know.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -10,7 +10,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 use ring::{digest, hmac};
 use thiserror::Error;
 
-/// The key of an HMAC with SHA-256.
+/// An HMAC-SHA-256 key.
 #[derive(Clone)]
 pub struct SealKey(hmac::Key);
 
@@ -28,7 +28,7 @@ pub enum SealError {
 impl SealKey {
     pub const BYTES: usize = digest::SHA256_OUTPUT_LEN;
 
-    /// The text of a new key, for [`Self::write`].
+    /// The text form of a new key, for [`Self::write`].
     ///
     /// # Errors
     /// [`SealError::Random`].
@@ -38,10 +38,10 @@ impl SealKey {
         Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Writes the text of a key to a new file that only its owner may read.
+    /// Writes the text form of a key to a new file that only its owner may read.
     ///
     /// # Errors
-    /// [`SealError::File`], also if it is there already.
+    /// [`SealError::File`], also if the file exists.
     pub fn write(text: &str, path: &Path) -> Result<(), SealError> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
         let written = file.and_then(|mut file| {
@@ -74,7 +74,7 @@ impl SealKey {
         seal
     }
 
-    /// Whether these bytes were sealed so with this key.
+    /// True if `seal` was made of these bytes with this key.
     pub fn is_sealed(&self, bytes: &[u8], seal: &[u8; Self::BYTES]) -> bool {
         hmac::verify(&self.0, bytes, seal).is_ok()
     }
@@ -112,7 +112,8 @@ mod tests {
         }
     }
 
-    /// RFC 4231, test case 1 has another length of key; this is HMAC-SHA-256 of nothing with 32 zero bytes.
+    /// RFC 4231's test case 1 uses another key length; this is the HMAC-SHA-256 of nothing with 32
+    /// zero bytes.
     #[test]
     fn seals_are_hmac_sha_256() {
         let key = SealKey::of(&"00".repeat(32)).expect("a key");

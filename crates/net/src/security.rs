@@ -19,13 +19,13 @@ use crate::pki;
 /// How a side protects its connections.
 #[derive(Clone, Debug)]
 pub enum Security {
-    /// Not at all: whoever reaches a server is believed whatever it says. For trials on one machine.
+    /// No encryption and no authentication: any peer is trusted. For trials on one machine.
     Insecure,
-    /// TLS 1.3, and both sides show certificates of the cluster's authority.
+    /// TLS 1.3; both sides present certificates of the cluster's authority.
     Tls(Tls),
 }
 
-/// What TLS needs.
+/// Key material for TLS.
 #[derive(Clone)]
 pub struct Tls {
     pub(crate) server: Arc<ServerConfig>,
@@ -52,7 +52,7 @@ pub enum SecurityError {
 }
 
 impl Security {
-    /// As [`Self::load`], from the directory in which `espalier cluster` keeps what one side needs.
+    /// As [`Self::load`], from a directory that `espalier cluster` made for one side.
     ///
     /// # Errors
     /// As [`Self::load`].
@@ -60,8 +60,8 @@ impl Security {
         Self::load(&dir.join(pki::AUTHORITY), &dir.join(pki::CERTIFICATE), &dir.join(pki::KEY))
     }
 
-    /// TLS with what is in these PEM files: the certificate of the cluster's authority, this side's certificate (and any
-    /// between the two), and its key.
+    /// Loads PEM files: the certificate of the cluster's authority, this side's certificate with
+    /// any intermediates, and its key.
     pub fn load(authority: &Path, certificate: &Path, key: &Path) -> Result<Self, SecurityError> {
         let mut roots = RootCertStore::empty();
         for root in certificates(authority)? {
@@ -83,7 +83,7 @@ impl Security {
         Ok(Self::Tls(Tls { server: Arc::new(server), client: Arc::new(client), identity }))
     }
 
-    /// Who this side is; `None` if it need not say.
+    /// This side's identity; `None` without TLS.
     pub fn identity(&self) -> Option<&Identity> {
         match self {
             Self::Insecure => None,
@@ -110,7 +110,7 @@ fn configurations(
         .with_protocol_versions(&[&TLS13])?
         .with_root_certificates(roots)
         .with_client_auth_cert(chain, key)?;
-    // Connections are few and last long: each proves anew who is there.
+    // No resumption: connections are few and long, and each authenticates anew.
     server.send_tls13_tickets = 0;
     server.session_storage = Arc::new(NoServerSessionStorage {});
     client.resumption = Resumption::disabled();

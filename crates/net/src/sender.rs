@@ -1,4 +1,4 @@
-//! The side of a connection that sends.
+//! The sending side of a connection.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -13,14 +13,14 @@ use crate::link::Link;
 use crate::message::Message;
 
 thread_local! {
-    /// Where messages are encoded before the connection's lock is taken.
+    /// Messages are encoded here before the connection's lock is taken.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A thread keeps so much memory to encode messages in.
+/// Encoding buffer that each thread keeps, in bytes.
 const SCRATCH_BYTES: usize = 64 << 10;
 
-/// Sends messages. Any thread may use it, and no method but [`Sender::close`] waits for anything.
+/// Sends messages. Any thread may use it; only [`Sender::close`] waits.
 pub struct Sender<Out> {
     pub(crate) link: Arc<Link>,
     messages: PhantomData<fn(Out)>,
@@ -43,8 +43,9 @@ impl<Out: Message> Sender<Out> {
     /// Queues a message; a [`Sender::flush`] after it sends it.
     ///
     /// # Errors
-    /// [`NetError::TooLong`]: it was not queued, but others can be. [`NetError::SlowPeer`]: this was more than may wait for
-    /// the peer, and the connection has ended. Otherwise why it had ended before.
+    /// [`NetError::TooLong`]: the message was not queued; the connection goes on.
+    /// [`NetError::SlowPeer`]: more waits for the peer than allowed; the connection has ended.
+    /// Otherwise the reason why it ended before.
     pub fn queue(&self, mut message: Out) -> Result<(), NetError> {
         let (request, announced) = (message.request(), message.announced());
         let payload = message.payload().map(mem::take).unwrap_or_default();
@@ -61,8 +62,8 @@ impl<Out: Message> Sender<Out> {
         Ok(())
     }
 
-    /// Writes what is queued, as much as the socket takes now; the rest follows by itself. If another thread is writing,
-    /// that one does it.
+    /// Writes what is queued, as far as the socket takes it; a task writes the rest. If another
+    /// thread is writing, it takes this along.
     ///
     /// # Errors
     /// Why the connection has ended.
@@ -70,14 +71,14 @@ impl<Out: Message> Sender<Out> {
         self.link.flush()
     }
 
-    /// Bytes that wait for nothing but that the peer reads. Whoever serves it can take nothing more from it meanwhile; large payloads
-    /// are not among them, for these wait for what it says.
+    /// Bytes that wait only for the peer to read. The server should take nothing more from it
+    /// meanwhile. Large payloads do not count: they wait for grants.
     pub fn unread(&self) -> usize {
         self.link.ready()
     }
 
-    /// Waits until all that is queued has been written, and tells the peer that no more comes; large payloads need the
-    /// [`crate::Receiver`] to be at work. What the peer sends is still received.
+    /// Waits until everything queued is written, then notifies the peer that no more follows. Large
+    /// payloads need the [`crate::Receiver`] to run. Messages of the peer are still received.
     ///
     /// # Errors
     /// Why the connection has ended.
@@ -85,7 +86,7 @@ impl<Out: Message> Sender<Out> {
         self.link.close().await
     }
 
-    /// Ends the connection at once. What is queued is lost.
+    /// Ends the connection at once and drops what is queued.
     pub fn end(&self) {
         self.link.end(NetError::Dropped);
     }

@@ -1,4 +1,4 @@
-//! An outbox and an inbox without a network in between; and an inbox that is given anything.
+//! An outbox and an inbox without a network between them, and an inbox with arbitrary input.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ use crate::pki::{Authority, Validity};
 use crate::rope::Rope;
 use crate::{Acceptor, Connection, Identity, Security};
 
-/// Small, so that much happens soon.
+/// Small, so that bounds are reached early.
 fn limits() -> Limits {
     Limits { eager_bytes: 100, receiving_bytes: 500_000, payload_bytes: 300_000, ..Limits::default() }
 }
@@ -44,7 +44,7 @@ fn cancel(id: u64) -> FromClient {
     FromClient::Cancel { id: RequestId(id) }
 }
 
-/// A direction of a connection.
+/// One direction of a connection.
 struct Line {
     outbox: Outbox,
     wire: BytesMut,
@@ -65,7 +65,7 @@ impl Line {
         self.outbox.message(request, &head, payload, announced).unwrap();
     }
 
-    /// Lets a flight go; what comes, comes in parts of at most `bytes`. Returns what is delivered.
+    /// Delivers a flight in parts of at most `bytes`. Returns the messages.
     fn step(&mut self, bytes: usize) -> Vec<FromClient> {
         let mut delivered = Vec::new();
         let mut flight = Rope::default();
@@ -144,7 +144,7 @@ fn a_message_waits_for_what_came_before_it_alone() {
     let mut line = Line::new();
     line.queue(write(1, 0, 150_000));
     line.queue(FromClient::Revoked { number: 1 });
-    // Large messages that are queued all the time do not hold it up.
+    // A constant queue of large messages does not delay it.
     for id in 2..100 {
         line.queue(write(id, 0, 150_000));
         if line.step(usize::MAX).contains(&FromClient::Revoked { number: 1 }) {
@@ -220,7 +220,7 @@ fn put(wire: &mut BytesMut, header: Header, head: &[u8], payload: Bytes) {
     wire.put(frame);
 }
 
-/// Frames as a client sends them, some of them out of place.
+/// Frames as a client sends them, some out of place.
 fn stream(random: &mut fastrand::Rng) -> BytesMut {
     let mut bytes = BytesMut::new();
     for n in 0..random.u32(1..12) {
@@ -257,7 +257,7 @@ fn mutate(random: &mut fastrand::Rng, bytes: &mut BytesMut) {
     }
 }
 
-/// Gives the stream in parts, until the inbox says what is wrong with it. Returns how many frames it took.
+/// Feeds the stream in parts until the inbox rejects it. Returns the number of frames accepted.
 fn feed(random: &mut fastrand::Rng, mut stream: BytesMut) -> Result<usize, NetError> {
     let mut inbox: Inbox<FromClient> = Inbox::new(Terms::of(&limits()), limits().receiving_bytes);
     let (mut buffer, mut frames) = (BytesMut::new(), 0);
@@ -269,7 +269,7 @@ fn feed(random: &mut fastrand::Rng, mut stream: BytesMut) -> Result<usize, NetEr
             while inbox.grant().is_some() {}
             assert!(inbox.held_bytes() <= limits().receiving_bytes);
         }
-        // A whole frame may be made room for, and never more.
+        // Room may be made for one whole frame, never for more.
         assert!(buffer.capacity() <= 4 << 20, "{}", buffer.capacity());
     }
     Ok(frames)
@@ -288,11 +288,11 @@ fn mutated_streams_are_taken_or_refused() {
             Err(other) => panic!("seed {seed}: {other}"),
         }
     }
-    // Both happen often.
+    // Both outcomes must be common.
     assert!(taken > 10_000 && refused > 10_000, "{taken} {refused}");
 }
 
-/// However a frame is cut, it is taken for nothing else when its beginning has been read.
+/// A frame is classified the same from its beginning alone, however it is cut.
 #[test]
 fn frames_that_come_byte_by_byte_are_what_they_are() {
     for (id, value) in (0..300).flat_map(|id| [0, 3, 7].map(|value| (id, value))) {
@@ -326,7 +326,7 @@ fn random_bytes_are_refused() {
     for seed in 0..50_000 {
         let mut random = fastrand::Rng::with_seed(seed);
         let mut bytes = BytesMut::new();
-        // A length that fits, as otherwise nothing else would be looked at.
+        // A valid length, since nothing else is examined otherwise.
         let length = random.u32(..200);
         bytes.extend_from_slice(&length.to_le_bytes());
         bytes.extend((0..length).map(|n| if n == 0 { random.u8(..7) } else { random.u8(..) }));
@@ -417,7 +417,7 @@ async fn greetings_and_answers_may_be_anything() {
     assert!(greetings > 1000 && answers > 1000, "{greetings} {answers}");
 }
 
-/// What follows TLS's last word is no reason to go round in circles.
+/// Bytes after TLS's close_notify must not cause a busy loop.
 #[tokio::test]
 async fn bytes_after_the_end_of_tls() {
     let dir = tempfile::tempdir().unwrap();

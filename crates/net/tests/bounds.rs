@@ -1,4 +1,4 @@
-//! Peers that are slow, silent, of another version, or mean no good.
+//! Peers that are slow, silent, of another version, or hostile.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use espalier_net::{AcceptError, Acceptor, ConnectError, Limits, NetError, Reason
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A prelude and a body, as docs/protocol.md has them.
+/// A prelude and a body, as docs/protocol.md describes them.
 fn prelude(version: u32, body: &[u8]) -> Vec<u8> {
     let mut bytes = b"ESPALIER".to_vec();
     bytes.extend(version.to_le_bytes());
@@ -31,7 +31,7 @@ async fn sockets() -> (TcpStream, TcpStream) {
     (listener.accept().await.unwrap().0, client)
 }
 
-/// What becomes of a client that sends these bytes first.
+/// The reaction to a client that sends these bytes first.
 async fn accepted(bytes: &[u8]) -> (AcceptError, Vec<u8>) {
     let (socket, mut client) = sockets().await;
     client.write_all(bytes).await.unwrap();
@@ -47,7 +47,7 @@ async fn accepted(bytes: &[u8]) -> (AcceptError, Vec<u8>) {
     (accepted.unwrap_err(), told)
 }
 
-/// A server's connection to a client that greets as it should.
+/// A server's connection to a client with a valid greeting.
 async fn greeted(limits: Limits) -> (Server, TcpStream) {
     let (socket, mut client) = sockets().await;
     client.write_all(&greeting()).await.unwrap();
@@ -56,7 +56,7 @@ async fn greeted(limits: Limits) -> (Server, TcpStream) {
     (incoming.welcome(welcome()).await.unwrap(), client)
 }
 
-/// What a server says of a client that sends these bytes and then no more.
+/// The server's report on a client that sends these bytes and then nothing.
 async fn said_of(bytes: &[u8]) -> NetError {
     let (server, mut client) = greeted(Limits::default()).await;
     client.write_all(bytes).await.unwrap();
@@ -91,7 +91,7 @@ async fn a_later_version_refuses() {
             let (mut socket, _) = listener.accept().await.unwrap();
             socket.write_all(&answer).await.unwrap();
             socket.shutdown().await.unwrap();
-            // It may be gone before it has read all.
+            // The server may be gone before it has read everything.
             let _ = socket.read_to_end(&mut Vec::new()).await;
         };
         let limits = Limits::default();
@@ -159,7 +159,7 @@ async fn frames_that_make_no_sense() {
     protocol(&frame(&[2, 1]), "it granted what was not announced").await;
     protocol(&frame(&[3, 1, 7]), "a piece of a payload came that was not granted").await;
     protocol(&frame(&[4, 0]), "a frame has bytes left over").await;
-    // A message that has no payload, with one.
+    // A payload on a message that has none.
     let cancel = postcard::to_extend(
         &espalier_proto::FromClient::Cancel { id: espalier_proto::RequestId(1) },
         vec![0],
@@ -189,7 +189,7 @@ async fn a_peer_that_does_not_read_is_given_up() {
     let limits = Limits { unsent_bytes: 1 << 20, ..Limits::default() };
     let (server, client) = pair((Security::Insecure, limits), (Security::Insecure, Limits::default())).await;
     let heard = Heard::new(server.receiver);
-    // The kernel's buffers take some, but not without end.
+    // The kernel's buffers take some, but a bounded amount.
     let error = (0..20_000).find_map(|id| {
         assert!(server.sender.unread() <= (1 << 20) + (16 << 10));
         server.sender.send(bytes(id, vec![1; 10_000])).err()

@@ -1,4 +1,4 @@
-//! Messages of all sizes come as they were sent, from any number of threads.
+//! Messages of all sizes arrive unchanged, from any number of threads.
 
 use crate::common::{Client, Heard, Server, bytes, pair, pattern, plain, stat, tls, within, write};
 use espalier_net::{Limits, NetError, Security};
@@ -54,7 +54,7 @@ async fn all_payloads_may_be_eager_or_none() {
             client.sender.send(write(1, pattern(length))).unwrap();
             assert!(asked.next().await == write(1, pattern(length)), "{length}");
         }
-        // Only grants are answered.
+        // The only answers are grants.
         assert_eq!(server.sender.counts().bytes_sent == 0, eager_bytes > 0);
         server.sender.send(bytes(1, pattern(1))).unwrap();
         assert!(answered.next().await == bytes(1, pattern(1)));
@@ -88,7 +88,7 @@ async fn many_threads_send_at_once() {
     many_threads(tls().await).await;
 }
 
-/// Each thread's messages are about one request, so they come in the order in which it has sent them.
+/// Messages of one thread belong to one request, so they arrive in order.
 async fn many_threads((server, client): (Server, Client)) {
     const THREADS: u64 = 8;
     const MESSAGES: u64 = 500;
@@ -126,7 +126,7 @@ fn numbered(id: u64, n: u64, length: usize) -> FromClient {
 }
 
 #[tokio::test]
-async fn what_is_queued_is_sent_before_the_connection_closes() {
+async fn close_sends_queued_messages_first() {
     for (server, client) in [plain().await, tls().await] {
         let (mut asked, answered) = (Heard::new(server.receiver), Heard::new(client.receiver));
         for id in 0..20 {
@@ -138,7 +138,7 @@ async fn what_is_queued_is_sent_before_the_connection_closes() {
             asked.next().await;
         }
         assert!(matches!(within(asked.ended).await.unwrap(), NetError::Closed));
-        // The receiver was dropped when it had told of that.
+        // The receiver was dropped after it had reported the end.
         assert!(matches!(server.sender.send(bytes(1, vec![])).unwrap_err(), NetError::Closed));
         assert!(matches!(within(answered.ended).await.unwrap(), NetError::Closed));
     }

@@ -1,4 +1,4 @@
-//! Who may talk to whom, and what those are told who may not.
+//! Which peers may connect, and the reasons that others get.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -28,7 +28,7 @@ fn not_yet() -> Validity {
     Validity { from: SystemTime::now() + DAY, until: SystemTime::now() + 3 * DAY }
 }
 
-/// What both sides say when a client tries to connect.
+/// What both sides report of a connection attempt.
 async fn attempt(
     server: Security,
     client: Security,
@@ -85,7 +85,7 @@ async fn a_server_knows_who_connects() {
         let refusal = Refusal::new(Reason::Full, "no room: come back later");
         incoming.refuse(refusal.clone()).await;
         match within(connecting).await.unwrap() {
-            ConnectError::Refused { refusal: told, .. } => assert_eq!(told, refusal),
+            ConnectError::Refused { refusal: reported, .. } => assert_eq!(reported, refusal),
             other => panic!("{other}"),
         }
     }
@@ -114,13 +114,13 @@ async fn certificates_of_another_authority() {
     assert!(matches!(client.unwrap_err(), ConnectError::UnknownAuthority { .. }));
     server.unwrap_err();
 
-    // One who trusts the server, but is of another cluster.
+    // A client of another cluster that trusts the server.
     let stranger = Authority::create(TempDir::new().unwrap().path(), Validity::years(1)).unwrap();
     let issued = stranger.issue_client(&Identity::client("alice").unwrap(), Validity::years(1)).unwrap();
     let (server, client) = attempt(ours.server(), ours.load(issued)).await;
     assert!(matches!(server.unwrap_err(), AcceptError::Certificate(_)));
-    let told = client.unwrap_err();
-    assert!(matches!(told, ConnectError::OwnAuthority { .. }), "{told}");
+    let error = client.unwrap_err();
+    assert!(matches!(error, ConnectError::OwnAuthority { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -129,13 +129,13 @@ async fn certificates_out_of_their_time() {
     for validity in [expired(), not_yet()] {
         let (server, client) =
             attempt(cluster.server_for("localhost", validity), cluster.client("alice")).await;
-        let told = client.unwrap_err();
-        assert!(matches!(told, ConnectError::CertificateTime { .. }), "{told}");
+        let error = client.unwrap_err();
+        assert!(matches!(error, ConnectError::CertificateTime { .. }), "{error}");
         server.unwrap_err();
         let (server, client) = attempt(cluster.server(), cluster.client_for("alice", validity)).await;
         assert!(matches!(server.unwrap_err(), AcceptError::Certificate(_)));
-        let told = client.unwrap_err();
-        assert!(matches!(told, ConnectError::OwnTime { .. }), "{told}");
+        let error = client.unwrap_err();
+        assert!(matches!(error, ConnectError::OwnTime { .. }), "{error}");
     }
 }
 
@@ -143,30 +143,33 @@ async fn certificates_out_of_their_time() {
 async fn certificates_for_something_else() {
     let cluster = Cluster::new();
     let (server, client) = attempt(cluster.client("mallory"), cluster.client("alice")).await;
-    let told = client.unwrap_err();
-    assert!(matches!(told, ConnectError::NotAServer { .. } | ConnectError::CertificateName { .. }), "{told}");
+    let error = client.unwrap_err();
+    assert!(
+        matches!(error, ConnectError::NotAServer { .. } | ConnectError::CertificateName { .. }),
+        "{error}"
+    );
     server.unwrap_err();
-    // Nor if it names the host, and even if it is issued for servers.
+    // Nor if it names the host and is issued for servers.
     use rcgen::ExtendedKeyUsagePurpose::{ClientAuth, ServerAuth};
     for purposes in [vec![ClientAuth], vec![ClientAuth, ServerAuth]] {
         let (server, client) = attempt(careless(&cluster, purposes), cluster.client("alice")).await;
-        let told = client.unwrap_err();
-        assert!(matches!(told, ConnectError::NotAServer { .. }), "{told}");
+        let error = client.unwrap_err();
+        assert!(matches!(error, ConnectError::NotAServer { .. }), "{error}");
         server.unwrap_err();
     }
     let elsewhere = cluster.server_for("files.example.com", Validity::years(1));
     let (server, client) = attempt(elsewhere, cluster.client("alice")).await;
-    let told = client.unwrap_err();
-    assert!(matches!(told, ConnectError::CertificateName { .. }), "{told}");
+    let error = client.unwrap_err();
+    assert!(matches!(error, ConnectError::CertificateName { .. }), "{error}");
     server.unwrap_err();
 }
 
-/// A client's certificate that has the name of a host, as a careless authority may issue it.
+/// A client's certificate with a host name, as a careless authority may issue it.
 fn careless(cluster: &Cluster, purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Security {
     cluster.load(signed(cluster, &["mallory.client.espalier.internal", "localhost"], purposes))
 }
 
-/// What the authority's key can be made to sign.
+/// Anything that the authority's key can be made to sign.
 fn signed(cluster: &Cluster, names: &[&str], purposes: Vec<rcgen::ExtendedKeyUsagePurpose>) -> Issued {
     let pem = std::fs::read_to_string(cluster.dir.path().join("ca.key")).unwrap();
     let authority = rcgen::KeyPair::from_pem(&pem).unwrap();
@@ -202,7 +205,7 @@ async fn certificates_that_name_nobody() {
 
         let listener = TcpListener::bind("localhost:0").await.unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let told = async {
+        let response = async {
             let connector = TlsConnector::from(Arc::new(config));
             let mut stream = connector.connect("localhost".try_into().unwrap(), socket).await.unwrap();
             let terms = (16_384_u32, 1_u32 << 20, 1_u32 << 22);
@@ -210,16 +213,16 @@ async fn certificates_that_name_nobody() {
             stream.write_all(b"ESPALIER\x01\0\0\0").await.unwrap();
             stream.write_all(&(body.len() as u32).to_le_bytes()).await.unwrap();
             stream.write_all(&body).await.unwrap();
-            let mut told = Vec::new();
-            stream.read_to_end(&mut told).await.unwrap();
-            told
+            let mut response = Vec::new();
+            stream.read_to_end(&mut response).await.unwrap();
+            response
         };
         let acceptor = Acceptor::new(cluster.server(), Limits::default());
         let accepting = async { acceptor.accept(listener.accept().await.unwrap().0).await };
-        let (accepted, told) = within(async { tokio::join!(accepting, told) }).await;
+        let (accepted, response) = within(async { tokio::join!(accepting, response) }).await;
         assert!(matches!(accepted.unwrap_err(), AcceptError::Identity(_)), "{names:?}");
-        assert_eq!(told[16], 4);
-        assert!(String::from_utf8_lossy(&told).contains("name"), "{names:?}");
+        assert_eq!(response[16], 4);
+        assert!(String::from_utf8_lossy(&response).contains("name"), "{names:?}");
     }
 }
 
@@ -234,8 +237,8 @@ async fn one_side_without_tls() {
     }
     let (server, client) = attempt(Security::Insecure, cluster.client("alice")).await;
     assert!(matches!(server.unwrap_err(), AcceptError::Tls));
-    let told = client.unwrap_err();
-    assert!(matches!(told, ConnectError::NoTls { .. }), "{told}");
+    let error = client.unwrap_err();
+    assert!(matches!(error, ConnectError::NoTls { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -246,17 +249,17 @@ async fn a_browser_is_told() {
         browser.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
         let (socket, _) = listener.accept().await.unwrap();
         let acceptor = Acceptor::new(security, Limits::default());
-        let (accepted, told) = within(async {
-            let mut told = Vec::new();
+        let (accepted, response) = within(async {
+            let mut response = Vec::new();
             tokio::join!(acceptor.accept(socket), async {
-                browser.read_to_end(&mut told).await.unwrap();
+                browser.read_to_end(&mut response).await.unwrap();
                 drop(browser);
-                told
+                response
             })
         })
         .await;
         assert!(matches!(accepted.unwrap_err(), AcceptError::Foreign));
-        assert!(String::from_utf8_lossy(&told).contains("Espalier"), "{told:?}");
+        assert!(String::from_utf8_lossy(&response).contains("Espalier"), "{response:?}");
     }
 }
 
@@ -274,15 +277,15 @@ fn files_that_cannot_be_used() {
     let (alice, alice_key) = issued("alice");
     let (_, bob_key) = issued("bob");
     let ca = dir.join("ca.pem");
-    let told = |authority: &Path, certificate: &Path, key: &Path| {
+    let message = |authority: &Path, certificate: &Path, key: &Path| {
         Security::load(authority, certificate, key).unwrap_err().to_string()
     };
     let missing = dir.join("missing.pem");
-    assert!(told(&missing, &alice, &alice_key).contains("missing.pem: No such file"));
-    assert!(told(&ca, &alice, &bob_key).contains("do not belong together"));
-    assert!(told(&ca, &alice_key, &alice_key).contains("alice.key has no certificate"));
-    assert!(told(&ca, &alice, &alice).contains("alice.pem has no private key"));
-    assert!(told(&ca, &ca, &dir.join("ca.key")).contains("ca.pem: the certificate has no name"));
+    assert!(message(&missing, &alice, &alice_key).contains("missing.pem: No such file"));
+    assert!(message(&ca, &alice, &bob_key).contains("do not belong together"));
+    assert!(message(&ca, &alice_key, &alice_key).contains("alice.key has no certificate"));
+    assert!(message(&ca, &alice, &alice).contains("alice.pem has no private key"));
+    assert!(message(&ca, &ca, &dir.join("ca.key")).contains("ca.pem: the certificate has no name"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The lines of a recording of a mount, one for each call: what was asked, when, by whom, and what was answered. What is read and
-//! written is not in it, only how much.
+//! The lines of a recording of a mount, one for each call: the call, its time, its caller and its
+//! outcome. Of bytes read and written only the number is recorded.
 #![forbid(unsafe_code)]
 
 use std::io;
@@ -9,12 +9,12 @@ use espalier_proto::{AllocateMode, Attr, Errno, FileType, Ino, Name, Request, Se
 use serde::{Deserialize, Serialize};
 use serde_json::ser::Formatter;
 
-/// A call that has been answered.
+/// A completed call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Line {
-    /// When it came, in nanoseconds since the recording began.
+    /// Time of arrival, in nanoseconds since the start of the recording.
     pub at: u64,
-    /// How long it took, in nanoseconds.
+    /// Duration in nanoseconds.
     pub took: u64,
     pub pid: u32,
     pub uid: u32,
@@ -22,7 +22,7 @@ pub struct Line {
     pub asked: Asked,
     #[serde(flatten)]
     pub told: Told,
-    /// Calls before this one that are not in the recording, because the disk could not keep up.
+    /// Earlier calls that are missing from the recording, since the disk was too slow.
     #[serde(default, skip_serializing_if = "is_none")]
     pub lost: u64,
 }
@@ -44,26 +44,26 @@ pub enum Asked {
     Release { ino: Ino },
 }
 
-/// What is needed of an answer to replay what follows it.
+/// The part of a reply that is needed to replay later calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Told {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<Errno>,
-    /// Of a name, or of the inode that was asked for.
+    /// The inode of a name, or the inode itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inode: Option<Inode>,
-    /// What was listed with attributes.
+    /// Entries of a listing with attributes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub entries: Vec<(Name, Inode)>,
-    /// Bytes that were read or written.
+    /// Bytes read or written.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// What a symbolic link names.
+    /// Target of a symbolic link.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "serde_bytes")]
     pub target: Option<Vec<u8>>,
 }
 
-/// An inode, as far as it takes to make another like it.
+/// An inode, as far as needed to create one like it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
     pub ino: Ino,
@@ -89,7 +89,7 @@ impl From<&Call<'_>> for Asked {
             Call::Write { ino, offset, ref data, kill_suid_gid } => {
                 Self::Write { ino, offset, size: data.len() as u64, kill_suid_gid }
             }
-            // Callers do not make these.
+            // Applications do not send these.
             Call::WriteList { ino, ref pieces } => {
                 let offset = pieces.first().map_or(0, |(offset, _)| *offset);
                 let size = pieces.iter().map(|(_, piece)| piece.len() as u64).sum();
@@ -106,7 +106,7 @@ impl From<&Call<'_>> for Asked {
 }
 
 impl Asked {
-    /// The call, which writes what `bytes` makes of a number of bytes.
+    /// The call; `bytes` makes the contents of a write from its length.
     pub fn call(&self, bytes: impl FnOnce(usize) -> Vec<u8>) -> Call<'static> {
         match *self {
             Self::Request(ref request) => Call::Request(request.clone()),
@@ -123,7 +123,7 @@ impl Asked {
         }
     }
 
-    /// The inodes that it is about.
+    /// The inodes that the call refers to.
     pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {
         match self {
             Self::Request(request) => request.each_inode(see),
@@ -170,7 +170,7 @@ impl Told {
         }
     }
 
-    /// What was read: of a file how much, of a link what it names.
+    /// What was read: the length for a file, the target for a link.
     pub fn data(asked: &Asked, data: &[u8]) -> Self {
         match asked {
             Asked::Request(Request::ReadLink { .. }) => Self { target: Some(data.into()), ..Self::default() },
@@ -180,7 +180,7 @@ impl Told {
 }
 
 impl Line {
-    /// Writes it, and ends the line.
+    /// Writes the line with its newline.
     ///
     /// # Errors
     /// Those of the writer.
@@ -196,7 +196,7 @@ impl Line {
     }
 }
 
-/// JSON with names as texts, if they are: otherwise as the numbers of their bytes.
+/// JSON with names as strings if they are UTF-8, otherwise as arrays of bytes.
 struct Names;
 
 impl Formatter for Names {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::hash::Hasher;
 
 use espalier_proto::ClientId;
-pub use espalier_timeline::{Id, Layer, Place, Told as Traced};
+pub use espalier_timeline::{Id, Layer, Place, Traced};
 use espalier_timeline::{Log, Span};
 use siphasher::sip::SipHasher24;
 

@@ -1,14 +1,16 @@
-//! Clocks of several hosts: what is asked is served between the question and the answer, which bounds how far they are apart.
+//! Clocks of several hosts: an operation is served between request and reply, which bounds their
+//! difference.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::{Id, Place, Span};
 
-/// By what may be added to the times of the second place, so that what it has served lies within what the first has waited for.
+/// The range of offsets for the second place, so that its service lies within the first one's
+/// waiting.
 type Bounds = BTreeMap<(Place, Place), (i128, i128)>;
 
-/// Moves the spans of each place as little as is needed, so that what it has served lies within what others have waited for. Clients'
-/// clocks stay, and those of one host need nothing.
+/// Shifts the spans of each place as little as possible, so that its service lies within others'
+/// waiting. Clients' clocks stay; places of one host need no shift.
 pub fn align(spans: &mut [Span]) {
     let mut asked: BTreeMap<Id, &Span> = BTreeMap::new();
     for span in spans.iter() {
@@ -35,7 +37,7 @@ pub fn align(spans: &mut [Span]) {
 
 fn moves(spans: &[Span], bounds: &Bounds) -> BTreeMap<Place, i128> {
     let mut moves = BTreeMap::new();
-    // Places are in the order of clients, metadata servers, data servers: as they ask each other.
+    // Places are ordered clients, metadata servers, data servers, as requests flow.
     let places: std::collections::BTreeSet<_> = spans.iter().map(|span| span.place).collect();
     for place in places {
         let mut left = VecDeque::from([(place, 0)]);
@@ -56,7 +58,7 @@ fn moves(spans: &[Span], bounds: &Bounds) -> BTreeMap<Place, i128> {
     moves
 }
 
-/// Nothing, if that will do.
+/// Zero if it is within the range.
 fn nearest((least, most): (i128, i128)) -> i128 {
     if least > most { i128::midpoint(least, most) } else { 0.clamp(least, most) }
 }

@@ -1,5 +1,6 @@
-//! Spans as the JSON that Chrome's tracing and Perfetto (<https://ui.perfetto.dev>) show: the Trace Event Format. Each place is a process, and
-//! what overlaps in it is on threads of its own, for these must nest. What only we know is in `args`, so that a file can be read again.
+//! Spans in the Trace Event Format, which Chrome's tracing and Perfetto (<https://ui.perfetto.dev>)
+//! show. Each place is a process; overlapping spans get threads of their own, since spans of one
+//! thread must nest. Fields of our own are in `args`, so that a file can be read back.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +10,7 @@ use serde_json::{Value, json};
 use crate::text::{lane, name};
 use crate::{Id, Layer, Place, Span};
 
-/// Why a file is none of ours.
+/// Why a file is not one of ours.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     #[error("this is no JSON: {0}")]
@@ -20,7 +21,7 @@ pub enum TraceError {
     Time { number: usize },
 }
 
-/// What is written of a span beside its name and times.
+/// The fields of a span beside its name and times.
 #[derive(Serialize, Deserialize)]
 struct Args {
     place: Place,
@@ -48,7 +49,7 @@ struct Event {
     args: Value,
 }
 
-/// The spans as a file. Times are counted from the first one.
+/// The spans as a file. Times count from the first one.
 pub fn write_chrome(spans: &[Span]) -> String {
     let origin = spans.iter().map(|span| span.begin).min().unwrap_or(0);
     let micros = |nanos: u64| nanos as f64 / 1e3;
@@ -78,11 +79,11 @@ pub fn write_chrome(spans: &[Span]) -> String {
         .to_string()
 }
 
-/// For each span a thread on which it nests, and what that is called where it is the first one there.
+/// For each span a thread on which it nests, and the thread's name where it is the first.
 fn threads(spans: &[Span]) -> Vec<(usize, Option<String>)> {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|at| (spans[*at].begin, std::cmp::Reverse(spans[*at].end)));
-    // By place: what each thread is for, and the ends of what is under way on it.
+    // By place: the purpose of each thread, and the ends of its open spans.
     let mut all: BTreeMap<Place, Vec<(Layer, Vec<u64>)>> = BTreeMap::new();
     let mut found = vec![(0, None); spans.len()];
     for at in order {
@@ -103,7 +104,7 @@ fn threads(spans: &[Span]) -> Vec<(usize, Option<String>)> {
     found
 }
 
-/// Reads what [`write_chrome`] has written.
+/// Reads the output of [`write_chrome`].
 ///
 /// # Errors
 /// [`TraceError`]
@@ -115,7 +116,7 @@ pub fn read_chrome(text: &str) -> Result<Vec<Span>, TraceError> {
         let number = spans.len() + 1;
         let args =
             Args::deserialize(args).map_err(|_| TraceError::Foreign("a span does not say where it was"))?;
-        // As many as can be told apart.
+        // As many as can be traced apart.
         let nanos = |micros: f64| (0.0..9e12).contains(&micros).then(|| (micros * 1e3).round() as u64);
         let (Some(begin), Some(took)) = (nanos(ts), nanos(dur)) else {
             return Err(TraceError::Time { number });
@@ -132,7 +133,7 @@ mod tests {
     use crate::tree::tests::two_creates;
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn spans_survive_a_round_trip() {
         let mut spans = two_creates();
         let origin = spans.iter().map(|span| span.begin).min().unwrap_or(0);
         let read = read_chrome(&write_chrome(&spans)).expect("ours");
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_on_one_thread_nests() {
+    fn spans_of_one_thread_nest() {
         let spans = two_creates();
         let threads = threads(&spans);
         for (one, (thread, _)) in spans.iter().zip(&threads) {

@@ -1,8 +1,9 @@
-//! Spans: what took time on behalf of an operation, and where (kuhn, chapter 6). Drivers write them into a [`Log`], the runtime with the
-//! clock's time and the simulator with its own; what is drawn of them is the same.
+//! Spans: what took time on behalf of an operation, and where (kuhn, chapter 6). Drivers write them
+//! into a [`Log`], the runtime with the system's clock and the simulator with its own; both are
+//! drawn alike.
 //!
-//! An operation is named by who asks, who is asked, and the asker's number of it ([`Id`]). Both sides have a span of that name; whatever
-//! one of them does for it has that name as a cause.
+//! An operation is named by its sender, its receiver and the sender's request number ([`Id`]). Both
+//! sides have a span of that name; everything done for it names it as a cause.
 #![forbid(unsafe_code)]
 
 mod align;
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use align::align;
 pub use chrome::{TraceError, read_chrome, write_chrome};
-pub use log::{Log, Told};
+pub use log::{Log, Traced};
 pub use picture::{Panel, PictureError, picture};
 pub use text::{draw, length};
 pub use tree::{Operation, Step, operations};
@@ -28,11 +29,11 @@ pub use tree::{Operation, Step, operations};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
-    /// A mount, or a program that uses the library. The number tells it from others, and nothing more.
+    /// A mount, or a program that uses the library. The number only tells it from others.
     Client(u32),
-    /// The metadata server of that rank.
+    /// The metadata server of this rank.
     Rank(u16),
-    /// The data server of that number.
+    /// The data server of this number.
     Data(u16),
 }
 
@@ -46,7 +47,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What of a place is busy, or is waited for.
+/// The part of a place that is busy or waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Layer {
@@ -54,16 +55,16 @@ pub enum Layer {
     Process,
     /// Tables and byte streams.
     Store,
-    /// What is to be durable.
+    /// Making changes durable.
     Disk,
 }
 
-/// The name of an operation. What a client's door calls the client asks itself.
+/// The name of an operation. A frontend's calls are from the client to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Id {
     pub from: Place,
     pub to: Place,
-    /// The asker's.
+    /// The sender's request number.
     pub number: u64,
 }
 
@@ -72,11 +73,11 @@ pub struct Id {
 pub struct Span {
     pub place: Place,
     pub layer: Layer,
-    /// What it is, as `create` or `journal sync`.
+    /// Its name, as `create` or `journal sync`.
     pub kind: Cow<'static, str>,
-    /// Of an operation: at `id.to` it was served, at `id.from` it was waited for.
+    /// For an operation: served at `id.to`, waited for at `id.from`.
     pub id: Option<Id>,
-    /// For which operations of the same place it was done; several share a commit.
+    /// The operations of the same place that it was done for; several share a commit.
     pub causes: Vec<Id>,
     /// Nanoseconds of one clock.
     pub begin: u64,

@@ -7,33 +7,33 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Id, Layer, Place, Span};
 
-/// See the module's description. It holds a bounded number of spans: what is older is lost.
+/// A bounded log of spans: older ones are dropped.
 #[derive(Debug)]
 pub struct Log {
     open: BTreeMap<(Place, Id), Span>,
     ended: VecDeque<Span>,
-    /// The number of the first one in `ended`.
+    /// Number of the first span in `ended`.
     first: u64,
     capacity: usize,
 }
 
-/// What a log tells.
+/// Spans read from a log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
-    /// The number of the next span: who asks from there on is told nothing twice.
+pub struct Traced {
+    /// Number of the next span: reading from there repeats nothing.
     pub next: u64,
-    /// Spans that were asked for and are not there any more.
+    /// Requested spans that were dropped.
     pub lost: u64,
     pub spans: Vec<Span>,
 }
 
 impl Log {
-    /// Of at most so many spans that have ended, and as many under way.
+    /// Keeps at most this many ended spans, and as many under way.
     pub fn new(capacity: usize) -> Self {
         Self { open: BTreeMap::new(), ended: VecDeque::new(), first: 0, capacity }
     }
 
-    /// An operation begins, or is waited for from now on. What begins again goes on.
+    /// An operation begins, or waiting for it begins. A repeated begin continues the span.
     pub fn begin(&mut self, place: Place, id: Id, kind: &'static str, causes: Vec<Id>, now: u64) {
         if self.open.len() < self.capacity {
             let (layer, kind) = (Layer::Process, Cow::Borrowed(kind));
@@ -42,14 +42,14 @@ impl Log {
         }
     }
 
-    /// It has ended.
+    /// The operation has ended.
     pub fn end(&mut self, place: Place, id: Id, now: u64) {
         if let Some(span) = self.open.remove(&(place, id)) {
             self.add(Span { end: now, ..span });
         }
     }
 
-    /// Something has been done.
+    /// A step has ended.
     pub fn add(&mut self, span: Span) {
         if self.ended.len() == self.capacity {
             self.ended.pop_front();
@@ -63,13 +63,13 @@ impl Log {
         self.open.clear();
     }
 
-    /// The spans with these numbers and larger ones; `None`: none yet.
-    pub fn since(&self, number: Option<u64>) -> Told {
+    /// Spans from this number on; `None`: none, only the next number.
+    pub fn since(&self, number: Option<u64>) -> Traced {
         let next = self.first + self.ended.len() as u64;
         let from = number.unwrap_or(next).min(next);
         let skip = usize::try_from(from.saturating_sub(self.first)).unwrap_or(usize::MAX);
         let spans = self.ended.iter().skip(skip).cloned().collect();
-        Told { next, lost: self.first.saturating_sub(from), spans }
+        Traced { next, lost: self.first.saturating_sub(from), spans }
     }
 }
 
@@ -89,26 +89,26 @@ mod tests {
         for number in 0..10 {
             log.begin(PLACE, id(number), "create", Vec::new(), number);
         }
-        // Of those under way there are four.
+        // Four are under way.
         (0..10).for_each(|number| log.end(PLACE, id(number), 20 + number));
-        let told = log.since(Some(0));
-        assert_eq!((told.next, told.lost, told.spans.len()), (4, 0, 4));
+        let traced = log.since(Some(0));
+        assert_eq!((traced.next, traced.lost, traced.spans.len()), (4, 0, 4));
         for number in 10..13 {
             log.begin(PLACE, id(number), "create", Vec::new(), number);
             log.end(PLACE, id(number), number + 1);
         }
-        let told = log.since(Some(1));
-        assert_eq!((told.next, told.lost), (7, 2));
-        let ids: Vec<_> = told.spans.iter().filter_map(|span| span.id).map(|id| id.number).collect();
+        let traced = log.since(Some(1));
+        assert_eq!((traced.next, traced.lost), (7, 2));
+        let ids: Vec<_> = traced.spans.iter().filter_map(|span| span.id).map(|id| id.number).collect();
         assert_eq!(ids, [3, 10, 11, 12]);
-        assert_eq!(log.since(Some(told.next)).spans, []);
-        assert_eq!(log.since(None), Told { next: 7, ..Told::default() });
-        // One that never was there.
-        assert_eq!(log.since(Some(99)), Told { next: 7, ..Told::default() });
+        assert_eq!(log.since(Some(traced.next)).spans, []);
+        assert_eq!(log.since(None), Traced { next: 7, ..Traced::default() });
+        // A number that was never given.
+        assert_eq!(log.since(Some(99)), Traced { next: 7, ..Traced::default() });
     }
 
     #[test]
-    fn what_begins_again_goes_on() {
+    fn a_repeated_begin_continues_the_span() {
         let mut log = Log::new(4);
         log.begin(PLACE, id(1), "create", Vec::new(), 5);
         log.begin(PLACE, id(1), "create", Vec::new(), 9);

@@ -1,5 +1,5 @@
-//! Operations as a picture, above each other at one scale: a lane for each client, server, store and disk, with numbered steps (kuhn,
-//! Figs. 6.1 to 6.6).
+//! Operations as a picture, above each other at one scale: a lane for each client, server, store
+//! and disk, with numbered steps (kuhn, Figs. 6.1 to 6.6).
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -8,40 +8,40 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use crate::text::{lane, length, name, time};
 use crate::{Layer, Operation, Place, Span};
 
-/// An operation with what is said of it.
+/// An operation with its caption.
 #[derive(Clone, Debug)]
 pub struct Panel<'a> {
     pub title: String,
     pub operation: Operation<'a>,
 }
 
-/// It cannot be drawn.
+/// The operations cannot be drawn.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot draw: {0}")]
 pub struct PictureError(String);
 
 const WIDTH: i32 = 1100;
-/// Where the lanes begin, and how far they go.
+/// Beginning and width of the lanes.
 const LEFT: i32 = 170;
 const RIGHT: i32 = WIDTH - 20;
-/// Of a line of boxes, and of a line of the legend.
+/// Height of a line of boxes, and of a line of the legend.
 const ROW: i32 = 24;
 const LINE: i32 = 18;
 const TITLE: i32 = 34;
-/// Names of steps stand beside each other.
+/// Columns of the legend.
 const COLUMNS: i32 = 3;
 
-/// A lane, with the lines in which steps are that overlap.
+/// A lane, with the lines that overlapping steps need.
 struct Lane {
     name: String,
-    /// By line: the numbers of steps.
+    /// Step numbers by line.
     lines: Vec<Vec<usize>>,
 }
 
 /// Draws operations as SVG.
 ///
 /// # Errors
-/// None that can be expected.
+/// Only if formatting fails.
 pub fn picture(panels: &[Panel<'_>]) -> Result<String, PictureError> {
     let mut svg = String::new();
     draw_all(panels, &mut svg).map_err(|error| PictureError(error.to_string()))?;
@@ -132,11 +132,11 @@ fn draw_panel(
         for line in &lane.lines {
             for number in line {
                 let span = operation.steps[*number].span;
-                // With a gap to what follows at once.
+                // With a gap to the next box.
                 let (from, to) = (place(span.begin), (place(span.end) - 1).max(place(span.begin) + 2));
                 let corners = [(from, row + 3), (to, row + ROW - 3)];
                 area.draw(&Rectangle::new(corners, colour(span).filled()))?;
-                // Inside, as far as there is room.
+                // Inside the box if there is room.
                 let named = format!("{} {}", number + 1, name(span));
                 let text = if to - from > 7 * named.len() as i32 { named } else { (number + 1).to_string() };
                 let inside = to - from > 7 * text.len() as i32;
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn operations_are_above_each_other_with_all_their_steps() {
         let mut spans = two_creates();
-        // A file that somebody else has made may say anything.
+        // A foreign file may contain anything.
         spans.push(span(RANK, "<script>", None, &[id(Place::Client(9), RANK, 11)], (13, 14)));
         let operations = crate::operations(&spans);
         let panel = |number: usize| Panel {

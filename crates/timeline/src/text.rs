@@ -1,20 +1,20 @@
-//! An operation as a timeline of characters: a line for each step.
+//! An operation as a timeline of characters, a line for each step.
 
 use std::fmt::Write;
 
 use crate::{Layer, Operation, Span};
 
-/// Of the part that shows the time.
+/// Width of the time axis, in characters.
 const LEAST: usize = 16;
 
-/// How long an operation takes with all that was done for it, in nanoseconds.
+/// Duration of an operation with all its steps, in nanoseconds.
 pub fn length(operation: &Operation<'_>) -> u64 {
     let last = operation.steps.iter().map(|step| step.span.end).max().unwrap_or(0);
     last.saturating_sub(operation.root().begin)
 }
 
-/// Draws an operation into lines of at most so many characters, if that is enough for the names. `scale`: the nanoseconds that fill a
-/// line: those of the longest operation that it is to be compared with.
+/// Draws an operation into lines of at most `width` characters, if that suffices for the names.
+/// `scale`: nanoseconds of a full line, the longest operation to compare with.
 pub fn draw(operation: &Operation<'_>, scale: u64, width: usize) -> String {
     let begin = operation.root().begin;
     let places: Vec<_> = operation.steps.iter().map(|step| lane(step.span)).collect();
@@ -35,7 +35,7 @@ pub fn draw(operation: &Operation<'_>, scale: u64, width: usize) -> String {
         };
         let (first, last) = (column(from), column(to));
         let bar = format!("{}{}", " ".repeat(first), "#".repeat(last - first + 1));
-        // A string takes what is written to it.
+        // Writing to a string cannot fail.
         let _ = writeln!(
             text,
             "{:>3}  {:place_width$}  {:name_width$}  {bar:left$} {:>10}",
@@ -48,7 +48,7 @@ pub fn draw(operation: &Operation<'_>, scale: u64, width: usize) -> String {
     text
 }
 
-/// What is busy.
+/// The busy place and layer.
 pub(crate) fn lane(span: &Span) -> String {
     let part = match span.layer {
         Layer::Process => "",
@@ -58,7 +58,7 @@ pub(crate) fn lane(span: &Span) -> String {
     format!("{}{part}", span.place)
 }
 
-/// What it does: who waits for others says for whom.
+/// The step's name; for waiting, the place that is waited for.
 pub(crate) fn name(span: &Span) -> String {
     match span.id {
         Some(id) if span.place == id.from && id.from != id.to => format!("ask {}: {}", id.to, span.kind),
@@ -66,7 +66,7 @@ pub(crate) fn name(span: &Span) -> String {
     }
 }
 
-/// Nanoseconds, for people.
+/// Nanoseconds for people.
 pub(crate) fn time(nanos: u64) -> String {
     match nanos {
         0..10_000_000 => format!("{:.1} us", nanos as f64 / 1e3),

@@ -1,13 +1,13 @@
-//! Which spans belong to an operation, and to which of each other.
+//! Groups spans by operation and by cause.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Id, Span};
 
-/// An operation and all that was done for it.
+/// An operation and everything done for it.
 #[derive(Clone, Debug)]
 pub struct Operation<'a> {
-    /// Each before those that it had to wait for, and these in the order of their beginning. The first is the operation itself.
+    /// Parents before children, children by their beginning. The first is the operation itself.
     pub steps: Vec<Step<'a>>,
 }
 
@@ -15,25 +15,25 @@ pub struct Operation<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
     pub span: &'a Span,
-    /// On how many others' behalf.
+    /// Number of other operations that it was done for, too.
     pub depth: usize,
 }
 
 impl<'a> Operation<'a> {
-    /// What it is as a whole.
+    /// The operation's name.
     pub fn root(&self) -> &'a Span {
         self.steps[0].span
     }
 }
 
-/// What spans belong to.
+/// Index of spans by operation.
 struct Index<'a> {
     named: BTreeMap<Id, Vec<&'a Span>>,
     caused: BTreeMap<Id, Vec<&'a Span>>,
 }
 
-/// All operations of which there are spans, in the order of their beginning. One that was asked by somebody who has told nothing begins
-/// where it was served.
+/// All operations that have spans, by their beginning. An operation whose sender reported no span
+/// begins where it was served.
 pub fn operations(spans: &[Span]) -> Vec<Operation<'_>> {
     let mut index = Index { named: BTreeMap::new(), caused: BTreeMap::new() };
     for span in spans {
@@ -72,7 +72,7 @@ impl<'a> Index<'a> {
         seen: &mut BTreeSet<*const Span>,
         steps: &mut Vec<Step<'a>>,
     ) {
-        // A file that somebody else has written may go round in circles.
+        // A foreign file may contain cycles.
         if !seen.insert(std::ptr::from_ref(span)) {
             return;
         }
@@ -87,7 +87,7 @@ impl<'a> Index<'a> {
             let caused = self.caused.get(&id).into_iter().flatten();
             parts.extend(caused.filter(|other| other.place == span.place));
         }
-        // Whoever is started anew uses numbers again.
+        // A restarted place reuses numbers.
         parts.retain(|part| overlap(part, span));
         parts.sort_by_key(|part| (part.begin, part.end));
         parts.into_iter().for_each(|part| self.walk(part, depth + 1, seen, steps));

@@ -20,7 +20,7 @@ use tokio::task::JoinHandle;
 pub type Server = Connection<FromClient, FromServer>;
 pub type Client = Connection<FromServer, FromClient>;
 
-/// An authority, and what it issues.
+/// An authority with certificates of every kind.
 pub struct Cluster {
     pub dir: TempDir,
     pub authority: Authority,
@@ -58,7 +58,7 @@ impl Cluster {
     }
 }
 
-/// Nothing here takes so long, unless it hangs.
+/// Longer than any step takes unless it hangs.
 pub async fn within<T>(what: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(120), what).await.expect("it hangs")
 }
@@ -83,7 +83,7 @@ pub fn welcome() -> Welcome {
     }
 }
 
-/// Two ends that have agreed.
+/// Two connected ends.
 pub async fn pair(server: (Security, Limits), client: (Security, Limits)) -> (Server, Client) {
     let listener = TcpListener::bind("localhost:0").await.unwrap();
     let address = format!("localhost:{}", listener.local_addr().unwrap().port());
@@ -136,7 +136,7 @@ pub fn bytes(id: u64, data: Vec<u8>) -> FromServer {
     }
 }
 
-/// A side that receives all the time, as connections must.
+/// A side that receives continuously, as connections require.
 pub struct Heard<In> {
     messages: mpsc::UnboundedReceiver<In>,
     /// Why the connection ended.
@@ -166,7 +166,7 @@ impl<In: Message> Heard<In> {
     }
 }
 
-/// Bytes that are all different from their neighbours.
+/// Bytes that all differ from their neighbours.
 pub fn pattern(length: usize) -> Vec<u8> {
     (0..length).map(|n| (n * 31 + n / 251) as u8).collect()
 }
