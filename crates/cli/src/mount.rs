@@ -95,6 +95,11 @@ fn mount_servers(
             "-o {option} is not for mounts of a server: what there is of it is set in the server's configuration"
         );
     }
+    if mount.kernel.no_atime || mount.kernel.no_dir_atime {
+        eprintln!(
+            "espalier: WARNING: noatime and nodiratime: servers keep access times as relatime has it, whoever mounts"
+        );
+    }
     // Fewer calls can wait at a time if it is not allowed, and no mount fails for that.
     let _ = espalier_runtime::may_open(WAITING_MAX as u64 + FILES);
     let security = match reach.credentials(url)? {

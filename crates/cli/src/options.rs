@@ -10,7 +10,7 @@ use espalier_fuse::Transport;
 use espalier_library::Credentials;
 use espalier_meta::Atime;
 use espalier_runtime::{MetricsAddress, MountOptions, OpenOptions};
-use rustix::mount::MountFlags;
+use rustix::fs::StatVfsMountFlags;
 
 use crate::args::parse_size;
 use crate::policy;
@@ -71,16 +71,29 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
     let (mut threads, mut transport) = (THREADS, None);
     let (mut local_locks, mut ttl) = (false, None);
     let (mut metrics, mut slow) = (None, Some(SLOW));
-    for option in options.iter().map(|option| option.trim()).filter(|option| !option.is_empty()) {
+    let options = options.join(",");
+    for option in split(&options).map(str::trim).filter(|option| !option.is_empty()) {
         match option.split_once('=').unwrap_or((option, "")) {
             ("ro", "") => (open.read_only, kernel.read_only) = (true, true),
             ("rw", "") => (open.read_only, kernel.read_only) = (false, false),
             ("sync", "") => (open.sync, kernel.sync) = (true, true),
             ("async", "") => (open.sync, kernel.sync) = (false, false),
             ("dirsync", "") => (open.sync, kernel.dir_sync) = (true, true),
-            ("noatime", "") => (open.atime, kernel.no_atime) = (Atime::Never, true),
-            ("atime" | "relatime", "") => (open.atime, kernel.no_atime) = (Atime::Relative, false),
-            ("strictatime", "") => (open.atime, kernel.no_atime) = (Atime::Always, false),
+            ("noatime", "") => open.atime = Atime::Never,
+            ("atime" | "relatime" | "norelatime" | "nostrictatime", "") => open.atime = Atime::Relative,
+            ("strictatime", "") => open.atime = Atime::Always,
+            ("diratime", "") => open.nodiratime = false,
+            ("nodiratime", "") => open.nodiratime = true,
+            ("symfollow", "") => kernel.no_sym_follow = false,
+            ("nosymfollow", "") => kernel.no_sym_follow = true,
+            ("lazytime", "") => kernel.lazy_time = true,
+            ("nolazytime", "") => kernel.lazy_time = false,
+            ("silent", "") => kernel.silent = true,
+            ("loud", "") => kernel.silent = false,
+            ("mand", "") => eprintln!("espalier: WARNING: mand: Linux has no mandatory locks since 5.15"),
+            ("context" | "fscontext" | "defcontext" | "rootcontext", value) if !value.is_empty() => {
+                kernel.security.push((name_of(option).into(), value.trim_matches('"').into()));
+            }
             ("allow_other", "") => kernel.allow_other = true,
             ("suid", "") => kernel.no_suid = false,
             ("nosuid", "") => kernel.no_suid = true,
@@ -132,21 +145,31 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 "user_id" | "group_id" | "rootmode" | "max_read" | "blksize" | "fsname" | "subtype" | "fd",
                 _,
             ) => {}
+            // Who lets others mount does not let them bring programs and devices of their own (mount(8)).
+            ("user" | "users", _) => {
+                (kernel.no_suid, kernel.no_dev, kernel.no_exec) = (true, true, true);
+            }
+            ("owner" | "group", _) => (kernel.no_suid, kernel.no_dev) = (true, true),
             // These are for mount(8) and fstab(5), and mean nothing to the file system.
             (
-                "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "user" | "nouser" | "users" | "owner"
-                | "group",
+                "defaults" | "auto" | "noauto" | "nofail" | "_netdev" | "nouser" | "nousers" | "noowner"
+                | "nogroup",
                 _,
             ) => {}
-            (name, _) if name.starts_with("x-") || name.starts_with("comment") => {}
+            // FUSE keeps no version of an inode that anything could see, and no mandatory locks.
+            ("iversion" | "noiversion" | "nomand" | "seclabel", "") => {}
+            (name, _) if ["x-", "X-", "comment"].iter().any(|prefix| name.starts_with(prefix)) => {}
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
-                 allow_other [no]suid [no]dev [no]exec [no]default_permissions threads=N memory=SIZE \
+                 [no]diratime allow_other [no]suid [no]dev [no]exec [no]symfollow [no]lazytime context=CONTEXT \
+                 [no]default_permissions threads=N memory=SIZE \
                  transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS policy=FILE credentials=DIR \
                  insecure locks=shared|local cache=leases|ttl:TIME|none"
             ),
         }
     }
+    (kernel.no_atime, kernel.no_dir_atime) = (open.atime == Atime::Never, open.nodiratime);
+    kernel.strict_atime = open.atime == Atime::Always;
     Ok((
         open,
         MountOptions {
@@ -162,6 +185,20 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
         },
         reach,
     ))
+}
+
+/// The options of a list: separated by commas, except within quotation marks, as security contexts have them.
+pub fn split(options: &str) -> impl Iterator<Item = &str> {
+    let mut is_quoted = false;
+    options.split(move |character| {
+        is_quoted ^= character == '"';
+        character == ',' && !is_quoted
+    })
+}
+
+/// What stands before the `=` of an option.
+pub fn name_of(option: &str) -> &str {
+    option.split_once('=').map_or(option, |(name, _)| name)
 }
 
 /// `100ms` or `2s`.
@@ -186,16 +223,27 @@ pub fn metrics_address(text: &str) -> Result<MetricsAddress> {
     Ok(MetricsAddress::Tcp(found))
 }
 
-/// Changes what the kernel itself minds of a mount: ro or rw, suid, dev, exec, sync.
+/// Changes what the kernel itself does of a mount: ro or rw, suid, dev, exec, symfollow. What the file system does was decided when it was
+/// mounted, and nobody tells it of a remount: another wish for that is refused.
 pub fn remount(mountpoint: &Path, options: &espalier_fuse::MountOptions) -> Result<ExitCode> {
-    let mut flags = MountFlags::empty();
-    flags.set(MountFlags::RDONLY, options.read_only);
-    flags.set(MountFlags::NOSUID, options.no_suid);
-    flags.set(MountFlags::NODEV, options.no_dev);
-    flags.set(MountFlags::NOEXEC, options.no_exec);
-    flags.set(MountFlags::SYNCHRONOUS, options.sync);
-    flags.set(MountFlags::NOATIME, options.no_atime);
-    rustix::mount::mount_remount(mountpoint, flags, "")
+    let present = rustix::fs::statvfs(mountpoint)
+        .with_context(|| format!("cannot see how {} is mounted", mountpoint.display()))?
+        .f_flag;
+    for (is_wanted, flag, name) in [
+        (options.no_atime, StatVfsMountFlags::NOATIME, "noatime"),
+        (options.no_dir_atime, StatVfsMountFlags::NODIRATIME, "nodiratime"),
+        (!options.no_atime && !options.strict_atime, StatVfsMountFlags::RELATIME, "relatime"),
+        (options.sync, StatVfsMountFlags::SYNCHRONOUS, "sync"),
+    ] {
+        if is_wanted != present.contains(flag) {
+            bail!(
+                "{} is mounted {} {name}, and a remount cannot change that: unmount it and mount it anew",
+                mountpoint.display(),
+                if is_wanted { "without" } else { "with" },
+            );
+        }
+    }
+    rustix::mount::mount_remount(mountpoint, options.flags(), "")
         .with_context(|| format!("cannot change how {} is mounted", mountpoint.display()))?;
     Ok(ExitCode::SUCCESS)
 }
@@ -213,6 +261,41 @@ mod tests {
     fn a_later_option_overrules_an_earlier_one() {
         let (open, mount) = parse_text("ro,sync,rw,noatime").expect("good options");
         assert!(!open.read_only && !mount.kernel.read_only && open.sync && open.atime == Atime::Never);
+    }
+
+    #[test]
+    fn options_of_all_file_systems_are_taken_and_obeyed() {
+        let (open, mount) =
+            parse_text("nodiratime,nosymfollow,lazytime,silent,strictatime").expect("good options");
+        let kernel = mount.kernel;
+        assert!(open.nodiratime && open.atime == Atime::Always && kernel.no_dir_atime && kernel.strict_atime);
+        assert!(kernel.no_sym_follow && kernel.lazy_time && kernel.silent);
+        let (open, mount) =
+            parse_text("nodiratime,diratime,nosymfollow,symfollow,lazytime,nolazytime,silent,loud")
+                .expect("good options");
+        assert!(!open.nodiratime && mount.kernel == parse_text("").expect("good options").1.kernel);
+        let (open, _) = parse_text("noatime,nostrictatime").expect("good options");
+        assert_eq!(open.atime, Atime::Relative);
+        assert!(parse_text("iversion,noiversion,nomand,norelatime,noauto,X-mount.mkdir,x-y,_netdev").is_ok());
+    }
+
+    #[test]
+    fn security_contexts_keep_their_commas() {
+        let (_, mount) = parse_text("context=\"a_u:b_r:c_t:s0:c1,c2\",ro,fscontext=d").expect("good options");
+        let named = |name: &str, value: &str| (name.to_string(), value.to_string());
+        assert_eq!(
+            mount.kernel.security,
+            [named("context", "a_u:b_r:c_t:s0:c1,c2"), named("fscontext", "d")]
+        );
+        assert!(mount.kernel.read_only && parse_text("context=").is_err());
+    }
+
+    #[test]
+    fn mounts_of_users_have_no_programs_with_set_id_bits_nor_devices() {
+        let (_, mount) = parse_text("user").expect("good options");
+        assert!(mount.kernel.no_suid && mount.kernel.no_dev && mount.kernel.no_exec);
+        let (_, mount) = parse_text("owner,suid").expect("good options");
+        assert!(!mount.kernel.no_suid && mount.kernel.no_dev && !mount.kernel.no_exec);
     }
 
     #[test]

@@ -29,8 +29,16 @@ pub struct MountOptions {
     pub no_dev: bool,
     pub no_exec: bool,
     pub no_atime: bool,
+    pub no_dir_atime: bool,
+    pub strict_atime: bool,
+    pub no_sym_follow: bool,
+    pub lazy_time: bool,
+    /// The kernel logs fewer complaints about the mount.
+    pub silent: bool,
     pub sync: bool,
     pub dir_sync: bool,
+    /// Options of the kernel's security module, such as `context`: a name and a value.
+    pub security: Vec<(String, String)>,
     /// Largest READ, if smaller than what was negotiated.
     pub max_read: Option<u32>,
 }
@@ -46,6 +54,12 @@ impl Default for MountOptions {
             no_dev: false,
             no_exec: false,
             no_atime: false,
+            no_dir_atime: false,
+            strict_atime: false,
+            no_sym_follow: false,
+            lazy_time: false,
+            silent: false,
+            security: Vec::new(),
             sync: false,
             dir_sync: false,
             max_read: None,
@@ -74,19 +88,29 @@ pub enum MountError {
 }
 
 impl MountOptions {
-    fn flags(&self) -> MountFlags {
+    /// The flags that are set, with their names in `mount -o`.
+    fn named_flags(&self) -> impl Iterator<Item = (MountFlags, &'static str)> {
         [
-            (self.read_only, MountFlags::RDONLY),
-            (self.no_suid, MountFlags::NOSUID),
-            (self.no_dev, MountFlags::NODEV),
-            (self.no_exec, MountFlags::NOEXEC),
-            (self.no_atime, MountFlags::NOATIME),
-            (self.sync, MountFlags::SYNCHRONOUS),
-            (self.dir_sync, MountFlags::DIRSYNC),
+            (self.read_only, MountFlags::RDONLY, "ro"),
+            (self.no_suid, MountFlags::NOSUID, "nosuid"),
+            (self.no_dev, MountFlags::NODEV, "nodev"),
+            (self.no_exec, MountFlags::NOEXEC, "noexec"),
+            (self.no_atime, MountFlags::NOATIME, "noatime"),
+            (self.no_dir_atime, MountFlags::NODIRATIME, "nodiratime"),
+            (self.strict_atime, MountFlags::STRICTATIME, "strictatime"),
+            (self.no_sym_follow, MountFlags::NOSYMFOLLOW, "nosymfollow"),
+            (self.lazy_time, MountFlags::LAZYTIME, "lazytime"),
+            (self.silent, MountFlags::SILENT, "silent"),
+            (self.sync, MountFlags::SYNCHRONOUS, "sync"),
+            (self.dir_sync, MountFlags::DIRSYNC, "dirsync"),
         ]
         .into_iter()
-        .filter_map(|(asked, flag)| asked.then_some(flag))
-        .collect()
+        .filter_map(|(is_set, flag, name)| is_set.then_some((flag, name)))
+    }
+
+    /// The flags of `mount(2)`, also for a remount.
+    pub fn flags(&self) -> MountFlags {
+        self.named_flags().map(|(flag, _)| flag).collect()
     }
 
     /// Options that FUSE itself understands, each with a comma before it.
@@ -101,24 +125,21 @@ impl MountOptions {
         if let Some(size) = self.max_read {
             options.push_str(&format!(",max_read={size}"));
         }
+        for (name, value) in &self.security {
+            options.push_str(&format!(",{name}=\"{value}\""));
+        }
         options
     }
 
     /// The same wishes in the words of fusermount3.
     fn helper_options(&self, source: &str) -> String {
         let mut options = format!("fsname={},subtype={}", escaped(source), escaped(&self.subtype));
-        for (asked, word) in [
-            (self.read_only, ",ro"),
-            (self.no_suid, ",nosuid"),
-            (self.no_dev, ",nodev"),
-            (self.no_exec, ",noexec"),
-            (self.no_atime, ",noatime"),
-            (self.sync, ",sync"),
-            (self.dir_sync, ",dirsync"),
-        ] {
-            if asked {
-                options.push_str(word);
-            }
+        // The helper does not know these, and the file system does what they say without the kernel.
+        let unknown =
+            MountFlags::NODIRATIME | MountFlags::STRICTATIME | MountFlags::LAZYTIME | MountFlags::SILENT;
+        for (_, name) in self.named_flags().filter(|(flag, _)| !unknown.contains(*flag)) {
+            options.push(',');
+            options.push_str(name);
         }
         options + &self.fuse_options()
     }

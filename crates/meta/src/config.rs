@@ -24,6 +24,8 @@ pub struct Config {
     pub acknowledge: Acknowledge,
     pub read_only: bool,
     pub atime: Atime,
+    /// Listings do not change the access times of directories.
+    pub nodiratime: bool,
     /// Commit coalescing's watermarks, low and high, in operations; a high one of 1: each
     /// change is committed by itself, as in the paper's baseline.
     pub watermarks: (usize, usize),
@@ -65,6 +67,7 @@ impl Config {
             acknowledge,
             read_only,
             atime,
+            nodiratime: false,
             watermarks: Self::WATERMARKS,
             journal_capacity,
             cache_bytes,

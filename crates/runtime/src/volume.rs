@@ -102,6 +102,8 @@ pub struct OpenOptions {
     /// Then commits coalesce (carns III.C): from so many requests in the queue on they are put off, and until so many changes wait.
     pub watermarks: (usize, usize),
     pub atime: Atime,
+    /// Listings do not change the access times of directories.
+    pub nodiratime: bool,
     /// Bytes of memory to keep within, about.
     pub memory: u64,
     /// To be served: clients lose what they hold when they are silent for so many milliseconds.
@@ -137,6 +139,7 @@ impl Default for OpenOptions {
             sync: false,
             watermarks: Config::WATERMARKS,
             atime: Atime::Relative,
+            nodiratime: false,
             memory,
             session_ms: None,
             lease_ms: None,
@@ -174,6 +177,7 @@ impl Volume {
         let (store, mut journal) = LocalStore::open_with(dir, local)?;
         let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
         (config.read_only, config.atime) = (options.read_only, options.atime);
+        config.nodiratime = options.nodiratime;
         (config.session_ms, config.lease_ms) = (options.session_ms, options.lease_ms);
         (config.striping, config.policy) = (options.striping, options.policy);
         config.watermarks = options.watermarks;

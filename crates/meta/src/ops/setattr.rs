@@ -179,7 +179,7 @@ impl Meta {
     fn atime_is_due(&self, inode: &Inode, now: Time) -> bool {
         use crate::config::Atime;
         match self.config.atime {
-            _ if inode.is_bare() => false,
+            _ if inode.is_bare() || inode.is_dir() && self.config.nodiratime => false,
             Atime::Never => false,
             Atime::Always => true,
             Atime::Relative => inode.atime.is_old_access(inode.mtime.max(inode.ctime), now),

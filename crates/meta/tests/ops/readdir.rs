@@ -92,6 +92,18 @@ fn listing_is_an_access() {
 }
 
 #[test]
+fn listing_with_nodiratime_keeps_the_access_time() {
+    let fs = &mut Harness::with(Config { atime: Atime::Always, nodiratime: true, ..config() });
+    fill(fs);
+    let file = fs.file("file", b"read");
+    let before = (fs.attr("dir").atime, fs.attr("file").atime);
+    page(fs, "dir", 0, 5, false).unwrap();
+    fs.ask(Request::Read { ino: file, offset: 0, size: 4, noatime: false }).unwrap();
+    assert_eq!(fs.attr("dir").atime, before.0);
+    assert!(fs.attr("file").atime > before.1);
+}
+
+#[test]
 fn is_whole_under_faults() {
     for plus in [false, true] {
         under_faults(fill, |fs| {
