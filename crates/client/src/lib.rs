@@ -24,7 +24,7 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Home, Ino,
-    Lock, Name, NewNode, Opened, Reply, Request, SeekWhat, SetAttr, StreamIo, Time,
+    InodeFlags, Lock, Name, NewNode, Opened, Reply, Request, SeekWhat, SetAttr, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -467,6 +467,7 @@ impl Sighting {
             btime: none,
             streamed: false,
             bare: false,
+            flags: InodeFlags::empty(),
         };
         let (name_leased, attr_leased) = (false, false);
         Entry { attr, cacheable: false, name_leased, attr_leased, alone: false, home: Home::Table, proof: 0 }

@@ -3,8 +3,9 @@
 
 use espalier_client::{Ended, Link};
 use espalier_proto::{
-    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, Lock, LockKind, LockOwner,
-    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, StreamIo, Time, Welcome,
+    Access, Attr, Caller, Entry, Errno, FileType, FromClient, Held, Home, Ino, InodeFlags, Lock, LockKind,
+    LockOwner, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerMap, StreamIo, Time,
+    Welcome,
 };
 
 const HOME: Home = Home::Dentry { dir: Ino::ROOT, hash: 77 };
@@ -61,6 +62,7 @@ fn entry(ino: u64) -> Entry {
         btime: time,
         streamed: false,
         bare: true,
+        flags: InodeFlags::empty(),
     };
     Entry { attr, cacheable: true, name_leased: true, attr_leased: true, alone: false, home: HOME, proof: 5 }
 }

@@ -54,6 +54,7 @@ fn entry() -> Entry {
         btime,
         streamed,
         bare,
+        flags: espalier_proto::InodeFlags::empty(),
     };
     Entry {
         attr,

@@ -61,6 +61,7 @@ fn entry(ino: Ino) -> Entry {
         btime,
         streamed,
         bare,
+        flags: espalier_proto::InodeFlags::empty(),
     };
     Entry {
         attr,

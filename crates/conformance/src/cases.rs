@@ -61,6 +61,7 @@ table! {
         directory_group_of_outsider kept_for_root capabilities_cleared_by_write;
     permission: sticky_unlink supplementary_groups search_after_cached chmod_seen_at_once write_needs_write
         access_calls owner_only_calls traverse_only group_before_other root_overrides execute;
+    flags: immutable append_only directories set_at_once who_may_set no_access_time;
     times: nanoseconds now_and_omit range each_operation parent_directory chmod_and_chown relatime
         relatime_of_open_file read_and_write_order birth monotonic_enough;
     sparse: small_holes big_holes terabytes blocks_sane hole_then_write;

@@ -88,7 +88,8 @@ impl OpenOptions {
         access.set(Access::READ, self.read);
         access.set(Access::WRITE, self.write);
         let (kill_suid_gid, truncate) = (!session.caller().is_superuser(), self.truncate);
-        Ok(OpenHow { access, kill_suid_gid, truncate, sync: false, reads: Reads::Whole })
+        let how = OpenHow { access, kill_suid_gid, truncate, ..OpenHow::default() };
+        Ok(OpenHow { reads: Reads::Whole, ..how })
     }
 
     async fn open_once(&self, session: &Arc<Session>, path: &Path) -> Result<Handle, Errno> {

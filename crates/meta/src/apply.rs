@@ -7,7 +7,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, Ino, Name, Time};
+use espalier_proto::{Errno, Ino, InodeFlags, Name, Time};
 
 use crate::bare::Bare;
 use crate::event::{Change, Event};
@@ -61,8 +61,13 @@ impl State {
                 self.apply_exchange((*from_dir, from), (*to_dir, to), *time)?;
             }
             Event::SetAttr { ino, change } => {
-                self.inode(*ino)?;
+                let was_protected = self.inode(*ino)?.is_protected();
                 self.change(*ino, |inode| change.apply(inode));
+                if let Some(flags) = change.flags {
+                    let is_protected = flags.intersects(InodeFlags::PROTECTED);
+                    let others = self.protected.saturating_sub(u64::from(was_protected));
+                    self.protected = others + u64::from(is_protected);
+                }
             }
             Event::Write { ino, offset, data, kill_suid_gid, time } => {
                 self.strip(*ino)?;
@@ -202,12 +207,13 @@ impl State {
             Event::Heard { from, change } => self.apply_heard(*from, *change)?,
             Event::Counted { by } => self.apply_counted(*by),
             Event::Purge { ino } => {
-                self.inode(*ino)?;
+                let is_protected = self.inode(*ino)?.is_protected();
                 self.watched.remove(ino);
                 self.settle(*ino);
                 self.touch_inode(*ino);
                 self.drop_inode(*ino);
                 self.files = self.files.saturating_sub(1);
+                self.protected = self.protected.saturating_sub(u64::from(is_protected));
             }
         }
         event.bequeaths().into_iter().for_each(|dir| self.bequeath(dir));
@@ -485,6 +491,7 @@ impl Change {
         inode.atime = self.atime.unwrap_or(inode.atime);
         inode.mtime = self.mtime.unwrap_or(inode.mtime);
         inode.ctime = self.ctime.unwrap_or(inode.ctime);
+        inode.rare.flags = self.flags.unwrap_or(inode.rare.flags);
     }
 }
 

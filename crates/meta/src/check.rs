@@ -34,6 +34,7 @@ pub struct Check {
     tallies: BTreeMap<Rank, Tally>,
     striped: Map<Ino, Datafiles>,
     elsewhere: Elsewhere,
+    protected: u64,
     pub records: u64,
     pub files: u64,
     pub directories: u64,
@@ -86,6 +87,7 @@ impl Check {
             tallies: BTreeMap::new(),
             striped: Map::default(),
             elsewhere: Elsewhere::default(),
+            protected: 0,
             records: 0,
             files: 0,
             directories: 0,
@@ -191,6 +193,7 @@ impl Check {
         self.files += 1;
         self.recount.inode(inode, place & IN_TABLE != 0);
         self.directories += u64::from(inode.is_dir());
+        self.protected += u64::from(inode.is_protected());
         if !inode.fits() {
             self.find(Some(inode.ino), format!("is a {:?} with the body of something else", inode.kind));
         }
@@ -321,6 +324,13 @@ impl Check {
                 has_root = Ino(record.next_ino).rank() == Ino::ROOT.rank();
                 if record.files != self.files {
                     self.find(None, format!("{} inodes are counted, {} found", record.files, self.files));
+                }
+                if record.protected != self.protected {
+                    let (counted, found) = (record.protected, self.protected);
+                    self.find(
+                        None,
+                        format!("{counted} immutable and append-only inodes are counted, {found} found"),
+                    );
                 }
                 if let Some(last) = inos.last().filter(|last| last.0 >= record.next_ino) {
                     self.find(

@@ -50,7 +50,9 @@ impl Checkpoint {
         let watched = state.watched_places();
         let striped = state.striped.as_ref().map(|inos| inos.iter().copied().collect());
         let pool = state.pool.clone();
-        let record = Super { next_ino, files, sequence, journal: end.0, unsettled, watched, striped, pool };
+        let protected = state.protected;
+        let record =
+            Super { next_ino, files, protected, sequence, journal: end.0, unsettled, watched, striped, pool };
         self.goal = Some(Goal { sequence, trim: end, record, complete: false });
         self.next_piece(state)
     }

@@ -6,7 +6,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_policy::Policy;
-use espalier_proto::{ClientId, Ino, Layout, Name, Rank, RequestId, ServerId, Time};
+use espalier_proto::{ClientId, Ino, InodeFlags, Layout, Name, Rank, RequestId, ServerId, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::acl::Acl;
@@ -241,6 +241,7 @@ pub struct Change {
     pub atime: Option<Time>,
     pub mtime: Option<Time>,
     pub ctime: Option<Time>,
+    pub flags: Option<InodeFlags>,
 }
 
 impl Event {

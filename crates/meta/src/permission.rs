@@ -1,6 +1,6 @@
-//! Who may do what: POSIX permission bits, access control lists, sticky directories.
+//! Who may do what: POSIX permission bits, access control lists, sticky directories, immutable and append-only files.
 
-use espalier_proto::{Access, Errno, mode};
+use espalier_proto::{Access, Errno, FileType, InodeFlags, mode};
 
 use crate::machine::Cx;
 use crate::record::Inode;
@@ -9,7 +9,13 @@ use crate::step::{Step, Stop, Wait};
 impl Cx<'_> {
     /// `EACCES` unless the caller may do all of `want`. Who was allowed to truncate a file is not told afterwards that they were not.
     pub(crate) fn check(&self, inode: &Inode, want: Access) -> Step<()> {
-        if self.has_truncated() || self.may(inode, want)? { Ok(()) } else { Err(Errno::EACCES.into()) }
+        if self.has_truncated() {
+            return Ok(());
+        }
+        if want.contains(Access::WRITE) {
+            check_not(inode, InodeFlags::IMMUTABLE)?;
+        }
+        if self.may(inode, want)? { Ok(()) } else { Err(Errno::EACCES.into()) }
     }
 
     pub(crate) fn may(&self, inode: &Inode, want: Access) -> Step<bool> {
@@ -63,9 +69,31 @@ impl Cx<'_> {
         self.check(dir, Access::WRITE | Access::EXEC)
     }
 
-    /// In a sticky directory only the owner of the directory or of the entry may remove or rename it.
-    pub(crate) fn check_sticky(&self, dir: &Inode, victim: &Inode) -> Step<()> {
+    /// Whether an entry of a directory may be removed or renamed: not what is immutable or append-only, nor from an append-only directory;
+    /// and in a sticky directory only by the owner of the directory or of the entry.
+    pub(crate) fn check_removal(&self, dir: &Inode, victim: &Inode) -> Step<()> {
+        check_not(dir, InodeFlags::PROTECTED)?;
+        check_not(victim, InodeFlags::PROTECTED)?;
         if dir.perm & mode::STICKY != 0 && !self.is_owner(dir) && !self.is_owner(victim) {
+            return Err(Errno::EPERM.into());
+        }
+        Ok(())
+    }
+
+    /// Whether the caller may give an inode these flags: `EPERM` if not, `EOPNOTSUPP` for what has no room for them.
+    pub(crate) fn check_flags(&self, inode: &Inode, flags: InodeFlags) -> Step<()> {
+        let old = inode.rare.flags;
+        let has_flags = matches!(inode.kind, FileType::Regular | FileType::Directory) && !inode.is_bare();
+        if !has_flags {
+            return Err(Errno::EOPNOTSUPP.into());
+        }
+        let changed = old ^ flags;
+        let needs_superuser = changed.intersects(InodeFlags::PROTECTED);
+        if !self.is_owner(inode) || needs_superuser && !self.caller.is_superuser() {
+            return Err(Errno::EPERM.into());
+        }
+        // What stays immutable does not change.
+        if (old & flags).contains(InodeFlags::IMMUTABLE) && !changed.is_empty() {
             return Err(Errno::EPERM.into());
         }
         Ok(())
@@ -78,4 +106,9 @@ impl Cx<'_> {
         }
         Ok(perm)
     }
+}
+
+/// `EPERM` for an inode with one of these flags.
+pub(crate) fn check_not(inode: &Inode, flags: InodeFlags) -> Step<()> {
+    if inode.rare.flags.intersects(flags) { Err(Errno::EPERM.into()) } else { Ok(()) }
 }

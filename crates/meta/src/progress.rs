@@ -45,7 +45,10 @@ impl Walk {
     pub(crate) fn see(&mut self, state: &State, event: &Event) {
         let changes_rights = match event {
             Event::SetAttr { change, .. } => {
-                change.perm.is_some() || change.uid.is_some() || change.gid.is_some()
+                change.perm.is_some()
+                    || change.uid.is_some()
+                    || change.gid.is_some()
+                    || change.flags.is_some()
             }
             Event::Create { .. }
             | Event::CreateBare { .. }

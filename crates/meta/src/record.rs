@@ -6,7 +6,7 @@ use alloc::vec::Vec;
 use core::hash::Hasher;
 
 use espalier_policy::Policy;
-use espalier_proto::{Attr, FileType, Ino, Layout, Name, ObjectId, StreamStat, Time, mode};
+use espalier_proto::{Attr, FileType, Ino, InodeFlags, Layout, Name, ObjectId, StreamStat, Time, mode};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use siphasher::sip::SipHasher13;
@@ -51,6 +51,8 @@ pub struct Rare {
     pub policy: Option<Arc<Policy>>,
     /// Of what lies in a dentry: no more is kept of it than a name, a number and a place ([`Bare`]). No record of an inode says so.
     pub bare: bool,
+    /// Of a file or directory, as `chattr(1)` sets them.
+    pub flags: InodeFlags,
 }
 
 pub type Names = Box<Vec<(Ino, u32)>>;
@@ -61,11 +63,15 @@ enum StoredRare<N, P> {
     Nothing,
     Names(N),
     Policy(P, Option<N>),
+    Flags(InodeFlags, Option<P>, Option<N>),
 }
 
 impl Serialize for Rare {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let stored = match (&self.policy, &self.names) {
+            (policy, names) if !self.flags.is_empty() => {
+                StoredRare::Flags(self.flags, policy.as_ref(), names.as_ref())
+            }
             (None, None) => StoredRare::Nothing,
             (None, Some(names)) => StoredRare::Names(names),
             (Some(policy), names) => StoredRare::Policy(policy, names.as_ref()),
@@ -79,7 +85,8 @@ impl<'de> Deserialize<'de> for Rare {
         Ok(match StoredRare::<Names, Arc<Policy>>::deserialize(deserializer)? {
             StoredRare::Nothing => Self::default(),
             StoredRare::Names(names) => Self { names: Some(names), ..Self::default() },
-            StoredRare::Policy(policy, names) => Self { names, policy: Some(policy), bare: false },
+            StoredRare::Policy(policy, names) => Self { names, policy: Some(policy), ..Self::default() },
+            StoredRare::Flags(flags, policy, names) => Self { names, policy, bare: false, flags },
         })
     }
 }
@@ -141,6 +148,11 @@ impl Inode {
         self.rare.policy.as_deref().unwrap_or(&NONE)
     }
 
+    /// It is immutable or append-only.
+    pub(crate) fn is_protected(&self) -> bool {
+        self.rare.flags.intersects(InodeFlags::PROTECTED)
+    }
+
     pub(crate) fn has_entries(&self) -> bool {
         matches!(&self.body, Body::Directory(directory) if directory.entries > 0)
     }
@@ -190,6 +202,7 @@ impl Inode {
             btime: self.btime,
             streamed: self.is_streamed(),
             bare: !self.has_xattrs && self.acl.is_none() && self.default_acl.is_none(),
+            flags: self.rare.flags,
         };
         if self.is_bare() {
             // No other time is kept of it.
@@ -312,6 +325,8 @@ pub struct Super {
     pub next_ino: u64,
     /// Inodes in use.
     pub files: u64,
+    /// Those of them that are immutable or append-only.
+    pub protected: u64,
     /// Events that the tables contain: all up to and including this one.
     pub sequence: u64,
     /// Where in the journal to look for the events that follow; frames there may repeat older ones.
@@ -423,6 +438,8 @@ mod tests {
             rare = Rare { names, ..Rare::default() };
             assert_eq!(decode(&encode(&rare)), Ok(rare.clone()));
             rare.policy = Some(Arc::new(policy.clone()));
+            assert_eq!(decode(&encode(&rare)), Ok(rare.clone()));
+            rare.flags = InodeFlags::IMMUTABLE | InodeFlags::NODUMP;
             assert_eq!(decode(&encode(&rare)), Ok(rare.clone()));
         }
     }

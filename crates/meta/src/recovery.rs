@@ -54,6 +54,7 @@ impl Format {
         let first = Super {
             next_ino,
             files: 1,
+            protected: 0,
             sequence: 0,
             journal: 0,
             unsettled,
@@ -71,6 +72,7 @@ impl Format {
         let first = Super {
             next_ino,
             files: 0,
+            protected: 0,
             sequence: 0,
             journal: 0,
             unsettled,
@@ -129,6 +131,7 @@ impl Recovery {
             Super::parse(super_value).ok_or_else(|| damaged("the tables' first record is damaged"))?;
         let mut state = State::new(config.hash_key);
         (state.next_ino, state.files, state.sequence) = (record.next_ino, record.files, record.sequence);
+        state.protected = record.protected;
         state.unsettled = record.unsettled.into_iter().collect();
         state.striped = record.striped.map(|inos| inos.into_iter().collect());
         state.pool = record.pool;

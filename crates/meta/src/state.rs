@@ -190,6 +190,8 @@ pub(crate) struct State {
     /// Numbers below `next_ino` that are set aside (`pool.rs`).
     pub pool: Vec<Batch>,
     pub files: u64,
+    /// Inodes that are immutable or append-only.
+    pub protected: u64,
     /// The sequence number of the last event applied.
     pub sequence: u64,
     /// Files that have been unstuffed, whose streams the store may still hold for new ([`StreamCall::Settle`]).
@@ -243,6 +245,7 @@ impl State {
             reserved: 0,
             pool: Vec::new(),
             files: 0,
+            protected: 0,
             sequence: 0,
             unsettled: BTreeSet::new(),
             striped: None,

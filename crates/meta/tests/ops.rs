@@ -8,6 +8,7 @@ mod copy_tree;
 mod create;
 mod delegate;
 mod extend;
+mod flags;
 mod forget;
 mod fsync;
 mod getattr;

@@ -243,6 +243,42 @@ fn in_a_sticky_directory_others_take_no_names_of_what_is_elsewhere() {
 
 /// Also if it becomes so while they are about to.
 #[test]
+fn what_is_immutable_or_append_only_keeps_its_names_at_other_ranks() {
+    let mut fs = Ranks::new(2);
+    let near = fs.mkdir_at(0, Ino::ROOT, "near", 0o755);
+    let far = fs.mkdir_at(1, Ino::ROOT, "far", 0o755);
+    let file = fs.create_as(&ROOT_CALLER, far, "file", NewNode::Regular, 0o644);
+    fs.create_as(&ROOT_CALLER, near, "other", NewNode::Regular, 0o644);
+    let link = |fs: &mut Ranks, to| fs.ask(Request::Link { ino: file, dir: near, name: name(to) });
+    let unlink = |fs: &mut Ranks, file| fs.ask(Request::Unlink { dir: near, name: name(file), time: None });
+    let set = |fs: &mut Ranks, ino, flags| {
+        let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
+        fs.ask(Request::SetAttr { ino, set }).unwrap();
+    };
+    let (none, refused) = (InodeFlags::empty(), Err(Errno::EPERM));
+    link(&mut fs, "name").unwrap();
+    for flags in [InodeFlags::IMMUTABLE, InodeFlags::APPEND] {
+        set(&mut fs, file, flags);
+        assert_eq!(link(&mut fs, "second"), refused);
+        assert_eq!(unlink(&mut fs, "name"), refused);
+        assert_eq!(fs.rename((far, "file"), (near, "moved")), refused);
+        assert_eq!(fs.rename((near, "other"), (far, "file")), refused);
+        set(&mut fs, file, none);
+        // A directory whose entry is at the other rank.
+        set(&mut fs, near, flags);
+        assert_eq!(unlink(&mut fs, "name"), refused);
+        assert_eq!(fs.rename((near, "name"), (far, "moved")), refused);
+        set(&mut fs, near, none);
+        set(&mut fs, far, flags);
+        assert_eq!(fs.rename((far, "file"), (near, "moved")), refused);
+        let is_immutable = flags == InodeFlags::IMMUTABLE;
+        assert_eq!(fs.rename((near, "other"), (far, "new")).is_err(), is_immutable);
+        set(&mut fs, far, none);
+    }
+    assert!(unlink(&mut fs, "name").is_ok());
+}
+
+#[test]
 fn a_directory_that_becomes_sticky_while_a_name_of_it_is_moved_away_keeps_it() {
     for flags in [RenameFlags::empty(), RenameFlags::EXCHANGE] {
         let fs = &mut Ranks::new(2);

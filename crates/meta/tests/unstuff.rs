@@ -14,6 +14,7 @@ const LARGE: SetAttr = SetAttr {
     ctime: None,
     kill_suid_gid: false,
     through_handle: false,
+    flags: None,
 };
 
 /// Outgrows the strip, makes that durable but not the stream, and loses power. Gives what the file then begins with.

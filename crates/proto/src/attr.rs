@@ -1,3 +1,4 @@
+use bitflags::bitflags;
 use serde::{Deserialize, Serialize};
 
 use crate::{Ino, StreamStat, Time};
@@ -11,6 +12,24 @@ pub mod mode {
     pub const PERMISSIONS: u32 = 0o7777;
     pub const GROUP_EXEC: u32 = 0o010;
     pub const ANY_EXEC: u32 = 0o111;
+}
+
+bitflags! {
+    /// The flags of a file or directory that `chattr(1)` sets, with Linux's numbers (`FS_*_FL`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+    pub struct InodeFlags: u32 {
+        /// Nothing about it changes; in a directory no name is made or removed.
+        const IMMUTABLE = 0x10;
+        /// Bytes are added at its end only; in a directory names are made and never removed.
+        const APPEND = 0x20;
+        /// `dump(8)` leaves it out.
+        const NODUMP = 0x40;
+        /// Its access time stays.
+        const NOATIME = 0x80;
+
+        /// With one of these it keeps its names and its attributes.
+        const PROTECTED = Self::IMMUTABLE.bits() | Self::APPEND.bits();
+    }
 }
 
 /// The kind of thing an inode is.
@@ -77,6 +96,7 @@ pub struct Attr {
     pub streamed: bool,
     /// It has neither extended attributes nor access control lists.
     pub bare: bool,
+    pub flags: InodeFlags,
 }
 
 impl Attr {
@@ -108,6 +128,7 @@ pub struct SetAttr {
     pub atime: Option<SetTime>,
     pub mtime: Option<SetTime>,
     pub ctime: Option<Time>,
+    pub flags: Option<InodeFlags>,
     /// The change takes the set-id bits away, as a truncation or a change of owner by others than root does.
     pub kill_suid_gid: bool,
     /// The size is changed through an open file, so write permission was checked when it was opened.

@@ -1,8 +1,8 @@
 //! What no client asks for that means well: requests come from other machines, too.
 
 use crate::{
-    Access, AllocateMode, CopyTree, Early, Errno, Ino, NewNode, Rank, RenameFlags, Request, StreamIo, Time,
-    mode,
+    Access, AllocateMode, CopyTree, Early, Errno, Ino, InodeFlags, NewNode, Rank, RenameFlags, Request,
+    StreamIo, Time, mode,
 };
 
 /// The kernel asks for no more at once, and no less is enough for anybody.
@@ -50,7 +50,11 @@ impl Request {
                 require(!target.is_empty() && !target.contains(&0), Errno::EINVAL)
             }
             Self::TmpFile { perm: bits, .. } => perm(*bits),
-            Self::SetAttr { set, .. } => set.perm.map_or(Ok(()), perm),
+            Self::SetAttr { set, .. } => {
+                set.perm.map_or(Ok(()), perm)?;
+                let is_known = set.flags.is_none_or(|flags| InodeFlags::all().contains(flags));
+                require(is_known, Errno::EOPNOTSUPP)
+            }
             Self::Rename { flags, .. } => {
                 require(RenameFlags::from_bits(flags.bits()).is_some(), Errno::EINVAL)
             }

@@ -21,7 +21,7 @@ mod object;
 mod time;
 mod wire;
 
-pub use attr::{Attr, FileType, SetAttr, SetTime, mode};
+pub use attr::{Attr, FileType, InodeFlags, SetAttr, SetTime, mode};
 pub use capability::{Capability, Delegation};
 pub use data::{DataReply, DataRequest, FromData, ToData};
 pub use errno::Errno;

@@ -351,6 +351,8 @@ pub struct OpenHow {
     pub truncate: bool,
     /// What is written through it is to be durable before that is answered.
     pub sync: bool,
+    /// What is written through it goes to the end of the file.
+    pub append: bool,
     pub reads: Reads,
 }
 

@@ -1,6 +1,7 @@
 //! The FUSE door: turns the kernel's requests into calls; what comes of them, `answer.rs` puts into the kernel's replies.
 
 mod answer;
+mod flags;
 mod locks;
 mod openings;
 mod overlap;
@@ -137,6 +138,7 @@ enum Form {
     Removing(Ino),
     Copying(CopyKey),
     StatX,
+    Flags(Ino, flags::Shape),
     Copy,
     /// A listing of a directory: the offset, the room, and whether with attributes.
     Listing {
@@ -413,7 +415,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 let (from_offset, to, to_offset) = (offset_in, Ino(node_out), offset_out);
                 Ok((Call::Copy { from: ino, from_offset, to, to_offset, length }, Form::Copy))
             }
-            Op::Ioctl { .. } => Err(Errno::ENOTTY),
+            Op::Ioctl { command, data, .. } => flags::call(ino, command, data),
             Op::GetLk(ref lock) if self.calls.door().shares_locks => {
                 match self.calls.door().lock_request(ino, lock, None)? {
                     Request::Lock { ino, lock, .. } => plain(Request::TestLock { ino, lock }),
@@ -553,7 +555,8 @@ fn open_how(flags: u32, kill_suid_gid: bool) -> OpenHow {
     let sync = flags & O_DSYNC != 0 && access.contains(Access::WRITE);
     // What is read without being an access is asked for.
     let reads = if flags & O_NOATIME != 0 { Reads::Server } else { Reads::Whole };
-    OpenHow { access, kill_suid_gid, truncate: flags & O_TRUNC != 0, sync, reads }
+    let (truncate, append) = (flags & O_TRUNC != 0, flags & O_APPEND != 0);
+    OpenHow { access, kill_suid_gid, truncate, sync, append, reads }
 }
 
 fn set_attr(set: &fuse::SetAttr) -> SetAttr {
@@ -569,6 +572,7 @@ fn set_attr(set: &fuse::SetAttr) -> SetAttr {
         atime: set.atime.map(set_time),
         mtime: set.mtime.map(set_time),
         ctime: set.ctime.map(|(secs, nanos)| Time::new(secs, nanos)),
+        flags: None,
         kill_suid_gid: set.kill_suid_gid,
         through_handle: set.handle.is_some(),
     }

@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Entry, FileType, Home, Ino, Name, Time, mode};
+use espalier_proto::{Attr, Entry, FileType, Home, Ino, InodeFlags, Name, Time, mode};
 use hashbrown::{HashMap, HashSet};
 use rustc_hash::FxBuildHasher;
 
@@ -312,5 +312,6 @@ pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), ti
         btime: time,
         streamed: false,
         bare: true,
+        flags: InodeFlags::empty(),
     }
 }

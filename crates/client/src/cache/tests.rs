@@ -15,7 +15,24 @@ pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
     let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
     let (atime, mtime, ctime, btime) = (time, time, time, time);
     let (streamed, bare) = (false, true);
-    Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare }
+    Attr {
+        ino,
+        kind,
+        perm,
+        nlink,
+        uid,
+        gid,
+        rdev,
+        size,
+        blocks,
+        atime,
+        mtime,
+        ctime,
+        btime,
+        streamed,
+        bare,
+        flags: espalier_proto::InodeFlags::empty(),
+    }
 }
 
 fn entry(ino: u64, size: u64) -> Answer {

@@ -9,8 +9,8 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Caller, END, Errno, FileType, FromClient, Ino, Name, NewNode, OpenHow, Opened, Rank, Reads,
-    Reply, Request, RequestId, Time, Touched, mode,
+    Access, Caller, END, Errno, FileType, FromClient, Ino, InodeFlags, Name, NewNode, OpenHow, Opened, Rank,
+    Reads, Reply, Request, RequestId, Time, Touched, mode,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -269,7 +269,7 @@ impl<T> Sessions<T> {
                 let owners = [0, attr.uid, parent.uid];
                 let may = parent.perm & mode::STICKY == 0 || owners.contains(&asked.caller.uid);
                 let is_used = self.client.files.contains_key(&attr.ino) || self.cache.is_early(attr.ino);
-                if !is_plain || !may || is_used {
+                if !is_plain || !may || is_used || !attr.flags.is_empty() {
                     return None;
                 }
                 self.cache.remove_early(dir, name, &attr, time);
@@ -296,7 +296,10 @@ impl<T> Sessions<T> {
         let Call::Write { ino, offset, data, kill_suid_gid } = &asked.call else { return None };
         let (ino, rank) = (*ino, ino.rank());
         let dir = *self.early.open.get(&ino)?;
-        let attr = self.cache.alone_writing(dir, ino, now).filter(|attr| !attr.streamed)?;
+        let attr = self.cache.alone_writing(dir, ino, now)?;
+        if attr.streamed || !attr.flags.is_empty() {
+            return None;
+        }
         let time = self.may_tell(now, rank)?;
         let start = if *offset == END { attr.size } else { *offset };
         let end = start.checked_add(data.len() as u64)?;
@@ -329,7 +332,9 @@ impl<T> Sessions<T> {
         }
         // As the server sees it (relatime).
         let counts = self.early.supplies.get(&ino.rank()).is_some_and(|supply| supply.accesses);
-        let accessed = counts && attr.atime.is_old_access(attr.mtime.max(attr.ctime), time);
+        let accessed = counts
+            && !attr.flags.contains(InodeFlags::NOATIME)
+            && attr.atime.is_old_access(attr.mtime.max(attr.ctime), time);
         if !self.open_quietly(ino, &asked.caller, accessed.then_some(time)) {
             self.tell_opening(now, asked.call_id, ino, asked.caller.clone());
             if accessed {

@@ -22,12 +22,13 @@ pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_sai
         _ if caller.gid == attr.gid && (as_said || caller.gid != 0) => allows(3),
         _ => allows(3) && allows(0),
     };
-    attr.bare && by_class
+    let is_free = attr.flags.is_empty() || !access.contains(Access::WRITE);
+    attr.bare && by_class && is_free
 }
 
 #[cfg(test)]
 mod tests {
-    use espalier_proto::{FileType, Time};
+    use espalier_proto::{FileType, InodeFlags, Time};
 
     use super::*;
     use crate::cache::new_inode;
@@ -39,6 +40,8 @@ mod tests {
             let caller = Caller { uid: caller.0, gid: caller.1, pid: 1, groups: None };
             let certainly = certainly_may(&attr, &caller, Access::READ, as_said);
             assert!(!certainly_may(&Attr { bare: false, ..attr }, &caller, Access::READ, as_said));
+            let immutable = Attr { flags: InodeFlags::IMMUTABLE, perm: 0o777, ..attr };
+            assert!(!certainly_may(&immutable, &caller, Access::WRITE, as_said));
             certainly
         };
         assert!(read(0o400, 5, 6, (5, 7), false), "the owner");

@@ -49,7 +49,7 @@ pub fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
     let (perm, nlink, uid, gid, rdev) = (0o755, 1, 0, 0, 0);
     let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
     #[rustfmt::skip]
-    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare };
+    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare, flags: espalier_proto::InodeFlags::empty() };
     attr
 }
 

@@ -1,7 +1,8 @@
-use espalier_proto::{AllocateMode, Errno, Ino, Reply};
+use espalier_proto::{AllocateMode, Errno, Ino, InodeFlags, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::record::Body;
 use crate::step::Step;
 
@@ -22,7 +23,9 @@ impl Meta {
         } else {
             self.growable()?;
         }
-        let old = match self.state.inode(ino)?.body {
+        let inode = self.state.inode(ino)?;
+        check_not(inode, fixed_by(mode))?;
+        let old = match inode.body {
             Body::Stuffed { size, .. } => size,
             Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
@@ -49,4 +52,10 @@ impl Meta {
         }
         Ok(Reply::Done)
     }
+}
+
+/// The flags of a file on which `fallocate` does not do that. Room behind the end of an append-only file is no change of it.
+pub(crate) fn fixed_by(mode: AllocateMode) -> InodeFlags {
+    let only_adds = AllocateMode::KEEP_SIZE.contains(mode);
+    if only_adds { InodeFlags::IMMUTABLE } else { InodeFlags::PROTECTED }
 }

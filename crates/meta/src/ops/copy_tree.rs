@@ -2,10 +2,13 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
-use espalier_proto::{Access, Copied, CopyLevel, CopyTree, Errno, FileType, Ino, Name, NewNode, Reply, mode};
+use espalier_proto::{
+    Access, Copied, CopyLevel, CopyTree, Errno, FileType, Ino, InodeFlags, Name, NewNode, Reply, mode,
+};
 
 use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::progress::Progress;
 use crate::record::{Body, Inode, Xattrs};
 use crate::state::Home;
@@ -222,6 +225,7 @@ impl Meta {
         };
         change.perm = (perm != to.perm).then_some(perm);
         if change != Change::default() {
+            check_not(to, InodeFlags::PROTECTED)?;
             change.ctime = Some(cx.now);
             self.commit(cx, &Event::SetAttr { ino: level.to, change })?;
             self.note_changed(copied, level.to);

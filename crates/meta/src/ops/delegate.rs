@@ -1,16 +1,21 @@
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 
-use espalier_proto::{Access, Errno, Ino, Reply};
+use espalier_proto::{Access, Errno, Ino, InodeFlags, Reply};
 
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::step::{Step, Stop, Wait};
 
 impl Meta {
     /// A client is about to read or write the bytes of a file that it has open, without the machine. What else a write would need
     /// ([`Self::extend`]) is done here, once: as long as it may write nobody else caches anything of the file.
     pub(crate) fn delegate(&mut self, cx: &mut Cx<'_>, ino: Ino, access: Access) -> Step<Reply> {
-        let Some(layout) = self.state.inode(ino)?.layout().map(Arc::clone) else {
+        let inode = self.state.inode(ino)?;
+        if access.contains(Access::WRITE) {
+            check_not(inode, InodeFlags::IMMUTABLE)?;
+        }
+        let Some(layout) = inode.layout().map(Arc::clone) else {
             return Ok(Reply::Delegated(None));
         };
         if access.contains(Access::EXEC) && !self.state.cached(ino)?.nameless {

@@ -1,10 +1,12 @@
 use alloc::vec::Vec;
 
-use espalier_proto::{END, Errno, Ino, Reply, Request, StreamIo};
+use espalier_proto::{END, Errno, Ino, InodeFlags, Reply, Request, StreamIo};
 
 use crate::event::Event;
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
+use crate::ops::allocate::fixed_by;
+use crate::permission::check_not;
 use crate::state::Watched;
 use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
 
@@ -19,7 +21,9 @@ impl Meta {
         length: u64,
         from: Option<(Ino, u64)>,
     ) -> Step<Reply> {
-        if self.state.inode(ino)?.layout().is_some() {
+        let inode = self.state.inode(ino)?;
+        check_not(inode, InodeFlags::IMMUTABLE)?;
+        if inode.layout().is_some() {
             // Who has just made it has not opened it.
             self.watch(cx, ino)?;
         }
@@ -51,6 +55,9 @@ impl Meta {
     pub(crate) fn place(&mut self, cx: &mut Cx<'_>, io: &StreamIo, length: u64) -> Step<Reply> {
         if let StreamIo::Copy { from, .. } = io {
             self.state.inode(*from)?;
+        }
+        if let StreamIo::Allocate { ino, mode, .. } = io {
+            check_not(self.state.inode(*ino)?, fixed_by(*mode))?;
         }
         let Some(Request::Extend { ino, offset, length, from, .. }) = io.extends(length) else {
             return self.state.inode(io.ino()).map(|_| Reply::Done);

@@ -1,7 +1,8 @@
-use espalier_proto::{Access, Errno, Ino, Name, Reply};
+use espalier_proto::{Access, Errno, Ino, InodeFlags, Name, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::step::Step;
 
 impl Meta {
@@ -28,6 +29,7 @@ impl Meta {
         if inode.is_dir() {
             return Err(Errno::EPERM.into());
         }
+        check_not(inode, InodeFlags::PROTECTED)?;
         self.check_not_bare(ino)?;
         if inode.nlink == u32::MAX {
             return Err(Errno::EMLINK.into());

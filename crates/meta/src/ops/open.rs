@@ -1,10 +1,11 @@
 use alloc::vec::Vec;
 
-use espalier_proto::{Access, Errno, FileType, Ino, OpenHow, Opened, Reads, Reply};
+use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, OpenHow, Opened, Reads, Reply};
 
 use crate::config::Atime;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::record::Body;
 use crate::session::Proven;
 use crate::step::{Step, Stop, StreamCall};
@@ -43,6 +44,9 @@ impl Meta {
             return Err(Errno::ESTALE.into());
         }
         cx.check(inode, how.access)?;
+        if how.access.contains(Access::WRITE) && (how.truncate || !how.append) {
+            check_not(inode, InodeFlags::APPEND)?;
+        }
         let (is_file, streamed) = (inode.kind == FileType::Regular, inode.is_streamed());
         if how.access.contains(Access::WRITE) && is_file && self.config.read_only {
             return Err(Errno::EROFS.into());

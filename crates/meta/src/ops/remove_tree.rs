@@ -29,7 +29,7 @@ impl Meta {
         if has_entries && self.state.trash.len() >= Self::MAX_TRASH {
             return Err(Stop::Wait(Wait::Room));
         }
-        if has_entries && !cx.caller.is_superuser() {
+        if has_entries && (!cx.caller.is_superuser() || self.state.protected > 0) {
             self.check_below(cx, dir)?;
         }
         self.commit(cx, &Event::Unlink { dir: parent, name: name.clone(), time: cx.now })?;
@@ -79,16 +79,16 @@ impl Meta {
                 cx.check(inode, Access::READ | Access::WRITE | Access::EXEC)?;
             }
             let found = self.entries_after(cx, dir, after)?;
-            let is_sticky = inode.perm & mode::STICKY != 0 && !cx.is_owner(inode);
+            let is_bound = inode.perm & mode::STICKY != 0 && !cx.is_owner(inode) || self.state.protected > 0;
             let mut below = Vec::new();
             for (_, target) in &found {
                 match target {
                     Target::Primary(ino) => {
                         let entry = self.state.inode(*ino)?;
-                        cx.check_sticky(inode, entry)?;
+                        cx.check_removal(inode, entry)?;
                         below.extend(entry.has_entries().then_some((*ino, 0)));
                     }
-                    Target::Remote(ino, _) if is_sticky => cx.check_sticky(inode, self.state.inode(*ino)?)?,
+                    Target::Remote(ino, _) if is_bound => cx.check_removal(inode, self.state.inode(*ino)?)?,
                     Target::Remote(..) | Target::Absent => {}
                 }
             }

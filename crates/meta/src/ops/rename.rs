@@ -52,7 +52,7 @@ impl Meta {
             Some(_) if flags.contains(RenameFlags::NOREPLACE) => return Err(Errno::EEXIST.into()),
             Some(target) if target.ino == inode.ino => return Ok(Reply::Done),
             Some(target) if exchange => {
-                cx.check_sticky(to_dir, target)?;
+                cx.check_removal(to_dir, target)?;
                 self.check_moved(cx, target, to_dir, from_dir)?;
                 if from.0 != to.0 {
                     let (weight, target_weight) = (inode.weight(), target.weight());
@@ -67,7 +67,7 @@ impl Meta {
                 return Ok(Reply::Done);
             }
             Some(target) => {
-                cx.check_sticky(to_dir, target)?;
+                cx.check_removal(to_dir, target)?;
                 if inode.is_dir() {
                     check_empty(target)?;
                 } else if target.is_dir() {

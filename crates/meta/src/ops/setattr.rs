@@ -1,7 +1,8 @@
-use espalier_proto::{Access, Errno, FileType, Ino, Reply, SetAttr, SetTime, Time, mode};
+use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, Reply, SetAttr, SetTime, Time, mode};
 
 use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::record::Inode;
 use crate::step::{Step, Stop, StreamCall};
 use crate::task::told_time;
@@ -61,6 +62,11 @@ impl Meta {
 fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
     let mut change = Change::default();
     let owner = cx.is_owner(inode);
+    check_protected(inode, set)?;
+    if let Some(flags) = set.flags {
+        cx.check_flags(inode, flags)?;
+        change.flags = Some(flags);
+    }
     if let Some(perm) = set.perm {
         if !owner {
             return Err(Errno::EPERM.into());
@@ -106,6 +112,33 @@ fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
         change.ctime = Some(cx.now);
     }
     Ok(change)
+}
+
+/// What is immutable keeps all attributes, and what is append-only all but its times, which may be set to the present.
+fn check_protected(inode: &Inode, set: &SetAttr) -> Step<()> {
+    let SetAttr {
+        flags: _,
+        through_handle: _,
+        ctime: _,
+        kill_suid_gid: _,
+        perm,
+        uid,
+        gid,
+        size,
+        atime,
+        mtime,
+    } = *set;
+    let changes = perm.or(uid).or(gid).is_some() || size.is_some();
+    let times = [atime, mtime];
+    let sets_times = times.iter().any(Option::is_some);
+    let touches = times.iter().all(|time| *time == Some(SetTime::Now));
+    if changes || sets_times && !touches {
+        check_not(inode, InodeFlags::PROTECTED)
+    } else if sets_times {
+        check_not(inode, InodeFlags::IMMUTABLE)
+    } else {
+        Ok(())
+    }
 }
 
 impl Meta {
@@ -180,6 +213,7 @@ impl Meta {
         use crate::config::Atime;
         match self.config.atime {
             _ if inode.is_bare() || inode.is_dir() && self.config.nodiratime => false,
+            _ if inode.rare.flags.contains(InodeFlags::NOATIME) => false,
             Atime::Never => false,
             Atime::Always => true,
             Atime::Relative => inode.atime.is_old_access(inode.mtime.max(inode.ctime), now),

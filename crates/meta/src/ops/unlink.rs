@@ -31,7 +31,7 @@ impl Meta {
         let ino = self.state.target(dir, &self.state.slot(name))?.ino().ok_or(Errno::ENOENT)?;
         cx.check_change(parent)?;
         let inode = self.state.inode(ino)?;
-        cx.check_sticky(parent, inode)?;
+        cx.check_removal(parent, inode)?;
         Ok(inode)
     }
 

@@ -1,10 +1,11 @@
 use core::mem::take;
 
 use bytes::Bytes;
-use espalier_proto::{Access, END, Errno, Ino, Reply};
+use espalier_proto::{Access, END, Errno, Ino, InodeFlags, Reply};
 
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::record::Body;
 use crate::step::Step;
 use crate::trash::ITSELF;
@@ -29,7 +30,9 @@ impl Meta {
             return self.append_to_stream(cx, ino, data);
         }
         self.growable()?;
-        let size = match self.state.inode(ino)?.body {
+        let inode = self.state.inode(ino)?;
+        check_not(inode, InodeFlags::IMMUTABLE)?;
+        let size = match inode.body {
             Body::Stuffed { size, .. } => size,
             Body::Streamed { .. } | Body::Striped { .. } => return self.write_elsewhere(cx, ino, offset),
             _ => return Err(Errno::EINVAL.into()),

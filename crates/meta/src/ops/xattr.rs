@@ -4,13 +4,14 @@ use alloc::boxed::Box;
 use alloc::vec::Vec;
 
 use espalier_policy::PREFIX;
-use espalier_proto::{Access, Errno, FileType, Ino, Reply, XattrMode, mode};
+use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, Reply, XattrMode, mode};
 
 use super::policy::{self, Wish};
 use super::usage::Virtual;
 use crate::acl::Acl;
 use crate::event::Event;
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::record::Inode;
 use crate::step::Step;
 
@@ -84,6 +85,7 @@ impl Meta {
         kill_sgid: bool,
     ) -> Step<Reply> {
         self.growable()?;
+        check_not(self.state.inode(ino)?, InodeFlags::PROTECTED)?;
         if matches!(name, ACCESS_ACL | DEFAULT_ACL) {
             // An empty list of entries removes it, as `setfacl -k` and -b have it.
             let acl = (value.len() > 4).then(|| Acl::parse(value).ok_or(Errno::EINVAL)).transpose()?;
@@ -139,6 +141,7 @@ impl Meta {
 
     pub(crate) fn removexattr(&mut self, cx: &mut Cx<'_>, ino: Ino, name: &[u8]) -> Step<Reply> {
         self.writable()?;
+        check_not(self.state.inode(ino)?, InodeFlags::PROTECTED)?;
         if let Some(which) = Virtual::of(name) {
             return self.set_virtual(cx, ino, which, None, XattrMode::Replace);
         }

@@ -3,7 +3,9 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Access, Caller, Errno, FileType, Ino, Name, Rank, Reply, Request, RequestId, mode};
+use espalier_proto::{
+    Access, Caller, Errno, FileType, Ino, InodeFlags, Name, Rank, Reply, Request, RequestId, mode,
+};
 
 use super::agree::nameless;
 use super::edit::{Edit, Part};
@@ -13,6 +15,7 @@ use crate::event::Event;
 use crate::machine::{Cx, Meta};
 use crate::ops::rmdir::check_empty;
 use crate::outbox::{Now, Outbox};
+use crate::permission::check_not;
 use crate::record::{Body, Inode};
 use crate::state::{Cached, Home, Target};
 use crate::step::{Step, Stop, StreamCall, Wait};
@@ -254,6 +257,7 @@ impl Meta {
                 if cached.inode.is_dir() || cached.inode.is_bare() {
                     return Err(Errno::EPERM.into());
                 }
+                check_not(&cached.inode, InodeFlags::PROTECTED)?;
                 if cached.inode.nlink == 0 && !cached.nameless {
                     return Err(Errno::ENOENT.into());
                 }
@@ -262,13 +266,13 @@ impl Meta {
             Edit::Unlink { ino, dir, owner } => {
                 let cached = self.state.cached(*ino)?;
                 is_named(cached, *dir)?;
-                is_owned(&cached.inode, *owner)?;
+                check_taken(&cached.inode, *owner)?;
                 if cached.inode.is_dir() { check_empty(&cached.inode) } else { Ok(()) }
             }
             Edit::Move { ino, from, to, owner, replaces } => {
                 let cached = self.state.cached(*ino)?;
                 is_named(cached, *from)?;
-                is_owned(&cached.inode, *owner)?;
+                check_taken(&cached.inode, *owner)?;
                 if cached.inode.is_dir() && from != to {
                     // Its `..` changes.
                     cx.check(&cached.inode, Access::WRITE)?;
@@ -281,6 +285,7 @@ impl Meta {
             }
             Edit::TakeName { dir, name, ino, sticky, .. } => {
                 self.check_dir(cx, *dir)?;
+                check_not(self.state.dir(*dir)?, InodeFlags::APPEND)?;
                 let target = self.state.target(*dir, &self.state.slot(name))?.ino();
                 let is_as_found =
                     target == Some(*ino) && cx.is_bound_by_sticky(self.state.dir(*dir)?) == *sticky;
@@ -346,7 +351,9 @@ fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
     if is_named { Ok(()) } else { Err(CHANGED) }
 }
 
-fn is_owned(inode: &Inode, owner: Option<u32>) -> Step<()> {
+/// A name of an inode may be taken: by its owner alone, if that is given.
+fn check_taken(inode: &Inode, owner: Option<u32>) -> Step<()> {
+    check_not(inode, InodeFlags::PROTECTED)?;
     match owner {
         Some(uid) if inode.uid != uid => Err(Errno::EPERM.into()),
         _ => Ok(()),

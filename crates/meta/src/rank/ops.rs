@@ -3,11 +3,14 @@
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-use espalier_proto::{Errno, FileType, Ino, Name, NewNode, OpenHow, Rank, RenameFlags, Reply, Time};
+use espalier_proto::{
+    Errno, FileType, Ino, InodeFlags, Name, NewNode, OpenHow, Rank, RenameFlags, Reply, Time,
+};
 
 use super::edit::Edit;
 use super::message::{Answer, Question};
 use crate::machine::{Cx, Meta};
+use crate::permission::check_not;
 use crate::record::Inode;
 use crate::state::Target;
 use crate::step::{Step, Stop};
@@ -110,6 +113,7 @@ impl Meta {
         self.writable()?;
         let parent = self.state.dir(dir)?;
         cx.check_change(parent)?;
+        check_not(parent, InodeFlags::APPEND)?;
         let sticky = cx.is_bound_by_sticky(parent);
         let owner = sticky.then_some(cx.caller.uid);
         let take = [Edit::TakeName { dir, name: name.clone(), ino, kind, sticky }];

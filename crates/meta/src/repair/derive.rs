@@ -212,6 +212,7 @@ impl Tree {
         let none = Super {
             next_ino: 0,
             files: 0,
+            protected: 0,
             sequence: 0,
             journal: 0,
             unsettled: Vec::new(),
@@ -221,6 +222,7 @@ impl Tree {
         };
         let mut record = old.unwrap_or(none);
         (record.next_ino, record.files) = (self.next_ino, self.nodes.len() as u64);
+        record.protected = self.nodes.values().filter(|node| node.inode.is_protected()).count() as u64;
         record.unsettled.retain(|ino| self.nodes.get(ino).is_some_and(|node| node.inode.is_streamed()));
         record.watched.retain(|(ino, place)| {
             let node = self.nodes.get(ino).filter(|node| node.inode.is_streamed() && node.inode.nlink > 0);

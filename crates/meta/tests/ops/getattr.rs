@@ -24,6 +24,7 @@ fn a_new_file_is_as_it_was_made() {
             btime: time,
             streamed: false,
             bare: true,
+            flags: InodeFlags::empty(),
         };
         assert_eq!(attr, expected);
     });

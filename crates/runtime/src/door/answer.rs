@@ -14,6 +14,7 @@ use espalier_proto::{
     Time,
 };
 
+use super::flags::{self, Shape};
 use super::locks::answer_test;
 use super::openings::{DIRECT, Way};
 use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_WRONLY, Ticket};
@@ -77,6 +78,13 @@ impl Door for FuseDoor {
             {
                 self.distrust_names();
                 reply.attr(&attr_out(&attr), attr_valid(&attr, lease));
+            }
+            (Answer::Attr(attr), Form::Flags(ino, shape)) => {
+                if let (Shape::Nothing, Some(notifiers)) = (&shape, self.notifiers.get()) {
+                    // The kernel does not know that its ctime is another.
+                    notifiers.inodes.inval_attributes(ino.0);
+                }
+                flags::answer(reply, attr.flags, &shape);
             }
             (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr, lease)),
             (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),

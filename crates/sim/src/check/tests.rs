@@ -2,8 +2,8 @@
 
 use espalier_client::{Answer, Call, Opening};
 use espalier_proto::{
-    Access, Attr, Dirent, END, Entry, Errno, FileType, Home, Name, NewNode, OpenHow, RenameFlags, Request,
-    SetAttr, Time,
+    Access, Attr, Dirent, END, Entry, Errno, FileType, Home, InodeFlags, Name, NewNode, OpenHow, RenameFlags,
+    Request, SetAttr, Time,
 };
 
 use super::*;
@@ -59,6 +59,7 @@ fn attr(ino: u64, kind: FileType, nlink: u32, size: u64) -> Attr {
         btime: none,
         streamed: false,
         bare: true,
+        flags: InodeFlags::empty(),
     }
 }
 

@@ -455,6 +455,7 @@ fn open(kernel: &Kernel, end: &End, flags: OpenFlags, perm: u32) -> Result<Turn,
         kill_suid_gid,
         truncate: flags.contains(OpenFlags::TRUNCATE),
         sync: false,
+        append: flags.contains(OpenFlags::APPEND),
         reads: Reads::Whole,
     };
     let creates = flags.contains(OpenFlags::CREATE);
