@@ -1,4 +1,4 @@
-//! Servers on this machine, for a while.
+//! A temporary cluster on this machine.
 
 use std::net::TcpListener;
 use std::os::unix::process::CommandExt;
@@ -10,21 +10,21 @@ use tempfile::TempDir;
 
 use crate::error::PaperError;
 
-/// What cluster is wanted.
+/// Shape of the cluster.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub servers: u16,
-    /// The first ones share the tree.
+    /// Metadata servers: the first ones.
     pub ranks: u16,
-    /// No TLS.
+    /// Without TLS.
     pub insecure: bool,
-    /// What is to be said in the configuration of each server.
+    /// Lines for each server's configuration.
     pub settings: toml::Table,
-    /// Its stores lie in memory, where syncs cost nothing.
+    /// Stores lie in memory, where syncs are free.
     pub in_memory: bool,
 }
 
-/// A cluster in a directory of its own. It ends, and what it holds goes, when this is dropped.
+/// A cluster in a directory of its own. Dropping it stops the servers and removes the directory.
 #[derive(Debug)]
 pub struct LocalCluster {
     program: PathBuf,
@@ -33,18 +33,18 @@ pub struct LocalCluster {
     insecure: bool,
 }
 
-/// A file system in memory that Linux has.
+/// Linux's file system in memory.
 const MEMORY: &str = "/dev/shm";
-/// It is written once before a server begins: those of eight servers would be 2 GiB.
+/// A journal is written once at the start: those of eight servers would take 2 GiB by default.
 const JOURNAL: &str = "32M";
-/// So often a range of ports is looked for.
+/// Attempts to find a range of ports.
 const TRIES: u32 = 100;
 
 impl LocalCluster {
-    /// `program`: `espalier`, whose command `cluster` is used.
+    /// `program`: the `espalier` binary, whose command `cluster` is used.
     ///
     /// # Errors
-    /// [`PaperError::Cluster`]: what that says.
+    /// [`PaperError::Cluster`]: the output of that command.
     pub fn start(program: &Path, wanted: &Wanted) -> Result<Self, PaperError> {
         let mut dir = tempfile::Builder::new();
         let dir = dir.prefix("espalier-cluster-");
@@ -64,15 +64,15 @@ impl LocalCluster {
         Ok(cluster)
     }
 
-    /// Its directory.
+    /// The cluster's directory.
     pub fn dir(&self) -> PathBuf {
         self.dir.path().join("cluster")
     }
 
-    /// Where its servers keep what they have.
+    /// The servers' store directories.
     ///
     /// # Errors
-    /// Its directory cannot be read.
+    /// The directory cannot be read.
     pub fn stores(&self) -> Result<Vec<PathBuf>, PaperError> {
         let servers = std::fs::read_dir(self.dir())?;
         let servers = servers.map(|server| Ok(server?.path())).collect::<std::io::Result<Vec<_>>>()?;
@@ -104,7 +104,7 @@ impl LocalCluster {
     fn command(&self, command: &str, options: &[&str]) -> Result<(), PaperError> {
         let mut espalier = Command::new(&self.program);
         let espalier = espalier.args(["cluster", command]).arg(self.dir()).args(options).stdin(Stdio::null());
-        // What ends this program, and is sent to its whole group, is not to end what it cleans up with.
+        // A process group of its own: a signal to this program's group must not end the cleanup.
         let output = espalier.process_group(0).output()?;
         if output.status.success() {
             return Ok(());
@@ -116,12 +116,13 @@ impl LocalCluster {
 
 impl Drop for LocalCluster {
     fn drop(&mut self) {
-        // Without servers there is nothing to end.
+        // Without servers there is nothing to stop.
         let _ = self.command("down", &[]);
     }
 }
 
-/// The first of so many ports that nobody uses; most likely nobody takes them within the next moment, and else the servers say so.
+/// The first of `count` free ports. If another program takes one in the next moment, the servers
+/// report it.
 fn free_ports(count: u16) -> Result<u16, PaperError> {
     for _ in 0..TRIES {
         let first = fastrand::u16(20_000..30_000);

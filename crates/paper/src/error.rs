@@ -1,4 +1,4 @@
-//! Why an experiment has not come to its end.
+//! Why an experiment did not finish.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ pub enum PaperError {
     Plot(#[from] PlotError),
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// What is measured is not what was asked for.
+    /// The measurement is not the requested one.
     #[error("{kind} failed: {errno}")]
     Failed { kind: &'static str, errno: Errno },
     #[error("nothing was measured of {0}")]

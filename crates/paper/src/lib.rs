@@ -1,5 +1,5 @@
-//! The papers' experiments. Each is one command: it runs, on servers of this machine or in the simulator, draws what comes out with what
-//! the paper has measured beside it, and says which of the paper's claims hold.
+//! The papers' experiments. Each is one command: it runs on servers of this machine or in the
+//! simulator, draws the results beside the paper's, and checks the paper's claims.
 #![forbid(unsafe_code)]
 
 mod carns;
@@ -26,30 +26,30 @@ pub use tally::{Phase, Tally};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
-    /// Processes of this machine, fewer than the paper had.
+    /// Processes of this machine, fewer than the paper's.
     Machine,
-    /// Virtual time, at the paper's own size.
+    /// Virtual time, at the paper's size.
     Simulator,
 }
 
-/// How experiments are to be run.
+/// How to run experiments.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     pub place: Place,
-    /// Shorter: fewer files, and fewer sizes.
+    /// Fewer files and sizes.
     pub quick: bool,
     /// This program, which starts servers.
     pub program: &'a Path,
-    /// Set from outside, it ends the run.
+    /// Set by the caller to stop the run.
     pub stop: &'a AtomicBool,
 }
 
-/// A figure or a table of a paper.
+/// A figure or table of a paper.
 #[derive(Clone, Copy, Debug)]
 pub struct Experiment {
     /// As `carns-fig3`.
     pub id: &'static str,
-    /// What the paper calls it.
+    /// The paper's title for it.
     pub title: &'static str,
     run: fn(&Setting<'_>) -> Result<Outcome, PaperError>,
 }

@@ -1,4 +1,4 @@
-//! What an experiment has come to.
+//! The result of an experiment.
 
 use std::fmt;
 use std::path::Path;
@@ -9,17 +9,17 @@ use serde::Serialize;
 use crate::Place;
 use crate::error::PaperError;
 
-/// Something that the paper says, and whether it is so here.
+/// A claim of the paper, and whether it holds here.
 #[derive(Clone, Debug, Serialize)]
 pub struct Claim {
     pub text: String,
-    /// What the paper has measured; empty if it says nothing of it.
+    /// The paper's value; empty if it gives none.
     pub paper: String,
     pub ours: String,
     pub holds: bool,
 }
 
-/// Numbers, for other programs.
+/// Numbers for other programs.
 #[derive(Clone, Debug, Default)]
 pub struct Table {
     pub name: &'static str,
@@ -27,7 +27,7 @@ pub struct Table {
     pub rows: Vec<Vec<String>>,
 }
 
-/// Lines, and points that the paper gives.
+/// Lines, and points from the paper.
 #[derive(Clone, Debug)]
 pub struct Chart {
     pub name: &'static str,
@@ -36,20 +36,20 @@ pub struct Chart {
     pub lines: Vec<Line>,
 }
 
-/// What is drawn already, as SVG.
+/// A drawing, as SVG.
 #[derive(Clone, Debug)]
 pub struct Picture {
     pub name: &'static str,
     pub svg: String,
 }
 
-/// See the module's description.
+/// Claims, tables and plots of an experiment.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
     pub id: &'static str,
     pub title: &'static str,
     pub place: Option<Place>,
-    /// What was run: what one must know to read the numbers.
+    /// Setup: what a reader must know to read the numbers.
     pub setup: String,
     pub claims: Vec<Claim>,
     #[serde(skip)]
@@ -69,7 +69,7 @@ impl Table {
 }
 
 impl Outcome {
-    /// The names of its files begin so.
+    /// Prefix of its file names.
     pub(crate) fn stem(&self) -> String {
         let place = match self.place {
             Some(Place::Simulator) => "-sim",
@@ -78,7 +78,7 @@ impl Outcome {
         format!("{}{place}", self.id)
     }
 
-    /// Writes its tables and charts into a directory, and what is claimed.
+    /// Writes tables, plots and claims into a directory.
     ///
     /// # Errors
     /// A file cannot be written.

@@ -1,4 +1,4 @@
-//! All outcomes on one page.
+//! One HTML page with all outcomes.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -11,10 +11,10 @@ const STYLE: &str = "body{font:16px/1.5 sans-serif;max-width:62em;margin:2em aut
     table{border-collapse:collapse;margin:1em 0}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:right}\
     td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}.yes{color:#1a7a2e}.no{color:#b02020}";
 
-/// Writes `index.html` into a directory, with everything in it.
+/// Writes `index.html` with everything in it into a directory.
 ///
 /// # Errors
-/// The directory cannot be written to, or a picture cannot be drawn.
+/// The directory is not writable, or a plot cannot be drawn.
 pub fn write_page(dir: &Path, outcomes: &[Outcome]) -> Result<(), PaperError> {
     let mut page = format!(
         "<!doctype html><meta charset=\"utf-8\"><title>The papers' experiments</title><style>{STYLE}</style>"
@@ -29,7 +29,7 @@ pub fn write_page(dir: &Path, outcomes: &[Outcome]) -> Result<(), PaperError> {
     std::fs::write(&path, page).map_err(|cause| PaperError::File { path, cause })
 }
 
-/// Which experiments there are, and how many of their claims hold.
+/// The table of experiments with their numbers of claims that hold.
 fn contents(outcomes: &[Outcome], page: &mut String) {
     page.push_str("<table><tr><th>experiment</th><th></th><th>claims that hold</th></tr>");
     for outcome in outcomes {
@@ -88,7 +88,7 @@ fn section(dir: &Path, outcome: &Outcome, page: &mut String) -> Result<(), Paper
 fn row<'a>(tag: &str, cells: impl Iterator<Item = &'a str>, before: &str) -> String {
     let mut text = format!("{before}<tr>");
     for cell in cells {
-        // Nothing goes wrong when a string is written to.
+        // Writing to a string cannot fail.
         let _ = write!(text, "<{tag}>{}</{tag}>", escape(cell));
     }
     text + "</tr>"

@@ -1,4 +1,4 @@
-//! Simulated processes in real life: their programs, with clients that are connected to servers.
+//! Simulated processes on real servers.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,10 +16,10 @@ use tokio::task::LocalSet;
 use crate::error::PaperError;
 use crate::tally::Tally;
 
-/// Processes that meet at barriers, each on the client of that number.
+/// Processes that share barriers, each with the number of its client.
 pub type Crew = Vec<(u32, Box<dyn Program>)>;
 
-/// Whom they call.
+/// The servers to connect to.
 #[derive(Clone, Debug)]
 pub struct Called<'a> {
     pub url: &'a str,
@@ -28,7 +28,7 @@ pub struct Called<'a> {
     pub caching: Caching,
 }
 
-/// A client, and what those who call it believe of what it has told them.
+/// A client, and the TTL cache of the processes that use it.
 struct Believing {
     client: Client,
     believed: RefCell<Option<Believed>>,
@@ -56,10 +56,10 @@ impl Believing {
     }
 }
 
-/// Where the processes of a crew wait for each other.
+/// A barrier of a crew.
 #[derive(Debug, Default)]
 struct Barrier {
-    /// Those that have not ended.
+    /// Processes that have not ended.
     left: usize,
     waiting: usize,
     passed: u64,
@@ -88,7 +88,7 @@ impl Barrier {
     }
 }
 
-/// Has all processes run to their end, on one thread.
+/// Runs all processes to their end, on one thread.
 ///
 /// # Errors
 /// A client cannot connect, or the run is stopped.
@@ -140,7 +140,7 @@ pub fn play(
     })
 }
 
-/// A process, and what it needs.
+/// A process with its environment.
 struct Running {
     client: Rc<Believing>,
     program: Box<dyn Program>,
@@ -158,7 +158,7 @@ impl Running {
             let done = self.program.take_finished();
             done.iter().for_each(|done| self.tally.borrow_mut().add(done));
             match act {
-                // No workload interrupts anything.
+                // Workloads interrupt nothing.
                 Act::Call(caller, call) | Act::CallFor(caller, call, _) => {
                     answer = Some(self.client.call(caller, call).await);
                 }

@@ -1,4 +1,4 @@
-//! What processes have done, phase by phase: from one barrier to the next.
+//! Operations of all processes, counted by phase: from one barrier to the next.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use hdrhistogram::Histogram;
 
 use crate::error::PaperError;
 
-/// The operations of one kind between two barriers, of all processes.
+/// Operations of one kind between two barriers, of all processes.
 #[derive(Clone, Debug)]
 pub struct Phase {
     pub count: u64,
@@ -20,7 +20,8 @@ pub struct Phase {
 }
 
 impl Phase {
-    /// Operations a second, from the begin of the first to the end of the last (carns, Algorithm 1).
+    /// Operations a second, from the start of the first to the end of the last (carns, Algorithm
+    /// 1).
     pub fn rate(&self) -> f64 {
         self.count as f64 / self.seconds().max(f64::MIN_POSITIVE)
     }
@@ -29,7 +30,7 @@ impl Phase {
         Self::seconds_of(&[self])
     }
 
-    /// From the begin of the first operation of all to the end of the last.
+    /// From the start of the first operation to the end of the last.
     pub fn seconds_of(phases: &[&Self]) -> f64 {
         let begun = phases.iter().map(|phase| phase.begun).min().unwrap_or_default();
         let ended = phases.iter().map(|phase| phase.ended).max().unwrap_or_default();
@@ -37,7 +38,7 @@ impl Phase {
     }
 }
 
-/// See the module's description.
+/// Operations by phase and kind.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     phases: BTreeMap<(u32, OpKind), Phase>,
@@ -53,14 +54,14 @@ impl Tally {
         let phase = self.phases.entry((done.phase, done.kind)).or_insert_with(new);
         phase.count += 1;
         (phase.begun, phase.ended) = (phase.begun.min(done.begun), phase.ended.max(done.ended));
-        // It grows as far as it must.
+        // Grows as needed.
         let _ = phase.latencies.record((done.ended - done.begun).0);
     }
 
-    /// The operations of a kind after so many barriers.
+    /// The operations of a kind after this many barriers.
     ///
     /// # Errors
-    /// One has failed, or there are none.
+    /// One of them failed, or there are none.
     pub fn phase(&self, number: u32, kind: OpKind) -> Result<&Phase, PaperError> {
         if let Some((kind, errno)) = self.failed {
             return Err(PaperError::Failed { kind: kind.name(), errno });
@@ -68,7 +69,8 @@ impl Tally {
         self.phases.get(&(number, kind)).ok_or(PaperError::Nothing(kind.name()))
     }
 
-    /// From the begin of the first operation of these kinds after so many barriers to the end of the last one, in seconds.
+    /// Seconds from the start of the first operation of these kinds after this many barriers to the
+    /// end of the last.
     ///
     /// # Errors
     /// As [`Self::phase`], of each kind.
@@ -81,7 +83,7 @@ impl Tally {
 }
 
 fn histogram() -> Histogram<u64> {
-    // Three digits are a number that it takes.
+    // Three digits are always valid.
     Histogram::new(3).unwrap_or_else(|_| unreachable!("three digits"))
 }
 

@@ -13,11 +13,13 @@ use crate::play::{Called, Crew, play};
 use crate::tally::Tally;
 use crate::{Place, Setting};
 
-/// What is measured in each of so many ways, by number: of each figure the median of so many trials. Ways take turns, every other time backwards: what
-/// slows the machine down for a while slows all of them down.
+/// Measures several configurations, by number: the median of each figure over the trials.
+/// Configurations take turns, in reverse order every other time, so that a slow phase of the
+/// machine affects all.
 ///
 /// # Errors
-/// As a measurement.
+///
+/// Those of the measurement.
 pub(crate) fn medians(
     trials: usize,
     ways: usize,
@@ -40,19 +42,19 @@ fn median(mut figures: Vec<f64>) -> f64 {
     figures.get(figures.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Events between two looks at whether the run is to be stopped.
+/// Events between two checks for a stop.
 const STEP: u64 = 100_000;
 
-/// A cluster, and what is done with it.
+/// A cluster and its workload.
 pub(crate) struct Trial {
     pub scenario: Scenario,
-    /// Processes besides the workloads of the scenario.
+    /// Processes besides the scenario's workloads.
     pub crews: Box<dyn Fn() -> Vec<Crew>>,
 }
 
 impl Trial {
     /// # Errors
-    /// It is no scenario.
+    /// It is no valid scenario.
     pub fn new(text: &str) -> Result<Self, PaperError> {
         Ok(Self { scenario: Scenario::parse(text, Path::new("an experiment"))?, crews: Box::new(Vec::new) })
     }
@@ -82,7 +84,7 @@ impl Trial {
         Ok(tally)
     }
 
-    /// On servers that are each what the paper's are: metadata servers and data servers. Models of networks and disks are left out.
+    /// On real metadata and data servers. Models of networks and disks are ignored.
     fn play(&self, setting: &Setting<'_>) -> Result<Tally, PaperError> {
         let cluster = &self.scenario.cluster;
         let eager = self.scenario.network.eager.map(|bytes| ("eager_bytes", bytes.0));

@@ -1,7 +1,7 @@
-//! The disk that a loss of power leaves behind.
+//! The disk after a loss of power.
 //!
-//! What was written before the last flush is there. Of the later writes some are there, in any order, some in part: a
-//! sector of 512 bytes is the most that is written as one.
+//! Everything before the last flush is there. Of later writes some are there, in any order, some in
+//! part: only a sector of 512 bytes is atomic.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -13,10 +13,10 @@ use fastrand::Rng;
 use crate::record::Entry;
 
 const SECTOR: usize = 512;
-/// ext4 takes it on trust that its first block, with the superblock, is written as one.
+/// ext4 requires that its first block, with the superblock, is written atomically.
 const SUPERBLOCK: u64 = 4096;
 
-/// Writes to `image` what may be on it when power fails after `entries`.
+/// Writes a possible disk after a loss of power behind `entries` to `image`.
 pub fn lose_power(image: &Path, entries: &[Entry], seed: u64) -> Result<()> {
     let file = File::options().write(true).open(image);
     let file = file.with_context(|| format!("cannot open {}", image.display()))?;
@@ -27,7 +27,7 @@ pub fn lose_power(image: &Path, entries: &[Entry], seed: u64) -> Result<()> {
     let mut rng = Rng::with_seed(seed);
     let mut pending: Vec<_> = writes(&entries[durable..]).collect();
     rng.shuffle(&mut pending);
-    // From hardly any to nearly all of them.
+    // From hardly any to nearly all.
     let share = [0.0, 0.1, 0.5, 0.9, 1.0][rng.usize(..5)];
     pending.retain(|_| rng.f64() < share);
     for (offset, data) in pending {
@@ -71,12 +71,12 @@ mod tests {
     }
 
     #[test]
-    fn what_was_flushed_is_there() {
+    fn flushed_writes_are_there() {
         assert_eq!(outcomes(&[write(0, 1, 3), Entry::Flush]), [[1, 1, 1]].into());
     }
 
     #[test]
-    fn what_was_not_may_be_lost_reordered_and_torn() {
+    fn unflushed_writes_may_be_lost_reordered_and_torn() {
         let found = outcomes(&[write(0, 1, 1), Entry::Flush, write(1, 2, 2), write(2, 3, 1)]);
         let all = [2, 0].into_iter().flat_map(|b| [0, 2, 3].map(|c| [1, b, c]));
         assert_eq!(found, all.collect());

@@ -1,5 +1,5 @@
-//! A FUSE mount with two files: `disk`, an image all of whose writes and flushes are recorded, and `marks`, to which
-//! a workload writes a line for the record.
+//! A FUSE mount with two files: `disk`, an image whose writes and flushes are recorded, and
+//! `marks`, to which a workload writes lines for the record.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -26,11 +26,11 @@ const ENOSYS: i32 = 38;
 struct Disk {
     image: File,
     size: u64,
-    /// Held while the image is changed, so that the record has the order in which that happened.
+    /// Held while the image changes, so that the record has the same order.
     record: Mutex<Option<Recorder>>,
 }
 
-/// Serves `image` on `mountpoint` until somebody unmounts, and writes the record.
+/// Serves `image` on `mountpoint` until it is unmounted, and writes the record.
 pub fn serve(image: &Path, record: &Path, mountpoint: &Path) -> Result<()> {
     let file = File::options().read(true).write(true).open(image);
     let file = file.with_context(|| format!("cannot open {}", image.display()))?;

@@ -1,4 +1,4 @@
-//! A sequence of operations, and which of its states a directory has.
+//! A sequence of operations, and the check which of its states a directory has.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -51,7 +51,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// A tree of paths; what is under each: a directory, or which of the files.
+/// A tree of paths: each a directory, or the number of a file.
 #[derive(Default)]
 struct Tree {
     paths: BTreeMap<String, Option<usize>>,
@@ -61,7 +61,7 @@ struct Tree {
 #[derive(Default)]
 pub struct History {
     ops: Vec<Op>,
-    /// Of so many operations it is known that they are durable.
+    /// This many operations are known to be durable.
     durable: usize,
 }
 
@@ -74,7 +74,7 @@ impl History {
         self.durable = self.ops.len();
     }
 
-    /// After which operation, of how many, the directory's state is that of the history.
+    /// The number of operations after which the history has the directory's state.
     pub fn check(&self, dir: &Path) -> Result<Option<(usize, usize)>> {
         if self.ops.is_empty() {
             return Ok(None);
@@ -114,12 +114,12 @@ impl History {
 }
 
 impl Tree {
-    /// What is under a path: a directory, or a file's bytes.
+    /// What is at a path: a directory, or a file's bytes.
     fn get(&self, path: &str) -> Option<Option<&[u8]>> {
         self.paths.get(path).map(|file| file.map(|file| self.files[file].as_slice()))
     }
 
-    /// Does an operation. Gives the paths under which something has changed.
+    /// Executes an operation. Returns the paths that have changed.
     fn apply(&mut self, op: &Op) -> Result<Vec<String>> {
         match op {
             Op::MkDir(path) => drop(self.paths.insert(path.clone(), None)),
@@ -165,7 +165,7 @@ impl Tree {
     }
 }
 
-/// All that belongs to a history below a directory.
+/// Everything of a history below a directory.
 fn snapshot(dir: &Path, prefix: &str, found: &mut BTreeMap<String, Option<Vec<u8>>>) -> Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;

@@ -1,5 +1,6 @@
-//! Loss of power, tested below the whole program: a disk that records what it is told, the disks that a loss of power
-//! could leave behind at any point of a record, and workloads that say what must then be found.
+//! Loss of power, tested below the whole program: a disk that records its writes, the disks that a
+//! loss of power could leave at any point of the record, and workloads that know what must then be
+//! found.
 
 pub mod crash;
 pub mod disk;

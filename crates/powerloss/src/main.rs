@@ -1,4 +1,4 @@
-//! `espalier-powerloss`: the parts that scripts/powerloss-test.sh puts together.
+//! `espalier-powerloss`: the tools that scripts/powerloss-test.sh combines.
 
 #![allow(clippy::print_stdout)] // its output is its purpose
 
@@ -19,17 +19,18 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve IMAGE as MOUNTPOINT/disk until unmounted; what it is told goes to RECORD
+    /// Serve IMAGE as MOUNTPOINT/disk until unmounted; its writes and flushes go to RECORD
     Record { image: PathBuf, record: PathBuf, mountpoint: PathBuf },
-    /// Run a workload in DIR; what it claims goes to MARKS
+    /// Run a workload in DIR; its marks go to MARKS
     Work { name: String, dir: PathBuf, marks: PathBuf, seed: u64 },
     /// List the workloads
     List,
     /// Choose points of a record, by a seed
     Points { record: PathBuf, count: usize, seed: u64 },
-    /// Lose power at a point of a record: IMAGE was what the record began with; the claims are added to MARKS
+    /// Lose power at a point of a record: IMAGE is the disk at its start; the marks so far are
+    /// added to MARKS
     Crash { record: PathBuf, point: usize, seed: u64, image: PathBuf, marks: PathBuf },
-    /// Check DIR against the claims in MARKS
+    /// Check DIR against MARKS
     Check { dir: PathBuf, marks: PathBuf },
 }
 

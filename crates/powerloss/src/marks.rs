@@ -1,13 +1,13 @@
-//! What a workload says about its files, line by line, and whether a directory is as it may then be.
+//! What a workload marks about its files, line by line, and the check whether a directory matches.
 //!
-//! A workload says what it is about to do, and what it has been told is durable. There are three kinds of claims, each
-//! about paths of its own:
+//! A workload marks what it is about to do, and what is durable. There are three kinds of marks,
+//! each about paths of its own:
 //!
-//! - A *history* (`do OPERATION`, `synced`) of one thread: after a loss of power there is the state after some
-//!   operation, and none that was synced is missing.
-//! - A *file* (`begin PATH STATE`, `done PATH STATE`): it has one of the states that have begun since the last one that
-//!   is done, or that one; not a mixture.
-//! - A *range* (`begin-at`, `done-at`) of a file: the same, but for each sector by itself.
+//! - A *history* (`do OPERATION`, `synced`) of one thread: after a loss of power there is the state
+//!   after some operation, and no synced one is missing.
+//! - A *file* (`begin PATH STATE`, `done PATH STATE`): it has the last state done, or one begun
+//!   since; never a mixture.
+//! - A *range* (`begin-at`, `done-at`) of a file: the same for each sector by itself.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -21,10 +21,11 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::history::{History, Op};
 
 const SECTOR: usize = 512;
-/// Names of histories begin so, and of no other files.
+/// Prefix of the names of histories, and of no other files.
 pub const HISTORY: &str = "h-";
 
-/// Bytes that are known by two numbers: those of the same seed agree wherever both have some. Of seed 0 all are zero.
+/// Bytes known by length and seed: those of one seed agree wherever both exist. Seed 0 is all
+/// zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Bytes {
     pub seed: u64,
@@ -45,15 +46,15 @@ impl Bytes {
             let mut word = (at / 8 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)
                 ^ self.seed.wrapping_mul(0xff51_afd7_ed55_8ccd);
             word = (word ^ (word >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            // Never zero: what was not written is.
+            // Never zero: unwritten bytes are zero.
             ((word >> (8 * (at % 8))) as u8) | 1
         };
         (self.offset..self.offset + self.length as u64).map(byte).collect()
     }
 }
 
-/// What a file may be: nothing, so many bytes of a seed, or what a write of these leaves that is not durable yet: not more of them, and zeros
-/// where they have not come to the disk.
+/// Possible state of a file: absent, so many bytes of a seed, or the result of a write of these
+/// that is not durable: at most so many, with zeros where they have not reached the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
     Gone,
@@ -78,7 +79,7 @@ pub enum Mark {
     DoneAt(String, Bytes),
 }
 
-/// Where a workload says it.
+/// Where a workload writes its marks.
 pub struct Marks(File);
 
 impl Marks {
@@ -159,7 +160,7 @@ pub(crate) fn next<'a>(words: &mut SplitAsciiWhitespace<'a>) -> Result<&'a str> 
     words.next().context("a mark was cut off")
 }
 
-/// States that a thing may have.
+/// Allowed states of a path.
 struct Claim<T> {
     durable: Option<T>,
     /// Begun since then.
@@ -182,16 +183,16 @@ impl<T: Copy> Claim<T> {
     }
 }
 
-/// How much was checked.
+/// Summary of a check.
 #[derive(Debug, Default)]
 pub struct Checked {
     pub files: usize,
     pub ranges: usize,
-    /// The operation of the history after which the state is this, and how many there were.
+    /// The operation of the history that the state corresponds to, and the number of operations.
     pub history: Option<(usize, usize)>,
 }
 
-/// Checks a directory against all that was said before power was lost.
+/// Checks a directory against all marks before the loss of power.
 pub fn check(dir: &Path, marks: &[Mark]) -> Result<Checked> {
     let mut history = History::default();
     let mut files: BTreeMap<&str, Claim<State>> = BTreeMap::new();
@@ -232,7 +233,7 @@ fn check_file(path: &Path, claim: &Claim<State>) -> Result<()> {
         }
         (State::Bytes(_) | State::Torn(_), None) => false,
     };
-    // Before the first claim is done, the file may not be there.
+    // Before the first mark is done, the file may be absent.
     let absent = claim.durable.is_none() && found.is_none();
     ensure!(
         absent || claim.allowed().any(is),
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_synced_may_be_short_and_have_zeros() {
+    fn unsynced_bytes_may_be_short_and_have_zeros() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
         let begun = marks("begin f torn 1 0 900");

@@ -1,4 +1,4 @@
-//! What a disk was told, in order.
+//! The record of a disk: its writes and flushes, in order.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, ErrorKind, Read, Write};
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-/// One thing that the disk was told, or that a workload had to say at this point.
+/// A request to the disk, or a workload's mark at this point.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Entry {
     Write {
@@ -18,7 +18,7 @@ pub enum Entry {
     Mark(String),
 }
 
-/// A record that is being written.
+/// A record being written.
 pub struct Recorder(BufWriter<File>);
 
 const WRITE: u8 = b'w';

@@ -1,5 +1,5 @@
-//! What is done to a file system while its disk is recorded. Each workload says what it begins and what it has been told
-//! is durable.
+//! Workloads for a file system whose disk is recorded. Each marks what it begins and what is
+//! durable.
 
 mod again;
 mod big;
@@ -26,7 +26,7 @@ pub const ALL: [(&str, Workload); 6] = [
     ("database", database::run),
 ];
 
-/// Where a workload works, and where it says what it claims.
+/// Where a workload works, and where it writes its marks.
 pub struct Place {
     dir: PathBuf,
     marks: PathBuf,
@@ -45,7 +45,7 @@ impl Place {
 /// Runs a workload.
 pub fn run(name: &str, dir: &Path, marks: &Path, seed: u64) -> Result<()> {
     let workload = ALL.iter().find(|(known, _)| *known == name).map(|(_, workload)| *workload);
-    // One that is not for itself, but for what follows a recovery; and one of clusters.
+    // One is used only after a recovery, and one needs clusters.
     let workload = workload.or(match name {
         "again" => Some(again::run),
         "striped" => Some(small::run_striped),

@@ -1,5 +1,6 @@
-//! What the processes of Fig. 5 and of Blue Gene/P do: phases of carns's microbenchmark, and of mdtest with unique directories (`-u`).
-//! Each has a directory of its own, which it changes to as mdtest does, so that only the names in it are looked up.
+//! The processes of Fig. 5 and of Blue Gene/P: phases of carns's microbenchmark and of mdtest with
+//! unique directories (`-u`). Each process changes to a directory of its own, as mdtest does, so
+//! that only names in it are looked up.
 
 use espalier_proto::Caller;
 use espalier_sim::Nanos;
@@ -10,14 +11,14 @@ use crate::error::PaperError;
 use crate::play::Crew;
 use crate::tally::{Phase, Tally};
 
-/// What all processes do between two barriers, with each of their files or directories.
+/// What all processes do between two barriers, with each file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Does {
-    /// Makes files, which are not opened.
+    /// Creates files without opening them.
     Make,
-    /// Makes files, and has them open.
+    /// Creates and opens files.
     Create,
-    /// Reads the directory, and looks at each file.
+    /// Lists the directory and stats each file.
     List,
     Stat,
     Write,
@@ -28,13 +29,13 @@ pub(super) enum Does {
     RmDir,
 }
 
-/// Of a file, in bytes.
+/// Bytes of a file.
 const BYTES: u64 = 8 << 10;
-/// The first number of an open file.
+/// First descriptor of open files.
 const FIRST: u32 = 3;
-/// Entries that are listed at once.
+/// Entries of one listing request.
 const PAGE: u32 = 512;
-/// Before each phase: longer than attributes are believed, as with the paper's many files.
+/// Pause before each phase: longer than attributes are cached, as with the paper's many files.
 const PAUSE: Nanos = Nanos(150_000_000);
 /// Barriers before the first phase.
 const BEFORE: u32 = 2;
@@ -89,7 +90,7 @@ fn dir_name(dir: u32) -> String {
     format!("dir{dir}")
 }
 
-/// Files a second of each phase.
+/// Files a second in each phase.
 ///
 /// # Errors
 /// As [`Tally::phase`].
@@ -104,7 +105,7 @@ pub(super) fn rates(tally: &Tally, phases: &[Does]) -> Result<Vec<f64>, PaperErr
     (0..).zip(phases).map(rate).collect()
 }
 
-/// So many processes, dealt out to clients in turn, each with so many files.
+/// This many processes, assigned to clients round robin, each with this many files.
 pub(super) fn crew(processes: u32, clients: u32, files: u32, phases: &'static [Does]) -> Crew {
     let process = |number| {
         let caller = Caller { uid: 0, gid: 0, pid: number + 1, groups: Some([].into()) };

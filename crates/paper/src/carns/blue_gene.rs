@@ -1,4 +1,5 @@
-//! IBM Blue Gene/P (IV.B): what processes of compute nodes call for is forwarded to I/O nodes, which are the file system's clients.
+//! IBM Blue Gene/P (IV.B): I/O nodes are the file system's clients and forward the calls of compute
+//! nodes.
 
 use super::bench::{Does, crew, rates};
 use super::{WAYS, cluster};
@@ -11,9 +12,9 @@ use crate::{Place, Setting};
 pub(super) struct Size {
     pub io_nodes: u32,
     pub processes: u32,
-    /// Of each process. The paper tells it of mdtest alone.
+    /// Files of each process. The paper states it for mdtest only.
     pub files: u32,
-    /// The numbers of servers that are tried.
+    /// Numbers of servers.
     pub servers: &'static [u32],
 }
 
@@ -30,14 +31,15 @@ pub(super) fn size(setting: &Setting<'_>) -> Size {
 /// The paper's two configurations.
 pub(super) const SERIES: [&str; 2] = ["baseline", "optimized"];
 
-/// Servers as those of the Linux cluster, on a SAN. An I/O node has had 1,130 small reads or writes a second done (IV.B.3), each of
-/// which is two messages and their answers (Fig. 2): 442 us for each. A sync takes 0.5 ms: in Table II's baseline 1,823 files a second are made, for
-/// each of which each server makes a datafile, and one in 32 of them inode, layout and name.
+/// Servers of the Linux cluster, on a SAN. An I/O node completes 1,130 small reads or writes a
+/// second (IV.B.3), each two messages with replies (Fig. 2): 442 us each. A sync takes 0.5 ms:
+/// Table II's baseline creates 1,823 files a second, each with a datafile on every server, and
+/// inode, layout and name on one of 32.
 const MODEL: &str = "[model]\npreset = \"wu\"\nclient_message = \"442 us\"\n[disk]\nsync = \"0.5 ms\"\n";
-/// The longest payload that is not announced.
+/// Longest eager payload, in bytes.
 const EAGER: [&str; 2] = ["0 B", "16 KiB"];
 
-/// Files a second, or directories, of each phase in one of the two configurations.
+/// Files or directories a second in each phase of one configuration.
 ///
 /// # Errors
 /// [`PaperError`]
@@ -58,7 +60,7 @@ pub(super) fn measure(
     rates(&Trial { crews, ..Trial::new(&text)? }.run(setting)?, phases)
 }
 
-/// What one must know to read the numbers.
+/// Notes for readers of the numbers.
 pub(super) fn setup(Size { io_nodes, processes, files, .. }: Size) -> String {
     format!(
         "{processes} processes, whose calls go through {io_nodes} clients; each has a directory of its own, to which it has changed, with {files} \

@@ -1,4 +1,4 @@
-//! Rates over the number of clients or servers, a line for each way of doing it.
+//! Rates over the number of clients or servers, a line for each configuration.
 
 use espalier_sim::Line;
 use espalier_sim::source::OpKind;
@@ -8,10 +8,10 @@ use crate::error::PaperError;
 use crate::outcome::{Chart, Table};
 use crate::trial::{Trial, medians};
 
-/// A phase of the workload: its name, the barriers before it, and what is counted.
+/// A phase of the workload: name, barriers before it, operations counted.
 pub(super) type Counted = (&'static str, u32, OpKind);
 
-/// See the module's description.
+/// Rates by phase, series and size.
 #[derive(Debug)]
 pub(super) struct Curves {
     over: &'static str,
@@ -21,7 +21,7 @@ pub(super) struct Curves {
 }
 
 impl Curves {
-    /// `scenario`: that of a series, by its number, with so many clients.
+    /// `scenario`: makes the scenario of a series, by number, for this many clients.
     ///
     /// # Errors
     /// [`PaperError`]
@@ -35,7 +35,7 @@ impl Curves {
         Self::medians(setting, 1, clients, phases, names, scenario)
     }
 
-    /// As [`Self::measure`], in so many trials: of each rate the median.
+    /// As [`Self::measure`], with the median rate of several trials.
     ///
     /// # Errors
     /// [`PaperError`]
@@ -55,7 +55,7 @@ impl Curves {
         Self::in_trials(trials, "clients", clients, phases, names, rates)
     }
 
-    /// `rates`: of each phase, in a series, by its number, with so many of what it is `over`.
+    /// `rates`: measures every phase of a series, by number, at one size.
     ///
     /// # Errors
     /// [`PaperError`]
@@ -85,7 +85,7 @@ impl Curves {
         Ok(Self { over, counts, phases, series })
     }
 
-    /// The rate of the last series, by that of the first: of a phase, with the fewest or with the most.
+    /// Speedup of the last series over the first in a phase, at the smallest or largest size.
     pub fn gain(&self, phase: usize, most: bool) -> f64 {
         let rate = |series: usize| {
             let [first, last] = self.ends(series, phase);
@@ -94,7 +94,7 @@ impl Curves {
         rate(self.series.len() - 1) / rate(0).max(f64::MIN_POSITIVE)
     }
 
-    /// How many times as fast a series is with the most as with the fewest.
+    /// Speedup of a series from the smallest to the largest size.
     pub fn growth(&self, series: usize, phase: usize) -> f64 {
         let [first, last] = self.ends(series, phase);
         last / first.max(f64::MIN_POSITIVE)

@@ -1,4 +1,4 @@
-//! Fig. 3: files made and removed by up to 14 clients, with each of the techniques on top of those before it.
+//! Fig. 3: creation and removal by up to 14 clients, the techniques added one by one.
 
 use espalier_sim::source::OpKind;
 
@@ -23,7 +23,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
             cluster(WAYS[series], servers, clients)
         )
     })?;
-    // Where 14 clients, which wait for one request each, queue up.
+    // One server, where 14 clients with one request each form a queue.
     let queueing = Curves::medians(
         setting,
         trials,
@@ -80,8 +80,8 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     Ok(Outcome { setup, claims, tables, charts: curves.charts(), ..Outcome::default() })
 }
 
-/// How often all is measured, how often coalescing on one server, and there with how many files: of all clients, and of one at most. On this
-/// machine one run differs from the next by more than what is claimed of a lone client.
+/// Trials of everything, trials of coalescing on one server, and its files: of all clients, and of
+/// one at most. On this machine single runs differ by more than the claim about a lone client.
 fn trials(setting: &Setting<'_>) -> (usize, usize, Option<(u32, u32)>) {
     match (setting.place, setting.quick) {
         (Place::Simulator, _) => (1, 1, None),

@@ -1,4 +1,4 @@
-//! Fig. 4: 8 KiB written to and read from each of many files, with payloads in the requests and replies, and announced first.
+//! Fig. 4: writing and reading 8 KiB of many files, eager and by rendezvous.
 
 use espalier_sim::source::OpKind;
 
@@ -11,13 +11,13 @@ use crate::{Experiment, Setting};
 pub(crate) const FIG4: Experiment = Experiment { id: "carns-fig4", title: "Linux cluster: eager I/O", run };
 
 const PHASES: &[Counted] = &[("write", 4, OpKind::Write), ("read", 5, OpKind::Read)];
-/// The longest payload that is not announced.
+/// Longest eager payload, in bytes.
 const EAGER: [&str; 2] = ["0 B", "16 KiB"];
 
 fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let ((clients, files), servers) = (sizes(setting), servers(setting));
     let curves = Curves::measure(setting, clients, PHASES, &["rendezvous", "eager"], |series, clients| {
-        // Servers are not the limit yet with 14 clients (IV.A.2).
+        // With 14 clients servers are not the limit yet (IV.A.2).
         let cluster = CLUSTER.replace("preset = \"wu\"\n", "preset = \"wu\"\ndata = \"20 us\"\n");
         let cluster = cluster.replace("[network]\n", &format!("[network]\neager = \"{}\"\n", EAGER[series]));
         format!(
@@ -35,7 +35,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let claims = [(0, "write", "+22 %"), (1, "read", "+33 %")].map(claim).to_vec();
     let setup = format!(
         "{servers} servers; each client has {files} files of its own open; what is written is in the journal's file when it is acknowledged, \
-         and durable within a second. Clients believe for 100 ms what they are told, as PVFS's do: with leases nobody would wait for a small new file to be written."
+         and durable within a second. Clients cache for 100 ms, as PVFS's do: with leases the writes of small new files would not be waited for."
     );
     Ok(Outcome { setup, claims, tables: vec![curves.table()], charts: curves.charts(), ..Outcome::default() })
 }

@@ -1,4 +1,5 @@
-//! Fig. 5: each of up to 14 clients reads its directory and looks at each file, before and after 8 KiB are written to it.
+//! Fig. 5: up to 14 clients list their directory and stat each file, before and after 8 KiB are
+//! written to it.
 
 use super::bench::{Does, crew, rates};
 use super::curves::Curves;
@@ -12,7 +13,7 @@ pub(crate) const FIG5: Experiment =
     Experiment { id: "carns-fig5", title: "Linux cluster: readdir and stat with stuffing", run };
 
 const PHASES: &[Does] = &[Does::Create, Does::List, Does::Write, Does::List];
-/// What the text says is significant.
+/// Difference that the text calls significant.
 const LEAST: f64 = 1.2;
 
 fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {

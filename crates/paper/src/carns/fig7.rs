@@ -1,4 +1,4 @@
-//! Fig. 7: files made and removed by 16,384 processes with 1 to 32 servers.
+//! Fig. 7: 16,384 processes create and remove files, 1 to 32 servers.
 
 use super::bench::Does;
 use super::blue_gene::{SERIES, measure, setup, size};

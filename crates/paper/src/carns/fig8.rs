@@ -1,4 +1,4 @@
-//! Fig. 8: each of 16,384 processes reads its directory and looks at each file, with 1 to 32 servers.
+//! Fig. 8: 16,384 processes list their directory and stat each file, 1 to 32 servers.
 
 use super::bench::Does;
 use super::blue_gene::{SERIES, measure, setup, size};

@@ -1,4 +1,4 @@
-//! Fig. 9: 8 KiB written to and read from each file by 16,384 processes, with 1 to 32 servers.
+//! Fig. 9: 16,384 processes write and read 8 KiB of each file, 1 to 32 servers.
 
 use super::bench::Does;
 use super::blue_gene::{SERIES, measure, setup, size};

@@ -1,5 +1,5 @@
-//! Carns et al., "Small-File Access in Parallel File Systems": eight servers, each for metadata and data, and up to 14 clients; and Blue
-//! Gene/P.
+//! Carns et al., "Small-File Access in Parallel File Systems": eight servers, each for metadata and
+//! data, and up to 14 clients; and Blue Gene/P.
 
 mod bench;
 mod blue_gene;
@@ -26,7 +26,7 @@ pub(crate) use unstuff::UNSTUFF;
 
 use crate::{Place, Setting};
 
-/// Numbers of clients, and the files of each: the paper's own in the simulator, but for the files.
+/// Numbers of clients, and files of each. In the simulator the clients are the paper's.
 fn sizes(setting: &Setting<'_>) -> (&'static [u32], u32) {
     match (setting.place, setting.quick) {
         (Place::Simulator, false) => (&[1, 2, 4, 6, 8, 10, 12, 14], 2000),
@@ -36,7 +36,7 @@ fn sizes(setting: &Setting<'_>) -> (&'static [u32], u32) {
     }
 }
 
-/// Servers: eight, or fewer on this machine, which has few processors.
+/// Servers: eight, or fewer on this machine with its few processors.
 fn servers(setting: &Setting<'_>) -> u16 {
     match setting.place {
         Place::Simulator => 8,
@@ -44,13 +44,13 @@ fn servers(setting: &Setting<'_>) -> u16 {
     }
 }
 
-/// The paper's Linux cluster: PVFS's service times as wu 4.3 has measured them, Myrinet, and a disk on which a sync takes so long that
-/// a server makes 188 files a second (IV.A.1).
+/// The paper's Linux cluster: PVFS's service times from wu 4.3, Myrinet, and a disk whose sync lets
+/// a server create 188 files a second (IV.A.1).
 const CLUSTER: &str =
     "[model]\npreset = \"wu\"\n[network]\npreset = \"myri10g\"\n[disk]\nsync = \"4.9 ms\"\n";
 
-/// The paper's techniques, each with those before it, as settings of a cluster that clients make files of themselves: what is said of files,
-/// and the high watermark.
+/// The techniques, each with those before it, as settings of a cluster whose clients create files:
+/// the policy and the high watermark.
 const WAYS: [(&str, &str, u32); 4] = [
     ("baseline", "stuffing = false", 1),
     ("precreation", "stuffing = false\nprecreation = true", 1),
@@ -58,7 +58,7 @@ const WAYS: [(&str, &str, u32); 4] = [
     ("and coalescing", "", 8),
 ];
 
-/// Such a cluster, with servers that are each for metadata and data, and clients that believe attributes for 100 ms (II.B).
+/// Such a cluster; clients trust attributes for 100 ms (II.B).
 fn cluster((_, policy, high): (&str, &str, u32), servers: u16, clients: u32) -> String {
     format!(
         "[policy]\ncreate = \"client\"\n{policy}\n[cluster]\nranks = {servers}\ndata = {servers}\nclients = {clients}\n\
@@ -67,6 +67,6 @@ fn cluster((_, policy, high): (&str, &str, u32), servers: u16, clients: u32) -> 
 }
 
 fn percent(more: f64) -> String {
-    // No minus before nothing.
+    // Avoids "-0".
     format!("{:+.0} %", ((more - 1.0) * 100.0).round() + 0.0)
 }

@@ -1,4 +1,4 @@
-//! Table I: the time of `ls -al` in a directory of 12,000 files.
+//! Table I: time of `ls -al` in a directory of 12,000 files.
 
 use espalier_proto::Caller;
 use espalier_sim::process::{Door, Identity, Process};
@@ -16,7 +16,8 @@ pub(crate) const TABLE1: Experiment =
 
 const DIR: &str = "/dir";
 
-/// A way to list: the paper's times in seconds, of the baseline and with stuffed files, by which door, and whether with attributes.
+/// A way to list: the paper's times in seconds (baseline, stuffed), the frontend, and whether
+/// attributes come with the listing.
 const WAYS: [(&str, [f64; 2], Door, bool); 3] = [
     ("/bin/ls -al", [9.65, 8.53], Door::Mount, false),
     ("pvfs2-ls -al", [6.19, 4.85], Door::Library, false),
@@ -72,7 +73,7 @@ fn files(quick: bool) -> u64 {
     if quick { 1000 } else { 12_000 }
 }
 
-/// A process makes the files, forgets what it knows of them, and lists them.
+/// A process creates the files, drops its cache, and lists them.
 fn way(files: u64, door: Door, plus: bool) -> Vec<Crew> {
     let path = |file: u64| format!("{DIR}/{file:08}");
     let stats = (0..files).filter(move |_| !plus).map(move |file| Step::Do(Op::stat(path(file))));

@@ -1,4 +1,5 @@
-//! Table II: mdtest, with 16,384 processes, 32 servers and 10 files of each process in a directory of its own.
+//! Table II: mdtest with 16,384 processes, 32 servers and 10 files of each process in a directory
+//! of its own.
 
 use super::bench::Does;
 use super::blue_gene::{measure, setup, size};
@@ -12,7 +13,8 @@ pub(crate) const TABLE2: Experiment =
 
 const PHASES: &[Does] = &[Does::MkDir, Does::StatDir, Does::RmDir, Does::Make, Does::Stat, Does::Remove];
 
-/// The paper's rows: baseline, and optimized; and how many times as fast that is to be here in the simulator, and on this machine.
+/// The paper's rows, baseline and optimized, and the speedup claimed in the simulator and on this
+/// machine.
 const ROWS: [(&str, f64, f64, Option<[f64; 2]>); 6] = [
     ("directory creation", 12_163.831, 40_799.785, None),
     ("directory stat", 50_402.179, 60_543.205, None),

@@ -1,4 +1,4 @@
-//! What it costs when a file outgrows its first strip (IV.A.1): once, for one write.
+//! Cost of outgrowing the first strip (IV.A.1): once, for one write.
 
 use espalier_proto::Caller;
 use espalier_sim::process::{Door, Identity, Process};
@@ -14,18 +14,18 @@ use crate::{Experiment, Setting};
 pub(crate) const UNSTUFF: Experiment =
     Experiment { id: "carns-unstuff", title: "Linux cluster: the cost of unstuffing a file", run };
 
-/// Files, of which each is unstuffed once.
+/// Files; each is unstuffed once.
 const FILES: u32 = 200;
-/// Bytes of a write, and the first strip.
+/// Bytes of a write, and of the first strip.
 const PIECE: u64 = 4 << 10;
 const STRIP: u64 = 64 << 10;
-/// Where each file is written to: within the strip, past it for the first time, and twice again. The first of these may have to wait until data
-/// servers have made the file theirs.
+/// Offsets of a file's writes: within the strip, past it, and twice again. The write after the
+/// unstuffing one may wait for data servers to confirm the datafiles.
 const WRITES: [u64; 4] = [0, STRIP, STRIP + PIECE, STRIP + 2 * PIECE];
 
 fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     let servers = servers(setting);
-    // What messages take, and not what syncs do: those of the paper's servers are as long as 20 messages.
+    // Costs of messages without syncs: those of the paper's servers take as long as 20 messages.
     let cluster = CLUSTER.replace("4.9 ms", "0 s");
     let cluster = format!("[cluster]\nranks = 1\ndata = {servers}\ncache = \"ttl 100 ms\"\n{cluster}");
     let tally = Trial { crews: Box::new(crew), ..Trial::new(&cluster)? }.run(setting)?;
@@ -38,7 +38,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
         Ok(latencies.value_at_quantile(0.5) as f64 / 1e3)
     };
     let [stuffed, unstuff, next, striped] = [median(0)?, median(1)?, median(2)?, median(3)?];
-    // The first is a message as those are that it costs: one with bytes, by which something changes.
+    // The first write is a message of the same kind: with bytes, and changing something.
     let more = unstuff + next - 2.0 * striped;
     let messages = more / stuffed.max(f64::MIN_POSITIVE);
     let claims = vec![Claim {
@@ -65,7 +65,7 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
 fn crew() -> Vec<Crew> {
     let path = |file: u32| format!("/{file}");
     let create = OpenFlags::WRITE | OpenFlags::READ | OpenFlags::CREATE;
-    // A file after the other, so that all meet servers that are as much awake.
+    // One file after the other, so that all find servers equally awake.
     let writes = |file: u32| {
         WRITES.into_iter().flat_map(move |offset| {
             [Step::Barrier, Step::Do(Op::Write { file, offset: Some(offset), size: PIECE })]
@@ -79,7 +79,7 @@ fn crew() -> Vec<Crew> {
     vec![vec![(0, Box::new(Process::new(identity, Box::new(Script::new(steps)))))]]
 }
 
-/// The barriers before one of the writes to a file.
+/// Barriers before one of a file's writes.
 fn phase(file: u32, write: u32) -> u32 {
     1 + file * WRITES.len() as u32 + write
 }

@@ -1,6 +1,6 @@
-//! Figs. 5.1 to 5.8: empty files are made and removed by one client
-//! or by five, with and without the hint `no_metafile`. Without it files are made as PVFS's clients make them, each with one datafile; with it, too, and
-//! as they are by default.
+//! Figs. 5.1 to 5.8: creation and removal of empty files by one and five clients, with and without
+//! `no_metafile`. Without it clients create files as PVFS's do, with one datafile; with it both so
+//! and as by default here.
 
 use espalier_sim::Line;
 use espalier_sim::source::OpKind;
@@ -44,29 +44,30 @@ pub(crate) const FIG5_8: Experiment = Experiment {
 /// The machines of a figure.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machines {
-    /// For metadata; as many are for data.
+    /// Metadata servers, and as many data servers.
     pub servers: u16,
     network: &'static str,
-    /// What is told of an operation: with one client and with five, on a disk, in percent of the time without the hint.
-    told: fn(Timed) -> [u32; 2],
+    /// The thesis's values for an operation: with one client and with five, on a disk, in percent
+    /// of the time without the hint.
+    thesis: fn(Timed) -> [u32; 2],
 }
 
 pub(super) const ONE: Machines = Machines {
     servers: 1,
     network: "loopback",
-    told: |timed| if timed == CREATE { [60, 35] } else { [65, 50] },
+    thesis: |timed| if timed == CREATE { [60, 35] } else { [65, 50] },
 };
 pub(super) const FIVE: Machines = Machines {
     servers: 2,
     network: "gigabit",
-    told: |timed| if timed == CREATE { [50, 40] } else { [60, 40] },
+    thesis: |timed| if timed == CREATE { [50, 40] } else { [60, 40] },
 };
 
 impl Machines {
-    /// A cluster without workloads, where files have one datafile. `way`: one of [`WAYS`].
+    /// A cluster without workloads whose files have one datafile. `way`: one of [`WAYS`].
     pub fn scenario(self, setting: &Setting<'_>, disk: &str, clients: u32, way: &str) -> String {
         let Self { servers, network, .. } = self;
-        // A server that is alone has no data servers.
+        // A lone server needs data servers beside it.
         let data = if setting.place == Place::Machine { servers.max(2) } else { servers };
         format!(
             "[cluster]\nranks = {servers}\ndata = {data}\nclients = {clients}\ncache = \"none\"\ndurability = \"durable\"\n\
@@ -76,20 +77,21 @@ impl Machines {
     }
 }
 
-/// An operation: its name, the barriers before it, and what is counted.
+/// An operation: name, barriers before it, operations counted.
 type Timed = (&'static str, u32, OpKind);
 
 const CREATE: Timed = ("creation", 2, OpKind::Create);
 const REMOVE: Timed = ("removal", 3, OpKind::Unlink);
 
-/// How files are made: without the hint, with it, both as PVFS's clients do, and with it by servers alone.
+/// How files are created: by clients as PVFS's do, without and with the hint, and by servers with
+/// it.
 pub(super) const WAYS: [&str; 3] =
     ["create = \"client\"", "create = \"client\"\nno_metafile = true", "no_metafile = true"];
 pub(super) const CLIENTS: [u32; 2] = [1, 5];
-/// The thesis does not say how long a sync takes: as long as on carns's cluster, of about the same age.
+/// The thesis does not state a sync's duration: taken from carns's cluster, of about the same age.
 pub(super) const STORAGES: [(&str, &str); 2] =
     [("disk", "sync = \"4.9 ms\""), ("memory", "latency = \"0 s\"\nsync = \"0 s\"")];
-/// That of a lone client, and of several that make files on a disk.
+/// Claims for a lone client, and for several that create on a disk.
 const MOST: f64 = 0.60;
 const MOST_TOGETHER: f64 = 0.40;
 
@@ -105,8 +107,8 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
                 let [without, with, by_servers] = [0, 1, 2].map(|way: usize| times[way][number]);
                 let [part, alone] = [with, by_servers].map(|time| time / without.max(f64::MIN_POSITIVE));
                 parts[number].push((f64::from(clients), part * 100.0));
-                let told = format!("{} %", (machines.told)(*timed)[at]);
-                let paper = if storage == "disk" { told } else { String::new() };
+                let thesis = format!("{} %", (machines.thesis)(*timed)[at]);
+                let paper = if storage == "disk" { thesis } else { String::new() };
                 rows.push(vec![
                     timed.0.into(),
                     storage.into(),
@@ -154,7 +156,8 @@ fn figure(setting: &Setting<'_>, machines: Machines, timed: &[Timed]) -> Result<
     }
     lines.extend(timed.iter().map(|timed| Line {
         name: format!("{}, disk (paper)", timed.0),
-        points: CLIENTS.into_iter().zip((machines.told)(*timed)).map(|(x, y)| (x.into(), y.into())).collect(),
+        points:
+            CLIENTS.into_iter().zip((machines.thesis)(*timed)).map(|(x, y)| (x.into(), y.into())).collect(),
         dots: true,
     }));
     let columns = vec![
@@ -195,7 +198,7 @@ pub(super) fn files(setting: &Setting<'_>) -> u32 {
     }
 }
 
-/// How often all is measured: on this machine one run differs much from the next.
+/// Trials: single runs on this machine differ much.
 pub(super) fn trials(setting: &Setting<'_>) -> usize {
     if setting.place == Place::Machine { 5 } else { 1 }
 }
@@ -207,7 +210,7 @@ pub(super) fn often(setting: &Setting<'_>) -> String {
     }
 }
 
-/// How long each operation takes all clients.
+/// Time of each operation for all clients.
 fn seconds(
     setting: &Setting<'_>,
     machines: Machines,

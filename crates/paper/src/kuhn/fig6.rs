@@ -1,4 +1,5 @@
-//! What servers do to create, list and remove one file (Figs. 6.1 to 6.6): with a metafile, and without.
+//! Figs. 6.1 to 6.6: the servers' steps to create, list and remove one file, with and without a
+//! metafile.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,28 +23,30 @@ pub(crate) const FIG6: Experiment = Experiment {
     run,
 };
 
-/// What directories want of files: as the paper's normal ones, as its optimised ones, and as is the default here.
+/// Directory policies: the paper's normal case, its optimised case, and the default here.
 const WAYS: [(&str, &str); 3] = [
     ("with a metafile", "create = \"client\"\nstuffing = false"),
     ("without a metafile", "no_metafile = true"),
     ("default", ""),
 ];
 
-/// What is done: its name, how it is called in spans, and the paper's numbers of steps, normal and optimised.
+/// An operation: its name, its name in spans, and the paper's numbers of steps, normal and
+/// optimised.
 const DONE: [(&str, &str, u32, u32); 3] =
     [("create", "create", 5, 3), (LISTS, "readdirplus", 6, 5), ("remove", "unlink", 4, 3)];
-/// Data servers are asked for sizes either way: what the paper saves is a message that readdirplus has saved before.
+/// Data servers are asked for sizes either way: readdirplus already saves the message that the
+/// paper saves.
 const LISTS: &str = "list";
 
 const DIR: &str = "/dir";
 const FILE: &str = "/dir/file";
 /// Bytes of the file.
 const BYTES: usize = 4096;
-/// From one operation to the next: what is done in the background has its time.
+/// Pause between operations, for background work.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Far more than there are.
+/// Far more spans than there are.
 const SPANS: usize = 10_000;
-/// What servers ask each other when they begin and now and then.
+/// Messages between servers at their start and at intervals.
 const BY_THE_WAY: [&str; 3] = ["space", "admit sessions", "list new"];
 
 fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
@@ -88,8 +91,8 @@ fn run(setting: &Setting<'_>) -> Result<Outcome, PaperError> {
     Ok(Outcome { setup, claims, tables, pictures, ..Outcome::default() })
 }
 
-/// The first operation of that kind, with what the client has called right after it; and what servers have done by themselves until the
-/// next one.
+/// The first operation of the kind, with the client's calls right after it, and the servers'
+/// background work until the next one.
 fn done<'a, 'b>(
     all: &'b [Operation<'a>],
     kind: &str,
@@ -169,7 +172,7 @@ fn play(setting: &Setting<'_>, policy: &str) -> Result<Vec<Span>, PaperError> {
         fs.read_dir_plus(DIR).await?;
         tokio::time::sleep(PAUSE).await;
         fs.remove_file(FILE).await?;
-        // Servers take their time to free what nobody uses any more.
+        // Servers free unused inodes with a delay.
         tokio::time::sleep(4 * PAUSE).await;
         let mut spans = fs.trace(Some(own), Duration::ZERO).spans;
         for (store, from) in stores.iter().zip(theirs) {

@@ -1,4 +1,5 @@
-//! Figs. 5.2 and 5.5: empty files are listed with their attributes (`pvfs2-ls -l`), with and without the hint `no_metafile`.
+//! Figs. 5.2 and 5.5: listing empty files with attributes (`pvfs2-ls -l`), with and without
+//! `no_metafile`.
 
 use espalier_proto::Caller;
 use espalier_sim::Line;
@@ -20,24 +21,25 @@ pub(crate) const FIG5_5: Experiment = Experiment {
     run: |on| figure(on, FIVE, [50, 55]),
 };
 
-/// Of the time without the hint and with a stat of each name.
+/// Claimed share of the time without the hint and with a stat of each name.
 const MOST: f64 = 0.60;
-/// Of the time without the hint, if attributes come with the listing: the hint is to cost nothing. Runs differ by as much.
+/// Claimed share of the time without the hint when attributes come with the listing: the hint must
+/// cost nothing. Runs differ by this much.
 const AS_LONG: f64 = 1.25;
 
-/// The barriers before the files are listed: by their names and a stat of each, and with attributes in the listing.
+/// Barriers before the listings: names with a stat of each, and with attributes.
 const STATS: u32 = 2;
 const PLUS: u32 = 3;
-/// With attributes: one takes about a millisecond.
+/// Listings with attributes, which take about a millisecond each.
 const LISTINGS: u32 = 20;
 
-/// `told`: with one client and with five, in percent of the time without the hint.
-fn figure(setting: &Setting<'_>, machines: Machines, told: [u32; 2]) -> Result<Outcome, PaperError> {
+/// `thesis`: its values with one client and with five, in percent of the time without the hint.
+fn figure(setting: &Setting<'_>, machines: Machines, thesis: [u32; 2]) -> Result<Outcome, PaperError> {
     let files = files(setting);
     let (mut rows, mut claims, mut lines) = (Vec::new(), Vec::new(), Vec::new());
     for (storage, disk) in STORAGES {
         let mut points = Vec::new();
-        for (clients, told) in CLIENTS.into_iter().zip(told) {
+        for (clients, thesis) in CLIENTS.into_iter().zip(thesis) {
             let seconds = |hint: usize| -> Result<Vec<f64>, PaperError> {
                 let crews = Box::new(move || crew(clients, files));
                 let cluster = machines.scenario(setting, disk, clients, WAYS[hint]);
@@ -51,7 +53,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, told: [u32; 2]) -> Result<O
             let ([stats, plus], [hint_stats, hint_plus]) =
                 ([times[0][0], times[0][1]], [times[1][0], times[1][1]]);
             let part = |of: f64, whole: f64| of / whole.max(f64::MIN_POSITIVE);
-            let paper = format!("{told} %");
+            let paper = format!("{thesis} %");
             let ways =
                 [("names, and a stat of each", stats, hint_stats), ("with attributes", plus, hint_plus)];
             for (way, without, with) in ways {
@@ -84,7 +86,7 @@ fn figure(setting: &Setting<'_>, machines: Machines, told: [u32; 2]) -> Result<O
         }
         lines.push(Line { name: format!("listing, {storage}"), points, dots: false });
     }
-    let points = CLIENTS.into_iter().zip(told).map(|(x, y)| (x.into(), y.into())).collect();
+    let points = CLIENTS.into_iter().zip(thesis).map(|(x, y)| (x.into(), y.into())).collect();
     lines.push(Line { name: "listing (paper)".into(), points, dots: true });
     let columns =
         vec!["listing", "storage", "clients", "without, s", "with, s", "part", "of stats without", "paper"];
@@ -101,7 +103,8 @@ fn figure(setting: &Setting<'_>, machines: Machines, told: [u32; 2]) -> Result<O
     Ok(Outcome { setup, claims, tables: vec![table], charts, ..Outcome::default() })
 }
 
-/// Each client makes files in a directory of its own, and lists them in both ways, several times in the short one, each time knowing nothing of them.
+/// Each client creates files in its own directory and lists them both ways, the short one several
+/// times, each time with an empty cache.
 fn crew(clients: u32, files: u32) -> Vec<Crew> {
     let process = |client: u32| {
         let dir = format!("/{client}");

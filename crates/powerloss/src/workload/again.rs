@@ -1,4 +1,4 @@
-//! A little work after a recovery, on files that no other workload has.
+//! A little work after a recovery, on files of its own.
 
 use std::fs::File;
 use std::io::Write;

@@ -1,4 +1,4 @@
-//! Files that outgrow the strip, and then are written by the kernel itself where it can.
+//! Files that outgrow the strip, which the kernel then writes itself where it can.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -28,7 +28,7 @@ pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
     Ok(())
 }
 
-/// On a mount with the option `sync`: what has returned is durable, without any other call.
+/// On a mount with `sync`: a call that has returned is durable, without any other call.
 pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
     let mut marks = place.marks()?;
     for round in 0..6 {
@@ -42,7 +42,7 @@ pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
             pieces.push(bytes);
             at += bytes.length as u64;
             if piece == 3 {
-                // Opened anew, it might be passed through to the kernel.
+                // Opened again, it may be passed through.
                 file = File::options().write(true).open(&path)?;
             }
         }
@@ -64,7 +64,7 @@ pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
     Ok(())
 }
 
-/// Piece after piece, each synced; some through new openings.
+/// Pieces in sequence, each synced; some through new openings.
 fn grow(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     let path = place.path(name);
     let (mut file, mut at) = (File::create(&path)?, 0);
@@ -87,7 +87,7 @@ fn grow(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<(
     Ok(())
 }
 
-/// So far that it is written out before it is synced.
+/// Enough to be written back before it is synced.
 fn grow_far(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     const PIECE: usize = 1 << 20;
     let file = File::create(place.path(name))?;
@@ -117,7 +117,7 @@ fn grow_synchronously(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &st
             file = open_synchronously(&path, rng)?;
         }
     }
-    // Written by one who syncs nothing, and then a little by one who does.
+    // Written through an opening without syncs, and then a little through one with.
     let other = format!("{name}-other");
     let path = place.path(&other);
     fs::write(&path, Bytes::new(rng.u64(1..), 0, 2 * STRIP).make())?;
@@ -132,7 +132,7 @@ fn open_synchronously(path: &Path, rng: &mut Rng) -> Result<File> {
     Ok(options.write(true).create(true).truncate(false).custom_flags(flag.bits() as i32).open(path)?)
 }
 
-/// A small file is synced, and then outgrows the strip without another sync.
+/// A small file is synced, then outgrows the strip without another sync.
 fn outgrow_what_is_durable(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     // Bytes, a hole, or both.
     for (kind, kept, size) in [("bytes", 40_000, 40_000), ("hole", 0, 50_000), ("both", 1000, 50_000)] {
@@ -145,7 +145,7 @@ fn outgrow_what_is_durable(place: &Place, marks: &mut Marks, rng: &mut Rng, name
         marks.say(&Mark::DoneAt(name.clone(), bytes))?;
         marks.say(&Mark::DoneAt(name, zeros))?;
         file.write_all_at(&Bytes::new(rng.u64(1..), size as u64, STRIP).make(), size as u64)?;
-        // So that the event is durable.
+        // Makes the event durable.
         File::open(&place.dir)?.sync_all()?;
     }
     Ok(())
@@ -160,7 +160,7 @@ fn replace(place: &Place, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
         let there = path.exists();
         fs::write(&new, bytes.make())?;
         marks.say(&Mark::Begin(name.into(), state))?;
-        // The first time there is nothing to replace, which promises nothing.
+        // The first time there is nothing to replace, and no promise.
         if name == "replaced-synced" || !there {
             File::open(&new)?.sync_all()?;
         }
@@ -173,7 +173,7 @@ fn replace(place: &Place, marks: &mut Marks, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-/// Removed files do not come back, and leave nothing.
+/// Removed files stay removed, and leave nothing.
 fn remove(place: &Place, marks: &mut Marks, rng: &mut Rng, name: &str) -> Result<()> {
     let path = place.path(name);
     let state = State::bytes(rng.u64(1..), rng.usize(STRIP..4 * STRIP));

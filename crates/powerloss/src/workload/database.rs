@@ -1,4 +1,4 @@
-//! Pages overwritten in place, as a database does it, in files below and above the strip.
+//! Pages overwritten in place, as databases do, in files below and above the strip.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -34,7 +34,7 @@ pub fn run(place: &Place, mut rng: Rng) -> Result<()> {
             }
             file.sync_data()?;
             for (at, bytes) in changed.iter().enumerate() {
-                // Of a page that was written twice, the last is what is durable.
+                // Of a page written twice the last version is durable.
                 if !changed[at + 1..].iter().any(|later| later.offset == bytes.offset) {
                     marks.say(&Mark::DoneAt(name.into(), *bytes))?;
                 }

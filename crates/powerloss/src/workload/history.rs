@@ -1,4 +1,4 @@
-//! Operations one after the other, with few syncs: what is found must be the state after one of them.
+//! Operations in sequence with few syncs: the state found must be the one after some operation.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,11 +11,11 @@ use super::Place;
 use crate::history::Op;
 use crate::marks::{Bytes, HISTORY, Mark, Marks};
 
-/// Most files stay below a strip, for the bytes of larger ones have no order.
+/// Most files stay below a strip, since bytes of larger ones are not ordered.
 const MAX_BYTES: usize = 24_000;
-/// A write that does not begin at a page comes as two from the kernel.
+/// The kernel splits a write that does not begin at a page.
 const PAGE: u64 = 4096;
-/// How the names of links end.
+/// Suffix of the names of links.
 const LINK: &str = "-link";
 
 pub fn run(place: &Place, rng: Rng) -> Result<()> {
@@ -27,7 +27,7 @@ pub fn run_long(place: &Place, rng: Rng) -> Result<()> {
     Walk::new(place, rng)?.steps(4000, Some(200))
 }
 
-/// On a mount with the option `sync`: every operation that has returned is durable.
+/// On a mount with `sync`: every operation that has returned is durable.
 pub fn run_synchronous(place: &Place, mut rng: Rng) -> Result<()> {
     Walk::new(place, rng.fork())?.steps(150, None)?;
     super::big::run_synchronous(place, rng)
@@ -46,7 +46,7 @@ impl<'a> Walk<'a> {
         Ok(Self { place, marks: place.marks()?, rng, files: BTreeSet::new(), dirs: Vec::new() })
     }
 
-    /// Does some operations, and syncs after about every `sync`th; without, each is durable.
+    /// Executes some operations, and syncs after about every `sync`th; with `None` each is durable.
     fn steps(&mut self, count: usize, sync: Option<usize>) -> Result<()> {
         for _ in 0..count {
             for op in self.choose() {
@@ -57,7 +57,7 @@ impl<'a> Walk<'a> {
                 }
             }
             if sync.is_some_and(|sync| self.rng.usize(..sync) == 0) {
-                // Whatever is synced, all before it is.
+                // A sync makes everything before it durable.
                 File::open(&self.place.dir)?.sync_all()?;
                 self.marks.say(&Mark::Synced)?;
             }
@@ -77,7 +77,7 @@ impl<'a> Walk<'a> {
                 self.dirs.push(path.clone());
                 vec![Op::MkDir(path)]
             }
-            // Not of links: a rename of one name of a file over another does nothing.
+            // Not for links: renaming one name of a file over another does nothing.
             (1 | 2, Some(from)) if from != name && !is_link(&from) => {
                 self.files.remove(&from);
                 self.files.insert(name.clone());

@@ -1,4 +1,4 @@
-//! Small files, each made durable by itself, by several threads at once.
+//! Small files, each made durable by itself, by several threads.
 
 use std::fs::{self, File};
 use std::io::{IoSlice, Write};
@@ -18,7 +18,7 @@ pub fn run(place: &Place, rng: Rng) -> Result<()> {
     run_on(place, rng, false)
 }
 
-/// The same of files whose bytes lie on data servers.
+/// The same for files whose bytes lie on data servers.
 pub fn run_striped(place: &Place, rng: Rng) -> Result<()> {
     run_on(place, rng, true)
 }
@@ -35,7 +35,7 @@ fn run_on(place: &Place, mut rng: Rng, striped: bool) -> Result<()> {
     })
 }
 
-/// Writes, replaces and removes a few files again and again, each change synced before the next.
+/// Writes, replaces and removes a few files repeatedly, each change synced before the next.
 fn change(place: &Place, thread: usize, mut rng: Rng, striped: bool) -> Result<()> {
     let mut marks = place.marks()?;
     for _ in 0..CHANGES {
@@ -44,8 +44,9 @@ fn change(place: &Place, thread: usize, mut rng: Rng, striped: bool) -> Result<(
         let state = State::bytes(rng.u64(1..), rng.usize(1..MAX_BYTES));
         let State::Bytes(bytes) = state else { continue };
         match rng.u8(..4) {
-            // A new file has no bytes, and then some of them; so the old one goes first. On data servers it may have its size before the
-            // disk has its bytes, as on their file system.
+            // A new file is empty first, then has some bytes, so the old one is removed first. On
+            // data servers a file may have its size before the disk has its bytes, as on their file
+            // system.
             0 if !path.exists() => {
                 marks.say(&Mark::Begin(name.clone(), State::bytes(1, 0)))?;
                 let begun = if striped { State::Torn(bytes) } else { state };
@@ -70,8 +71,8 @@ fn change(place: &Place, thread: usize, mut rng: Rng, striped: bool) -> Result<(
                 let new = place.path(&format!("{name}.new"));
                 let mut file = File::create(&new)?;
                 file.write_all(&bytes.make())?;
-                // The name that is synced through the file is the new one.
-                // Of bytes on data servers only those are safe by a rename that replace others.
+                // Syncing the file syncs its new name. Of bytes on data servers only those are safe
+                // that replace others by rename.
                 let synced_after = rng.bool() && (!striped || path.exists());
                 if !synced_after {
                     file.sync_all()?;
@@ -89,7 +90,7 @@ fn change(place: &Place, thread: usize, mut rng: Rng, striped: bool) -> Result<(
     Ok(())
 }
 
-/// By a write that is durable when it returns, through an opening whose writes are not.
+/// By a write that is durable when it returns, through an opening whose other writes are not.
 fn write_durably(file: &File, bytes: &[u8]) -> Result<()> {
     let written = rustix::io::pwritev2(file, &[IoSlice::new(bytes)], 0, ReadWriteFlags::DSYNC)?;
     if written == bytes.len() {
