@@ -344,6 +344,28 @@ impl Drop for SmallDisk {
 }
 
 #[test]
+fn a_stream_that_is_removed_while_it_is_settled_is_gone() {
+    let dir = made();
+    let store = open(dir.path());
+    let begin = std::sync::Barrier::new(2);
+    let rounds = 1..=5000;
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for ino in rounds.clone() {
+                begin.wait();
+                store.stream_settle(Ino(ino)).unwrap();
+            }
+        });
+        for ino in rounds.clone() {
+            store.stream_create(Ino(ino)).unwrap();
+            begin.wait();
+            store.stream_remove(Ino(ino)).unwrap();
+        }
+    });
+    assert_eq!(store.streams().unwrap(), []);
+}
+
+#[test]
 fn a_full_disk_stops_a_checkpoint_and_space_lets_it_go_on() {
     let Some(disk) = SmallDisk::new(8 << 20) else { return eprintln!("not done: cannot mount") };
     let dir = disk.0.path().join("store");

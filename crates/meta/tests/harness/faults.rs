@@ -129,6 +129,7 @@ impl Scenario<'_> {
                 Fault::Fails(Errno::ENOSPC),
                 Fault::SeemsToFail(Errno::EIO),
                 Fault::SeemsToFail(Errno::ENOSPC),
+                Fault::Interrupts,
             ],
             Engine::Local => &[Fault::Fails(Errno::EIO)],
         }

@@ -27,6 +27,8 @@ pub enum Fault {
     SeemsToFail(Errno),
     /// It is not done, nor is anything after it.
     Crash,
+    /// It is done, and the caller of the last request gets a signal meanwhile.
+    Interrupts,
 }
 
 pub struct Harness {
@@ -256,6 +258,9 @@ impl Harness {
         if self.dead || fault == Some(Fault::Crash) {
             self.dead = true;
             return;
+        }
+        if fault == Some(Fault::Interrupts) {
+            self.input(Input::Cancel { from: ClientId(1), id: RequestId(self.next) });
         }
         let result = match fault {
             Some(Fault::Fails(errno)) => Err(errno),

@@ -226,7 +226,8 @@ impl Streams {
     pub(super) fn remove(&self, ino: Ino) -> Result<(), StoreError> {
         self.check_writable()?;
         self.files.forget_and(ino, || {
-            for (path, new) in [(self.places.path(ino), false), (self.places.new_path(ino), true)] {
+            // In the order in which settling moves it, which may happen meanwhile: it cannot be missed at both places.
+            for (path, new) in [(self.places.new_path(ino), true), (self.places.path(ino), false)] {
                 match std::fs::remove_file(&path) {
                     Ok(()) => self.places.removed(ino, new, true),
                     // It may have been removed by a process that was killed.
