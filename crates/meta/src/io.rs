@@ -23,6 +23,7 @@ pub(crate) enum Purpose {
     Pause(u64),
     Journal,
     Sync,
+    WriteDelay,
     Stage,
     Publish,
     RemoveStream(Ino),
@@ -94,6 +95,7 @@ impl Meta {
                 let held = self.journal.synced(result.map(drop));
                 self.let_go(now, held, out);
             }
+            (Some(Purpose::WriteDelay), _) => self.journal.end_write_delay(),
             (Some(Purpose::Stage), Ok(_)) => {
                 if let Some(io) = self.checkpoint.staged(&mut self.state) {
                     self.ask_checkpoint(io, out);

@@ -1,8 +1,11 @@
 //! Commit coalescing (carns III.C): when events go to the journal, when it is synced, and what waits for that.
 //!
 //! Under low load each operation that must be durable is committed at once. When requests queue up (low watermark),
-//! commits are put off, until so many operations wait (high watermark) or the queue has drained. There is no timer;
+//! commits are put off, until so many operations wait (high watermark) or the queue has drained. No timer has a part in that;
 //! what nobody waits for is committed once a second.
+//!
+//! Where a change is acknowledged before it is written ([`Acknowledge::Volatile`]), its frame is written without a sync a few milliseconds
+//! later ([`Io::WriteDelay`](crate::Io)): the end of the process loses no more than that.
 //!
 //! Where answers wait for frames to be written ([`Acknowledge::Written`]), syncs are made beside them: who waits for one holds
 //! up nobody else.
@@ -52,6 +55,14 @@ pub(crate) enum Held {
     Pool,
 }
 
+/// Between the first event of a frame that nobody waits for and the writing of the frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum WriteDelay {
+    Idle,
+    Running,
+    Over,
+}
+
 #[derive(Debug)]
 pub(crate) struct Journal {
     /// Events that have not been handed to the driver, after those of `changes`.
@@ -70,6 +81,7 @@ pub(crate) struct Journal {
     syncing: Option<u64>,
     /// That is to be done.
     sync_due: bool,
+    write_delay: WriteDelay,
     acknowledge: Acknowledge,
     /// Every event up to this one is durable.
     pub durable: u64,
@@ -124,6 +136,7 @@ impl Journal {
             in_flight: None,
             syncing: None,
             sync_due: false,
+            write_delay: WriteDelay::Idle,
             acknowledge,
             durable: sequence,
             written: sequence,
@@ -240,6 +253,10 @@ impl Journal {
         let mut sync = coalesced || !self.changes.is_empty() || (flush && self.unsynced);
         let is_full = self.bytes() >= Self::FRAME_BYTES;
         let is_awaited = !self.unwritten.is_empty() && queued == 0;
+        let is_delay_over = self.write_delay == WriteDelay::Over;
+        if is_delay_over {
+            self.write_delay = WriteDelay::Idle;
+        }
         if self.acknowledge == Acknowledge::Written {
             self.sync_due |= core::mem::take(&mut sync);
             if self.frame.is_empty() || !(self.sync_due || is_awaited || is_full) {
@@ -248,7 +265,8 @@ impl Journal {
         } else {
             // Only the beginning of a session waits so here.
             sync |= is_awaited;
-            if !sync && !is_full {
+            let is_due = is_full || (is_delay_over && !self.frame.is_empty());
+            if !sync && !is_due {
                 return None;
             }
         }
@@ -257,6 +275,20 @@ impl Journal {
         self.unsynced &= !sync || last < self.last;
         self.syncs += u64::from(sync);
         Some((frame, sync))
+    }
+
+    /// Begins the delay after which the current frame is written although nobody waits for it. Returns false if none is to begin.
+    pub(crate) fn begin_write_delay(&mut self) -> bool {
+        let is_volatile = self.acknowledge == Acknowledge::Volatile && self.broken.is_none();
+        let begins = is_volatile && self.write_delay == WriteDelay::Idle && !self.frame.is_empty();
+        if begins {
+            self.write_delay = WriteDelay::Running;
+        }
+        begins
+    }
+
+    pub(crate) fn end_write_delay(&mut self) {
+        self.write_delay = WriteDelay::Over;
     }
 
     /// All events that have not been handed out; or those of one change, if each is committed by itself. And the last of them.
@@ -534,6 +566,59 @@ mod tests {
         for released in [1, 1, 2] {
             assert!(matches!(journal.next_frame(0, false), Some((_, true))));
             assert_eq!(journal.appended(Ok((Position(10), 10))).len(), released);
+        }
+    }
+
+    #[test]
+    fn volatile_changes_are_written_without_a_sync_after_the_delay() {
+        let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 8), Acknowledge::Volatile);
+        let purge = |journal: &mut Journal, ino| journal.append(ino, &Event::Purge { ino: Ino(ino) });
+        assert!(!journal.begin_write_delay(), "nothing to write");
+        purge(&mut journal, 1);
+        assert!(journal.begin_write_delay());
+        assert!(!journal.begin_write_delay(), "one delay at a time");
+        assert_eq!(journal.next_frame(0, false), None);
+        purge(&mut journal, 2);
+        journal.end_write_delay();
+        assert!(matches!(journal.next_frame(0, false), Some((_, false))));
+        purge(&mut journal, 3);
+        assert!(journal.begin_write_delay());
+        journal.end_write_delay();
+        assert_eq!(journal.next_frame(0, false), None, "one frame at a time");
+        assert!(journal.appended(Ok((Position(10), 10))).is_empty());
+        assert!(matches!(journal.next_frame(0, false), Some((_, false))));
+        assert!(journal.appended(Ok((Position(20), 20))).is_empty());
+        assert_eq!(journal.durable, 0);
+        assert!(!journal.is_quiet());
+        assert!(
+            matches!(journal.next_frame(0, true), Some((frame, true)) if frame.is_empty()),
+            "the tick syncs"
+        );
+        assert!(journal.appended(Ok((Position(20), 20))).is_empty());
+        assert_eq!(journal.durable, 3);
+        assert!(journal.is_quiet());
+    }
+
+    #[test]
+    fn a_frame_that_a_sync_took_meanwhile_is_not_written_again() {
+        let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 8), Acknowledge::Volatile);
+        change(&mut journal, 1);
+        assert!(journal.begin_write_delay());
+        assert!(matches!(journal.next_frame(0, false), Some((_, true))));
+        assert_eq!(journal.appended(Ok((Position(10), 10))).len(), 1);
+        journal.end_write_delay();
+        assert_eq!(journal.next_frame(0, false), None);
+        journal.append(2, &Event::Purge { ino: Ino(2) });
+        assert_eq!(journal.next_frame(0, false), None, "it has a delay of its own");
+        assert!(journal.begin_write_delay());
+    }
+
+    #[test]
+    fn other_journals_write_only_what_is_waited_for() {
+        for acknowledge in [Acknowledge::Written, Acknowledge::Durable] {
+            let mut journal = Journal::new(0, Position(0), 0, 64 << 20, (1, 8), acknowledge);
+            journal.append(1, &Event::Purge { ino: Ino(1) });
+            assert!(!journal.begin_write_delay(), "{acknowledge:?}");
         }
     }
 

@@ -561,5 +561,8 @@ impl Meta {
         if self.journal.next_sync() {
             self.ask(Purpose::Sync, Io::Sync, out);
         }
+        if self.journal.begin_write_delay() {
+            self.ask(Purpose::WriteDelay, Io::WriteDelay, out);
+        }
     }
 }

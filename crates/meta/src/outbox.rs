@@ -151,6 +151,9 @@ pub enum Io {
     Yield,
     /// Nothing, for a millisecond or two; nobody waits for what comes next.
     Rest,
+    /// Nothing, for a few milliseconds: events that nobody waits for are collected before they are written to the journal's file. There is one
+    /// at a time.
+    WriteDelay,
 }
 
 impl Io {
@@ -168,6 +171,7 @@ impl Io {
             Self::Stage { .. } => "checkpoint write",
             Self::Publish { .. } => "checkpoint publish",
             Self::Yield | Self::Rest => "pause",
+            Self::WriteDelay => "write delay",
         }
     }
 }

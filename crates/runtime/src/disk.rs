@@ -17,6 +17,9 @@ use crate::tracer::{Layer, Steps};
 /// Between two steps of what nobody waits for: so it takes a small part of a processor.
 const REST: Duration = Duration::from_millis(2);
 
+/// Between an event that nobody waits for and the writing of its frame.
+pub(crate) const WRITE_DELAY: Duration = Duration::from_millis(10);
+
 /// The local store and the journal beside it.
 pub struct Disk {
     pub store: LocalStore,
@@ -55,11 +58,14 @@ impl Disk {
                 Err(Errno::ENODEV)
             }
             Io::Journal { frame, sync } => {
-                // An event may speak of a stream that was made for it.
-                self.store.sync_new_streams().map_err(logged)?;
+                if sync {
+                    // An event may name a stream that was made for it.
+                    self.store.sync_new_streams().map_err(logged)?;
+                }
                 self.append(frame, sync, steps).map_err(|error| not_written(&error))
             }
             Io::Sync => {
+                self.store.sync_new_streams().map_err(logged)?;
                 // Others may append meanwhile.
                 let handle = self.journal().sync_handle();
                 let synced = steps.step(Layer::Disk, name, || handle.sync());
@@ -72,6 +78,8 @@ impl Disk {
             Io::Publish { trim } => {
                 // What is trimmed would remove them once more.
                 self.store.sync_removed_streams().map_err(logged)?;
+                // The tables may name streams whose events have only been appended.
+                self.store.sync_new_streams().map_err(logged)?;
                 steps.step(Layer::Disk, name, || self.store.publish()).map_err(logged)?;
                 let mut journal = self.journal();
                 journal.trim(trim);
@@ -85,6 +93,10 @@ impl Disk {
             }
             Io::Rest => {
                 std::thread::sleep(REST);
+                Ok(IoDone::Paused)
+            }
+            Io::WriteDelay => {
+                std::thread::sleep(WRITE_DELAY);
                 Ok(IoDone::Paused)
             }
         }

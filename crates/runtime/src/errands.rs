@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, RecvError, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Instant;
 
 use espalier_meta::{Io, IoDone, IoId};
 use espalier_proto::Errno;
 
-use crate::disk::Disk;
+use crate::disk::{Disk, WRITE_DELAY};
 use crate::tracer::{Id, Tracer};
 use crate::watch::{IoKind, Watch};
 
@@ -19,7 +19,7 @@ pub struct Errands {
     pub tracer: Arc<Tracer>,
     /// Pieces of a checkpoint, one at a time.
     checkpoint: SyncSender<Errand>,
-    /// Frames of the journal, one at a time.
+    /// Frames of the journal, one at a time, and the delays before they are written.
     journal: SyncSender<Errand>,
     /// Rests between the steps in which the trash is freed.
     sweep: SyncSender<Errand>,
@@ -61,7 +61,7 @@ impl Errands {
     pub fn execute(&self, id: IoId, io: Io, causes: Vec<Id>) -> Option<(IoId, Result<IoDone, Errno>)> {
         let errands = match io {
             Io::Stage { .. } | Io::Publish { .. } => &self.checkpoint,
-            Io::Journal { sync: false, .. } => &self.journal,
+            Io::Journal { sync: false, .. } | Io::WriteDelay => &self.journal,
             Io::Rest => &self.sweep,
             _ => return Some((id, self.timed(io, &causes))),
         };
@@ -93,13 +93,12 @@ impl Errands {
     ) {
         let done = &done;
         std::thread::scope(|scope| {
-            for errands in [frames, sweeps] {
-                scope.spawn(move || {
-                    while let Ok(Errand::Io(id, io, causes)) = errands.recv() {
-                        done(id, self.timed(io, &causes));
-                    }
-                });
-            }
+            scope.spawn(move || self.run_frames(&frames, done));
+            scope.spawn(move || {
+                while let Ok(Errand::Io(id, io, causes)) = sweeps.recv() {
+                    done(id, self.timed(io, &causes));
+                }
+            });
             scope.spawn(move || {
                 while let Ok(Errand::Upkeep) = upkeeps.recv() {
                     let mut more = true;
@@ -110,6 +109,29 @@ impl Errands {
             });
             self.run_checkpoints(&checkpoints, done);
         });
+    }
+
+    /// Frames are not held up by a delay that runs meanwhile.
+    fn run_frames(&self, errands: &Receiver<Errand>, done: &impl Fn(IoId, Result<IoDone, Errno>)) {
+        let mut delay = None;
+        loop {
+            let errand = match delay {
+                Some((_, end)) => {
+                    errands.recv_timeout(Instant::saturating_duration_since(&end, Instant::now()))
+                }
+                None => errands.recv().map_err(|RecvError| RecvTimeoutError::Disconnected),
+            };
+            match errand {
+                Ok(Errand::Io(id, Io::WriteDelay, _)) => delay = Some((id, Instant::now() + WRITE_DELAY)),
+                Ok(Errand::Io(id, io, causes)) => done(id, self.timed(io, &causes)),
+                Err(RecvTimeoutError::Timeout) => {
+                    if let Some((id, _)) = delay.take() {
+                        done(id, Ok(IoDone::Paused));
+                    }
+                }
+                Ok(Errand::Upkeep | Errand::Stop) | Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
     }
 
     fn run_checkpoints(&self, errands: &Receiver<Errand>, done: &impl Fn(IoId, Result<IoDone, Errno>)) {

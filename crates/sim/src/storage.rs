@@ -219,7 +219,7 @@ impl Storage {
                 self.journal.trim(trim);
                 Ok(IoDone::Published { used: self.journal.used() })
             }
-            Io::Yield | Io::Rest => Ok(IoDone::Paused),
+            Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
             // They are not about a store.
             Io::Groups { .. } | Io::Admit { .. } => Err(Errno::EIO),
         }

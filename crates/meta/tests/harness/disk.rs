@@ -139,7 +139,7 @@ impl Disk {
                 self.sync();
                 Ok(IoDone::Synced)
             }
-            Io::Yield | Io::Rest => Ok(IoDone::Paused),
+            Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
             Io::Admit { .. } => Ok(IoDone::Admitted),
         }
     }

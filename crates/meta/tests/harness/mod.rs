@@ -242,6 +242,7 @@ impl Harness {
                     | Io::Stage { .. }
                     | Io::Publish { .. }
                     | Io::Rest
+                    | Io::WriteDelay
                     | Io::Admit { .. }
             );
             if self.shuffle.is_some() || (self.lazy && later) {

@@ -43,6 +43,8 @@ const WINDOW: u32 = 1024;
 const TICK: Nanos = Nanos(1_000_000_000);
 /// What [`Io::Rest`] means.
 const REST: Nanos = Nanos(2_000_000);
+/// What [`Io::WriteDelay`] means.
+const WRITE_DELAY: Nanos = Nanos(10_000_000);
 
 /// What a server's disk is given to do.
 #[derive(Debug)]
@@ -596,8 +598,12 @@ impl Server {
                 Ok(done) => self.store(fabric, DiskJob::Journal(id, done)),
                 Err(errno) => return Some((id, Err(errno))),
             },
-            Io::Yield | Io::Rest => {
-                let time = if io == Io::Rest { REST } else { Nanos::ZERO };
+            Io::Yield | Io::Rest | Io::WriteDelay => {
+                let time = match io {
+                    Io::Rest => REST,
+                    Io::WriteDelay => WRITE_DELAY,
+                    _ => Nanos::ZERO,
+                };
                 fabric.after(time, Event::Paused { node: self.node, start: self.start, id });
             }
             Io::Stream(call, layouts) if !layouts.is_empty() => {

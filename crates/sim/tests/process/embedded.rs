@@ -184,7 +184,7 @@ impl Embedded {
                 Ok(IoDone::Journaled { end: Position(self.journal.len() as u64), used: 0, frame })
             }
             Io::Sync => Ok(IoDone::Synced),
-            Io::Yield | Io::Rest => Ok(IoDone::Paused),
+            Io::Yield | Io::Rest | Io::WriteDelay => Ok(IoDone::Paused),
             other => panic!("{other:?}"),
         }
     }
