@@ -105,6 +105,7 @@ is_full() {
 until_true is_full
 refused 'quota exceeded' mkdir "$a/copy/library/more"
 "$bin" quota remove "$b/copy"
+"$bin" sync "$a/tree" "$b"
 "$bin" rm -r "$a/tree" "$b/copy"
 is "$(ls -A "$a" "$b")" "$a:"$'\n\n'"$b:"
 

@@ -67,6 +67,9 @@ pub enum Command {
     /// Copy files, and directories of a mounted file system with all that is below them, within that file system. Exits with 1
     /// if anything could not be copied.
     Cp(CpArgs),
+    /// Make everything durable that has been written so far to the mounted file systems that these paths lie in. Exits with 1 if that
+    /// failed for any of them.
+    Sync(SyncArgs),
     /// Write all of a file system that is not mounted to a file, or to standard output.
     Dump(DumpArgs),
     /// Make a file system from what `dump` wrote.
@@ -377,6 +380,13 @@ pub enum QuotaCommand {
         #[arg(long)]
         bytes: bool,
     },
+}
+
+#[derive(Debug, Args)]
+pub struct SyncArgs {
+    /// Files or directories of mounted file systems.
+    #[arg(value_hint = ValueHint::AnyPath, required = true, value_name = "PATH")]
+    pub paths: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -24,6 +24,7 @@ mod serve;
 mod sim;
 mod stop;
 mod sweep;
+mod sync;
 mod table;
 mod top;
 mod trace;
@@ -84,6 +85,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Layout(args) => policy::layout(&args),
         Command::Cp(args) => Ok(cp::cp(&args)),
         Command::Rm(args) => Ok(remove::rm(&args)),
+        Command::Sync(args) => Ok(sync::sync(&args)),
         Command::Dump(args) => copy::dump(&args),
         Command::Load(args) => copy::load(&args),
         Command::Bench(args) => bench::bench(args),

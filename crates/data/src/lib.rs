@@ -485,6 +485,7 @@ fn used(request: &DataRequest) -> Option<(Ino, Use)> {
         | DataRequest::Precreate { .. }
         | DataRequest::Discard { .. }
         | DataRequest::New
+        | DataRequest::SyncAll
         | DataRequest::Space
         | DataRequest::Admit { .. } => None,
     }

@@ -52,6 +52,7 @@ impl StreamCall {
             | Self::Measure(_)
             | Self::Precreate
             | Self::Discard
+            | Self::SyncStore
             | Self::Write { .. } => return None,
             Self::Fill { ino, size, mtime, sync, clean, .. } => {
                 let (mut data, size) =
@@ -69,6 +70,7 @@ impl StreamCall {
             }
             Self::SetMtime { ino, mtime } => DataRequest::SetMtime { ino, mtime },
             Self::Sync { ino } => DataRequest::Sync { ino },
+            Self::SyncServers => DataRequest::SyncAll,
             Self::Remove { ino } => DataRequest::Remove { ino },
         })
     }

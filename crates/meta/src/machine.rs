@@ -350,6 +350,7 @@ impl Meta {
             }
             Request::Seek { ino, offset, what } => self.seek(cx, *ino, *offset, *what),
             Request::Fsync { ino } => self.fsync(cx, *ino),
+            Request::SyncFs { rank } => self.syncfs(cx, *rank),
             Request::ReadDir { dir, after, limit, plus } => self.readdir(cx, *dir, *after, *limit, *plus),
             Request::Access { ino, want } => self.access(cx, *ino, *want),
             Request::SetXattr { ino, name, value, mode, kill_sgid } => {

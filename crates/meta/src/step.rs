@@ -121,6 +121,10 @@ pub enum StreamCall {
     Sync {
         ino: Ino,
     },
+    /// Makes all streams in the store durable.
+    SyncStore,
+    /// Makes all datafiles of the data servers durable that the layout names.
+    SyncServers,
     Remove {
         ino: Ino,
     },
@@ -145,7 +149,7 @@ impl StreamCall {
             Self::Settle { .. } => "stream settle",
             Self::Truncate { .. } => "stream truncate",
             Self::SetMtime { .. } => "stream set times",
-            Self::Sync { .. } => "stream sync",
+            Self::Sync { .. } | Self::SyncStore | Self::SyncServers => "stream sync",
             Self::Remove { .. } => "stream remove",
             Self::Precreate => "precreate",
             Self::Discard => "discard",

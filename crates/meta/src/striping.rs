@@ -229,7 +229,8 @@ impl Meta {
             }
             StreamCall::Measure(files) => files.iter().filter_map(|(ino, _)| layout(*ino)).collect(),
             // The pool has numbers that no file has.
-            StreamCall::Precreate | StreamCall::Discard => Layouts::new(),
+            StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncStore => Layouts::new(),
+            StreamCall::SyncServers => layout(Ino::ROOT).into_iter().collect(),
             StreamCall::Fill { ino, .. }
             | StreamCall::Write { ino, .. }
             | StreamCall::Settle { ino, .. }
@@ -245,6 +246,10 @@ impl Meta {
         let inode = self.state.inodes.get(&ino).map(|cached| &cached.inode);
         match call {
             StreamCall::Fill { .. } => self.new_layout(ino).ok().flatten(),
+            StreamCall::SyncServers => {
+                let striping = self.config.striping.as_ref()?;
+                striping.of(striping.servers.to_vec()).ok()
+            }
             // It may not be in memory any more, and was settled perhaps: then nothing is to be done.
             StreamCall::Settle { .. } if inode.is_none() && self.is_unsettled(ino) => {
                 let striping = self.config.striping.as_ref()?;

@@ -59,6 +59,17 @@ fn reach(fs: &mut Harness) {
 }
 
 #[test]
+fn syncfs_makes_all_datafiles_durable() {
+    let mut fs = cluster(Acknowledge::Written);
+    make(&mut fs, "file", 200).unwrap();
+    let made = fs.data.all();
+    assert!(made.iter().any(|(_, _, size)| *size > 0));
+    assert_eq!(fs.ask(Request::SyncFs { rank: Rank(0) }), Ok(Reply::Done));
+    fs.data.lose_power();
+    assert_eq!(fs.data.all(), made);
+}
+
+#[test]
 fn files_are_spread_over_their_servers() {
     let mut fs = cluster(Acknowledge::Volatile);
     let first = make(&mut fs, "first", 100).unwrap();

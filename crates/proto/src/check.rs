@@ -97,7 +97,7 @@ impl Request {
     /// The rank that it goes to.
     pub fn rank(&self) -> Rank {
         let ino = match self {
-            Self::TakeNumbers { rank, .. } => return *rank,
+            Self::TakeNumbers { rank, .. } | Self::SyncFs { rank } => return *rank,
             Self::Lookup { dir, .. }
             | Self::Create { dir, .. }
             | Self::TmpFile { dir, .. }

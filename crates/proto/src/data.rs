@@ -74,6 +74,8 @@ pub enum DataRequest {
     Sync {
         ino: Ino,
     },
+    /// Makes all datafiles durable.
+    SyncAll,
     /// Answered when that is durable.
     Remove {
         ino: Ino,
@@ -193,6 +195,7 @@ impl DataRequest {
             Self::Truncate { .. } => "truncate",
             Self::SetMtime { .. } => "set times",
             Self::Sync { .. } => "sync",
+            Self::SyncAll => "sync all",
             Self::Remove { .. } => "remove",
             Self::New => "list new",
             Self::Space => "space",

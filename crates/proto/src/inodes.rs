@@ -57,6 +57,7 @@ impl Request {
             | Self::Enter { .. }
             | Self::Purge { .. }
             | Self::TakeNumbers { .. }
+            | Self::SyncFs { .. }
             | Self::Accessed { .. }
             | Self::Renew { .. }
             | Self::Recount { .. }

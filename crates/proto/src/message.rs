@@ -320,6 +320,11 @@ pub enum Request {
         rank: Rank,
         count: u32,
     },
+    /// Makes everything durable that this rank has acknowledged: its journal, the streams in its store, and all datafiles of the data servers
+    /// that it knows.
+    SyncFs {
+        rank: Rank,
+    },
     /// The client has opened these files to read them, at these times, and told nobody then: what is known of a file by a lease is read
     /// without a message. One that has been changed since, or that the client does not know any more, has not been accessed.
     Accessed {

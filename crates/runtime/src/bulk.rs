@@ -15,6 +15,9 @@ pub const REMOVE_TREE: &str = "system.espalier.remove";
 /// Reading it from a directory is answered, with nothing, when the kernel has been told of all changes until then. While an
 /// attribute is set the kernel holds the directory's lock, and whoever it is told of may wait for that.
 pub const TOLD: &str = "system.espalier.told";
+/// Reading it from any file is answered, with nothing, when everything is durable that the file system has acknowledged: what `syncfs` does
+/// where the kernel forwards it.
+pub const SYNC: &str = "system.espalier.sync";
 /// Reading it from a directory, with a [`CopyKey`] behind it, says that what is in the directory is to be copied.
 const COPY_FROM: &str = "system.espalier.copy-from.";
 /// Setting it on a directory, with the same key behind it, copies some of that into the directory; reading it then tells what

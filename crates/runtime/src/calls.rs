@@ -61,6 +61,9 @@ pub trait Calls<D: Door>: Send + Sync {
     /// Runs a call. It is answered through the door, now or later. `id`: not 0, and unique among unanswered calls.
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket);
 
+    /// How many metadata servers there are.
+    fn ranks(&self) -> usize;
+
     /// Tells what callers have forgotten, which has no answer.
     fn forget(&self, requests: impl IntoIterator<Item = Request>);
 

@@ -153,8 +153,9 @@ impl Disk {
             }
             StreamCall::Sync { ino } => store.stream_sync(ino)?,
             StreamCall::Remove { ino } => store.stream_remove(ino)?,
+            StreamCall::SyncStore => store.sync_all()?,
             // These are of data servers alone.
-            StreamCall::Precreate | StreamCall::Discard => {}
+            StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncServers => {}
         }
         Ok(StreamDone::Done)
     }

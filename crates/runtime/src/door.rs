@@ -16,7 +16,7 @@ use espalier_fuse::{self as fuse, BackingId, Filesystem, Granted, Notifier, Op, 
 use espalier_meta::Atime;
 use espalier_proto::{
     Access, AllocateMode, Caller, END, Errno, FileType, Ino, Lock, LockOwner, Name, NameError, NewNode,
-    OpenHow, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
+    OpenHow, Rank, Reads, RenameFlags, Request, SeekWhat, SetAttr, SetTime, Time, XattrMode, mode,
 };
 use rustix::fs::OFlags;
 use rustix::param::page_size;
@@ -148,6 +148,13 @@ enum Form {
         plus: bool,
     },
     StatFs,
+    /// Of this rank's part of a request under this number to sync all of the file system. `xattr`: it came as the reading of an extended
+    /// attribute, with so much room.
+    SyncFs {
+        unique: u64,
+        rank: Rank,
+        xattr: Option<u32>,
+    },
 }
 
 /// The file system behind the kernel's requests.
@@ -369,7 +376,9 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             }
             // Nothing is kept back that closing would have to write.
             Op::Flush { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::Flush)),
-            Op::FSync { .. } | Op::FSyncDir { .. } | Op::SyncFs => plain(Request::Fsync { ino }),
+            Op::FSync { .. } | Op::FSyncDir { .. } => plain(Request::Fsync { ino }),
+            Op::SyncFs => Ok(sync_fs(unique, None)),
+            Op::GetXattr { name, size } if name == bulk::SYNC.as_bytes() => Ok(sync_fs(unique, Some(size))),
             Op::ReadDir { offset, size, .. } => Ok(self.listing(ino, offset, size, false)),
             Op::ReadDirPlus { offset, size, .. } => Ok(self.listing(ino, offset, size, true)),
             Op::Access { mask } => plain(Request::Access { ino, want: Access::from_bits_truncate(mask) }),
@@ -515,6 +524,12 @@ impl FuseDoor {
     pub fn transport(&self) -> Option<Transport> {
         self.transport.get().copied()
     }
+}
+
+/// All ranks are synced, one after the other.
+fn sync_fs<'a>(unique: u64, xattr: Option<u32>) -> (Call<'a>, Form) {
+    let rank = Rank(0);
+    (Call::Request(Request::SyncFs { rank }), Form::SyncFs { unique, rank, xattr })
 }
 
 /// The owner of a process's locks.

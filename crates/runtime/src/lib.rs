@@ -30,7 +30,7 @@ mod volume;
 mod watch;
 
 pub use attach::{WAITING_MAX, mount_servers};
-pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, TOLD};
+pub use bulk::{CopyHow, CopyKey, CopyReport, REMOVE_TREE, SYNC, TOLD};
 pub use calls::{Calls, Door, Outcome};
 pub use capability::Holder;
 pub use control::{

@@ -400,6 +400,10 @@ impl<D: Door> Calls<D> for Node<D> {
         self.settle(inner, work);
     }
 
+    fn ranks(&self) -> usize {
+        1
+    }
+
     fn forget(&self, requests: impl IntoIterator<Item = Request>) {
         let Ok((mut inner, turn)) = self.turn() else { return };
         let mut work = Work::new(turn);

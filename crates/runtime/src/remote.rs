@@ -393,6 +393,10 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.settle(inner, told);
     }
 
+    fn ranks(&self) -> usize {
+        self.lock().map_or(0, |inner| inner.sessions.ranks())
+    }
+
     fn forget(&self, requests: impl IntoIterator<Item = Request>) {
         self.with_machine(|sessions, _, told| {
             for request in requests {

@@ -177,7 +177,7 @@ impl Storage {
             Io::Stream(StreamCall::Fill { bytes, sync: true, .. }, _) => Access::Sync(bytes.len()),
             Io::Stream(StreamCall::Fill { bytes, .. }, _) => Access::Transfer(bytes.len()),
             Io::Stream(StreamCall::Write { bytes, .. }, _) => Access::Transfer(bytes.len()),
-            Io::Stream(StreamCall::Sync { .. }, _) => Access::Sync(0),
+            Io::Stream(StreamCall::Sync { .. } | StreamCall::SyncStore, _) => Access::Sync(0),
             _ => Access::Transfer(RECORD),
         }
     }
@@ -351,8 +351,9 @@ fn stream_call(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, Stor
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
         StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
+        StreamCall::SyncStore => store.sync_all()?,
         // These are of data servers alone.
-        StreamCall::Precreate | StreamCall::Discard => {}
+        StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncServers => {}
     }
     Ok(StreamDone::Done)
 }

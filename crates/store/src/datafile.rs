@@ -200,6 +200,10 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
                 store.stream_sync(ino)?;
                 self.made.sync()?;
             }
+            DataRequest::SyncAll => {
+                store.sync_all()?;
+                self.made.sync()?;
+            }
             DataRequest::Remove { ino } => self.remove(&[ino])?,
             // The machine's own.
             DataRequest::Admit { .. } => {}

@@ -98,6 +98,9 @@ pub trait Store: Send + Sync + 'static {
     /// Makes the stream durable, with its times and its existence.
     fn stream_sync(&self, ino: Ino) -> Result<(), StoreError>;
 
+    /// Makes all streams durable, as [`Self::stream_sync`] makes one.
+    fn sync_all(&self) -> Result<(), StoreError>;
+
     /// Removes a stream; an absent one is fine. Until [`Self::sync_removed_streams`] it may be back after a power
     /// failure.
     fn stream_remove(&self, ino: Ino) -> Result<(), StoreError>;

@@ -141,7 +141,7 @@ impl<T> Sessions<T> {
                     self.early.is_any_left_of(last, |of| of == *ino || *ino == self.root)
                 }
                 Request::StatFs { .. } => self.early.is_any_left_of(last, |_| false),
-                Request::CopyTree(_) | Request::RemoveTree { .. } => true,
+                Request::CopyTree(_) | Request::RemoveTree { .. } | Request::SyncFs { .. } => true,
                 // They are not known, so that nothing more is told early of it; and an answer that came before all is answered would not be
                 // believed.
                 Request::GetAttr { ino } => self.cache.is_early(*ino),

@@ -364,6 +364,7 @@ fn what_depends_on_what_was_written_comes_after_it() {
     let sent = world.sent.len();
     let stat = world.waits(Request::GetAttr { ino: FILE });
     let sync = world.waits(Request::Fsync { ino: FILE });
+    let sync_all = world.waits(Request::SyncFs { rank: Rank(0) });
     let close = world.waits(unlock());
     assert_eq!(world.sent.len(), sent);
     // Nor is more written before them: they are not to wait for ever.
@@ -373,8 +374,9 @@ fn what_depends_on_what_was_written_comes_after_it() {
     assert_eq!(world.sent.len(), sent + 1);
     world.data_written();
     let waited: Vec<_> = world.sent.drain(sent + 1..).map(|(_, _, request)| request).collect();
-    assert_eq!(waited, [Request::GetAttr { ino: FILE }, Request::Fsync { ino: FILE }, unlock()]);
-    assert!([stat, sync, close].into_iter().all(|call| world.answer(call).is_none()));
+    let whole = Request::SyncFs { rank: Rank(0) };
+    assert_eq!(waited, [Request::GetAttr { ino: FILE }, Request::Fsync { ino: FILE }, whole, unlock()]);
+    assert!([stat, sync, sync_all, close].into_iter().all(|call| world.answer(call).is_none()));
 }
 
 #[test]

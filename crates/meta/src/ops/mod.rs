@@ -27,6 +27,7 @@ mod set_layout;
 mod setattr;
 mod statfs;
 mod sweep;
+mod syncfs;
 mod take_numbers;
 mod tmpfile;
 mod unlink;

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use espalier_client::{Answer, Call, Opening};
 use espalier_fuse::{self as fuse, BackingId, DirBuffer, Notifier, OpenedFlags, StatXExtra};
 use espalier_proto::{
-    Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Lease, Limit, Name, Recall, Request,
-    Time,
+    Attr, Caller, Capacity, Copied, Dirent, Entry, Errno, FileType, Ino, Lease, Limit, Name, Rank, Recall,
+    Request, Time,
 };
 
 use super::flags::{self, Shape};
@@ -106,6 +106,18 @@ impl Door for FuseDoor {
                     self.tell(names.map(|(dir, name)| News::Entry(dir, name)).collect());
                 }
                 reply.ok();
+            }
+            (Answer::Done, Form::SyncFs { unique, rank, xattr }) => {
+                let rank = Rank(rank.0 + 1);
+                if usize::from(rank.0) < calls.ranks() {
+                    let form = Form::SyncFs { unique, rank, xattr };
+                    let ticket = Ticket { reply, form, begun: None };
+                    calls.call(unique, Caller::SERVER, Call::Request(Request::SyncFs { rank }), ticket);
+                } else if let Some(room) = xattr {
+                    answer_data(reply, Form::Xattr(room), &[]);
+                } else {
+                    reply.ok();
+                }
             }
             (Answer::Done, _) => reply.ok(),
             (Answer::Written(written), Form::Copy) => reply.copied(u64::from(written)),

@@ -259,7 +259,7 @@ impl OpKind {
             Request::RmDir { .. } | Request::RemoveTree { .. } => Self::RmDir,
             Request::Rename { .. } => Self::Rename,
             Request::Open { .. } => Self::Open,
-            Request::Fsync { .. } => Self::Sync,
+            Request::Fsync { .. } | Request::SyncFs { .. } => Self::Sync,
             Request::ReadDir { .. } => Self::List,
             Request::Access { .. } => Self::Access,
             Request::StatFs { .. } => Self::StatFs,

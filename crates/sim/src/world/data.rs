@@ -281,7 +281,10 @@ impl DataServer {
         let access = match &job.1 {
             Io::SyncRemoved
             | Io::Request(
-                DataRequest::Sync { .. } | DataRequest::Settle { .. } | DataRequest::Discard { .. },
+                DataRequest::Sync { .. }
+                | DataRequest::SyncAll
+                | DataRequest::Settle { .. }
+                | DataRequest::Discard { .. },
             ) => Access::Sync(0),
             Io::Request(request @ DataRequest::Fill { sync: true, .. }) => Access::Sync(request.bytes()),
             Io::Create(inos) if self.sync => Access::Sync(NOTE * inos.len()),

@@ -240,8 +240,9 @@ fn perform(store: &MemoryStore, call: StreamCall) -> Result<StreamDone, StoreErr
         StreamCall::Sync { ino } => store.stream_sync(ino)?,
         StreamCall::Settle { ino, .. } => store.stream_settle(ino)?,
         StreamCall::Remove { ino } => store.stream_remove(ino)?,
+        StreamCall::SyncStore => store.sync_all()?,
         // These are of data servers alone.
-        StreamCall::Precreate | StreamCall::Discard => {}
+        StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncServers => {}
     }
     Ok(StreamDone::Done)
 }

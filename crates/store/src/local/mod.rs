@@ -220,6 +220,14 @@ impl Store for LocalStore {
         self.streams.sync(ino)
     }
 
+    fn sync_all(&self) -> Result<(), StoreError> {
+        if self.read_only {
+            return Ok(());
+        }
+        let synced = File::open(&self.path).and_then(|dir| Ok(rustix::fs::syncfs(&dir)?));
+        synced.context("sync", &self.path)
+    }
+
     fn stream_remove(&self, ino: Ino) -> Result<(), StoreError> {
         self.streams.remove(ino)
     }

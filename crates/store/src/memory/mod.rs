@@ -279,6 +279,13 @@ impl Store for MemoryStore {
         Ok(())
     }
 
+    fn sync_all(&self) -> Result<(), StoreError> {
+        for stream in self.state().streams.values_mut() {
+            stream.durable = Some(stream.live.clone());
+        }
+        Ok(())
+    }
+
     fn stream_remove(&self, ino: Ino) -> Result<(), StoreError> {
         self.state().streams.remove(&ino);
         Ok(())
