@@ -13,7 +13,7 @@ a=$work/a b=$work/b
 mkdir "$a" "$b" "$work/second"
 cleanup() {
     exec 8>&- 9<&-
-    umount "$work/second" 2> /dev/null || true
+    umount "$work/second" "$a/top/mounted" "$work/merged" 2> /dev/null || true
     for mount in "$a" "$b"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     "$bin" cluster down "$cluster" > /dev/null 2>&1 || true
     rm -rf --one-file-system "$work"
@@ -143,6 +143,63 @@ done
 wait "$racer"
 up
 until_true agree .
+
+echo '== what is mounted on top'
+mkdir "$a"/top-{1,2,3,4} "$a/top" "$a/top/mounted"
+is "$(stat -c %i "$a"/top-? | awk '{print int($1 / 2^48)}' | sort -u | wc -l)" 4
+mount -t tmpfs tmpfs "$a/top/mounted"
+cp "$(command -v sleep)" "$a/top/sleep"
+"$a/top/sleep" 300 & sleeper=$!
+stays() {
+    mountpoint -q "$a/top/mounted" || fail "what was mounted is gone after $1"
+    is "$(readlink "/proc/$sleeper/exe")" "$a/top/sleep"
+}
+touch "$a/top-1/file"
+for to in 2 3 4 1; do
+    mv "$a"/top-?/file "$a/top-$to/file"
+    stays 'a rename to another rank'
+    [ -e "$b/top-$to/file" ] || fail 'the file is not where it was moved'
+    mv "$b/top-$to/file" "$b/top-$to/other"
+    if [ -e "$a/top-$to/file" ]; then fail 'the old name is still there'; fi
+    mv "$b/top-$to/other" "$b/top-$to/file"
+done
+for n in 0 1 2 3; do kill_server "$n"; done
+up
+touch "$a/top/again" "$b/top/too"
+stays 'a restart of all servers'
+# Another mount moves what is on the way.
+mv "$b/top" "$b/moved"
+mv "$b/moved" "$b/top"
+stays 'renames at the other mount'
+umount "$a/top/mounted"
+kill "$sleeper"
+wait "$sleeper" 2> /dev/null || true
+
+echo '== overlayfs on top'
+mkdir "$a"/lower "$work/merged"
+mkdir "$a/lower"/{1..20}
+for n in {1..20}; do echo "$n" > "$a/lower/$n/file"; done
+# Directories in the root lie at the ranks in turn, so that those that are moved from one layer's place to another change it.
+for n in 1 2 3 4; do
+    mkdir "$a/upper-$n" "$a/workdir-$n"
+    mount -t overlay overlay -o "lowerdir=$a/lower,upperdir=$a/upper-$n,workdir=$a/workdir-$n" "$work/merged"
+    for m in {1..10}; do echo more >> "$work/merged/$m/file"; done
+    cp -a "$work/merged" "$work/merged-copy"
+    cp -a "$work/merged-copy" "$work/merged/copy"
+    mkdir -p "$work/merged/new/below" "$work/merged/3/new"
+    is "$(cat "$work/merged/copy/7/file")" 7$'\n'more
+    mv "$work/merged/new" "$work/merged/newer"
+    rm -r "$work/merged"/{1,12,copy,newer}
+    mkdir "$work/merged/12"
+    is "$(ls "$work/merged/12")" ''
+    is "$(find "$work/merged" -name file | wc -l)" 18
+    is "$(cat "$work/merged/20/file")" 20
+    umount "$work/merged"
+    rm -r "$work/merged-copy"
+    rm -r "$a/upper-$n" "$a/workdir-$n"
+done
+rm -r "$a/lower"
+rm -r "$a"/top*
 
 echo '== POSIX'
 mkdir "$a/conformance" "$a/pjdfstest"

@@ -13,7 +13,7 @@ a=$work/a b=$work/b
 mkdir "$a" "$b"
 cleanup() {
     exec 8>&- 9<&-
-    umount "$work/second" 2> /dev/null || true
+    umount "$work/second" "$a/top/mounted" 2> /dev/null || true
     for mount in "$a" "$b" "$work/c"; do umount -f "$mount" 2> /dev/null || umount -l "$mount" 2> /dev/null || true; done
     for cluster in "$work"/cluster "$work"/other; do "$bin" cluster down "$cluster" > /dev/null 2>&1 || true; done
     rm -rf --one-file-system "$work"
@@ -108,6 +108,22 @@ is "$(find "$a/shared" -name 'moved-*' | wc -l)" 400
 diff <(cd "$a/shared" && ls -l --time-style=full-iso) <(cd "$b/shared" && ls -l --time-style=full-iso)
 # Neither has overwritten what the other appended: O_APPEND is the server's, not the client's, to place.
 is "$(wc -l < "$a/shared/log")" 400
+
+echo '== what is mounted on top'
+mkdir "$a/top" "$a/top/mounted"
+mount -t tmpfs tmpfs "$a/top/mounted"
+stays() { mountpoint -q "$a/top/mounted" || fail "what was mounted is gone after $1"; }
+for n in $(seq 30); do
+    touch "$b/top/$n" "$a/top/$n-here" & mv "$a/top" "$a/moved" & wait
+    mv "$a/moved" "$a/top"
+done
+stays 'changes at both mounts'
+kill_server 0
+up
+touch "$b/top/again" "$a/top/too"
+stays 'a restart of the server'
+umount "$a/top/mounted"
+rm -r "$a/top"
 
 echo '== locks'
 : > "$a/lock"

@@ -34,9 +34,6 @@ impl Floor {
         let mut command = Command::new(program);
         command.arg(FLOOR_COMMAND).arg(mountpoint.path());
         if like.file_system == "fuse.espalier" {
-            if !like.has_option("default_permissions") {
-                command.args(["-o", "nodefault_permissions"]);
-            }
             if let Some(transport) = espalier_runtime::status_of(&like.source).ok().and_then(|s| s.transport)
             {
                 command.args(["-o", &format!("transport={transport}")]);
@@ -87,9 +84,8 @@ pub fn serve_floor(
     // is removed first.
     let _ = rustix::process::setsid();
     let options = MountOptions { subtype: "espalier-floor".into(), ..options.clone() };
-    let session =
-        Session::mount("floor", mountpoint, &options, &espalier_runtime::wanted(&options, transport))
-            .map_err(|source| Error::Mount { mountpoint: mountpoint.into(), source })?;
+    let session = Session::mount("floor", mountpoint, &options, &espalier_runtime::wanted(transport))
+        .map_err(|source| Error::Mount { mountpoint: mountpoint.into(), source })?;
     let path = session.mountpoint().to_path_buf();
     std::thread::spawn(move || {
         let _ = io::stdin().lock().read_to_end(&mut Vec::new());

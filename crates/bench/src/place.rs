@@ -45,10 +45,6 @@ impl Place {
     pub(crate) fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::syncfs(fs::File::open(&self.dir)?)?)
     }
-
-    pub(crate) fn has_option(&self, name: &str) -> bool {
-        has(&self.options, name)
-    }
 }
 
 fn has(options: &str, name: &str) -> bool {

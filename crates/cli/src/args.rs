@@ -269,7 +269,7 @@ pub struct MountArgs {
     #[arg(value_hint = ValueHint::DirPath)]
     pub mountpoint: PathBuf,
     /// Mount options, separated by commas: ro, rw, sync, noatime, relatime, strictatime, nodiratime, allow_other, nosuid, nodev,
-    /// noexec, nosymfollow, lazytime, dirsync, nodefault_permissions, credentials=DIR or insecure and locks=shared or local (of servers), threads=N, slow=MILLISECONDS (log operations that take longer; 1000; 0:
+    /// noexec, nosymfollow, lazytime, dirsync, credentials=DIR or insecure and locks=shared or local (of servers), threads=N, slow=MILLISECONDS (log operations that take longer; 1000; 0:
     /// none), metrics=ADDRESS:PORT or metrics=unix:PATH (serve figures for Prometheus), and those that only mount(8) and
     /// fstab(5) mind.
     #[arg(short, long, value_name = "OPTIONS", value_delimiter = ',')]

@@ -101,8 +101,8 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             ("nodev", "") => kernel.no_dev = true,
             ("exec", "") => kernel.no_exec = false,
             ("noexec", "") => kernel.no_exec = true,
-            ("default_permissions", "") => kernel.default_permissions = true,
-            ("nodefault_permissions", "") => kernel.default_permissions = false,
+            // The kernel always checks permissions.
+            ("default_permissions", "") => {}
             ("threads", number) => {
                 threads = number
                     .parse()
@@ -162,7 +162,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
             _ => bail!(
                 "unknown mount option `{option}`; there are: ro rw sync async dirsync noatime relatime strictatime \
                  [no]diratime allow_other [no]suid [no]dev [no]exec [no]symfollow [no]lazytime context=CONTEXT \
-                 [no]default_permissions threads=N memory=SIZE \
+                 default_permissions threads=N memory=SIZE \
                  transport=auto|uring|queues slow=MILLISECONDS metrics=ADDRESS policy=FILE credentials=DIR \
                  insecure locks=shared|local cache=leases|ttl:TIME|none"
             ),

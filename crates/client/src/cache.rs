@@ -142,6 +142,22 @@ impl Cache {
         }
     }
 
+    /// The inode that a name stands for, if there is one and it is known.
+    pub fn node(&self, dir: Ino, name: &Name, now: u64) -> Option<Ino> {
+        match self.name(dir, name, now)? {
+            Binding::Inode(ino, _) => Some(ino),
+            Binding::Absent => None,
+        }
+    }
+
+    /// The names in directories for which users may have been given leases.
+    pub fn leased_names(&self, is_one: impl Fn(Ino) -> bool) -> Vec<(Ino, Name)> {
+        let records = self.records.iter().filter(|(dir, _)| is_one(**dir));
+        let names = records.flat_map(|(dir, record)| record.names.iter().map(|name| (*dir, name)));
+        let leased = names.filter(|(_, (_, known))| known.until > 0);
+        leased.map(|(dir, (name, _))| (dir, name.clone())).collect()
+    }
+
     /// An inode's attributes, if they are known.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
         self.known(ino, now).map(|(_, attr)| *attr)

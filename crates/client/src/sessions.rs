@@ -330,9 +330,11 @@ impl<T> Sessions<T> {
     /// A connection to a server has begun.
     pub fn connected(&mut self, now: u64, rank: Rank, welcome: &Welcome, told: &mut Told<T>) {
         self.client.can_ask_data_servers = !welcome.servers.data.is_empty();
-        if core::mem::replace(&mut self.root, welcome.root) != welcome.root {
+        if self.root != welcome.root {
             // Another directory has come to its place.
-            told.door.push(ForDoor::Distrust([Ino::ROOT].into()));
+            let names = self.cache.leased_names(|dir| dir == self.root);
+            self.distrust_told(names, [self.root].into(), told);
+            self.root = welcome.root;
         }
         let early = self.early.dirs();
         let goes_on = self.incarnation(rank) == Some(welcome.incarnation);
@@ -347,7 +349,7 @@ impl<T> Sessions<T> {
     }
 
     /// A server has ended the session, and refuses the connection for it. The next one begins another.
-    pub fn ended(&mut self, rank: Rank, told: &mut Told<T>) {
+    pub fn ended(&mut self, now: u64, rank: Rank, told: &mut Told<T>) {
         let Some(end) = self.end(rank) else { return };
         let Ended { distrust, lost, unlocked } = end.link.ended();
         if !unlocked.is_empty() {
@@ -362,19 +364,34 @@ impl<T> Sessions<T> {
         self.lose_renewals(rank);
         self.distrust(rank, Some(distrust), told);
         failed.append(&mut self.asking.lose(rank, told));
-        failed.into_iter().for_each(|parked| self.give_up(parked, Errno::EIO, told));
+        for parked in failed {
+            let is_lookup = matches!(parked.call, Call::Request(Request::Lookup { .. }));
+            if is_lookup && parked.course.own.is_none() && !parked.course.interrupted {
+                // It has changed nothing, and a kernel detaches what is mounted on a name whose lookup fails.
+                self.take_after(now, parked.into_asked().0, told);
+            } else {
+                self.give_up(parked, Errno::EIO, told);
+            }
+        }
         self.say(told);
     }
 
     /// What a server has told is cached no longer: it does not know of it any more if it has forgotten what it told of these inodes, and
     /// what it tells again does not say what it has changed.
     fn distrust(&mut self, rank: Rank, forgotten: Option<Vec<Ino>>, told: &mut Told<T>) {
-        self.cache.distrust_rank(rank);
-        self.forget_seen(|dir| dir.rank() == rank);
         if let Some(inos) = forgotten {
             self.behind.forget_revoked(rank);
-            told.door.push(ForDoor::Distrust(self.shown_all(inos)));
+            let names = self.cache.leased_names(|dir| dir.rank() == rank);
+            self.distrust_told(names, inos, told);
         }
+        self.cache.distrust_rank(rank);
+        self.forget_seen(|dir| dir.rank() == rank);
+    }
+
+    /// Tells the door that nothing of these names and inodes may be cached any longer.
+    fn distrust_told(&self, mut names: Vec<(Ino, Name)>, inos: Vec<Ino>, told: &mut Told<T>) {
+        names.iter_mut().for_each(|(dir, _)| *dir = self.shown_as(*dir));
+        told.door.push(ForDoor::Distrust { names, inos: self.shown_all(inos) });
     }
 
     pub fn disconnected(&mut self, rank: Rank) {
@@ -420,6 +437,10 @@ impl<T> Sessions<T> {
             }
             FromServer::AskGroups { id, pid } => told.door.push(ForDoor::Groups { rank, id, pid }),
             FromServer::Revoke { number, lease } => {
+                let node = match &lease {
+                    Lease::Name { dir, name } => self.cache.node(*dir, name, now),
+                    Lease::Inode { .. } | Lease::Exclusive { .. } => None,
+                };
                 self.cache.revoke(&lease);
                 let (Lease::Name { dir, .. } | Lease::Inode { ino: dir } | Lease::Exclusive { dir }) = lease;
                 self.forget_seen(|seen| seen == dir);
@@ -436,7 +457,7 @@ impl<T> Sessions<T> {
                     Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
                     Lease::Exclusive { dir } => Lease::Exclusive { dir: self.shown_as(dir) },
                 };
-                told.door.push(ForDoor::Revoke { rank, number, lease, is_own });
+                told.door.push(ForDoor::Revoke { rank, number, lease, node, is_own });
             }
             FromServer::Locked { wait } => {
                 end.link.locked(wait);

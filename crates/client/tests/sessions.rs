@@ -121,7 +121,10 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
     let mut told = Told::default();
     sessions.received(1500, rank, FromServer::Revoke { number: 3, lease }, &mut told);
-    assert!(matches!(told.door[..], [ForDoor::Revoke { rank: NEAR, number: 3, is_own: false, .. }]));
+    let [ForDoor::Revoke { rank: NEAR, number: 3, node, is_own: false, .. }] = told.door[..] else {
+        panic!("{:?}", told.door)
+    };
+    assert_eq!(node, Some(Ino(9)), "what the name stands for");
     assert!(told.send.is_empty(), "the door has not given it up yet");
     assert!(sessions.answer(1500, &Caller::SERVER, &lookup()).is_none());
     sessions.revoked(rank, 3, &mut told);
@@ -159,9 +162,10 @@ fn a_session_that_is_lost_fails_what_may_have_been_done_and_is_distrusted_first(
     call(&mut sessions, 0, 1, Call::Request(mkdir));
     sessions.disconnected(NEAR);
     let mut told = Told::default();
-    sessions.ended(NEAR, &mut told);
+    sessions.ended(0, NEAR, &mut told);
     assert_eq!(sessions.incarnation(NEAR), None);
-    let [ForDoor::Distrust(_), ForDoor::Answer { ticket: 1, result: Err(Errno::EIO), .. }] = &told.door[..]
+    let [ForDoor::Distrust { .. }, ForDoor::Answer { ticket: 1, result: Err(Errno::EIO), .. }] =
+        &told.door[..]
     else {
         panic!("{:?}", told.door)
     };
@@ -182,8 +186,59 @@ fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
     assert_eq!(sent(&told), (rank, id), "it is sent again, for it may have been done");
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
-    assert!(matches!(told.door[..], [ForDoor::Distrust(_)]), "{:?}", told.door);
+    assert!(matches!(told.door[..], [ForDoor::Distrust { .. }]), "{:?}", told.door);
     assert!(sessions.answer(1, &Caller::SERVER, &lookup()).is_none());
+}
+
+#[test]
+fn a_lookup_survives_the_end_of_its_session() {
+    let mut sessions = sessions();
+    let (rank, lost) = call(&mut sessions, 0, 1, lookup());
+    sessions.disconnected(NEAR);
+    let mut told = Told::default();
+    sessions.ended(0, NEAR, &mut told);
+    assert!(matches!(told.door[..], [ForDoor::Distrust { .. }]), "{:?}", told.door);
+    let told = connect(&mut sessions, NEAR, 1);
+    let (again, id) = sent(&told);
+    assert_eq!(again, rank);
+    assert_ne!(id, lost);
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
+    assert!(matches!(told.door[..], [ForDoor::Answer { ticket: 1, result: Ok(Answer::Entry(_)), .. }]));
+}
+
+#[test]
+fn restart_of_a_server_distrusts_the_names_that_it_has_leased() {
+    let mut sessions = sessions();
+    lease_root(&mut sessions);
+    let (rank, id) = call(&mut sessions, 0, 1, lookup());
+    sessions.received(0, rank, reply(id, 10_000, Ok(Reply::Entry(entry(Ino(9))))), &mut Told::default());
+    let names_of = |told: Told<u64>| {
+        told.door.into_iter().filter_map(|it| match it {
+            ForDoor::Distrust { names, inos } => Some((names, inos.contains(&Ino(9)))),
+            _ => None,
+        })
+    };
+    sessions.disconnected(FAR);
+    let told = connect(&mut sessions, FAR, 2);
+    assert_eq!(names_of(told).collect::<Vec<_>>(), [(vec![], false)], "another server's are leased still");
+    sessions.disconnected(NEAR);
+    let told = connect(&mut sessions, NEAR, 2);
+    assert_eq!(names_of(told).collect::<Vec<_>>(), [(vec![(Ino::ROOT, name())], true)]);
+}
+
+#[test]
+fn names_that_a_call_without_a_caller_has_changed_are_distrusted() {
+    let mut sessions = sessions();
+    let unlink = Call::Request(Request::Unlink { dir: Ino::ROOT, name: name(), time: None });
+    let (rank, id) = call(&mut sessions, 0, 1, unlink);
+    sessions.disconnected(NEAR);
+    assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut Told::default()), Interrupt::Heard);
+    connect(&mut sessions, NEAR, 1);
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 1000, Ok(Reply::Done)), &mut told);
+    let [ForDoor::Distrust { names, .. }] = &told.door[..] else { panic!("{:?}", told.door) };
+    assert_eq!(names[..], [(Ino::ROOT, name())]);
 }
 
 #[test]
@@ -227,7 +282,9 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     assert!(matches!(&told.door[..], [ForDoor::Changed(inos)] if inos[..] == [Ino::ROOT, Ino(9)]));
     // Another directory in its place: what was told of names in the root is not so any more.
     let told = connect_below(Ino(5), &mut sessions, NEAR, 2);
-    assert!(told.door.iter().any(|it| matches!(it, ForDoor::Distrust(inos) if inos.contains(&Ino::ROOT))));
+    assert!(
+        told.door.iter().any(|it| matches!(it, ForDoor::Distrust { inos, .. } if inos.contains(&Ino::ROOT)))
+    );
     assert_eq!(call(&mut sessions, 5, 3, get_attr()).0, NEAR);
 }
 

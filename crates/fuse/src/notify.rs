@@ -12,10 +12,11 @@ use std::fmt;
 use std::io::{self, IoSlice};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// A bounded queue of notifications, sent in order. Each method returns false when the queue is full or the mount is
-/// gone; nothing is then queued and nothing older is lost.
+/// A bounded queue of notifications. Notifications of one inode or directory are sent in order. Each method returns
+/// false when the queue is full or the mount is gone; nothing is then queued and nothing older is lost.
 #[derive(Clone)]
 pub struct Notifier(Arc<Shared>);
 
@@ -25,40 +26,77 @@ struct Shared {
     capacity: usize,
     channel: Channel,
     slots: Arc<Slots>,
+    /// Whether the kernel can expire a name. Else it drops the name.
+    can_expire: bool,
 }
 
 #[derive(Default)]
 struct Queue {
-    notes: VecDeque<Note>,
+    notes: VecDeque<(u64, Note)>,
+    /// The number of the next note.
+    next: u64,
+    /// One for each note that a thread is sending.
+    sending: Vec<Sending>,
+    threads: usize,
+    /// Threads that wait for a note. More than one are not needed.
+    idle: usize,
     closed: bool,
+}
+
+/// A note that the kernel has and may not have acted on.
+struct Sending {
+    number: u64,
+    /// The directory that the kernel locks for it.
+    parent: Option<u64>,
+    since: Instant,
 }
 
 enum Note {
     Inode { node: u64, offset: i64, length: i64 },
-    Entry { parent: u64, name: Box<[u8]>, expire: bool },
+    Entry { parent: u64, name: Box<[u8]>, expire: bool, done: Option<Action> },
     Delete { parent: u64, node: u64, name: Box<[u8]> },
-    Epoch,
     Prune(Box<[u64]>),
-    Fence(Box<dyn FnOnce() + Send>),
+    Fence(Action),
 }
 
+type Action = Box<dyn FnOnce() + Send>;
+
 impl Notifier {
-    pub(crate) fn start(channel: Channel, slots: Arc<Slots>, capacity: usize) -> io::Result<Notifier> {
-        let queue = Mutex::new(Queue::default());
-        let notifier =
-            Notifier(Arc::new(Shared { queue, changed: Condvar::new(), capacity, channel, slots }));
-        let shared = Arc::clone(&notifier.0);
-        std::thread::Builder::new().name("fuse-notify".into()).spawn(move || {
-            while let Some(note) = shared.next() {
-                if note.takes_back() {
-                    shared.slots.settle();
-                }
-                if catch_unwind(AssertUnwindSafe(|| note.send(&shared.channel))).is_err() {
-                    tracing::error!("a fence panicked");
-                }
-            }
-        })?;
+    /// Threads that may wait for the kernel at a time.
+    const THREADS: usize = 64;
+
+    pub(crate) fn start(
+        channel: Channel,
+        slots: Arc<Slots>,
+        capacity: usize,
+        can_expire: bool,
+    ) -> io::Result<Notifier> {
+        let queue = Mutex::new(Queue { threads: 1, ..Queue::default() });
+        let changed = Condvar::new();
+        let notifier = Notifier(Arc::new(Shared { queue, changed, capacity, channel, slots, can_expire }));
+        notifier.start_thread()?;
         Ok(notifier)
+    }
+
+    fn start_thread(&self) -> io::Result<()> {
+        let shared = Arc::clone(&self.0);
+        std::thread::Builder::new().name("fuse-notify".into()).spawn(move || shared.send_all())?;
+        Ok(())
+    }
+
+    /// Starts another thread if all threads have waited for the kernel for so long, and there is more to send.
+    pub fn relieve(&self, patience: Duration) {
+        let mut queue = self.0.lock();
+        let is_stuck = queue.idle == 0 && queue.sending.iter().all(|it| it.since.elapsed() >= patience);
+        if !is_stuck || queue.threads >= Self::THREADS || queue.closed || queue.ready().is_none() {
+            return;
+        }
+        queue.threads += 1;
+        drop(queue);
+        if let Err(error) = self.start_thread() {
+            self.0.lock().threads -= 1;
+            tracing::warn!(%error, "cannot start a thread for notifications");
+        }
     }
 
     /// Drops cached attributes, and pages from `offset` on: `length` bytes, to the end if zero, none if `offset` is
@@ -72,14 +110,16 @@ impl Notifier {
         Note::Inode { node, offset: -1, length: 0 }.send(&self.0.channel);
     }
 
-    /// Drops a name, and what is cached below it.
+    /// Drops a name and all that is cached below it, and detaches what is mounted there.
     pub fn inval_entry(&self, parent: u64, name: &[u8]) -> bool {
-        self.push(Note::Entry { parent, name: name.into(), expire: false })
+        self.push(Note::Entry { parent, name: name.into(), expire: false, done: None })
     }
 
-    /// Makes the kernel look a name up again at its next use. Needs HAS_EXPIRE_ONLY granted.
-    pub fn expire_entry(&self, parent: u64, name: &[u8]) -> bool {
-        self.push(Note::Entry { parent, name: name.into(), expire: true })
+    /// Makes the kernel look a name up again at its next use, which keeps what is mounted below it if it stands for
+    /// the same node. Calls `done`, as [`Self::fence`] does, once the kernel has expired the name. Without
+    /// HAS_EXPIRE_ONLY granted this does what [`Self::inval_entry`] does.
+    pub fn expire_entry(&self, parent: u64, name: &[u8], done: Option<Action>) -> bool {
+        self.push(Note::Entry { parent, name: name.into(), expire: self.0.can_expire, done })
     }
 
     /// Tells that a name was removed elsewhere, so that inotify watchers hear of it.
@@ -87,13 +127,8 @@ impl Notifier {
         self.push(Note::Delete { parent, node, name: name.into() })
     }
 
-    /// Distrusts every name cached until now, at once and by the caller's thread: the kernel takes no lock for it. Needs
-    /// [`crate::Granted::epoch`].
-    pub fn inc_epoch(&self) {
-        Note::Epoch.send(&self.0.channel);
-    }
-
-    /// Asks the kernel to give up nodes that nobody uses. Needs [`crate::Granted::prune`].
+    /// Asks the kernel to give up nodes that nobody uses, and their names. It locks no directory for that. Needs
+    /// [`crate::Granted::prune`].
     pub fn prune(&self, nodes: &[u64]) -> bool {
         self.push(Note::Prune(nodes.into()))
     }
@@ -125,8 +160,10 @@ impl Notifier {
             return false;
         }
         // What has been queued last, and not sent, comes after what this is for, too.
-        if !queue.notes.back().is_some_and(|last| note.is_as(last)) {
-            queue.notes.push_back(note);
+        if !queue.notes.back().is_some_and(|(_, last)| note.is_as(last)) {
+            let number = queue.next;
+            queue.next += 1;
+            queue.notes.push_back((number, note));
         }
         drop(queue);
         self.0.changed.notify_one();
@@ -146,17 +183,51 @@ impl Shared {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn next(&self) -> Option<Note> {
+    /// Sends notes until another thread waits for the next one, or the mount is gone.
+    fn send_all(&self) {
         let mut queue = self.lock();
-        loop {
-            if queue.closed {
-                return None;
+        while !queue.closed {
+            let Some((number, note)) = queue.take() else {
+                if queue.idle > 0 {
+                    break;
+                }
+                queue.idle += 1;
+                queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                queue.idle -= 1;
+                continue;
+            };
+            drop(queue);
+            if note.takes_back() {
+                self.slots.settle();
             }
-            if let Some(note) = queue.notes.pop_front() {
-                return Some(note);
+            if catch_unwind(AssertUnwindSafe(|| note.send(&self.channel))).is_err() {
+                tracing::error!("a fence panicked");
             }
-            queue = self.changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = self.lock();
+            queue.sending.retain(|it| it.number != number);
         }
+        queue.threads -= 1;
+    }
+}
+
+impl Queue {
+    fn take(&mut self) -> Option<(u64, Note)> {
+        let place = self.ready()?;
+        let (number, note) = self.notes.remove(place)?;
+        self.sending.push(Sending { number, parent: note.parent(), since: Instant::now() });
+        Some((number, note))
+    }
+
+    /// The place of the first note that can be sent now. A name waits for others of its directory, because the kernel
+    /// locks that for each; a fence waits for all notes before it.
+    fn ready(&self) -> Option<usize> {
+        self.notes.iter().enumerate().position(|(place, (number, note))| match note {
+            Note::Fence(_) => place == 0 && self.sending.iter().all(|it| it.number > *number),
+            note => {
+                let parent = note.parent();
+                parent.is_none() || self.sending.iter().all(|it| it.parent != parent)
+            }
+        })
     }
 }
 
@@ -176,13 +247,22 @@ impl Note {
         matches!(self, Note::Inode { .. } | Note::Entry { .. } | Note::Delete { .. })
     }
 
+    fn parent(&self) -> Option<u64> {
+        match self {
+            Note::Entry { parent, .. } | Note::Delete { parent, .. } => Some(*parent),
+            Note::Inode { .. } | Note::Prune(_) | Note::Fence(_) => None,
+        }
+    }
+
     fn send(self, channel: &Channel) {
+        let mut then = None;
         let sent = match self {
             Note::Inode { node, offset, length } => {
                 let out = abi::NotifyInodeOut { node, offset, length };
                 channel.send(0, notify::INVAL_INODE, &[IoSlice::new(out.as_bytes())])
             }
-            Note::Entry { parent, name, expire } => {
+            Note::Entry { parent, name, expire, done } => {
+                then = done;
                 let flags = if expire { notify::EXPIRE_ONLY } else { 0 };
                 let out = abi::NotifyEntryOut { parent, name_len: name.len() as u32, flags };
                 channel.send(0, notify::INVAL_ENTRY, &named(out.as_bytes(), &name))
@@ -191,7 +271,6 @@ impl Note {
                 let out = abi::NotifyDeleteOut { parent, node, name_len: name.len() as u32, _pad: 0 };
                 channel.send(0, notify::DELETE, &named(out.as_bytes(), &name))
             }
-            Note::Epoch => channel.send(0, notify::INC_EPOCH, &[]),
             Note::Prune(nodes) => {
                 let out = abi::NotifyPruneOut { count: nodes.len() as u32, ..Default::default() };
                 let body = [IoSlice::new(out.as_bytes()), IoSlice::new(nodes.as_bytes())];
@@ -206,6 +285,9 @@ impl Note {
             // What was not cached need not be forgotten; what is unmounted neither.
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NODEV | Errno::NOTCONN) => {}
             Err(error) => tracing::debug!(%error, "the kernel refused a notification"),
+        }
+        if let Some(done) = then {
+            done();
         }
     }
 }

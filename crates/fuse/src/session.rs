@@ -63,8 +63,6 @@ pub struct Granted {
     pub flags: InitFlags,
     pub max_write: u32,
     pub max_readahead: u32,
-    /// [`Notifier::inc_epoch`] works.
-    pub epoch: bool,
     /// [`Notifier::prune`] works.
     pub prune: bool,
     /// What is written through an opening with [`OpenedFlags::DIRECT_IO`](crate::OpenedFlags) is taken out of the
@@ -184,7 +182,8 @@ impl Session {
 
     /// Starts a queue of at most `capacity` notifications, and its thread. It closes when the session ends.
     pub fn notifier(&mut self, capacity: usize) -> io::Result<Notifier> {
-        let notifier = Notifier::start(self.channel.clone(), Arc::clone(&self.slots), capacity)?;
+        let can_expire = self.granted.flags.contains(InitFlags::HAS_EXPIRE_ONLY);
+        let notifier = Notifier::start(self.channel.clone(), Arc::clone(&self.slots), capacity, can_expire)?;
         self.notifiers.push(notifier.clone());
         Ok(notifier)
     }
@@ -296,7 +295,6 @@ fn negotiate(offer: &Init, wanted: &Wanted) -> (Granted, abi::InitOut) {
         flags,
         max_write,
         max_readahead,
-        epoch: minor >= abi::MINOR_EPOCH,
         prune: minor >= abi::MINOR_PRUNE,
         coherent_direct_writes: minor >= abi::MINOR_COHERENT,
     };
@@ -352,13 +350,13 @@ mod tests {
         assert_eq!(u64::from(out.flags) | u64::from(out.flags2) << 32, granted.flags.bits());
         assert_eq!((out.max_write, out.max_pages, out.max_stack_depth), (1 << 20, 256, 1));
         assert_eq!((out.max_background, out.congestion_threshold, out.max_readahead), (64, 48, 131_072));
-        assert!(granted.epoch && granted.prune);
+        assert!(granted.prune);
 
         let poor = Init { minor: 36, flags: ALWAYS | InitFlags::DONT_MASK, ..OFFER };
         let (granted, out) = negotiate(&poor, &wanted);
         assert_eq!((granted.minor, granted.flags), (36, ALWAYS | InitFlags::DONT_MASK));
         assert_eq!(out.max_stack_depth, 0);
-        assert!(!granted.epoch && !granted.prune);
+        assert!(!granted.prune);
     }
 
     #[test]

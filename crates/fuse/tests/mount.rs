@@ -39,6 +39,8 @@ struct Memory {
     transport: Mutex<Option<Transport>>,
     /// What an `fsync` waits for.
     syncs: Syncs,
+    /// The lookup of the name `held`.
+    held: Mutex<Option<Reply>>,
 }
 
 /// Every other `fsync` keeps its thread until it may end, and the others are answered then.
@@ -131,6 +133,7 @@ impl Filesystem for Memory {
             match name {
                 b"dropped" => return drop(reply),
                 b"panic" => panic!("as told"),
+                b"held" => return *self.held.lock().unwrap() = Some(reply),
                 b"later" => {
                     // Answered by another thread after this one has gone on to other requests.
                     std::thread::spawn(move || {
@@ -352,6 +355,8 @@ over_both_transports! {
     a_dropped_reply_and_a_panic_cost_that_request_only,
     a_reply_may_come_later_and_from_another_thread,
     notifications_make_the_kernel_forget,
+    expired_names_keep_what_is_mounted_on_them,
+    a_notification_that_waits_for_a_directory_holds_up_no_other,
     pruned_nodes_are_forgotten,
     a_full_notifier_says_so,
     a_backing_file_is_read_and_written_without_us,
@@ -499,14 +504,11 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
     assert_eq!(mounted.lookups_during(look), 0);
 
     assert!(mounted.granted.flags.contains(InitFlags::HAS_EXPIRE_ONLY));
-    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
-    mounted.settle();
+    let (expired, done) = mpsc::channel();
+    let then = Box::new(move || expired.send(()).unwrap());
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", Some(then)));
+    done.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!(mounted.lookups_during(look), 1);
-
-    if mounted.granted.epoch {
-        mounted.notifier.inc_epoch();
-        assert_eq!(mounted.lookups_during(look), 1);
-    }
 
     // The file changes behind the kernel's back.
     let node = fs::metadata(mounted.path("a")).unwrap().ino();
@@ -523,6 +525,60 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
     assert!(mounted.notifier.delete(ROOT_NODE, node, b"a"));
     mounted.settle();
     assert_eq!(fs::metadata(mounted.path("a")).unwrap_err().kind(), ErrorKind::NotFound);
+    mounted.end();
+}
+
+fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    fs::write(mounted.path("a"), b"below").unwrap();
+    let top = tempfile::NamedTempFile::new().unwrap();
+    fs::write(top.path(), b"on top").unwrap();
+    rustix::mount::mount_bind(top.path(), mounted.path("a")).unwrap();
+    let read = || fs::read(mounted.path("a")).unwrap();
+    assert_eq!(read(), b"on top");
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", None));
+    mounted.settle();
+    assert_eq!(mounted.lookups_during(|| assert_eq!(read(), b"on top")), 1);
+    if mounted.granted.prune {
+        let node = mounted.filesystem.state.lock().unwrap().names[&b"a"[..]];
+        assert!(mounted.notifier.prune(&[node]));
+        mounted.settle();
+        assert_eq!(read(), b"on top");
+    }
+    // The name stands for something else.
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", None));
+    mounted.settle();
+    mounted.filesystem.state.lock().unwrap().add(b"a");
+    assert_eq!(read(), b"");
+    mounted.end();
+}
+
+fn a_notification_that_waits_for_a_directory_holds_up_no_other(transport: Transport) {
+    let mounted = mount(transport, Memory::default(), &MountOptions::default());
+    let (done, order) = mpsc::channel();
+    let tell = |what: &'static str| {
+        let done = done.clone();
+        move || done.send(what).unwrap()
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(errno(fs::metadata(mounted.path("held"))), ENOENT));
+        eventually("it is looked up", || mounted.filesystem.held.lock().unwrap().is_some());
+        // The kernel has locked the directory for the lookup.
+        assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", Some(Box::new(tell("locked")))));
+        assert!(mounted.notifier.expire_entry(ROOT_NODE, b"b", Some(Box::new(tell("after it")))));
+        assert!(mounted.notifier.expire_entry(4711, b"a", Some(Box::new(tell("other")))));
+        assert!(mounted.notifier.fence(tell("fence")));
+        assert!(order.recv_timeout(Duration::from_millis(200)).is_err());
+        mounted.notifier.relieve(Duration::from_secs(3600));
+        assert!(order.recv_timeout(Duration::from_millis(200)).is_err());
+        mounted.notifier.relieve(Duration::from_millis(100));
+        assert_eq!(order.recv_timeout(Duration::from_secs(60)).unwrap(), "other");
+        assert!(order.recv_timeout(Duration::from_millis(200)).is_err());
+        mounted.filesystem.held.lock().unwrap().take().unwrap().error(ENOENT);
+    });
+    for what in ["locked", "after it", "fence"] {
+        assert_eq!(order.recv_timeout(Duration::from_secs(60)).unwrap(), what);
+    }
     mounted.end();
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use espalier_client::Answer;
-use espalier_proto::{Errno, Ino, Lease, Recall};
+use espalier_proto::{Errno, Ino, Lease, Name, Recall};
 use espalier_runtime::{Calls, Door, Outcome};
 use tokio::sync::oneshot;
 
@@ -55,11 +55,11 @@ impl Door for LibraryDoor {
         let _ = told.send(answer);
     }
 
-    fn revoke(&self, _: &Lease, _: bool, done: impl FnOnce() + Send + 'static) {
+    fn revoke(&self, _: &Lease, _: Option<Ino>, _: bool, done: impl FnOnce() + Send + 'static) {
         done();
     }
 
-    fn distrust(&self, _: &[Ino]) {}
+    fn distrust(&self, _: Vec<(Ino, Name)>, _: &[Ino]) {}
 
     fn recall(&self, _: &[Recall]) {}
 

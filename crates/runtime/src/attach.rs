@@ -43,8 +43,8 @@ pub fn mount_servers(
     // Before mounting, so that whoever may not connect is told so.
     let first = runtime.block_on(servers.reach())?;
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
-    let (mut session, kernel) = start_session(source, mountpoint, options, true)?;
-    let door = FuseDoor::new(kernel.default_permissions, Atime::Relative, options.ttl, session.granted());
+    let mut session = start_session(source, mountpoint, options, true)?;
+    let door = FuseDoor::new(Atime::Relative, options.ttl, session.granted());
     set_notifiers(&mut session, &door)?;
     recorder.into_iter().for_each(|recorder| door.set_recorder(recorder));
     let remote = {

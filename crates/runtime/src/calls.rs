@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_client::{Answer, Call, Interrupt};
-use espalier_proto::{Caller, Errno, Ino, Lease, LockOwner, Recall, Request};
+use espalier_proto::{Caller, Errno, Ino, Lease, LockOwner, Name, Recall, Request};
 
 /// Where calls come from and answers go to.
 pub trait Door: Sized + Send + Sync + 'static {
@@ -32,11 +32,12 @@ pub trait Door: Sized + Send + Sync + 'static {
         lease: Duration,
     );
 
-    /// Calls `done` when what the lease is for is cached no longer. `is_own`: what a call through the door changes waits for that.
-    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static);
+    /// Calls `done` when what the lease is for is cached no longer. `node`: what the name stands for, if that is known. `is_own`: what
+    /// a call through the door changes waits for that.
+    fn revoke(&self, lease: &Lease, node: Option<Ino>, is_own: bool, done: impl FnOnce() + Send + 'static);
 
-    /// No name that has been told until now may be cached any longer, and nothing of these inodes.
-    fn distrust(&self, inos: &[Ino]);
+    /// Nothing of these names and inodes may be cached any longer.
+    fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]);
 
     /// Those who call through the door need not know these inodes any longer.
     fn recall(&self, recalls: &[Recall]);

@@ -45,10 +45,6 @@ const FMODE_EXEC: u32 = 0x20;
 
 /// Answers to the kernel.
 pub struct FuseDoor {
-    /// The kernel checks permissions, so that it may cache every name for every caller.
-    kernel_checks: bool,
-    /// The kernel can be told to distrust all names.
-    has_epochs: bool,
     /// The kernel can be asked to forget inodes by their numbers.
     can_prune: bool,
     /// What is written past the kernel's cache, the kernel also takes out of it.
@@ -74,8 +70,16 @@ pub struct FuseDoor {
     copies: Copies,
     /// Calls whose callers have got a signal that did not end them. The kernel does not tell of the next one.
     signalled: Mutex<Vec<u64>>,
-    /// Revocations that the kernel has not carried out yet, oldest first.
-    revoking: Mutex<VecDeque<(Instant, Once)>>,
+    /// Revocations of names that the kernel has not carried out yet, oldest first.
+    revoking: Mutex<VecDeque<Revoking>>,
+}
+
+/// A revocation of a name.
+struct Revoking {
+    since: Instant,
+    /// What the name stands for, if that is known.
+    node: Option<Ino>,
+    done: Once,
 }
 
 struct Backing {
@@ -105,11 +109,8 @@ enum Form {
     Plain,
     /// An extended attribute's value or a list of names, of which only the size is asked with 0.
     Xattr(u32),
-    /// Of a change that may take from somebody the right to search a directory.
-    Restricting,
-    /// Of names, which the kernel then takes for cached for as long as those that they had before.
-    /// On kernels that can only be told to forget single names, these.
-    Moving(Option<Box<[(Ino, Name); 2]>>),
+    /// Of these names, on a mount of servers. The kernel gives the names that it has moved the validity of the old ones.
+    Moving(Box<[(Ino, Name); 2]>),
     /// Of a file that is opened with these flags. `uncached`: others may write to it, and it is opened to be appended to, or past the cache. It
     /// may end elsewhere than the kernel believes, which reads nothing behind that, nor caches what is written, unless it is told to leave
     /// both to us.
@@ -282,11 +283,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::Lookup { name: bytes } => plain(Request::Lookup { dir: ino, name: name(bytes)? }),
             Op::GetAttr { .. } => plain(Request::GetAttr { ino }),
             Op::StatX { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::StatX)),
-            Op::SetAttr(ref set) => {
-                let searchable = set.mode.is_none_or(|mode| mode & mode::ANY_EXEC == mode::ANY_EXEC);
-                let form = if searchable { Form::Plain } else { Form::Restricting };
-                Ok((Call::Request(Request::SetAttr { ino, set: set_attr(set) }), form))
-            }
+            Op::SetAttr(ref set) => plain(Request::SetAttr { ino, set: set_attr(set) }),
             Op::ReadLink => plain(Request::ReadLink { ino }),
             Op::Symlink { name, target } => create(name, NewNode::Symlink(target.into()), 0o777, 0),
             Op::MkDir { name, mode, umask } => create(name, NewNode::Directory, mode, umask),
@@ -329,7 +326,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 let flags = RenameFlags::from_bits(flags).ok_or(Errno::EINVAL)?;
                 let (from, to) = (name(from)?, name(new_name)?);
                 let names = || Box::new([(ino, from.clone()), (Ino(new_parent), to.clone())]);
-                let form = Form::Moving((!self.calls.door().has_epochs).then(names));
+                let form = if self.is_shared { Form::Moving(names()) } else { Form::Plain };
                 let request = Request::Rename { from_dir: ino, from, to_dir: Ino(new_parent), to, flags };
                 Ok((Call::Request(request), form))
             }
@@ -463,13 +460,11 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
 
 impl FuseDoor {
     /// `atime`: who reads directories is to be seen each time only with [`Atime::Always`].
-    pub fn new(kernel_checks: bool, atime: Atime, ttl: Option<Duration>, granted: &Granted) -> Self {
+    pub fn new(atime: Atime, ttl: Option<Duration>, granted: &Granted) -> Self {
         let kernel_can = granted.flags.contains(fuse::InitFlags::NO_OPENDIR_SUPPORT);
         Self {
-            kernel_opens_directories: kernel_can && kernel_checks && atime != Atime::Always && ttl.is_none(),
+            kernel_opens_directories: kernel_can && atime != Atime::Always && ttl.is_none(),
             ttl,
-            kernel_checks,
-            has_epochs: granted.epoch,
             can_prune: granted.prune,
             writes_directly: granted.coherent_direct_writes,
             shares_locks: granted

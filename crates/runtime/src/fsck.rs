@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use espalier_meta::{Check, Finding};
-use espalier_proto::{Errno, Ino, Lease, Recall, ServerId};
+use espalier_proto::{Errno, Ino, Lease, Name, Recall, ServerId};
 use espalier_store::{Store, Superblock};
 
 use crate::calls::{Calls, Door, Outcome};
@@ -151,9 +151,9 @@ impl Door for Closed {
 
     fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>, _: Duration) {}
 
-    fn revoke(&self, _: &Lease, _: bool, _: impl FnOnce() + Send + 'static) {}
+    fn revoke(&self, _: &Lease, _: Option<Ino>, _: bool, _: impl FnOnce() + Send + 'static) {}
 
-    fn distrust(&self, _: &[Ino]) {}
+    fn distrust(&self, _: Vec<(Ino, Name)>, _: &[Ino]) {}
 
     fn recall(&self, _: &[Recall]) {}
 

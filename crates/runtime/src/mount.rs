@@ -58,8 +58,8 @@ pub fn mount(
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let name = source.to_string_lossy();
-    let (mut session, kernel) = start_session(&name, mountpoint, options, false)?;
-    let door = FuseDoor::new(kernel.default_permissions, volume.meta.atime(), None, session.granted());
+    let mut session = start_session(&name, mountpoint, options, false)?;
+    let door = FuseDoor::new(volume.meta.atime(), None, session.granted());
     set_notifiers(&mut session, &door)?;
     let is_recorded = recorder.is_some();
     recorder.into_iter().for_each(|recorder| door.set_recorder(recorder));
@@ -122,21 +122,22 @@ pub fn mount(
     })
 }
 
-/// Mounts, for requests to be served, and says what the kernel has been told. `is_shared`: others may change what the kernel
+/// Mounts, for requests to be served. `is_shared`: others may change what the kernel
 /// caches.
 pub(crate) fn start_session(
     name: &str,
     mountpoint: &Path,
     options: &MountOptions,
     is_shared: bool,
-) -> Result<(Session, espalier_fuse::MountOptions), Error> {
+) -> Result<Session, Error> {
     let failed = |error| Error::Mount { mountpoint: mountpoint.into(), source: error };
     espalier_fuse::detach_dead(mountpoint).map_err(|source| Error::Io {
         what: format!("cannot remove a dead mount from {}", mountpoint.display()),
         source,
     })?;
-    let mut kernel = options.kernel.clone();
-    let mut wanted = wanted(&kernel, options.transport);
+    // Names that the kernel has cached are good for every caller, so it must check who may search a directory.
+    let kernel = espalier_fuse::MountOptions { default_permissions: true, ..options.kernel.clone() };
+    let mut wanted = wanted(options.transport);
     if is_shared {
         // Streams are on other machines.
         wanted.flags.remove(InitFlags::PASSTHROUGH);
@@ -144,19 +145,11 @@ pub(crate) fn start_session(
         wanted.flags.set(InitFlags::AUTO_INVAL_DATA, options.ttl.is_some());
         wanted.flags.set(InitFlags::POSIX_LOCKS | InitFlags::FLOCK_LOCKS, !options.local_locks);
     }
-    let mut session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;
-    if !session.granted().epoch && !kernel.default_permissions {
-        // Without epochs the kernel cannot be told to distrust names that a caller may not look up any more: let it
-        // check permissions itself.
-        drop(session);
-        kernel.default_permissions = true;
-        wanted.flags |= InitFlags::POSIX_ACL;
-        session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;
-    }
+    let session = Session::mount(name, mountpoint, &kernel, &wanted).map_err(failed)?;
     if is_shared {
         read_further_ahead(session.mountpoint());
     }
-    Ok((session, kernel))
+    Ok(session)
 }
 
 /// What comes from other machines takes a while. A kernel by itself reads no more than 128 KiB ahead of who reads a file from its beginning on,
@@ -232,7 +225,7 @@ fn mounted_on(mountpoint: &Path) -> Option<u32> {
 }
 
 /// What is asked of the kernel at the first message.
-pub fn wanted(kernel: &espalier_fuse::MountOptions, transport: Option<Transport>) -> Wanted {
+pub fn wanted(transport: Option<Transport>) -> Wanted {
     let mut flags = InitFlags::ASYNC_READ
         | InitFlags::DONT_MASK
         | InitFlags::DO_READDIRPLUS
@@ -241,9 +234,9 @@ pub fn wanted(kernel: &espalier_fuse::MountOptions, transport: Option<Transport>
         | InitFlags::NO_OPENDIR_SUPPORT
         | InitFlags::HANDLE_KILLPRIV_V2
         | InitFlags::PASSTHROUGH
-        | InitFlags::DIRECT_IO_ALLOW_MMAP;
-    // A kernel that checks permissions must know the access control lists.
-    flags.set(InitFlags::POSIX_ACL, kernel.default_permissions);
+        | InitFlags::DIRECT_IO_ALLOW_MMAP
+        | InitFlags::HAS_EXPIRE_ONLY
+        | InitFlags::POSIX_ACL;
     flags.set(InitFlags::OVER_IO_URING, transport != Some(Transport::Queues));
     Wanted { flags, ..Wanted::default() }
 }

@@ -160,7 +160,7 @@ impl<D: Door> Remote<D> {
     /// A server has ended the session.
     pub fn ended(&self, rank: Rank) {
         let _turn = self.receive();
-        self.with_machine(|sessions, _, told| sessions.ended(rank, told));
+        self.with_machine(|sessions, now, told| sessions.ended(now, rank, told));
     }
 
     pub fn disconnected(&self, rank: Rank) {
@@ -257,15 +257,15 @@ impl<D: Door> Remote<D> {
                 self.tracer.end(self.tracer.served(self.tracer.place(), id));
                 self.answer(ticket, result, lease_ms);
             }
-            ForDoor::Revoke { rank, number, lease, is_own } => {
+            ForDoor::Revoke { rank, number, lease, node, is_own } => {
                 let remote = Weak::clone(&self.own);
-                self.door.revoke(&lease, is_own, move || {
+                self.door.revoke(&lease, node, is_own, move || {
                     if let Some(remote) = remote.upgrade() {
                         remote.with_machine(|sessions, _, told| sessions.revoked(rank, number, told));
                     }
                 });
             }
-            ForDoor::Distrust(inos) => self.door.distrust(&inos),
+            ForDoor::Distrust { names, inos } => self.door.distrust(names, &inos),
             ForDoor::Recall(recalls) => self.door.recall(&recalls),
             ForDoor::Changed(inos) => self.door.changed(&inos),
             ForDoor::Groups { rank, id, pid } => self.tell_groups(rank, id, pid),

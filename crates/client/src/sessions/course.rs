@@ -8,9 +8,9 @@ use espalier_proto::{
     Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched, write_list,
 };
 
-use super::end::Parked;
+use super::end::{Parked, changed_names};
 use super::own::{Left, Own, Step};
-use super::{Asked, ForDoor, Sessions, Told, Waiter};
+use super::{Asked, Sessions, Told, Waiter};
 use crate::cache::{Page, Term};
 use crate::{Answer, Call, Changes, Next, Sighting};
 
@@ -100,7 +100,12 @@ impl<T> Sessions<T> {
         };
         let given_up = end.given_up.remove(&id);
         let is_doubtful =
-            given_up || result.is_err() && !(touched.attrs.is_empty() && touched.others.is_empty());
+            given_up.is_some() || result.is_err() && !(touched.attrs.is_empty() && touched.others.is_empty());
+        let names = match (&given_up, &parked) {
+            (Some(names), _) => names.clone(),
+            (None, Some(parked)) if is_doubtful => changed_names(&parked.call),
+            _ => Vec::new(),
+        };
         // Of what nobody waits for it is not known when it was asked. Milliseconds that have begun count.
         let sent = parked.as_ref().map(|parked| parked.sent);
         let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
@@ -115,13 +120,13 @@ impl<T> Sessions<T> {
         if let Some((ino, bytes)) = whole {
             self.cache.learn(ino, bytes.into(), lease, now);
         }
-        if given_up {
+        if given_up.is_some() {
             self.cache.distrust();
         }
         if is_doubtful {
             // What it has changed was told to nobody.
             let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
-            told.door.push(ForDoor::Distrust(self.shown_all(changed.collect())));
+            self.distrust_told(names, changed.collect(), told);
         }
     }
 

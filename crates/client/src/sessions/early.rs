@@ -423,7 +423,7 @@ impl<T> Sessions<T> {
                 self.cache.made_early(dir, name, entry, until, now);
                 if until == 0 || !entry.name_leased || !entry.attr_leased {
                     // Callers were told that they may cache it.
-                    told.door.push(ForDoor::Distrust([ino].into()));
+                    self.distrust_told([(dir, name.clone())].into(), [ino].into(), told);
                 }
             }
             (Ok(Reply::Done), What::Name(name)) => self.cache.removed_early(dir, name),
@@ -441,7 +441,7 @@ impl<T> Sessions<T> {
         let Change { dir, what, ino, .. } = change;
         let (name, places) = match what {
             // Who reads what is not known any more learns it.
-            What::Opening => return told.door.push(ForDoor::Distrust([ino].into())),
+            What::Opening => return self.distrust_told(Vec::new(), [ino].into(), told),
             What::Bytes => (None, Vec::from([ino])),
             What::Name(name) => (Some(name), Vec::from([ino, dir])),
         };
@@ -451,8 +451,9 @@ impl<T> Sessions<T> {
         while self.early.failed.len() > MOST {
             self.early.failed.pop_first();
         }
+        let names = name.iter().map(|name| (dir, name.clone())).collect();
+        self.distrust_told(names, places, told);
         let dir = self.shown_as(dir);
-        told.door.push(ForDoor::Distrust(self.shown_all(places)));
         told.door.push(ForDoor::Failed { dir, ino, name, errno });
     }
 

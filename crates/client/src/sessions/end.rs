@@ -2,12 +2,13 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Caller, FromClient, Request, RequestId};
-use hashbrown::{HashMap, HashSet};
+use espalier_proto::{Caller, FromClient, Ino, Name, Request, RequestId};
+use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
 use super::course::Course;
 use super::{Asked, Waiter};
+use crate::cache::Subject;
 use crate::{Call, Link};
 
 /// A client's end of its session with one server.
@@ -19,8 +20,8 @@ pub(super) struct End<T> {
     pub parked: HashMap<RequestId, Parked<T>, FxBuildHasher>,
     /// Calls that wait for a lock, by the number under which they do.
     pub waits: HashMap<u64, Parked<T>, FxBuildHasher>,
-    /// Requests that nobody waits for any more, and that may be done all the same.
-    pub given_up: HashSet<RequestId, FxBuildHasher>,
+    /// Requests that nobody waits for and that the server may still do, with the names that each may change.
+    pub given_up: HashMap<RequestId, Vec<(Ino, Name)>, FxBuildHasher>,
 }
 
 /// A call that waits.
@@ -43,6 +44,13 @@ impl<T> Parked<T> {
     }
 }
 
+/// The names that a call may change.
+pub(super) fn changed_names(call: &Call<'_>) -> Vec<(Ino, Name)> {
+    let subject = Subject::of(call);
+    let names = subject.names().filter(|_| subject.is_change);
+    names.map(|(dir, name)| (dir, name.clone())).collect()
+}
+
 impl<T> Default for End<T> {
     fn default() -> Self {
         Self {
@@ -50,7 +58,7 @@ impl<T> Default for End<T> {
             out: Vec::new(),
             parked: HashMap::default(),
             waits: HashMap::default(),
-            given_up: HashSet::default(),
+            given_up: HashMap::default(),
         }
     }
 }
@@ -86,7 +94,7 @@ impl<T> End<T> {
             parked.course.interrupted = true;
             let goes_on = self.link.cancel(id, &mut self.out);
             let gone = if goes_on { None } else { self.parked.remove(&id) };
-            self.given_up.extend(gone.as_ref().map(|_| id));
+            self.given_up.extend(gone.as_ref().map(|gone| (id, changed_names(&gone.call))));
             return (true, gone);
         }
         let is_known = self.waits.contains_key(&call_id);

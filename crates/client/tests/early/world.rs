@@ -159,7 +159,7 @@ impl World {
         self.sessions.disconnected(RANK);
         self.sent.clear();
         if !resumed {
-            self.sessions.ended(RANK, &mut told);
+            self.sessions.ended(self.now, RANK, &mut told);
         }
         self.sessions.connected(self.now, RANK, &welcome, &mut told);
         self.take(told);

@@ -327,7 +327,7 @@ fn what_is_gathered_when_its_session_ends_is_never_sent() {
     let mut world = World::with_a_big_file_there();
     world.write_at(&[1000, 3000]);
     let mut told = Told::default();
-    world.sessions.ended(Rank(0), &mut told);
+    world.sessions.ended(world.now, Rank(0), &mut told);
     world.take(told);
     assert_eq!(world.streams.len(), 1, "that had been sent before");
     assert_eq!(world.sessions.unanswered_changes(), 0);

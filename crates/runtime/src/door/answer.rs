@@ -17,13 +17,15 @@ use espalier_proto::{
 use super::flags::{self, Shape};
 use super::locks::answer_test;
 use super::openings::{DIRECT, Way};
-use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_WRONLY, Ticket};
+use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_WRONLY, Revoking, Ticket};
 use crate::calls::{Calls, Door, Outcome};
 
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
 /// How long the kernel may take to forget a name that it is asked to forget.
 const PATIENCE: Duration = Duration::from_millis(50);
+/// So many inodes the kernel is asked to give up at a time.
+const PRUNED: usize = 512;
 /// The size that the kernel is told to prefer for I/O.
 const BLOCK_BYTES: u32 = 4096;
 
@@ -31,7 +33,7 @@ impl Door for FuseDoor {
     type Ticket = Ticket;
 
     fn is_checked(&self) -> bool {
-        self.kernel_checks
+        true
     }
 
     fn answer(
@@ -73,12 +75,6 @@ impl Door for FuseDoor {
                 let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
                 reply.statx(&attr_out(&attr), &extra, attr_valid(&attr, lease));
             }
-            (Answer::Attr(attr), Form::Restricting)
-                if attr.kind == FileType::Directory && !self.kernel_checks =>
-            {
-                self.distrust_names();
-                reply.attr(&attr_out(&attr), attr_valid(&attr, lease));
-            }
             (Answer::Attr(attr), Form::Flags(ino, shape)) => {
                 if let (Shape::Nothing, Some(notifiers)) = (&shape, self.notifiers.get()) {
                     // The kernel does not know that its ctime is another.
@@ -90,20 +86,16 @@ impl Door for FuseDoor {
             (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),
             // The kernel asks for its attributes, where they matter.
             (Answer::Unmeasured(entry), _) => reply.entry(&self.entry_out(&entry, Duration::ZERO)),
-            (Answer::Absent { cacheable }, _) if cacheable || self.kernel_checks => {
-                reply.entry(&fuse::Entry::absent(lease));
-            }
-            (Answer::Absent { .. }, _) => reply.error(Errno::ENOENT.raw()),
+            (Answer::Absent { .. }, _) => reply.entry(&fuse::Entry::absent(lease)),
             (Answer::Written(written), Form::Write { ino, unique, sync: true, .. }) => {
                 let ticket = Ticket { reply, form: Form::Written(written), begun: None };
                 calls.call(unique, Caller::SERVER, Call::Request(Request::Fsync { ino }), ticket);
             }
             (Answer::Done, Form::Written(written)) => reply.written(written),
             (Answer::Done, Form::Moving(names)) => {
-                if lease.is_zero() {
-                    self.distrust_names();
-                    let names = names.into_iter().flat_map(|names| *names);
-                    self.tell(names.map(|(dir, name)| News::Entry(dir, name)).collect());
+                // Queued first: it waits for the lock that the kernel releases with the reply.
+                if lease.is_zero() && self.ttl.is_none() {
+                    self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name, None)).collect());
                 }
                 reply.ok();
             }
@@ -157,24 +149,19 @@ impl Door for FuseDoor {
         }
     }
 
-    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static) {
+    fn revoke(&self, lease: &Lease, node: Option<Ino>, is_own: bool, done: impl FnOnce() + Send + 'static) {
         match lease {
-            // The kernel has the lock that forgetting it takes, and nobody is to wait for that.
+            // The kernel has the lock that expiring the name takes until the call is answered, which waits for this.
             Lease::Name { dir, name } if is_own => {
-                if self.has_epochs {
-                    self.distrust_names();
-                } else {
-                    self.tell([News::Entry(*dir, name.clone())].into());
-                }
+                self.tell([News::Expired(*dir, name.clone(), None)].into());
                 done();
             }
             Lease::Name { dir, name } => {
-                self.tell([News::Entry(*dir, name.clone())].into());
                 let done = Once::new(done);
                 let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-                revoking.push_back((Instant::now(), done.clone()));
+                revoking.push_back(Revoking { since: Instant::now(), node, done: done.clone() });
                 drop(revoking);
-                after(self.notifiers.get().map(|notifiers| &notifiers.names), done);
+                self.tell([News::Expired(*dir, name.clone(), Some(done))].into());
             }
             // The kernel knows nothing of it.
             Lease::Exclusive { .. } => done(),
@@ -184,9 +171,12 @@ impl Door for FuseDoor {
         }
     }
 
-    fn distrust(&self, inos: &[Ino]) {
-        self.distrust_names();
+    /// Names that are not among `names`, as those that the cache has given up, end with their leases. The kernel gives
+    /// up those of the inodes that nobody uses.
+    fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]) {
+        self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name, None)).collect());
         self.tell(inos.iter().copied().map(News::Attributes).collect());
+        self.tell(inos.chunks(PRUNED).filter_map(|inos| self.unused(inos)).collect());
     }
 
     fn changed(&self, inos: &[Ino]) {
@@ -223,17 +213,6 @@ impl Door for FuseDoor {
 }
 
 impl FuseDoor {
-    /// The kernel is not to trust any name that it has cached until now: who may search a directory has changed, and the kernel
-    /// does not check that itself; or it has moved a name that may not be cached. At once, for what is queued for it may wait for
-    /// a lock that whoever is to be answered has.
-    fn distrust_names(&self) {
-        if self.has_epochs
-            && let Some(Notifiers { names, .. }) = self.notifiers.get()
-        {
-            names.inc_epoch();
-        }
-    }
-
     /// Tells the kernel of changes that it did not ask for. If too much is queued, a thread waits for room: the caller cannot,
     /// for the kernel may hold a lock for it that what is queued waits for.
     fn tell(&self, mut news: VecDeque<News>) {
@@ -270,31 +249,39 @@ impl FuseDoor {
         after(self.notifiers.get().map(|notifiers| &notifiers.names), then);
     }
 
-    /// Comes many times a second: looks after locks, and after revocations of names. The kernel takes a name away only with its directory's lock, which
-    /// somebody may hold who waits for a server that waits for just this. So it is given a while, and then told to distrust
-    /// all names, which takes no lock.
+    /// Comes many times a second: looks after locks, and after revocations of names.
+    ///
+    /// The kernel expires a name only with its directory's lock, and a caller who has it locked may wait for a server
+    /// that waits for just this. So after a while a revocation goes on without: the kernel gives the name up if nobody
+    /// uses its inode, which takes no lock, and expires it when the caller has been answered.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
+        if let Some(Notifiers { names, .. }) = self.notifiers.get() {
+            names.relieve(PATIENCE);
+        }
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-        revoking.retain(|(_, done)| !done.is_called());
-        if !self.has_epochs {
-            return;
+        let mut late = Vec::new();
+        while let Some(oldest) = revoking.front()
+            && (oldest.done.is_called() || oldest.since.elapsed() > PATIENCE)
+        {
+            late.extend(revoking.pop_front().filter(|oldest| !oldest.done.is_called()));
         }
-        let late: Vec<_> =
-            revoking.iter().take_while(|(since, _)| since.elapsed() > PATIENCE).cloned().collect();
         drop(revoking);
-        if !late.is_empty() {
-            self.distrust_names();
+        for Revoking { node, done, .. } in late {
+            match node.and_then(|node| self.unused(&[node])) {
+                Some(unused) => self.tell([unused, News::AllInodes(done)].into()),
+                None => done.call(),
+            }
         }
-        for (_, done) in late {
-            done.call();
-        }
+    }
+
+    fn unused(&self, inos: &[Ino]) -> Option<News> {
+        self.can_prune.then(|| News::Unused(inos.iter().map(|ino| ino.0).collect()))
     }
 
     fn entry_out(&self, entry: &Entry, lease: Duration) -> fuse::Entry {
         let is_timed = self.ttl.is_some();
-        let may_cache = (entry.name_leased || is_timed) && (entry.cacheable || self.kernel_checks);
-        let entry_valid = if may_cache { lease } else { Duration::ZERO };
+        let entry_valid = if entry.name_leased || is_timed { lease } else { Duration::ZERO };
         let attr_lease = if entry.attr_leased || is_timed { lease } else { Duration::ZERO };
         let attr = &entry.attr;
         fuse::Entry {
@@ -407,7 +394,11 @@ fn after(notifier: Option<&Notifier>, done: Once) {
 enum News {
     /// A name is there that was not, or not any more.
     Entry(Ino, Name),
+    /// A name may stand for something else, and is to be looked up again. Somebody may wait until the kernel knows.
+    Expired(Ino, Name, Option<Once>),
     Attributes(Ino),
+    /// The kernel need not know these inodes, nor their names, if nobody uses them.
+    Unused(Box<[u64]>),
     /// Somebody waits until the kernel has acted on what was told it of inodes before.
     AllInodes(Once),
 }
@@ -417,6 +408,11 @@ fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
     while let Some(next) = news.front() {
         let queued = match next {
             News::Entry(dir, name) => notifiers.names.inval_entry(dir.0, name),
+            News::Expired(dir, name, done) => {
+                let done = done.clone().map(|done| Box::new(move || done.call()) as Action);
+                notifiers.names.expire_entry(dir.0, name, done)
+            }
+            News::Unused(inos) => notifiers.inodes.prune(inos),
             // And of a directory the listing.
             News::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),
             News::AllInodes(done) => {

@@ -446,7 +446,7 @@ impl Client {
                     ForDoor::Groups { rank, id, .. } => {
                         self.sessions.groups(rank, id, [].into(), &mut self.told);
                     }
-                    ForDoor::Distrust(inos) | ForDoor::Changed(inos) => self.drop_pages(&inos),
+                    ForDoor::Distrust { inos, .. } | ForDoor::Changed(inos) => self.drop_pages(&inos),
                     ForDoor::Recall(_) | ForDoor::Unlocked(_) | ForDoor::Failed { .. } => {}
                 }
             }
@@ -565,7 +565,8 @@ impl Client {
             }
             Message::Refused => fabric.cut(wire, Nanos::ZERO),
             Message::Ended => {
-                self.sessions.ended(rank, &mut self.told);
+                let now = self.now(fabric);
+                self.sessions.ended(now, rank, &mut self.told);
                 fabric.cut(wire, Nanos::ZERO);
                 self.go_on(fabric);
             }
