@@ -102,6 +102,19 @@ if [ -z "${TARGET_DIR:-}" ]; then
         grep -q " $work/mnt fuse.espalier .*noatime" /proc/mounts
         umount "$work/mnt"
         mounted=
+        # What every file system takes; and a remount says what it cannot do.
+        mount -t espalier -o nodiratime,nosymfollow,lazytime,iversion,X-any,nofail "$work/data" "$work/mnt"
+        mounted=yes
+        grep -q " $work/mnt fuse.espalier .*nodiratime.*nosymfollow" /proc/mounts
+        touch -a -d @1000 "$work/mnt"
+        ls "$work/mnt" > /dev/null
+        [ "$(stat -c %X "$work/mnt")" = 1000 ]
+        mount -o remount,nosuid "$work/mnt"
+        grep -q " $work/mnt fuse.espalier .*nosuid.*nodiratime" /proc/mounts
+        if mount -o remount,noatime "$work/mnt" 2> "$work/refused"; then exit 1; fi
+        grep -q 'mount it anew' "$work/refused"
+        umount "$work/mnt"
+        mounted=
         if "$bin" mount -o nonsense "$work/data" "$work/mnt"; then exit 1; fi
         # Whoever is about to leave is waited for, and nobody else.
         "$bin" mount "$work/data" "$work/mnt"

@@ -27,11 +27,11 @@ pub(crate) fn mount(args: MountArgs, log: &LogArgs) -> Result<ExitCode> {
     let superuser = rustix::process::geteuid().is_root();
     let (remount, wanted): (Vec<_>, Vec<_>) =
         args.options.iter().cloned().partition(|option| option == "remount");
+    if !remount.is_empty() {
+        return options::remount(&args.mountpoint, &wanted, superuser);
+    }
     let (open, mut mount, reach) = options::parse(&wanted, superuser)?;
     mount.record.clone_from(&args.record);
-    if !remount.is_empty() {
-        return options::remount(&args.mountpoint, &mount.kernel);
-    }
     if !args.foreground {
         return mount_in_background(&args, log);
     }

@@ -225,27 +225,38 @@ pub fn metrics_address(text: &str) -> Result<MetricsAddress> {
 
 /// Changes what the kernel itself does of a mount: ro or rw, suid, dev, exec, symfollow. What the file system does was decided when it was
 /// mounted, and nobody tells it of a remount: another wish for that is refused.
-pub fn remount(mountpoint: &Path, options: &espalier_fuse::MountOptions) -> Result<ExitCode> {
-    let present = rustix::fs::statvfs(mountpoint)
+pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<ExitCode> {
+    let flags = rustix::fs::statvfs(mountpoint)
         .with_context(|| format!("cannot see how {} is mounted", mountpoint.display()))?
         .f_flag;
-    for (is_wanted, flag, name) in [
-        (options.no_atime, StatVfsMountFlags::NOATIME, "noatime"),
-        (options.no_dir_atime, StatVfsMountFlags::NODIRATIME, "nodiratime"),
-        (!options.no_atime && !options.strict_atime, StatVfsMountFlags::RELATIME, "relatime"),
-        (options.sync, StatVfsMountFlags::SYNCHRONOUS, "sync"),
-    ] {
-        if is_wanted != present.contains(flag) {
-            bail!(
-                "{} is mounted {} {name}, and a remount cannot change that: unmount it and mount it anew",
-                mountpoint.display(),
-                if is_wanted { "without" } else { "with" },
-            );
-        }
+    let kept = kept_by_remount(flags).map(String::from);
+    let kernel = |options: &[String]| Ok::<_, anyhow::Error>(parse(options, superuser)?.1.kernel);
+    let (before, after) = (kernel(&kept)?, kernel(&[&kept, wanted].concat())?);
+    let decided = |kernel: &espalier_fuse::MountOptions| {
+        (kernel.no_atime, kernel.strict_atime, kernel.no_dir_atime, kernel.sync)
+    };
+    if decided(&before) != decided(&after) {
+        bail!(
+            "{} is mounted {}, and a remount cannot change that: unmount it and mount it anew",
+            mountpoint.display(),
+            kept.join(","),
+        );
     }
-    rustix::mount::mount_remount(mountpoint, options.flags(), "")
+    rustix::mount::mount_remount(mountpoint, after.flags(), "")
         .with_context(|| format!("cannot change how {} is mounted", mountpoint.display()))?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a mount has of the options that a remount cannot change.
+fn kept_by_remount(flags: StatVfsMountFlags) -> [&'static str; 3] {
+    let has = |flag| flags.contains(flag);
+    let atime = match () {
+        () if has(StatVfsMountFlags::NOATIME) => "noatime",
+        () if has(StatVfsMountFlags::RELATIME) => "relatime",
+        () => "strictatime",
+    };
+    let diratime = if has(StatVfsMountFlags::NODIRATIME) { "nodiratime" } else { "diratime" };
+    [atime, diratime, if has(StatVfsMountFlags::SYNCHRONOUS) { "sync" } else { "async" }]
 }
 
 #[cfg(test)]
@@ -277,6 +288,16 @@ mod tests {
         let (open, _) = parse_text("noatime,nostrictatime").expect("good options");
         assert_eq!(open.atime, Atime::Relative);
         assert!(parse_text("iversion,noiversion,nomand,norelatime,noauto,X-mount.mkdir,x-y,_netdev").is_ok());
+    }
+
+    #[test]
+    fn a_remount_keeps_access_times_as_they_are() {
+        let none = StatVfsMountFlags::empty();
+        assert_eq!(kept_by_remount(none), ["strictatime", "diratime", "async"]);
+        let relatime = StatVfsMountFlags::RELATIME | StatVfsMountFlags::NODIRATIME;
+        assert_eq!(kept_by_remount(relatime), ["relatime", "nodiratime", "async"]);
+        let noatime = StatVfsMountFlags::NOATIME | StatVfsMountFlags::SYNCHRONOUS;
+        assert_eq!(kept_by_remount(noatime), ["noatime", "diratime", "sync"]);
     }
 
     #[test]

@@ -360,8 +360,8 @@ impl Meta {
             Request::ListXattr { ino } => self.listxattr(cx, *ino),
             Request::RemoveXattr { ino, name } => self.removexattr(cx, *ino, name),
             Request::StatFs { ino } => self.statfs(cx, *ino),
-            Request::Extend { ino, offset, length, from, .. } => {
-                self.extend(cx, *ino, *offset, *length, *from)
+            Request::Extend { ino, offset, length, from, discards, .. } => {
+                self.extend(cx, *ino, (*offset, *length), *from, *discards)
             }
             Request::Delegate { ino, access } => self.delegate(cx, *ino, *access),
             Request::RemoveTree { dir } => self.remove_tree(cx, *dir),

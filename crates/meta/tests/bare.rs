@@ -86,7 +86,14 @@ fn file(fs: &mut Harness, dir: Ino, text: &str, size: u64) -> Result<Ino, Errno>
 /// A client writes the last byte of so many.
 fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
     assert_eq!(
-        fs.ask(Request::Extend { ino, offset: size - 1, length: 1, from: None, told: false })?,
+        fs.ask(Request::Extend {
+            ino,
+            offset: size - 1,
+            length: 1,
+            from: None,
+            discards: false,
+            told: false
+        })?,
         Reply::Granted
     );
     let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false });

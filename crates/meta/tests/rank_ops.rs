@@ -725,7 +725,8 @@ fn nor_writes_to_streams_that_were_told_before() {
     fs.tell_usage();
     ask(fs, Request::SetAttr { ino, set }).0.unwrap();
     fs.tell_usage();
-    let extend = |length, told| Request::Extend { ino, offset: 100, length, from: None, told };
+    let extend =
+        |length, told| Request::Extend { ino, offset: 100, length, from: None, discards: false, told };
     assert_eq!(ask(fs, extend(51, false)).0, Err(Errno::EDQUOT));
     assert_eq!(ask(fs, extend(51, true)).0, Ok(Reply::Granted));
     assert_eq!(ask(fs, extend(52, false)).0, Err(Errno::EDQUOT));

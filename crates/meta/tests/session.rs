@@ -290,7 +290,7 @@ fn a_client_reaches_the_bytes_of_files_that_it_has_open() {
         Request::Read { ino, offset: 0, size: 9, noatime: false },
         Request::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
-        Request::Extend { ino, offset: 0, length: 9, from: None, told: false },
+        Request::Extend { ino, offset: 0, length: 9, from: None, discards: false, told: false },
         Request::SetAttr { ino, set: truncate },
     ] {
         assert!(one.ask(fs, request.clone()).is_ok(), "{request:?}");
@@ -1060,7 +1060,7 @@ fn a_client_writes_to_what_it_has_opened_for_writing() {
     let changes = [
         Request::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false, time: None },
         Request::Allocate { ino, offset: 0, length: 9, mode: AllocateMode::empty() },
-        Request::Extend { ino, offset: 0, length: 9, from: None, told: false },
+        Request::Extend { ino, offset: 0, length: 9, from: None, discards: false, told: false },
         Request::Delegate { ino, access: Access::READ | Access::WRITE },
         Request::SetAttr { ino, set: truncate },
     ];

@@ -44,7 +44,14 @@ fn create(fs: &mut Harness, text: &str) -> Result<(Attr, Opened), Errno> {
 
 /// A client writes a byte to a file, so that it has that size.
 fn write(fs: &mut Harness, ino: Ino, size: u64) -> Result<(), Errno> {
-    let extended = fs.ask(Request::Extend { ino, offset: size - 1, length: 1, from: None, told: false })?;
+    let extended = fs.ask(Request::Extend {
+        ino,
+        offset: size - 1,
+        length: 1,
+        from: None,
+        discards: false,
+        told: false,
+    })?;
     assert_eq!(extended, Reply::Granted);
     let layout = fs.meta.place_of(&StreamIo::Write { ino, offset: 0, told: false });
     let Place::Servers(layout) = layout else { panic!("{layout:?}") };

@@ -12,6 +12,7 @@ const LARGE: SetAttr = SetAttr {
     atime: None,
     mtime: None,
     ctime: None,
+    flags: None,
     kill_suid_gid: false,
     through_handle: false,
     flags: None,

@@ -161,7 +161,7 @@ impl Walker {
         // What is open when a quota comes, or when it comes under one, is bounded from its next opening on.
         let limited = fs.figure(Ino::ROOT, "quota.max_bytes").is_ok();
         if !passthrough || limited {
-            fs.ask(Request::Extend { ino, offset, length, from: None, told: false })?;
+            fs.ask(Request::Extend { ino, offset, length, from: None, discards: false, told: false })?;
         }
         let store = fs.disk.store();
         let size = store.stream_stat(ino).unwrap().size;

@@ -32,6 +32,13 @@ bitflags! {
     }
 }
 
+impl InodeFlags {
+    /// Those of files whose bytes an opening cannot change: `discards` if it would take some away.
+    pub fn of_fixed_bytes(discards: bool) -> Self {
+        if discards { Self::PROTECTED } else { Self::IMMUTABLE }
+    }
+}
+
 /// The kind of thing an inode is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum FileType {

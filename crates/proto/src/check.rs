@@ -311,7 +311,8 @@ impl StreamIo {
                 (to, to_offset, length, Some((from, from_offset)), false)
             }
         };
-        Some(Request::Extend { ino, offset, length, from, told })
+        let discards = matches!(self, Self::Allocate { mode, .. } if mode.discards());
+        Some(Request::Extend { ino, offset, length, from, discards, told })
     }
 
     /// Whether it changes the stream.

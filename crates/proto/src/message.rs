@@ -39,6 +39,13 @@ bitflags! {
     }
 }
 
+impl AllocateMode {
+    /// It takes bytes away that are there, as punching a hole and zeroing do.
+    pub fn discards(self) -> bool {
+        !Self::KEEP_SIZE.contains(self)
+    }
+}
+
 /// What kind of inode `create` makes, and what only that kind has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewNode {
@@ -227,6 +234,8 @@ pub enum Request {
         length: u64,
         /// The bytes are a copy of what another file has from an offset on, if it has so many.
         from: Option<(Ino, u64)>,
+        /// It takes bytes away that are there ([`AllocateMode::discards`]).
+        discards: bool,
         /// Its caller has been told already that it is done.
         told: bool,
     },

@@ -2,9 +2,9 @@
 
 use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Sessions, Told, Users};
 use espalier_proto::{
-    Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Home, Ino, Lease,
-    Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerId, ServerMap, StreamIo, Time,
-    Touched, Welcome, pieces_of,
+    Access, Attr, Caller, Dirent, Entry, Errno, FileType, FromClient, FromServer, Held, Home, Ino,
+    InodeFlags, Lease, Name, NewNode, OpenHow, Opened, Rank, Reply, Request, RequestId, ServerId, ServerMap,
+    StreamIo, Time, Touched, Welcome, pieces_of,
 };
 
 pub const RANK: Rank = Rank(0);
@@ -48,9 +48,25 @@ pub fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
     let (time, blocks) = (Time::new(1, 0), 0);
     let (perm, nlink, uid, gid, rdev) = (0o755, 1, 0, 0, 0);
     let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
-    #[rustfmt::skip]
-    let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare, flags: espalier_proto::InodeFlags::empty() };
-    attr
+    let flags = InodeFlags::empty();
+    Attr {
+        ino,
+        kind,
+        perm,
+        nlink,
+        uid,
+        gid,
+        rdev,
+        size,
+        blocks,
+        atime,
+        mtime,
+        ctime,
+        btime,
+        streamed,
+        bare,
+        flags,
+    }
 }
 
 pub fn entry(attr: Attr, alone: bool) -> Entry {

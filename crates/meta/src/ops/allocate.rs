@@ -24,7 +24,7 @@ impl Meta {
             self.growable()?;
         }
         let inode = self.state.inode(ino)?;
-        check_not(inode, fixed_by(mode))?;
+        check_not(inode, InodeFlags::of_fixed_bytes(mode.discards()))?;
         let old = match inode.body {
             Body::Stuffed { size, .. } => size,
             Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
@@ -52,10 +52,4 @@ impl Meta {
         }
         Ok(Reply::Done)
     }
-}
-
-/// The flags of a file on which `fallocate` does not do that. Room behind the end of an append-only file is no change of it.
-pub(crate) fn fixed_by(mode: AllocateMode) -> InodeFlags {
-    let only_adds = AllocateMode::KEEP_SIZE.contains(mode);
-    if only_adds { InodeFlags::IMMUTABLE } else { InodeFlags::PROTECTED }
 }

@@ -28,7 +28,7 @@ impl Meta {
         // Offsets are signed in system calls.
         offset.checked_add(length as u64).filter(|end| i64::try_from(*end).is_ok()).ok_or(Errno::EFBIG)?;
         self.claim_inode(cx, ino)?;
-        match self.extend(cx, ino, offset, length as u64, None) {
+        match self.extend(cx, ino, (offset, length as u64), None, false) {
             // A quota that has come since. The bytes may be there already.
             Err(Stop::Fail(Errno::EDQUOT)) if decided.is_some() => {}
             extended => drop(extended?),

@@ -5,7 +5,6 @@ use espalier_proto::{END, Errno, Ino, InodeFlags, Reply, Request, StreamIo};
 use crate::event::Event;
 use crate::journal::Acknowledge;
 use crate::machine::{Cx, Meta};
-use crate::ops::allocate::fixed_by;
 use crate::permission::check_not;
 use crate::state::Watched;
 use crate::step::{Step, Stop, StreamCall, StreamDone, Wait};
@@ -17,12 +16,12 @@ impl Meta {
         &mut self,
         cx: &mut Cx<'_>,
         ino: Ino,
-        offset: u64,
-        length: u64,
+        (offset, length): (u64, u64),
         from: Option<(Ino, u64)>,
+        discards: bool,
     ) -> Step<Reply> {
         let inode = self.state.inode(ino)?;
-        check_not(inode, InodeFlags::IMMUTABLE)?;
+        check_not(inode, InodeFlags::of_fixed_bytes(discards))?;
         if inode.layout().is_some() {
             // Who has just made it has not opened it.
             self.watch(cx, ino)?;
@@ -56,14 +55,11 @@ impl Meta {
         if let StreamIo::Copy { from, .. } = io {
             self.state.inode(*from)?;
         }
-        if let StreamIo::Allocate { ino, mode, .. } = io {
-            check_not(self.state.inode(*ino)?, fixed_by(*mode))?;
-        }
-        let Some(Request::Extend { ino, offset, length, from, .. }) = io.extends(length) else {
+        let Some(Request::Extend { ino, offset, length, from, discards, .. }) = io.extends(length) else {
             return self.state.inode(io.ino()).map(|_| Reply::Done);
         };
         let before = self.state.sequence;
-        let granted = self.extend(cx, ino, offset, length, from)?;
+        let granted = self.extend(cx, ino, (offset, length), from, discards)?;
         if self.state.sequence > before && self.config.acknowledge == Acknowledge::Durable {
             // Whoever is told that it is done is told of this, too.
             return Err(Stop::Wait(Wait::Durable));

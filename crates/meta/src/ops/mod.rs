@@ -1,7 +1,7 @@
 //! The operations, one file each, named as the system calls are.
 
 mod access;
-pub(crate) mod allocate;
+mod allocate;
 mod append;
 mod copy_tree;
 mod create;

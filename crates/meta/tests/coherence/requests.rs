@@ -108,6 +108,7 @@ pub fn following(random: &mut Rng, request: &Request, result: &Result<Reply, Err
         offset: random.u64(..4 * STRIP),
         length: 300,
         from: None,
+        discards: false,
         told: false,
     };
     match (request, result) {

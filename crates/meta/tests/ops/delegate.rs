@@ -215,7 +215,7 @@ fn what_outgrows_its_strip_is_young_until_that_is_durable() {
     let young = since(fs, Access::WRITE);
     assert_ne!(young, 0);
     assert_eq!(since(fs, Access::READ), 0, "it makes nothing");
-    let extend = Request::Extend { ino, offset: 200, length: 1, from: None, told: false };
+    let extend = Request::Extend { ino, offset: 200, length: 1, from: None, discards: false, told: false };
     let id = fs.send_from(ONE, &ROOT_CALLER, extend);
     assert!(!fs.answers.contains_key(&id));
     fs.settle();

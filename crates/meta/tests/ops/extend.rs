@@ -4,7 +4,7 @@ use espalier_proto::*;
 use crate::harness::{Fault, Harness, everywhere, open_how, under_faults};
 
 fn extend(fs: &mut Harness, ino: Ino, offset: u64, length: u64) -> Result<Reply, Errno> {
-    fs.ask(Request::Extend { ino, offset, length, from: None, told: false })
+    fs.ask(Request::Extend { ino, offset, length, from: None, discards: false, told: false })
 }
 
 /// A big file of 100 bytes, open, in a directory that may have 150.
@@ -42,6 +42,7 @@ fn a_copy_takes_no_more_than_its_source_has() {
             offset,
             length: 1 << 30,
             from: Some((source, 80)),
+            discards: false,
             told: false,
         };
         assert_eq!(fs.ask(copy(111)), Err(Errno::EDQUOT));

@@ -179,7 +179,8 @@ fn what_is_written_to_loses_its_capability() {
         fs.write(small, 0, b"").unwrap();
         assert_eq!(get(fs, &ROOT_CALLER, "small", NAME), Ok(b"all".to_vec()), "nothing was written");
         fs.write(small, 0, b"X").unwrap();
-        fs.ask(Request::Extend { ino: big, offset: 0, length: 1, from: None, told: false }).unwrap();
+        fs.ask(Request::Extend { ino: big, offset: 0, length: 1, from: None, discards: false, told: false })
+            .unwrap();
         for path in ["small", "big"] {
             assert_eq!(list(fs, &ROOT_CALLER, path), "user.a ");
         }
