@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use espalier_library::Credentials;
 use espalier_net::{Limits, Security};
-use espalier_proto::ClientId;
+use espalier_proto::{Accesses, ClientId};
 use espalier_runtime::{Error, MountOptions, Servers, Volume, WAITING_MAX};
 use espalier_store::{Holder, StoreError};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -95,11 +95,6 @@ fn mount_servers(
             "-o {option} is not for mounts of a server: what there is of it is set in the server's configuration"
         );
     }
-    if mount.kernel.no_atime || mount.kernel.no_dir_atime {
-        eprintln!(
-            "espalier: WARNING: noatime and nodiratime: servers keep access times as relatime has it, whoever mounts"
-        );
-    }
     // Fewer calls can wait at a time if it is not allowed, and no mount fails for that.
     let _ = espalier_runtime::may_open(WAITING_MAX as u64 + FILES);
     let security = match reach.credentials(url)? {
@@ -117,8 +112,19 @@ fn mount_servers(
     rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
         .context("the system has no random numbers")?;
     let client = ClientId(u64::from_ne_bytes(number));
-    let servers =
-        Servers { addresses, security, limits: Limits::default(), client, leases: mount.ttl.is_none() };
+    let accesses = match (mount.kernel.no_atime, mount.kernel.no_dir_atime) {
+        (true, _) => Accesses::None,
+        (false, true) => Accesses::NoListings,
+        (false, false) => Accesses::All,
+    };
+    let servers = Servers {
+        addresses,
+        security,
+        limits: Limits::default(),
+        client,
+        leases: mount.ttl.is_none(),
+        accesses,
+    };
     unmount_on_signal(&args.mountpoint)?;
     espalier_runtime::mount_servers(&servers, url, &args.mountpoint, mount, ready)?;
     Ok(ExitCode::SUCCESS)

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use espalier_client::{Answer, Cache, Call, Sessions, Users};
 use espalier_net::{ConnectError as NetConnectError, Limits, Security, SecurityError};
-use espalier_proto::{Caller, ClientId, Errno, Ino, Request};
+use espalier_proto::{Accesses, Caller, ClientId, Errno, Ino, Request};
 use espalier_runtime::{Called, Calls, Conversation, Messages, Remote, Servers, Traced, keep_connected};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -128,7 +128,8 @@ impl Session {
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty())
             .map_err(|errno| ConnectError::Random(errno.into()))?;
         let client = ClientId(u64::from_ne_bytes(number));
-        let servers = Servers { addresses, security, limits: Limits::default(), client, leases };
+        let (limits, accesses) = (Limits::default(), Accesses::All);
+        let servers = Servers { addresses, security, limits, client, leases, accesses };
         let first = servers.reach().await?;
         let door = LibraryDoor { is_early: options.early };
         let remote = Remote::new(door, Cache::new(CACHED, Users::AtOnce), &servers, &first.0);

@@ -133,6 +133,7 @@ impl Meta {
             Input::Connect { client, leases, resumes } => {
                 self.connect(now, client, (leases, resumes), out);
             }
+            Input::Accesses { client, accesses } => self.sessions.set_accesses(client, accesses),
             Input::Enter { client, path } => self.restrict(now, client, path, out),
             Input::Leave { client } => self.leave(now, client, out),
             Input::Heard { client } => self.heard(now, client),

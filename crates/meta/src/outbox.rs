@@ -6,8 +6,8 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Caller, ClientId, Errno, Ino, Lease, Name, Position, Rank, Recall, Reply, Request, RequestId, ServerId,
-    StreamIo, TableWrite, Time, Touched,
+    Accesses, Caller, ClientId, Errno, Ino, Lease, Name, Position, Rank, Recall, Reply, Request, RequestId,
+    ServerId, StreamIo, TableWrite, Time, Touched,
 };
 
 use crate::rank::PeerMessage;
@@ -46,6 +46,11 @@ pub enum Input {
         leases: bool,
         /// It has a session, as far as it knows: if that has ended, it is refused with `ESTALE`.
         resumes: bool,
+    },
+    /// Which accesses of a client that has a session change access times. All do until this comes.
+    Accesses {
+        client: ClientId,
+        accesses: Accesses,
     },
     /// A client is to use what is below this directory only, until its session ends: answered in [`Outbox::entered`].
     Enter {

@@ -97,7 +97,7 @@ impl Server {
     }
 
     fn connect(&mut self, client: ClientId, rights: &Rights) -> Result<Ino, Refused> {
-        self.front.connect(self.now(), client, (true, false), rights);
+        self.front.connect(self.now(), client, (true, false), Accesses::All, rights);
         self.settle();
         let (to, connected) = self.connected.pop().unwrap();
         assert_eq!((to, self.connected.len()), (client, 0));
@@ -327,16 +327,16 @@ fn a_restricted_client_whose_session_has_ended_is_not_let_loose() {
     server.take(OTHER, &guest, FromClient::Goodbye);
     let message = server.request(ROOT, Request::GetAttr { ino: Ino::ROOT });
     assert_eq!(server.front.take(server.now(), OTHER, &guest, message.clone()), Err(Unrestricted));
-    server.front.connect(server.now(), OTHER, (true, true), &guest);
+    server.front.connect(server.now(), OTHER, (true, true), Accesses::All, &guest);
     server.settle();
     assert_eq!(server.connected.pop(), Some((OTHER, Err(Refused::Ended))));
     // A session has begun, and its directory is still looked for.
     server.checkpoint();
     server.restart();
     server.stuck = |io| matches!(io, Io::Load(_));
-    server.front.connect(server.now(), OTHER, (true, false), &guest);
+    server.front.connect(server.now(), OTHER, (true, false), Accesses::All, &guest);
     server.settle();
-    server.front.connect(server.now(), OTHER, (true, false), &guest);
+    server.front.connect(server.now(), OTHER, (true, false), Accesses::All, &guest);
     server.settle();
     assert_eq!((server.connected.len(), server.waiting.len()), (0, 1));
     assert_eq!(server.front.take(server.now(), OTHER, &guest, message), Err(Unrestricted));

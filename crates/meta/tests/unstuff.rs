@@ -15,7 +15,6 @@ const LARGE: SetAttr = SetAttr {
     flags: None,
     kill_suid_gid: false,
     through_handle: false,
-    flags: None,
 };
 
 /// Outgrows the strip, makes that durable but not the stream, and loses power. Gives what the file then begins with.

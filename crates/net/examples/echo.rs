@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use espalier_net::pki::{Authority, Validity};
 use espalier_net::{Acceptor, Connection, Identity, Limits, Security, connect};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Reply, Request, RequestId,
-    ServerMap, Service, Touched, Welcome,
+    Accesses, Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Reply, Request,
+    RequestId, ServerMap, Service, Touched, Welcome,
 };
 use tokio::net::TcpListener;
 
@@ -74,7 +74,7 @@ fn idle(server: Security, client: Security) -> usize {
 
 const HELLO: Hello = Hello {
     cluster: ClusterId([1; 16]),
-    service: Service::Metadata { leases: true },
+    service: Service::Metadata { leases: true, accesses: Accesses::All },
     client: ClientId(1),
     incarnation: None,
 };

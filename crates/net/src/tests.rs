@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Request, RequestId, ServerMap,
-    Service, StreamIo, Welcome,
+    Accesses, Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Request, RequestId,
+    ServerMap, Service, StreamIo, Welcome,
 };
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -383,7 +383,7 @@ fn payloads_that_break_the_rules() {
 async fn greetings_and_answers_may_be_anything() {
     let hello = Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata { leases: true },
+        service: Service::Metadata { leases: true, accesses: Accesses::All },
         client: ClientId(3),
         incarnation: Some(300),
     };
@@ -450,7 +450,7 @@ async fn bytes_after_the_end_of_tls() {
     let mut stream = TlsConnector::from(config).connect(name, socket).await.unwrap();
     let hello = Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata { leases: true },
+        service: Service::Metadata { leases: true, accesses: Accesses::All },
         client: ClientId(3),
         incarnation: None,
     };

@@ -32,4 +32,6 @@ pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};
 pub use time::Time;
-pub use wire::{ClusterId, FromClient, FromServer, Hello, Lease, ServerMap, Service, Touched, Welcome};
+pub use wire::{
+    Accesses, ClusterId, FromClient, FromServer, Hello, Lease, ServerMap, Service, Touched, Welcome,
+};

@@ -21,11 +21,22 @@ impl ClusterId {
     pub const ANY: Self = Self([0; 16]);
 }
 
+/// Which accesses of a client's change access times, as far as the server lets any.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Accesses {
+    #[default]
+    All,
+    /// Listings do not (`nodiratime`).
+    NoListings,
+    /// `noatime`.
+    None,
+}
+
 /// Which of its services a server is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Service {
     /// The tree of files, for clients. Without `leases` nothing that a client is told is leased, and no change waits for it.
-    Metadata { leases: bool },
+    Metadata { leases: bool, accesses: Accesses },
     /// The datafiles of the data server of that number, for metadata servers.
     Data(ServerId),
     /// What capabilities let clients have of the same.

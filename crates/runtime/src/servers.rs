@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use espalier_net::{ConnectError, Connection, Limits, Reason, Receiver, Security, connect};
-use espalier_proto::{ClientId, ClusterId, FromClient, FromServer, Hello, Rank, Service, Welcome};
+use espalier_proto::{Accesses, ClientId, ClusterId, FromClient, FromServer, Hello, Rank, Service, Welcome};
 use tokio::task::JoinSet;
 
 use crate::calls::Door;
@@ -21,6 +21,7 @@ pub struct Servers {
     pub client: ClientId,
     /// Whether what they tell is to be leased.
     pub leases: bool,
+    pub accesses: Accesses,
 }
 
 /// Before a lost connection is tried again, at first and at most.
@@ -73,7 +74,7 @@ impl Servers {
         for address in addresses {
             let hello = Hello {
                 cluster: ClusterId::ANY,
-                service: Service::Metadata { leases: self.leases },
+                service: Service::Metadata { leases: self.leases, accesses: self.accesses },
                 client: self.client,
                 incarnation,
             };

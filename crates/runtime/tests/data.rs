@@ -10,8 +10,8 @@ use std::time::Duration;
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{ConnectError, Connection, Identity, Limits, Reason, SealKey, Security, connect};
 use espalier_proto::{
-    Access, Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino, RequestId,
-    ServerId, Service, StreamStat, Time, ToData, Welcome,
+    Access, Accesses, Capability, ClientId, ClusterId, DataReply, DataRequest, Errno, FromData, Hello, Ino,
+    RequestId, ServerId, Service, StreamStat, Time, ToData, Welcome,
 };
 use espalier_runtime::{
     DataFigures, DataRole, DataStore, Holder, MetricsAddress, ServeOptions, mkfs_data, serve, status_of,
@@ -150,7 +150,7 @@ async fn data_servers_are_for_servers() {
     let (address, server, client) = (cluster.address, cluster.server("server-0"), cluster.client("eve"));
     assert_eq!(refused(reach(address, &client, data(3)).await), Reason::Identity);
     assert_eq!(refused(reach(address, &server, data(2)).await), Reason::Service);
-    let metadata = Service::Metadata { leases: true };
+    let metadata = Service::Metadata { leases: true, accesses: Accesses::All };
     assert_eq!(refused(reach(address, &client, metadata).await), Reason::Service);
     let other = Service::Delegated(ServerId(2));
     assert_eq!(refused(reach(address, &client, other).await), Reason::Service);

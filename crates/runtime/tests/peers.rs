@@ -11,8 +11,8 @@ use espalier_meta::PeerMessage;
 use espalier_net::pki::{AUTHORITY, Authority, CERTIFICATE, Issued, KEY, Validity};
 use espalier_net::{ConnectError, Connection, Identity, Limits, Message, Reason, Security, connect};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Name, NewNode, Rank, Reply, Request,
-    RequestId, Service,
+    Accesses, Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Name, NewNode, Rank, Reply,
+    Request, RequestId, Service,
 };
 use espalier_runtime::{
     Access, Error, MetaRole, MkfsOptions, OpenOptions, ServeOptions, Volume, fsck, fsck_cluster, mkfs_ranks,
@@ -135,7 +135,7 @@ async fn ranks_talk_to_the_right_ones_only() {
 
     let hello = Hello {
         cluster,
-        service: Service::Metadata { leases: true },
+        service: Service::Metadata { leases: true, accesses: Accesses::All },
         client: ClientId(1),
         incarnation: None,
     };
@@ -248,7 +248,7 @@ async fn what_a_lost_connection_swallows_is_said_again() {
 
     let hello = Hello {
         cluster: ClusterId::ANY,
-        service: Service::Metadata { leases: true },
+        service: Service::Metadata { leases: true, accesses: Accesses::All },
         client: ClientId(1),
         incarnation: None,
     };

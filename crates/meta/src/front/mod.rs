@@ -19,7 +19,8 @@ use core::fmt;
 
 use bytes::Bytes;
 use espalier_proto::{
-    ClientId, Errno, FromClient, FromServer, Ino, Layout, Name, Rank, Reply, RequestId, StreamIo, Touched,
+    Accesses, ClientId, Errno, FromClient, FromServer, Ino, Layout, Name, Rank, Reply, RequestId, StreamIo,
+    Touched,
 };
 
 use crate::machine::Meta;
@@ -134,12 +135,20 @@ impl Front {
 
     /// Begins a client's session, or goes on with it: answered in [`Routed::connected`]. `leases`: as in [`Input::Connect`].
     /// The directory to which it is restricted is looked for each time.
-    pub fn connect(&mut self, now: Now, client: ClientId, (leases, resumes): (bool, bool), rights: &Rights) {
+    pub fn connect(
+        &mut self,
+        now: Now,
+        client: ClientId,
+        (leases, resumes): (bool, bool),
+        accesses: Accesses,
+        rights: &Rights,
+    ) {
         if let Some(subtree) = &rights.subtree {
             let path = subtree.path().into();
             self.entering.entry(client).or_insert(Entering { path, is_connected: false });
         }
         self.input(now, Input::Connect { client, leases, resumes });
+        self.input(now, Input::Accesses { client, accesses });
     }
 
     /// From now on the client is reached: by a new connection, if it was before.

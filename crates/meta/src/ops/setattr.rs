@@ -1,4 +1,6 @@
-use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, Reply, SetAttr, SetTime, Time, mode};
+use espalier_proto::{
+    Access, Accesses, Errno, FileType, Ino, InodeFlags, Reply, SetAttr, SetTime, Time, mode,
+};
 
 use crate::event::{Change, Event};
 use crate::machine::{Cx, Meta};
@@ -178,7 +180,12 @@ impl Meta {
     /// Reading a file, link or directory may change its access time. Whether it does.
     pub(crate) fn accessed(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
         let inode = self.state.inode(ino)?;
-        let is_due = self.writable().is_ok() && self.atime_is_due(inode, cx.now);
+        let counts = || match self.sessions.accesses(cx.client) {
+            Accesses::All => true,
+            Accesses::NoListings => !inode.is_dir(),
+            Accesses::None => false,
+        };
+        let is_due = self.writable().is_ok() && self.atime_is_due(inode, cx.now) && counts();
         if is_due {
             let change = Change { atime: Some(cx.now), ..Change::default() };
             self.commit(cx, &Event::SetAttr { ino, change })?;

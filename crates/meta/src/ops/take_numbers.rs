@@ -1,4 +1,4 @@
-use espalier_proto::{Errno, Ino, Rank, Reply};
+use espalier_proto::{Accesses, Errno, Ino, Rank, Reply};
 
 use crate::config::Atime;
 use crate::event::Event;
@@ -9,7 +9,9 @@ use crate::step::{Step, Stop, Wait};
 impl Meta {
     /// Gives the client numbers for files that it tells its callers of before it asks for them to be made.
     pub(crate) fn take_numbers(&mut self, cx: &mut Cx<'_>, rank: Rank, count: u32) -> Step<Reply> {
-        let (time, strip, accesses) = (cx.now, self.config.strip_bytes, self.config.atime != Atime::Never);
+        let (time, strip) = (cx.now, self.config.strip_bytes);
+        let accesses =
+            self.config.atime != Atime::Never && self.sessions.accesses(cx.client) != Accesses::None;
         if count == 0 {
             return Ok(Reply::Numbers { first: Ino(0), count, time, strip, accesses });
         }

@@ -28,8 +28,8 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Caller, ClientId, DataRequest, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr, StreamIo,
-    Touched,
+    Access, Accesses, Caller, ClientId, DataRequest, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr,
+    StreamIo, Touched,
 };
 
 use crate::event::Event;
@@ -87,6 +87,19 @@ pub(crate) struct Sessions {
     unclaimed: BTreeSet<Ino>,
 }
 
+impl Sessions {
+    pub(crate) fn set_accesses(&mut self, client: ClientId, accesses: Accesses) {
+        if let Some(session) = self.clients.get_mut(&client) {
+            session.accesses = accesses;
+        }
+    }
+
+    /// Which accesses of a client's change access times.
+    pub(crate) fn accesses(&self, client: ClientId) -> Accesses {
+        self.clients.get(&client).map_or(Accesses::All, |session| session.accesses)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Session {
     /// When it was last heard of; `None`: not since the machine started.
@@ -101,6 +114,7 @@ struct Session {
     root: Option<Ino>,
     /// What data servers may do for it.
     reach: data::Reach,
+    accesses: Accesses,
     /// The client has gone.
     left: bool,
     /// It has not said all that it has since the machine began.

@@ -1,7 +1,7 @@
-use espalier_meta::{Atime, Config};
+use espalier_meta::{Atime, Config, Input};
 use espalier_proto::*;
 
-use crate::harness::{Harness, config, everywhere, name, under_faults};
+use crate::harness::{Harness, config, everywhere, name, open_how, under_faults};
 
 fn page(fs: &mut Harness, path: &str, after: u64, limit: u32, plus: bool) -> Result<Reply, Errno> {
     let dir = fs.walk(path)?;
@@ -101,6 +101,27 @@ fn listing_with_nodiratime_keeps_the_access_time() {
     fs.ask(Request::Read { ino: file, offset: 0, size: 4, noatime: false }).unwrap();
     assert_eq!(fs.attr("dir").atime, before.0);
     assert!(fs.attr("file").atime > before.1);
+}
+
+#[test]
+fn a_client_says_which_accesses_of_its_own_count() {
+    let fs = &mut Harness::with(Config { atime: Atime::Always, session_ms: Some(60_000), ..config() });
+    let client = ClientId(1);
+    fs.input(Input::Connect { client, leases: true, resumes: false });
+    fill(fs);
+    let file = fs.file("file", b"read");
+    let mut change_times = |accesses| {
+        fs.input(Input::Accesses { client, accesses });
+        let before = (fs.attr("dir").atime, fs.attr("file").atime);
+        page(fs, "dir", 0, 5, false).unwrap();
+        fs.ask(Request::Open { ino: file, how: open_how(Access::READ, false) }).unwrap();
+        fs.ask(Request::Read { ino: file, offset: 0, size: 4, noatime: false }).unwrap();
+        fs.ask(Request::Release { ino: file }).unwrap();
+        (fs.attr("dir").atime > before.0, fs.attr("file").atime > before.1)
+    };
+    assert_eq!(change_times(Accesses::All), (true, true));
+    assert_eq!(change_times(Accesses::NoListings), (false, true));
+    assert_eq!(change_times(Accesses::None), (false, false));
 }
 
 #[test]

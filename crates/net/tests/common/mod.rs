@@ -9,8 +9,8 @@ use espalier_net::{
     Acceptor, ConnectError, Connection, Identity, Limits, Message, NetError, Receiver, Security, connect,
 };
 use espalier_proto::{
-    Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Reply, Request, RequestId,
-    ServerMap, Service, Touched, Welcome,
+    Accesses, Caller, ClientId, ClusterId, FromClient, FromServer, Hello, Ino, Rank, Reply, Request,
+    RequestId, ServerMap, Service, Touched, Welcome,
 };
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -66,7 +66,7 @@ pub async fn within<T>(what: impl Future<Output = T>) -> T {
 pub fn hello() -> Hello {
     Hello {
         cluster: ClusterId([7; 16]),
-        service: Service::Metadata { leases: true },
+        service: Service::Metadata { leases: true, accesses: Accesses::All },
         client: ClientId(3),
         incarnation: None,
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use espalier_meta::{Input, Refused};
 use espalier_net::{Acceptor, Connection, Identity, Incoming, Reason, Refusal};
-use espalier_proto::{ClientId, ClusterId, Hello, Ino, Rank, ServerMap, Service, Welcome};
+use espalier_proto::{Accesses, ClientId, ClusterId, Hello, Ino, Rank, ServerMap, Service, Welcome};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -130,8 +130,8 @@ impl Gate {
             return;
         }
         let ended = match (incoming.hello().service, &self.meta, &self.data) {
-            (Service::Metadata { leases }, Some(meta), _) => {
-                self.converse(meta, incoming, &peer, leases).await
+            (Service::Metadata { leases, accesses }, Some(meta), _) => {
+                self.converse(meta, incoming, &peer, (leases, accesses)).await
             }
             (Service::Data(number), _, Some(data)) if number == data.store.number() => {
                 self.serve_data(data, incoming, &peer).await
@@ -198,7 +198,13 @@ impl Gate {
         Ok(data.serve_server(incoming, self.welcome_to_server(Rank(0))).await?)
     }
 
-    async fn converse(&self, meta: &Metadata, incoming: Incoming, peer: &str, leases: bool) -> Ended {
+    async fn converse(
+        &self,
+        meta: &Metadata,
+        incoming: Incoming,
+        peer: &str,
+        (leases, accesses): (bool, Accesses),
+    ) -> Ended {
         let identity = incoming.identity().cloned();
         let rights = match meta.access().of(identity.as_ref()) {
             Ok(rights) => rights,
@@ -214,7 +220,7 @@ impl Gate {
         let client = ClientId(holder.number(&meta.secret).0.max(2));
         let before = incoming.hello().incarnation;
         let (resumed, known) = (before.is_some(), before == Some(self.incarnation));
-        let root = match meta.server.connect(client, (leases, resumed), &rights).await? {
+        let root = match meta.server.connect(client, (leases, resumed), accesses, &rights).await? {
             Ok(root) => root,
             Err(Refused::Ended) => {
                 tracing::info!(peer, client = client.0, "the session of a client that comes back has ended");

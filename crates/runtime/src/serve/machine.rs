@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use espalier_meta::{Cause, Front, Input, Io, IoDone, IoId, Meta, Now, Refused, Rights, Routed};
 use espalier_net::{Identity, NetError, Sender};
-use espalier_proto::{ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, Touched};
+use espalier_proto::{
+    Accesses, ClientId, Errno, FromClient, FromServer, Ino, Rank, Reply, RequestId, Touched,
+};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
@@ -124,12 +126,13 @@ impl Server {
         &self,
         client: ClientId,
         (leases, resumes): (bool, bool),
+        accesses: Accesses,
         rights: &Rights,
     ) -> oneshot::Receiver<Result<Ino, Refused>> {
         let (tell, told) = oneshot::channel();
         if let Ok((mut inner, turn)) = self.turn() {
             inner.connecting.insert(client, tell);
-            inner.front.connect(now(0), client, (leases, resumes), rights);
+            inner.front.connect(now(0), client, (leases, resumes), accesses, rights);
             self.settle(inner, turn);
         }
         told

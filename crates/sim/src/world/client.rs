@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Kind, Outcome, Sessions, Told, Users};
 use espalier_proto::{
-    Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank, RequestId,
-    ServerId, Service, Welcome,
+    Accesses, Caller, ClientId, ClusterId, Errno, FromClient, FromServer, Hello, Ino, Layout, Lease, Rank,
+    RequestId, ServerId, Service, Welcome,
 };
 use espalier_timeline::{Id, Place};
 
@@ -505,7 +505,7 @@ impl Client {
         let line = self.lines.entry(rank).or_default();
         if line.wire.is_none() && self.is_up {
             let (cluster, client) = (ClusterId::ANY, self.id);
-            let service = Service::Metadata { leases: self.leases };
+            let service = Service::Metadata { leases: self.leases, accesses: Accesses::All };
             let incarnation = self.sessions.incarnation(rank);
             let hello = Hello { cluster, service, client, incarnation };
             line.begin(fabric.connect(self.node, Node(rank.0.into()), hello));

@@ -312,10 +312,10 @@ impl Server {
             }
             Job::Append(id, result) => front.input(now, Input::Done { id, result }),
             Job::Hello(wire, hello) => match hello.service {
-                Service::Metadata { leases } => {
+                Service::Metadata { leases, accesses } => {
                     self.greeted.insert(hello.client, wire);
                     let resumes = hello.incarnation.is_some();
-                    front.connect(now, hello.client, (leases, resumes), &self.rights);
+                    front.connect(now, hello.client, (leases, resumes), accesses, &self.rights);
                 }
                 Service::Peer { from, .. } => {
                     let line = &mut self.peers[usize::from(from.0)];
