@@ -58,6 +58,23 @@ is "$(datafiles)" 12
 is "$(stat -c %s "$b/big-1")" 5000000
 is "$(du -B1 --apparent-size "$b/big-1" | cut -f 1)" 5000000
 [ "$(stat -c %b "$b/big-1")" -ge 9700 ] || fail 'blocks are not counted'
+
+echo '== times are final, and the same from everywhere'
+mkdir "$a/times"
+for bytes in 100 30000 200000 3000000; do
+    head -c "$bytes" "$work/bytes" > "$a/times/new-$bytes"
+    head -c "$bytes" "$work/bytes" > "$a/times/set-$bytes"
+    touch -d @5 "$a/times/set-$bytes"
+    dd if="$work/bytes" of="$a/times/behind-a-hole-$bytes" bs="$bytes" count=1 seek=290000 oflag=seek_bytes status=none
+done
+times() { (cd "$1/times" && stat -c '%n %y %z' -- *); }
+times "$a" > "$work/times"
+tar -C "$a" -g "$work/snapshot" -cf "$work/times.tar" times
+for mount in "$b" "$a" "$b"; do
+    times "$mount" | diff "$work/times" - || fail "other times at $mount"
+    sleep 0.5
+done
+is "$(tar -C "$a" -g "$work/snapshot" -cvf "$work/times.tar" times | grep -c 'times/.')" 0
 truncate -s 100 "$b/big-2"
 cmp <(head -c 100 "$work/bytes") "$a/big-2"
 truncate -s 2000000 "$b/big-2"

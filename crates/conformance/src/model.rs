@@ -5,6 +5,7 @@ mod real;
 mod reference;
 mod threads;
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use crate::process::Child;
@@ -76,15 +77,18 @@ fn attempt(base: &Path, ops: &[Op]) -> Result<(), (usize, Failure)> {
 
 fn replay(root: &Path, ops: &[Op], at: &mut usize) -> Outcome {
     let mut reference = Reference::new();
+    let mut times = HashMap::new();
     for (step, op) in ops.iter().enumerate() {
         *at = step;
         step_both(root, &mut reference, op)
             .map_err(|e| Failure { message: format!("step {step}: {}", e.message), skip: e.skip })?;
         if step % TREE_EVERY == TREE_EVERY - 1 {
             compare_tree(root, &reference)?;
+            compare_times(root, &reference, &mut times)?;
         }
     }
-    compare_tree(root, &reference)
+    compare_tree(root, &reference)?;
+    compare_times(root, &reference, &mut times)
 }
 
 /// Does `op` on both sides and compares what they say.
@@ -115,6 +119,22 @@ fn compare_tree(root: &Path, reference: &Reference) -> Outcome {
         Some(path) => Err(Failure { message: format!("{path} exists but should not"), skip: false }),
         None => Ok(()),
     }
+}
+
+/// Compares the times that were set, and those of what has not changed since it was looked at first.
+fn compare_times(root: &Path, reference: &Reference, seen: &mut HashMap<(u64, u64), [i128; 2]>) -> Outcome {
+    for (path, want) in reference.times() {
+        let (mtime, times) = real::times(root, &path)?;
+        if let Some(set) = want.mtime.filter(|set| *set != mtime) {
+            return Err(Failure { message: format!("{path} has mtime {mtime}, not {set}"), skip: false });
+        }
+        let first = *seen.entry(want.state).or_insert(times);
+        if first != times {
+            let message = format!("{path} has mtime and ctime {times:?}, and had {first:?} before");
+            return Err(Failure { message, skip: false });
+        }
+    }
+    Ok(())
 }
 
 /// Runs in a child, so that a hanging file system ends the run and not the tester.

@@ -34,7 +34,8 @@ impl State {
         match event {
             Event::Create { dir, name, inode } => self.apply_create(*dir, name, inode)?,
             Event::CreateBare { dir, name, ino, server, time } => {
-                let mut inode = Bare { ino: *ino, server: *server, counted: 0, time: *time }.inode()?;
+                let mut inode =
+                    Bare { ino: *ino, server: *server, counted: 0, time: *time, mtime: None }.inode()?;
                 inode.strip_to(self.dir(*dir)?);
                 self.apply_create(*dir, name, &inode)?;
                 self.fragments.entry(*dir).or_default().has_bare = true;

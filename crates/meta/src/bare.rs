@@ -24,8 +24,10 @@ pub struct Bare {
     pub server: ServerId,
     /// The size that the directories above count for it.
     pub counted: u64,
-    /// Its times as long as nobody has written to it; the datafile's, then.
+    /// When it was made, or its time was set last: its ctime until somebody writes to it.
     pub time: Time,
+    /// What its mtime was set to.
+    pub mtime: Option<Time>,
 }
 
 impl Bare {
@@ -36,7 +38,8 @@ impl Bare {
                 ino: inode.ino,
                 server: *layout.servers().first()?,
                 counted: *counted,
-                time: inode.mtime,
+                time: inode.ctime,
+                mtime: (inode.mtime != inode.ctime).then_some(inode.mtime),
             }),
             _ => None,
         }
@@ -45,7 +48,7 @@ impl Bare {
     /// The inode that it is in memory; root's alone until it has its directory's owner.
     pub(crate) fn inode(self) -> Result<Inode, Errno> {
         let layout = Layout::new(Distribution::Basic, [self.server].into()).map_err(|_| Errno::EIO)?;
-        let time = self.time;
+        let mtime = self.mtime.unwrap_or(self.time);
         Ok(Inode {
             ino: self.ino,
             kind: espalier_proto::FileType::Regular,
@@ -54,10 +57,10 @@ impl Bare {
             gid: 0,
             nlink: 1,
             rdev: 0,
-            atime: time,
-            mtime: time,
-            ctime: time,
-            btime: time,
+            atime: mtime,
+            mtime,
+            ctime: self.time,
+            btime: mtime,
             body: Body::Striped { counted: self.counted, layout: Arc::new(layout) },
             acl: None,
             default_acl: None,
@@ -118,7 +121,7 @@ impl Inode {
     /// It is more than a name from now on, with what was told of it.
     pub(crate) fn make_whole(&mut self) {
         if core::mem::take(&mut self.rare.bare) {
-            (self.atime, self.ctime, self.btime) = (self.mtime, self.mtime, self.mtime);
+            (self.atime, self.btime) = (self.mtime, self.mtime);
         }
     }
 
@@ -128,7 +131,7 @@ impl Inode {
         if differs(change.perm, self.perm) || differs(change.uid, self.uid) || differs(change.gid, self.gid) {
             return Err(Errno::EPERM);
         }
-        Ok(Change { mtime: change.mtime, ..Change::default() })
+        Ok(Change { mtime: change.mtime, ctime: change.mtime.and(change.ctime), ..Change::default() })
     }
 }
 

@@ -102,7 +102,7 @@ pub enum Body {
         size: u64,
         stored: u32,
     },
-    /// A regular file whose bytes lie in a stream; its size, blocks and mtime are the stream's. `counted`: the size that
+    /// A regular file whose bytes lie in a stream: [`Attr::measure`] tells which attributes are the stream's. `counted`: the size that
     /// the directories above count for it, which is the stream's while nobody writes to it.
     Streamed {
         counted: u64,
@@ -205,15 +205,11 @@ impl Inode {
             flags: self.rare.flags,
         };
         if self.is_bare() {
-            // No other time is kept of it.
-            (attr.atime, attr.ctime, attr.btime) = (self.mtime, self.mtime, self.mtime);
+            // Neither is kept of it.
+            (attr.atime, attr.btime) = (self.mtime, self.mtime);
         }
         if self.is_streamed() {
-            let stream = stream.copied().unwrap_or_default();
-            attr.measure(&stream);
-            if let Body::Streamed { .. } = self.body {
-                attr.mtime = stream.mtime;
-            }
+            attr.measure(&stream.copied().unwrap_or_default());
         }
         attr
     }

@@ -199,7 +199,7 @@ fn of_a_file_there_is_a_name_with_a_number_and_a_place() {
         assert_eq!(fs.data.files(), BTreeMap::from([(ino, 1)]), "num_dfiles or not");
         let server = ServerId((ino.0 % u64::from(SERVERS)) as u16);
         let bare = stored(&mut fs, dir, "file").unwrap();
-        assert_eq!(bare, Bare { ino, server, counted: 25, time: made.mtime });
+        assert_eq!(bare, Bare { ino, server, counted: 25, time: made.mtime, mtime: None });
         fs.walk("dir/file").unwrap();
         let layout = format!(
             "place = \"data servers\"\nservers = [{server}]\ndist_name = \"basic\"\nno_metafile = true\n"
@@ -341,12 +341,14 @@ fn times_are_the_datafiles_once_there_is_one() {
         for secs in [50, 60] {
             let attr = set_attr(&mut fs, ino, times(secs)).unwrap();
             assert_eq!((attr.mtime, attr.atime), (Time::new(secs, 5), Time::new(secs, 5)));
+            assert!(attr.ctime > attr.mtime, "its ctime is when that was set");
             fs.checkpoint();
+            assert_eq!(fs.attr_of(ino).ctime, attr.ctime);
         }
-        fs.data.set_now(Time::new(65, 0));
+        fs.data.set_now(Time::new(1065, 0));
         write(&mut fs, ino, 1).unwrap();
         let Attr { mtime, atime, ctime, btime, .. } = fs.attr_of(ino);
-        let written = Time::new(65, 0);
+        let written = Time::new(1065, 0);
         assert_eq!((mtime, atime, ctime, btime), (written, Time::new(60, 5), written, Time::new(60, 5)));
         let attr = set_attr(&mut fs, ino, times(70)).unwrap();
         assert_eq!(attr.mtime, Time::new(70, 5));

@@ -107,13 +107,16 @@ pub struct Attr {
 }
 
 impl Attr {
-    /// What its stream tells is so: of a file whose bytes lie in one.
+    /// Completes the attributes of the inode's record with those of its stream.
+    ///
+    /// The record holds the mtime that was set last, and each stream of the file has got it. So a stream with another
+    /// mtime was written to since, at that time, which is the file's mtime and, if later than the record's, its ctime.
     pub fn measure(&mut self, stream: &StreamStat) {
         (self.size, self.blocks) = (stream.size, stream.blocks);
-        self.ctime = self.ctime.max(stream.ctime);
-        // Otherwise nobody has written to its datafiles yet.
-        if stream.mtime != Time::default() {
-            self.mtime = stream.mtime;
+        let is_write = |time: &Time| ![self.mtime, Time::default()].contains(time);
+        if let Some(written) = [stream.mtime, stream.other_mtime].into_iter().find(is_write) {
+            self.mtime = written;
+            self.ctime = self.ctime.max(written);
         }
     }
 }

@@ -7,7 +7,7 @@ use core::fmt;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use crate::{StreamStat, Time};
+use crate::StreamStat;
 
 /// A data server of the cluster, by its number, which it keeps for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -234,13 +234,16 @@ impl Layout {
         sizes.into_iter().enumerate().map(end).max().unwrap_or(0)
     }
 
-    /// What the datafiles tell of a file.
+    /// The stream that the datafiles make up.
     pub fn whole(&self, datafiles: &[StreamStat]) -> StreamStat {
+        let mtime = datafiles.iter().map(|stat| stat.mtime).max().unwrap_or_default();
+        let others = datafiles.iter().map(|stat| stat.mtime).filter(|time| *time != mtime);
         StreamStat {
+            exists: datafiles.iter().any(|stat| stat.exists),
             size: self.size(datafiles.iter().map(|stat| stat.size)),
             blocks: datafiles.iter().map(|stat| stat.blocks).sum(),
-            mtime: last_write(datafiles),
-            ctime: datafiles.iter().map(|stat| stat.ctime).max().unwrap_or_default(),
+            mtime,
+            other_mtime: others.max().unwrap_or_default(),
         }
     }
 
@@ -276,16 +279,6 @@ fn sum(strips: &[Strip]) -> u64 {
 /// What of them is at a place.
 fn share(strips: &[Strip], place: usize) -> u64 {
     strips.iter().filter(|strip| usize::from(strip.place) == place).map(|strip| strip.length).sum()
-}
-
-/// When the last of some datafiles was written to, or what somebody has set that to since. A time of change to come has been set: what is
-/// written after that counts, though it is earlier.
-fn last_write(datafiles: &[StreamStat]) -> Time {
-    let written = datafiles.iter().filter(|stat| stat.mtime <= stat.ctime).map(|stat| stat.mtime).max();
-    let is_set =
-        |stat: &&StreamStat| stat.mtime > stat.ctime && written.is_none_or(|written| written < stat.ctime);
-    let set = datafiles.iter().filter(is_set).map(|stat| stat.mtime).max();
-    written.max(set).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -603,14 +603,18 @@ pub struct Opened {
     pub proof: u64,
 }
 
-/// What an engine tells of a byte stream.
+/// Attributes of a byte stream. It has no ctime: maintenance of the store (renames, links) changes the ctime of the file
+/// that holds a stream, at any time ([`Attr::measure`](crate::Attr::measure)).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamStat {
+    pub exists: bool,
     pub size: u64,
     /// Units of 512 bytes.
     pub blocks: u64,
+    /// Of a striped file: the latest of its datafiles' times. Zero if nothing was ever written.
     pub mtime: Time,
-    pub ctime: Time,
+    /// Of a striped file: the latest of its datafiles' times that differs from `mtime`, or zero.
+    pub other_mtime: Time,
 }
 
 /// A client that can is to forget an inode, and to say so; if it uses it, it need not.

@@ -1,6 +1,6 @@
 //! What a data server does with its store, which has a stream for each datafile that was written to.
 
-use espalier_proto::{DataReply, DataRequest, Ino, StreamStat, Time};
+use espalier_proto::{DataReply, DataRequest, Ino, StreamStat};
 
 use crate::empty::Made;
 use crate::error::StoreError;
@@ -14,9 +14,6 @@ pub struct Datafiles<S, F: BlockFile> {
     /// What is written is durable when it is answered.
     sync: bool,
 }
-
-/// The time of change of a datafile that was made and never written to: not that of an absent one.
-const MADE: Time = Time::new(0, 1);
 
 /// Of a journal in memory: the requests that make the most datafiles at once fit several times.
 const JOURNAL_BYTES: u64 = 256 << 10;
@@ -85,12 +82,12 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
         self.made.checkpoint(&self.store)
     }
 
-    /// Whether there is such a datafile: one that is there has a time of change.
+    /// True if there is such a datafile.
     ///
     /// # Errors
     /// Those of the store.
     pub fn has(&self, ino: Ino) -> Result<bool, StoreError> {
-        Ok(self.stat(ino)?.ctime != Time::default())
+        Ok(self.stat(ino)?.exists)
     }
 
     /// Makes empty datafiles, unless they are there; all of them by one write and, with `sync` where what is written is durable, one sync.
@@ -224,9 +221,6 @@ impl<S: Store, F: BlockFile> Datafiles<S, F> {
 
     fn stat(&self, ino: Ino) -> Result<StreamStat, StoreError> {
         let stat = self.store.stream_stat(ino)?;
-        if stat.ctime == Time::default() && self.made.has(&self.store, ino)? {
-            return Ok(StreamStat { ctime: MADE, ..stat });
-        }
-        Ok(stat)
+        Ok(StreamStat { exists: stat.exists || self.made.has(&self.store, ino)?, ..stat })
     }
 }

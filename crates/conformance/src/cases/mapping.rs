@@ -8,7 +8,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
 use super::prelude::*;
 
 /// A mapping of the first `len` bytes of a file.
-struct Map {
+pub(super) struct Map {
     start: *mut u8,
     len: usize,
 }
@@ -21,11 +21,11 @@ impl Map {
         Ok(Self { start: start.cast(), len })
     }
 
-    fn shared(file: &File, len: usize) -> Result<Self, Failure> {
+    pub(super) fn shared(file: &File, len: usize) -> Result<Self, Failure> {
         Self::new(file, len, MapFlags::SHARED, true)
     }
 
-    fn store(&self, at: usize, bytes: &[u8]) {
+    pub(super) fn store(&self, at: usize, bytes: &[u8]) {
         assert!(at + bytes.len() <= self.len);
         for (n, byte) in bytes.iter().enumerate() {
             // SAFETY: within the mapping; volatile, because others change the same memory.
@@ -39,7 +39,7 @@ impl Map {
         (at..at + len).map(|n| unsafe { self.start.add(n).read_volatile() }).collect()
     }
 
-    fn sync(&self) -> Outcome {
+    pub(super) fn sync(&self) -> Outcome {
         // SAFETY: exactly the mapping.
         unsafe { msync(self.start.cast(), self.len, MsyncFlags::SYNC)? };
         Ok(())

@@ -2,6 +2,10 @@
 
 use rustix::fs::{Timestamps, UTIME_NOW, UTIME_OMIT, utimensat};
 
+use std::thread::sleep;
+use std::time::Duration;
+
+use super::mapping::Map;
 use super::prelude::*;
 use crate::dir::{nanos, timespec};
 
@@ -196,6 +200,75 @@ pub(super) fn monotonic_enough(d: &Dir) -> Outcome {
         let now = mtime(&stat(d.file(format!("f{n}"), b"x")?)?);
         check!(now >= last, "file {n} is older than the one before");
         last = now;
+    }
+    Ok(())
+}
+
+/// Small, and larger than a strip.
+const LENGTHS: [usize; 3] = [100, 8192, 300_000];
+
+/// The modification and the change time.
+fn times(path: &Path) -> Result<(i128, i128), Failure> {
+    let s = stat(path)?;
+    Ok((mtime(&s), ctime(&s)))
+}
+
+/// However a file was written: when it is closed, nothing changes its times any more.
+pub(super) fn final_after_close(d: &Dir) -> Outcome {
+    let mut paths = vec![d.file("source", &pattern(1, 300_000))?];
+    for len in LENGTHS {
+        let bytes = pattern(2, len);
+        paths.push(d.file(format!("written{len}"), &bytes)?);
+        let mut opened = |what: &str| -> Result<File, Failure> {
+            let path = d.file(format!("{what}{len}"), &bytes)?;
+            let file = OpenOptions::new().read(true).write(true).open(&path)?;
+            paths.push(path);
+            Ok(file)
+        };
+        opened("overwritten")?.write_all_at(b"x", len as u64 / 2)?;
+        opened("truncated")?.set_len(len as u64 / 2)?;
+        opened("mapped").and_then(|file| {
+            Map::shared(&file, len)?.store(len / 2, b"stored");
+            Ok(())
+        })?;
+        let file = opened("synced")?;
+        file.write_all_at(b"x", 0)?;
+        file.sync_all()?;
+        let mode = rustix::fs::FallocateFlags::empty();
+        rustix::fs::fallocate(opened("allocated")?, mode, 0, len as u64 + 5)?;
+        let times = Timestamps { last_access: timespec(5, 0), last_modification: timespec(7, 7) };
+        rustix::fs::futimens(opened("set")?, &times)?;
+        let renamed = d.at(format!("renamed{len}"));
+        fs::rename(d.file(format!("named{len}"), &bytes)?, &renamed)?;
+        paths.push(renamed);
+    }
+    let source = File::open(&paths[0])?;
+    for len in [30_000, 50_000, 82_000] {
+        let path = d.at(format!("copied{len}"));
+        copy(&source, &d.open(&path)?, len, 290_000)?;
+        paths.push(path);
+    }
+    let first = paths.iter().map(|path| times(path)).collect::<Result<Vec<_>, _>>()?;
+    for _ in 0..2 {
+        sleep(Duration::from_millis(700));
+        for (path, first) in paths.iter().zip(&first) {
+            same!(times(path)?, *first, "{}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// Copies the first bytes of a file to another, as programs do where the system call cannot.
+fn copy(from: &File, to: &File, len: usize, at: u64) -> Outcome {
+    let (mut read, mut written) = (0, at);
+    while read < len as u64 {
+        let left = len - read as usize;
+        match rustix::fs::copy_file_range(from, Some(&mut read), to, Some(&mut written), left) {
+            Ok(0) => break,
+            Ok(_) => {}
+            Err(rustix::io::Errno::XDEV) => return Ok(to.write_all_at(&pattern(3, left), written)?),
+            Err(error) => return Err(error.into()),
+        }
     }
     Ok(())
 }

@@ -20,6 +20,7 @@ pub(super) enum Op {
     Chmod { path: Name, mode: u32 },
     SetXattr { path: Name, name: String, len: usize, fill: u8 },
     RemoveXattr { path: Name, name: String },
+    SetTime { path: Name, secs: i64 },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,7 +75,7 @@ fn place(rng: &mut fastrand::Rng) -> u64 {
 impl Op {
     pub(super) fn random(rng: &mut fastrand::Rng) -> Self {
         let (path, to) = (path(rng), path(rng));
-        match rng.u8(..40) {
+        match rng.u8(..42) {
             0..5 => Self::Create { path, exclusive: rng.bool() },
             5..9 => Self::Mkdir { path, mode: [0o755, 0o700, 0o1777][rng.usize(..3)] },
             9..12 => Self::Unlink { path },
@@ -98,6 +99,7 @@ impl Op {
                 let len = [0, 1, 30, 500][rng.usize(..4)];
                 Self::SetXattr { path, name: format!("user.x{}", rng.u8(..3)), len, fill: rng.u8(1..) }
             }
+            39..41 => Self::SetTime { path, secs: [0, 1, 1_000_000_000, 10_000_000_000][rng.usize(..4)] },
             _ => Self::RemoveXattr { path, name: format!("user.x{}", rng.u8(..3)) },
         }
     }

@@ -6,10 +6,11 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, XattrFlags};
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, Timestamps, UTIME_OMIT, XattrFlags};
 
 use super::op::{Answer, Attr, How, Op, Out, Seen, bytes};
 use crate::Failure;
+use crate::dir::timespec;
 use crate::process::Code;
 
 pub(super) fn apply(root: &Path, op: &Op) -> Answer {
@@ -48,6 +49,11 @@ pub(super) fn apply(root: &Path, op: &Op) -> Answer {
             done(rustix::fs::lsetxattr(at(path), name, &bytes(*fill, *len), XattrFlags::empty()))
         }
         Op::RemoveXattr { path, name } => done(rustix::fs::lremovexattr(at(path), name)),
+        Op::SetTime { path, secs } => {
+            let times =
+                Timestamps { last_access: timespec(0, UTIME_OMIT), last_modification: timespec(*secs, 5) };
+            done(rustix::fs::utimensat(CWD, at(path), &times, AtFlags::SYMLINK_NOFOLLOW))
+        }
     }
 }
 
@@ -112,6 +118,12 @@ pub(super) fn tree(root: &Path) -> Result<BTreeMap<String, Seen>, Failure> {
         }
     }
     Ok(all)
+}
+
+/// When a path was modified, in seconds, and all of its two times that no access moves.
+pub(super) fn times(root: &Path, path: &str) -> Result<(i64, [i128; 2]), Failure> {
+    let s = crate::dir::stat(format!("{}{path}", root.display()))?;
+    Ok((s.st_mtime, [crate::dir::mtime(&s), crate::dir::ctime(&s)]))
 }
 
 fn xattrs(path: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {

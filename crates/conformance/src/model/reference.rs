@@ -23,16 +23,28 @@ struct Node {
     /// Names; of a directory, always one.
     names: u64,
     xattrs: BTreeMap<String, Vec<u8>>,
+    /// Tells its states apart: the number of the last operation that may have changed it.
+    changed: u64,
+    /// The mtime that was set, if what it holds has not changed since.
+    mtime: Option<i64>,
+}
+
+/// What is known of a node's times.
+pub(super) struct Times {
+    /// The node in one of its states, in which its times do not move.
+    pub(super) state: (u64, u64),
+    pub(super) mtime: Option<i64>,
 }
 
 pub(super) struct Reference {
     nodes: HashMap<Id, Node>,
     next: Id,
+    changes: u64,
 }
 
 impl Reference {
     pub(super) fn new() -> Self {
-        let mut this = Self { nodes: HashMap::new(), next: ROOT };
+        let mut this = Self { nodes: HashMap::new(), next: ROOT, changes: 0 };
         this.add(Body::Dir(BTreeMap::new()), 0o755);
         this
     }
@@ -48,7 +60,12 @@ impl Reference {
             Op::Link { from, to } => self.link(from, to),
             Op::Write { path, at, len, fill } => self.write(path, *at as usize, &bytes(*fill, *len)),
             Op::Truncate { path, len } => {
-                self.file(path, EISDIR)?.resize(*len as usize, 0);
+                self.written(path, EISDIR)?.resize(*len as usize, 0);
+                Ok(Out::Done)
+            }
+            Op::SetTime { path, secs } => {
+                let id = self.lookup(path)?;
+                self.node_mut(id).mtime = Some(*secs);
                 Ok(Out::Done)
             }
             Op::Read { path } => Ok(Out::Bytes(self.file(path, EISDIR)?.clone())),
@@ -105,10 +122,27 @@ impl Reference {
         all
     }
 
+    /// What is known of the times of what every path stands for.
+    pub(super) fn times(&self) -> BTreeMap<String, Times> {
+        let mut all = BTreeMap::new();
+        let mut stack = vec![(String::new(), ROOT)];
+        while let Some((path, id)) = stack.pop() {
+            let node = self.node(id);
+            if let Body::Dir(entries) = &node.body {
+                stack.extend(entries.iter().map(|(name, id)| (format!("{path}/{name}"), *id)));
+            }
+            if id != ROOT {
+                all.insert(path, Times { state: (id, node.changed), mtime: node.mtime });
+            }
+        }
+        all
+    }
+
     fn add(&mut self, body: Body, mode: u32) -> Id {
         let id = self.next;
         self.next += 1;
-        self.nodes.insert(id, Node { body, mode, names: 1, xattrs: BTreeMap::new() });
+        let xattrs = BTreeMap::new();
+        self.nodes.insert(id, Node { body, mode, names: 1, xattrs, changed: 0, mtime: None });
         id
     }
 
@@ -116,12 +150,18 @@ impl Reference {
         &self.nodes[&id]
     }
 
+    /// A node that changes.
     fn node_mut(&mut self, id: Id) -> &mut Node {
-        self.nodes.get_mut(&id).expect("ids in directories are of nodes")
+        self.changes += 1;
+        let node = self.nodes.get_mut(&id).expect("ids in directories are of nodes");
+        node.changed = self.changes;
+        node
     }
 
     fn entries(&mut self, dir: Id) -> &mut BTreeMap<String, Id> {
-        match &mut self.node_mut(dir).body {
+        let node = self.node_mut(dir);
+        node.mtime = None;
+        match &mut node.body {
             Body::Dir(entries) => entries,
             _ => unreachable!("`parent` returns directories only"),
         }
@@ -174,12 +214,23 @@ impl Reference {
     }
 
     /// A file's bytes, opened without following links.
-    fn file(&mut self, path: &str, directory: i32) -> Result<&mut Vec<u8>, i32> {
-        let id = self.lookup(path)?;
-        match &mut self.node_mut(id).body {
+    fn file(&self, path: &str, directory: i32) -> Result<&Vec<u8>, i32> {
+        match &self.node(self.lookup(path)?).body {
             Body::File(data) => Ok(data),
             Body::Dir(_) => Err(directory),
             Body::Symlink(_) => Err(ELOOP),
+        }
+    }
+
+    /// As [`Self::file`], to change them.
+    fn written(&mut self, path: &str, directory: i32) -> Result<&mut Vec<u8>, i32> {
+        self.file(path, directory)?;
+        let id = self.lookup(path)?;
+        let node = self.node_mut(id);
+        node.mtime = None;
+        match &mut node.body {
+            Body::File(data) => Ok(data),
+            _ => Err(directory),
         }
     }
 
@@ -272,6 +323,8 @@ impl Reference {
         }
         match (how, target) {
             (How::Exchange, Some(target)) => {
+                self.node_mut(id);
+                self.node_mut(target);
                 self.entries(from_dir).insert(from_name, target);
                 self.entries(to_dir).insert(to_name, id);
                 return Ok(Out::Done);
@@ -280,6 +333,7 @@ impl Reference {
             (_, Some(target)) if self.is_dir(target) => return Err(EISDIR),
             _ => {}
         }
+        self.node_mut(id);
         self.entries(from_dir).remove(&from_name);
         self.entries(to_dir).insert(to_name, id);
         if let Some(target) = target {
@@ -289,8 +343,9 @@ impl Reference {
     }
 
     fn write(&mut self, path: &str, at: usize, data: &[u8]) -> Answer {
-        let file = self.file(path, EISDIR)?;
+        self.file(path, EISDIR)?;
         if !data.is_empty() {
+            let file = self.written(path, EISDIR)?;
             let end = at + data.len();
             file.resize(file.len().max(end), 0);
             file[at..end].copy_from_slice(data);

@@ -44,12 +44,15 @@ impl Meta {
         }
         if let (Some(mtime), true) = (change.mtime, self.state.inode(ino)?.is_streamed()) {
             self.claim_inode(cx, ino)?;
-            // It has been set in an earlier run, which may have been at another time.
+            // An earlier run may have set it, at another time.
             let earlier = cx.streams.iter().find_map(|(call, _)| match call {
                 StreamCall::SetMtime { mtime, .. } => Some(*mtime),
                 _ => None,
             });
-            cx.stream(StreamCall::SetMtime { ino, mtime: earlier.unwrap_or(mtime) })?;
+            let mtime = earlier.unwrap_or(mtime);
+            cx.stream(StreamCall::SetMtime { ino, mtime })?;
+            // The record has just what the stream has (`Attr::measure`).
+            change.mtime = Some(mtime);
         }
         // Of its stream is asked beforehand: what waits after a change makes it again.
         self.attr_or_grant(cx, ino)?;

@@ -84,6 +84,25 @@ fn truncation_cuts_extends_and_moves_out() {
 }
 
 #[test]
+fn time_that_is_set_on_a_big_file_is_not_its_ctime() {
+    everywhere(|fs| {
+        file(fs);
+        let ino = fs.walk("file").unwrap();
+        setattr(fs, &user(5), "file", size(STRIP + 1)).unwrap();
+        let set_to = |secs| times(None, Some(SetTime::To(Time::new(secs, 7))));
+        let old = setattr(fs, &user(5), "file", set_to(1)).unwrap();
+        assert_eq!(old.mtime, Time::new(1, 7));
+        let to_come = setattr(fs, &user(5), "file", set_to(1 << 33)).unwrap();
+        assert_eq!(to_come.mtime, Time::new(1 << 33, 7));
+        assert!(old.ctime < to_come.ctime && to_come.ctime < to_come.mtime, "{old:?} {to_come:?}");
+        let now = setattr(fs, &user(5), "file", times(None, Some(SetTime::Now))).unwrap();
+        assert_eq!(fs.attr_of(ino), now);
+        fs.checkpoint();
+        assert_eq!((fs.attr("file").mtime, fs.attr("file").ctime), (now.mtime, now.ctime));
+    });
+}
+
+#[test]
 fn through_a_handle_the_right_was_checked_before() {
     everywhere(|fs| {
         file(fs);

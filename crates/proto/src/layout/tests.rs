@@ -1,6 +1,7 @@
 use alloc::vec;
 
 use super::*;
+use crate::{Attr, Time};
 
 fn layout(servers: u16, distribution: Distribution) -> Layout {
     Layout::new(distribution, (0..servers).map(ServerId).collect()).expect("a layout")
@@ -120,17 +121,42 @@ fn sizes_that_are_no_sizes_do_no_harm() {
 }
 
 #[test]
-fn a_file_was_changed_when_the_last_of_its_datafiles_was() {
+fn a_striped_file_has_the_times_of_its_last_write_or_those_that_were_set_since() {
     let (layout, at) = (simple(3, 4), |secs| Time::new(secs, 0));
-    let mtime = |times: [(i64, i64); 3]| {
-        let stat =
-            |(mtime, ctime)| StreamStat { mtime: at(mtime), ctime: at(ctime), ..StreamStat::default() };
-        layout.whole(&times.map(stat)).mtime
+    // The record says that `set` was set at 30.
+    let times = |set, datafiles: [i64; 3]| {
+        let stat = |mtime| StreamStat { mtime: at(mtime), ..StreamStat::default() };
+        let mut attr = Attr { mtime: at(set), ctime: at(30), ..attr() };
+        attr.measure(&layout.whole(&datafiles.map(stat)));
+        (attr.mtime.secs, attr.ctime.secs)
     };
-    assert_eq!(mtime([(0, 0), (20, 20), (10, 10)]), at(20));
-    assert_eq!(mtime([(5, 30), (5, 31), (5, 32)]), at(5), "set");
-    assert_eq!(mtime([(5, 30), (40, 40), (5, 32)]), at(40), "set, and written to since");
-    assert_eq!(mtime([(90, 30), (90, 31), (0, 0)]), at(90), "set to a time to come");
-    assert_eq!(mtime([(90, 30), (40, 40), (90, 31)]), at(40), "set to a time to come, and written to since");
-    assert_eq!(mtime([(90, 30), (20, 20), (90, 31)]), at(90), "written to before that");
+    assert_eq!(times(30, [0, 0, 0]), (30, 30), "never written");
+    assert_eq!(times(30, [0, 50, 40]), (50, 50));
+    assert_eq!(times(5, [5, 5, 5]), (5, 30), "set");
+    assert_eq!(times(5, [5, 40, 5]), (40, 40), "set, and written to since");
+    assert_eq!(times(90, [90, 90, 0]), (90, 30), "set to a time to come");
+    assert_eq!(times(90, [90, 40, 90]), (40, 40), "set to a time to come, and written to since");
+    assert_eq!(times(90, [60, 40, 50]), (60, 60), "set to a time to come, and all of it written to since");
+    assert_eq!(times(0, [0, 0, 0]), (0, 30), "set to the zero time");
+}
+
+fn attr() -> Attr {
+    let zero = Time::default();
+    Attr {
+        ino: crate::Ino(2),
+        kind: crate::FileType::Regular,
+        perm: 0o644,
+        nlink: 1,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        size: 0,
+        blocks: 0,
+        atime: zero,
+        mtime: zero,
+        ctime: zero,
+        btime: zero,
+        streamed: true,
+        bare: true,
+    }
 }

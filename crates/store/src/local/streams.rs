@@ -131,10 +131,11 @@ impl Streams {
             return Ok(StreamStat::default());
         };
         Ok(StreamStat {
+            exists: true,
             size: stat.len(),
             blocks: stat.blocks(),
             mtime: Time::new(stat.mtime(), stat.mtime_nsec() as u32),
-            ctime: Time::new(stat.ctime(), stat.ctime_nsec() as u32),
+            ..StreamStat::default()
         })
     }
 

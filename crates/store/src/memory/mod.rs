@@ -96,7 +96,7 @@ impl MemoryStore {
         let now = state.now;
         let stream = state.streams.entry(ino).or_default();
         let done = change(&mut stream.live)?;
-        (stream.live.mtime, stream.live.ctime) = (now, now);
+        stream.live.mtime = now;
         Ok(done)
     }
 }

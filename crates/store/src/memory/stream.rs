@@ -14,13 +14,12 @@ pub(super) struct Bytes {
     /// Behind the size, all is zero.
     pages: BTreeMap<u64, Arc<[u8; PAGE as usize]>>,
     pub mtime: Time,
-    pub ctime: Time,
 }
 
 impl Bytes {
     pub(super) fn stat(&self) -> StreamStat {
         let blocks = self.pages.len() as u64 * (PAGE / 512);
-        StreamStat { size: self.size, blocks, mtime: self.mtime, ctime: self.ctime }
+        StreamStat { exists: true, size: self.size, blocks, mtime: self.mtime, ..StreamStat::default() }
     }
 
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> usize {
