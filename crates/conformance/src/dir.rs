@@ -69,6 +69,17 @@ impl Dir {
         Ok(rustix::fs::statfs(&self.path)?)
     }
 
+    /// True on a mount of servers, whose clocks give the times.
+    pub(crate) fn is_of_servers(&self) -> bool {
+        let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+        let mounts = mounts.lines().filter_map(|line| {
+            let mut fields = line.split(' ');
+            Some((fields.next()?, fields.next()?))
+        });
+        let above = mounts.filter(|(_, at)| self.path.starts_with(at));
+        above.max_by_key(|(_, at)| at.len()).is_some_and(|(source, _)| source.starts_with("espalier://"))
+    }
+
     /// Names of a few kinds of file systems, for the cases that must know what ext4 or tmpfs lack.
     pub(crate) fn kind(&self) -> &'static str {
         match self.statfs().map(|s| s.f_type as u64) {

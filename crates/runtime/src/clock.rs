@@ -1,14 +1,27 @@
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use espalier_proto::Time;
+use espalier_store::stamp;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The wall clock.
+/// Openings through which kernels write to streams by themselves, of all mounts of this process.
+static KERNEL_WRITERS: AtomicU32 = AtomicU32::new(0);
+
+/// The present, for the times of inodes: in order with those of streams, whoever writes to them.
 pub fn now() -> Time {
-    match SystemTime::now().duration_since(UNIX_EPOCH) {
-        Ok(since) => Time::new(since.as_secs() as i64, since.subsec_nanos()),
-        Err(before) => Time::new(-(before.duration().as_secs() as i64), 0),
-    }
+    // The kernel does not say when it writes.
+    if KERNEL_WRITERS.load(Ordering::Relaxed) > 0 { stamp::raise() } else { stamp::now() }
+}
+
+/// A kernel may write to a stream by itself from now on. Each call is matched by one of [`kernel_stops_writing`].
+pub fn kernel_writes() {
+    KERNEL_WRITERS.fetch_add(1, Ordering::Relaxed);
+    stamp::raise();
+}
+
+pub fn kernel_stops_writing() {
+    KERNEL_WRITERS.fetch_sub(1, Ordering::Relaxed);
 }
 
 /// Milliseconds of a clock that nobody sets, to within a few.

@@ -236,7 +236,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
                 return reply.ok();
             }
             Op::Release { handle, flags, .. } => {
-                self.calls.door().close_backing(&reply, Ino(node));
+                self.calls.door().close_backing(&reply, Ino(node), flags & O_ACCMODE != 0);
                 self.calls.door().openings.close(Ino(node), handle, flags & O_ACCMODE != 0);
                 self.calls.door().closed(&*self.calls, Ino(node), handle);
             }

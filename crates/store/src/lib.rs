@@ -6,6 +6,8 @@
 //! - **The journal** ([`Journal`]): a ring of frames in which changes are durable before a checkpoint has them.
 //! - **The superblock** ([`superblock`]): what the store is, and how it was made.
 //!
+//! [`stamp`] gives the times of inodes that are kept in order with those of streams.
+//!
 //! [`LocalStore`] keeps them in a directory of this machine; [`MemoryStore`] and [`SimFile`] keep them in memory and can
 //! lose power.
 #![forbid(unsafe_code)]
@@ -16,6 +18,7 @@ mod error;
 mod journal;
 mod local;
 mod memory;
+pub mod stamp;
 mod store;
 pub mod superblock;
 

@@ -31,6 +31,8 @@ const STOCK: u32 = Request::MAX_NUMBERS;
 const CLOCK_MS: u64 = 60_000;
 /// Its clock may be ahead by so many milliseconds, as what it says shows: the reply that had told it has taken its time.
 const AHEAD_MS: u64 = 1_000;
+/// A request that took longer was sent again, or waited for something else than a disk.
+const ROUND_TRIP_MS: u64 = 200;
 /// A server that gives no numbers, as to those who may only read, is asked again after so long.
 const REFUSED_MS: u64 = 60_000;
 
@@ -103,8 +105,8 @@ struct Supply {
     clock: Option<(Time, u64)>,
     /// The latest time that it has told of anything.
     latest: Time,
-    /// It has been asked for more.
-    asked: Option<RequestId>,
+    /// The request for more, and when it was sent.
+    asked: Option<(RequestId, u64)>,
     /// It did not give any then, and is not asked before this time.
     refused_until: u64,
 }
@@ -172,7 +174,7 @@ impl Early {
 }
 
 impl Supply {
-    /// The server's time, or a little before; but not before what it has done already.
+    /// The server's time, or a little after; but not before what it has done already.
     fn time(&self, now: u64) -> Option<Time> {
         let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
         Some(time.later(now - at).max(self.latest))
@@ -497,7 +499,7 @@ impl<T> Sessions<T> {
         let request = Request::TakeNumbers { rank, count: supply.wanted() };
         let asked = self.end(rank).map(|end| end.ask(Caller::SERVER, request));
         if let Some(supply) = self.early.supplies.get_mut(&rank) {
-            supply.asked = asked;
+            supply.asked = asked.map(|id| (id, now));
         }
     }
 
@@ -532,14 +534,20 @@ impl<T> Sessions<T> {
         (rank, id): (Rank, RequestId),
         result: &Result<Reply, Errno>,
     ) -> bool {
-        let supply = self.early.supplies.get_mut(&rank).filter(|supply| supply.asked == Some(id));
+        let supply = self
+            .early
+            .supplies
+            .get_mut(&rank)
+            .filter(|supply| supply.asked.is_some_and(|(asked, _)| asked == id));
         let Some(supply) = supply else { return false };
-        supply.asked = None;
+        let sent = supply.asked.take().map_or(now, |(_, sent)| sent);
         match result {
             Ok(Reply::Numbers { first, count, time, strip, accesses }) => {
                 (supply.strip, supply.accesses) = (u64::from(*strip), *accesses);
                 supply.numbers.extend((first.0..first.0 + u64::from(*count)).map(Ino));
-                supply.clock = Some((*time, now));
+                // The server reads its clock when the request arrives, and then waits for its disk.
+                let read = if now - sent < ROUND_TRIP_MS { sent } else { now };
+                supply.clock = Some((*time, read));
             }
             _ => supply.refused_until = now + REFUSED_MS,
         }

@@ -272,3 +272,36 @@ fn copy(from: &File, to: &File, len: usize, at: u64) -> Outcome {
     }
     Ok(())
 }
+
+/// What is changed later never looks older, whatever it is; on servers, not by more than their clocks differ.
+pub(super) fn order_of_small_and_big(d: &Dir) -> Outcome {
+    let big = pattern(1, 100_000);
+    let open_big = OpenOptions::new().write(true).open(d.file("open", &big)?)?;
+    let slack = if d.is_of_servers() { 20_000_000 } else { 0 };
+    let mut last = (0, String::new());
+    let mut next = |name: &str| -> Outcome {
+        let time = mtime(&stat(d.at(name))?);
+        check!(time + slack >= last.0, "{name} looks older than {}, by {} ns", last.1, last.0 - time);
+        last = (time, name.to_owned());
+        Ok(())
+    };
+    for n in 0..60 {
+        let (small, large, reopened) = (format!("small{n}"), format!("big{n}"), "reopened");
+        d.file(&small, b"x")?;
+        d.file(&large, &big)?;
+        d.mkdir(format!("dir{n}"), 0o755)?;
+        if n % 2 == 0 {
+            // The kernel gives finer times where somebody looks.
+            stat(d.at(reopened)).ok();
+        }
+        d.open(reopened)?.write_all_at(&big, 0)?;
+        fs::write(d.at("overwritten"), b"x")?;
+        open_big.write_all_at(b"x", n)?;
+        d.file(format!("after{n}"), b"x")?;
+        for name in [&*small, &*large, &*format!("dir{n}"), reopened, "overwritten", "open"] {
+            next(name)?;
+        }
+        next(&format!("after{n}"))?;
+    }
+    Ok(())
+}

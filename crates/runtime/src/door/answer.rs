@@ -19,6 +19,7 @@ use super::locks::answer_test;
 use super::openings::{DIRECT, Way};
 use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_WRONLY, Revoking, Ticket};
 use crate::calls::{Calls, Door, Outcome};
+use crate::clock;
 
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
@@ -300,7 +301,11 @@ impl FuseDoor {
         opening: Opening,
         form: Form,
     ) -> fuse::Opened {
-        let backing = if opening.passthrough { self.open_backing(calls, reply, opening.ino) } else { None };
+        let access = if let Form::Opening { flags, .. } = &form { flags & O_ACCMODE } else { 0 };
+        let backing = match opening.passthrough {
+            true => self.open_backing(calls, reply, opening.ino, access != 0),
+            false => None,
+        };
         // Closing a file ends its process's locks.
         let mut flags = if self.shares_locks { OpenedFlags::empty() } else { OpenedFlags::NOFLUSH };
         flags.set(OpenedFlags::KEEP_CACHE, opening.keep && backing.is_none() && self.ttl.is_none());
@@ -310,8 +315,7 @@ impl FuseDoor {
             inodes.inval_attributes(opening.ino.0);
         }
         let way = match form {
-            Form::Opening { flags, uncached } if backing.is_none() => {
-                let access = flags & O_ACCMODE;
+            Form::Opening { uncached, .. } if backing.is_none() => {
                 let way = match () {
                     () if uncached || self.ttl.is_some() => Way::Direct,
                     () if !self.writes_directly => Way::Cached,
@@ -329,28 +333,46 @@ impl FuseDoor {
         fuse::Opened { handle: number << 2 | way, flags, backing }
     }
 
-    fn open_backing(&self, calls: &impl Calls<Self>, reply: &fuse::Reply, ino: Ino) -> Option<BackingId> {
+    fn open_backing(
+        &self,
+        calls: &impl Calls<Self>,
+        reply: &fuse::Reply,
+        ino: Ino,
+        writes: bool,
+    ) -> Option<BackingId> {
         let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(backing) = all.get_mut(&ino) {
-            backing.opens += 1;
-            return Some(backing.id);
+        let id = match all.get_mut(&ino) {
+            Some(backing) => {
+                backing.opens += 1;
+                backing.id
+            }
+            None => {
+                let file = calls.stream_file(ino);
+                let Some(id) = file.and_then(|file| reply.channel().backing_open(file.as_fd()).ok()) else {
+                    calls.without_passthrough(ino);
+                    return None;
+                };
+                all.insert(ino, Backing { id, opens: 1 });
+                id
+            }
+        };
+        drop(all);
+        if writes {
+            clock::kernel_writes();
         }
-        let file = calls.stream_file(ino);
-        let id = file.and_then(|file| reply.channel().backing_open(file.as_fd()).ok());
-        match id {
-            Some(id) => drop(all.insert(ino, Backing { id, opens: 1 })),
-            None => calls.without_passthrough(ino),
-        }
-        id
+        Some(id)
     }
 
-    pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino) {
+    pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino, writes: bool) {
         let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backing) = all.get_mut(&ino) {
             backing.opens -= 1;
             if backing.opens == 0 {
                 let _ = reply.channel().backing_close(backing.id);
                 all.remove(&ino);
+            }
+            if writes {
+                clock::kernel_stops_writing();
             }
         }
     }

@@ -9,8 +9,8 @@ use rustix::fs::{FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_O
 use rustix::io::{Errno as Os, ReadWriteFlags, preadv2, pwritev2, retry_on_intr};
 
 use super::files::{Files, Places};
-use crate::StoreError;
 use crate::error::Context;
+use crate::{StoreError, stamp};
 
 /// One copy moves no more at once, so that it can be interrupted.
 const MAX_COPY_BYTES: u64 = 1 << 30;
@@ -114,11 +114,11 @@ impl Streams {
 
     pub(super) fn write(&self, ino: Ino, offset: u64, data: &[u8]) -> Result<(), StoreError> {
         if offset == END {
-            let file = self.writable(ino)?;
+            let file = self.stamped(ino)?;
             return append(&file, data).context("append to", &self.places.path(ino));
         }
         check_end(offset, data.len() as u64)?;
-        let file = self.writable(ino)?;
+        let file = self.stamped(ino)?;
         file.write_all_at(data, offset).context("write", &self.places.path(ino))
     }
 
@@ -141,7 +141,7 @@ impl Streams {
 
     pub(super) fn truncate(&self, ino: Ino, size: u64) -> Result<(), StoreError> {
         check_end(size, 0)?;
-        let file = self.writable(ino)?;
+        let file = self.stamped(ino)?;
         file.set_len(size).context("truncate", &self.places.path(ino))
     }
 
@@ -153,7 +153,7 @@ impl Streams {
         mode: AllocateMode,
     ) -> Result<(), StoreError> {
         check_end(offset, length)?;
-        let file = self.writable(ino)?;
+        let file = self.stamped(ino)?;
         let mode = FallocateFlags::from_bits_retain(mode.bits());
         let done = retry(|| rustix::fs::fallocate(&*file, mode, offset, length));
         done.context("allocate", &self.places.path(ino))
@@ -190,7 +190,7 @@ impl Streams {
             return Ok(0);
         }
         check_end(to_offset, length)?;
-        let target = self.writable(to)?;
+        let target = self.stamped(to)?;
         let mut copied = 0;
         while copied < length {
             let left = (length - copied) as usize;
@@ -254,6 +254,13 @@ impl Streams {
 
     fn existing(&self, ino: Ino) -> Result<Option<Arc<File>>, StoreError> {
         self.files.get(ino, || self.open_file(ino))
+    }
+
+    /// The file of a stream that is about to be changed, and to get a time in order with ours.
+    fn stamped(&self, ino: Ino) -> Result<Arc<File>, StoreError> {
+        let file = self.writable(ino)?;
+        stamp::raise();
+        Ok(file)
     }
 
     fn writable(&self, ino: Ino) -> Result<Arc<File>, StoreError> {
