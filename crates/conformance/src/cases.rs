@@ -64,7 +64,7 @@ table! {
     flags: immutable append_only directories set_at_once who_may_set no_access_time;
     times: nanoseconds now_and_omit range each_operation parent_directory chmod_and_chown relatime
         relatime_of_open_file read_and_write_order birth monotonic_enough final_after_close
-        order_of_small_and_big;
+        set_while_map_is_dirty store_through_map_counts order_of_small_and_big;
     sparse: small_holes big_holes terabytes blocks_sane hole_then_write;
     fallocate: extends keep_size punch_hole zero_range errors;
     copy_range: small large within_one_file past_end;

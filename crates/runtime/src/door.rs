@@ -6,7 +6,7 @@ mod locks;
 mod openings;
 mod overlap;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use rustix::param::page_size;
 
 use answer::{Once, answer_data};
 use locks::Lockers;
-use openings::{DIRECT, Openings};
+use openings::{DIRECT, Openings, Use};
 use overlap::{Overlaps, Read};
 
 use crate::bulk::{self, Copies, CopyKey};
@@ -35,6 +35,7 @@ use crate::record::{Begun, Recorder};
 pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
+const O_RDWR: u32 = 0o2;
 const O_TRUNC: u32 = 0o1000;
 const O_APPEND: u32 = 0o2000;
 const O_NOATIME: u32 = 0o1_000_000;
@@ -67,6 +68,9 @@ pub struct FuseDoor {
     passthrough: AtomicBool,
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
+    /// Streams that the kernel may have mapped past us: it has passed them through to openings for reading and writing.
+    /// A map does not keep its opening.
+    mapped_through: Mutex<HashSet<Ino>>,
     copies: Copies,
     /// Calls whose callers have got a signal that did not end them. The kernel does not tell of the next one.
     signalled: Mutex<Vec<u64>>,
@@ -189,10 +193,12 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
         let (unique, node) = (request.unique, request.node);
         match &request.op {
             Op::Forget { lookups } => {
+                self.calls.door().forgotten([Ino(node)]);
                 self.calls.forget([Request::Forget { ino: Ino(node), lookups: *lookups }]);
                 return reply.none();
             }
             Op::BatchForget(forgets) => {
+                self.calls.door().forgotten(forgets.map(|(node, _)| Ino(node)));
                 self.calls.forget(forgets.map(|(node, lookups)| Request::Forget { ino: Ino(node), lookups }));
                 return reply.none();
             }
@@ -236,8 +242,10 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
                 return reply.ok();
             }
             Op::Release { handle, flags, .. } => {
-                self.calls.door().close_backing(&reply, Ino(node), flags & O_ACCMODE != 0);
-                self.calls.door().openings.close(Ino(node), handle, flags & O_ACCMODE != 0);
+                let access = flags & O_ACCMODE;
+                self.calls.door().close_backing(&reply, Ino(node), access);
+                let used = Use { writes: access != 0, maps: access == O_RDWR };
+                self.calls.door().openings.close(Ino(node), handle, used);
                 self.calls.door().closed(&*self.calls, Ino(node), handle);
             }
             // A process has closed a file, which it nearly always has not locked.
@@ -254,7 +262,15 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
             Ok((call, form)) => {
                 let recorder = self.calls.door().recorder.get();
                 let begun = recorder.map(|recorder| recorder.begin(&caller, &call));
-                self.calls.call(unique, caller, call, Ticket { reply, form, begun });
+                let ticket = Ticket { reply, form, begun };
+                let door = self.calls.door();
+                if sets_mtime(&call) && door.openings.may_be_mapped(Ino(node)) {
+                    // The kernel may send what was stored through a map before only afterwards, as a write.
+                    let (calls, call) = (Arc::clone(&self.calls), call.into_owned());
+                    let set = move || calls.call(unique, caller, call, ticket);
+                    return door.after_written_back(Ino(node), 0..u64::MAX, set);
+                }
+                self.calls.call(unique, caller, call, ticket);
             }
             Err(errno) => reply.error(errno.raw()),
         }
@@ -479,6 +495,7 @@ impl FuseDoor {
             transport: OnceLock::new(),
             passthrough: AtomicBool::new(false),
             backing: Mutex::default(),
+            mapped_through: Mutex::default(),
             copies: Copies::default(),
             signalled: Mutex::default(),
             revoking: Mutex::default(),
@@ -536,6 +553,10 @@ fn process(number: u64) -> LockOwner {
 fn is_of_pages(offset: u64, size: u32) -> bool {
     let page = page_size() as u64;
     offset.is_multiple_of(page) && u64::from(size).is_multiple_of(page)
+}
+
+fn sets_mtime(call: &Call<'_>) -> bool {
+    matches!(call, Call::Request(Request::SetAttr { set: SetAttr { mtime: Some(_), .. }, .. }))
 }
 
 /// Bulk work of root's is checked by nobody else.

@@ -273,6 +273,59 @@ fn copy(from: &File, to: &File, len: usize, at: u64) -> Outcome {
     Ok(())
 }
 
+/// A time that is set holds, though what was stored through a map before is written back only after.
+pub(super) fn set_while_map_is_dirty(d: &Dir) -> Outcome {
+    for len in LENGTHS {
+        for is_new in [true, false] {
+            let name = format!("f{len}{is_new}");
+            let path = d.file(&name, &pattern(1, len))?;
+            let mut file = d.open(&name)?;
+            if is_new {
+                fs::remove_file(&path)?;
+                file = d.open(&name)?;
+                file.write_all_at(&pattern(1, len), 0)?;
+            }
+            let map = Map::shared(&file, len)?;
+            map.store(5, b"stored");
+            set(&path, (1, 0), (1, 0))?;
+            same!(mtime(&stat(&path)?), nanos(1, 0), "{name}");
+            let changed = times(&path)?;
+            drop((map, file));
+            same!(times(&path)?, changed, "{name}, closed");
+            same!(fs::read(&path)?[5..11], *b"stored");
+            same!(mtime(&stat(&path)?), nanos(1, 0), "{name}, read");
+        }
+    }
+    Ok(())
+}
+
+/// A store through a map counts at the latest when it is synced, also after a time was set, and when the map is the only
+/// thing that is left of an open file.
+pub(super) fn store_through_map_counts(d: &Dir) -> Outcome {
+    for len in LENGTHS {
+        for keeps_open in [true, false] {
+            let name = format!("f{len}{keeps_open}");
+            let path = d.file(&name, &pattern(1, len))?;
+            stat(&path)?; // the kernel may keep this
+            let file = d.open(&name)?;
+            let map = Map::shared(&file, len)?;
+            let file = keeps_open.then_some(file);
+            set(&path, (1, 0), (1, 0))?;
+            let before = times(&path)?;
+            for n in 0..3 {
+                tick();
+                map.store(n, b"x");
+                map.sync()?;
+                let after = times(&path)?;
+                check!(after > before, "{name}: store {n} left {after:?}");
+                check!(after.0 >= before.1, "{name}: store {n} gave {after:?} after {before:?}");
+            }
+            drop((map, file));
+        }
+    }
+    Ok(())
+}
+
 /// What is changed later never looks older, whatever it is; on servers, not by more than their clocks differ.
 pub(super) fn order_of_small_and_big(d: &Dir) -> Outcome {
     let big = pattern(1, 100_000);

@@ -1,10 +1,10 @@
 //! What comes of the kernel's requests, put into its replies; and what the kernel is told without having asked.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use espalier_client::{Answer, Call, Opening};
@@ -16,8 +16,8 @@ use espalier_proto::{
 
 use super::flags::{self, Shape};
 use super::locks::answer_test;
-use super::openings::{DIRECT, Way};
-use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_WRONLY, Revoking, Ticket};
+use super::openings::{DIRECT, Use, Way};
+use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_RDWR, O_WRONLY, Revoking, Ticket};
 use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
 
@@ -74,7 +74,7 @@ impl Door for FuseDoor {
             (Answer::Attr(_), Form::Flush) => reply.ok(),
             (Answer::Attr(attr), Form::StatX) => {
                 let extra = StatXExtra { btime: Some(time(attr.btime)), ..StatXExtra::default() };
-                reply.statx(&attr_out(&attr), &extra, attr_valid(&attr, lease));
+                reply.statx(&attr_out(&attr), &extra, self.attr_valid(&attr, lease));
             }
             (Answer::Attr(attr), Form::Flags(ino, shape)) => {
                 if let (Shape::Nothing, Some(notifiers)) = (&shape, self.notifiers.get()) {
@@ -83,7 +83,7 @@ impl Door for FuseDoor {
                 }
                 flags::answer(reply, attr.flags, &shape);
             }
-            (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), attr_valid(&attr, lease)),
+            (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), self.attr_valid(&attr, lease)),
             (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),
             // The kernel asks for its attributes, where they matter.
             (Answer::Unmeasured(entry), _) => reply.entry(&self.entry_out(&entry, Duration::ZERO)),
@@ -235,6 +235,16 @@ impl FuseDoor {
         }
     }
 
+    /// Calls `done` once the kernel has written back what was changed of these bytes through memory maps.
+    pub(super) fn after_written_back(
+        &self,
+        ino: Ino,
+        bytes: Range<u64>,
+        done: impl FnOnce() + Send + 'static,
+    ) {
+        self.tell([News::Pages(ino, bytes), News::AllInodes(Once::new(done))].into());
+    }
+
     /// The kernel keeps what it has just read or written of a file. If no lease is on that it is not to, unless it goes by time.
     fn tell_unless(&self, lease: Duration, ino: Option<Ino>) {
         if lease.is_zero() && self.ttl.is_none() {
@@ -290,7 +300,7 @@ impl FuseDoor {
             generation: 0,
             attr: attr_out(attr),
             entry_valid,
-            attr_valid: attr_valid(attr, attr_lease),
+            attr_valid: self.attr_valid(attr, attr_lease),
         }
     }
 
@@ -303,7 +313,7 @@ impl FuseDoor {
     ) -> fuse::Opened {
         let access = if let Form::Opening { flags, .. } = &form { flags & O_ACCMODE } else { 0 };
         let backing = match opening.passthrough {
-            true => self.open_backing(calls, reply, opening.ino, access != 0),
+            true => self.open_backing(calls, reply, opening.ino, access),
             false => None,
         };
         // Closing a file ends its process's locks.
@@ -324,7 +334,8 @@ impl FuseDoor {
                     () if access == O_WRONLY => Way::Sparing,
                     () => Way::Cached,
                 };
-                self.openings.open(opening.ino, way, self.writes_directly && access != 0)
+                let used = Use { writes: self.writes_directly && access != 0, maps: access == O_RDWR };
+                self.openings.open(opening.ino, way, used)
             }
             _ => 0,
         };
@@ -338,7 +349,7 @@ impl FuseDoor {
         calls: &impl Calls<Self>,
         reply: &fuse::Reply,
         ino: Ino,
-        writes: bool,
+        access: u32,
     ) -> Option<BackingId> {
         let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         let id = match all.get_mut(&ino) {
@@ -357,13 +368,19 @@ impl FuseDoor {
             }
         };
         drop(all);
-        if writes {
+        if access != 0 {
             clock::kernel_writes();
+        }
+        if access == O_RDWR
+            && self.mapped_through().insert(ino)
+            && let Some(Notifiers { inodes, .. }) = self.notifiers.get()
+        {
+            inodes.inval_attributes(ino.0);
         }
         Some(id)
     }
 
-    pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino, writes: bool) {
+    pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino, access: u32) {
         let mut all = self.backing.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(backing) = all.get_mut(&ino) {
             backing.opens -= 1;
@@ -371,9 +388,33 @@ impl FuseDoor {
                 let _ = reply.channel().backing_close(backing.id);
                 all.remove(&ino);
             }
-            if writes {
+            if access != 0 {
                 clock::kernel_stops_writing();
             }
+        }
+    }
+
+    fn mapped_through(&self) -> MutexGuard<'_, HashSet<Ino>> {
+        self.mapped_through.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kernel has given these inodes up, so that nobody has them mapped.
+    pub(super) fn forgotten(&self, inos: impl IntoIterator<Item = Ino>) {
+        let mut mapped = self.mapped_through();
+        if !mapped.is_empty() {
+            for ino in inos {
+                mapped.remove(&ino);
+            }
+        }
+    }
+
+    /// How long the kernel may cache attributes.
+    fn attr_valid(&self, attr: &Attr, lease: Duration) -> Duration {
+        match attr.streamed {
+            false => lease,
+            // The kernel does not take a store through a map of such a stream for a change of attributes.
+            true if self.mapped_through().contains(&attr.ino) => Duration::ZERO,
+            true => lease.min(STREAM_ATTR),
         }
     }
 }
@@ -421,6 +462,8 @@ enum News {
     Attributes(Ino),
     /// The kernel need not know these inodes, nor their names, if nobody uses them.
     Unused(Box<[u64]>),
+    /// The pages of these bytes are to be written back, and dropped.
+    Pages(Ino, Range<u64>),
     /// Somebody waits until the kernel has acted on what was told it of inodes before.
     AllInodes(Once),
 }
@@ -437,6 +480,12 @@ fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
             News::Unused(inos) => notifiers.inodes.prune(inos),
             // And of a directory the listing.
             News::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),
+            News::Pages(ino, bytes) => {
+                let offset = i64::try_from(bytes.start).unwrap_or(i64::MAX);
+                // 0: to the end.
+                let length = i64::try_from(bytes.end - bytes.start).unwrap_or(0);
+                notifiers.inodes.inval_inode(ino.0, offset, length)
+            }
             News::AllInodes(done) => {
                 let done = done.clone();
                 notifiers.inodes.fence(move || done.call())
@@ -531,8 +580,4 @@ fn attr_out(attr: &Attr) -> fuse::Attr {
         rdev: attr.rdev,
         blksize: BLOCK_BYTES,
     }
-}
-
-fn attr_valid(attr: &Attr, lease: Duration) -> Duration {
-    if attr.streamed { lease.min(STREAM_ATTR) } else { lease }
 }
