@@ -83,7 +83,7 @@ impl Kind {
     pub fn of_request(request: &Request) -> (Self, Ino) {
         match request {
             Request::Lookup { dir, .. } => (Self::Lookup, *dir),
-            Request::Find { ino, .. } => (Self::Lookup, *ino),
+            Request::Find { ino, .. } | Request::Parent { dir: ino } => (Self::Lookup, *ino),
             Request::Forget { ino, .. } => (Self::Forget, *ino),
             Request::ForgetAll { .. } => (Self::Forget, Ino::ROOT),
             Request::GetAttr { ino } => (Self::GetAttr, *ino),

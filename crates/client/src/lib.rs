@@ -322,11 +322,13 @@ impl Client {
             Reply::Elsewhere { ino, kind, cacheable, name_leased } => {
                 let (dir, open) = match *call {
                     Call::Request(Request::Create { dir, open, .. }) => (dir, open),
-                    Call::Request(Request::Lookup { dir, .. } | Request::Link { dir, .. }) => (dir, None),
+                    Call::Request(
+                        Request::Lookup { dir, .. } | Request::Parent { dir } | Request::Link { dir, .. },
+                    ) => (dir, None),
                     _ => return Next::Answer(Err(Errno::EIO)),
                 };
                 let sighting = Sighting { dir, ino, kind, cacheable, leased: name_leased };
-                return Next::Find(Request::Find { ino, kind, open }, sighting);
+                return Next::Find(Request::Find { ino, kind: Some(kind), open }, sighting);
             }
             Reply::InTheWay(lock) => Answer::InTheWay(lock),
             // Whoever takes calls keeps it until it has what it waits for.

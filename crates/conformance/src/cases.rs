@@ -84,5 +84,7 @@ table! {
     many: entries_in_a_directory subdirectories wide_and_deep;
     concurrent: same_names creates_in_one_directory renames_across links_and_unlinks appenders
         readers_during_growth readers_of_the_end mkdir_rmdir;
+    handles: outlive_the_cache of_every_kind follow_renames end_with_the_inode of_open_file directories_are_reconnected
+        need_privilege;
     lookup: errors inode_numbers directory_links trailing_slashes negative_then_created current_and_parent;
 }

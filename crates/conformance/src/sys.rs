@@ -4,11 +4,11 @@ use std::ffi::OsString;
 use std::fs::File;
 use std::io;
 use std::mem::{MaybeUninit, zeroed};
-use std::os::fd::{AsFd, AsRawFd};
-use std::os::unix::ffi::OsStringExt;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-use rustix::fs::{FileType, OFlags, RawDir};
+use rustix::fs::{FileType, OFlags, RawDir, Stat};
 
 use crate::Failure;
 
@@ -71,6 +71,66 @@ pub(crate) fn interrupt_after(millis: i64) {
 pub(crate) fn sync_file_range(file: &File, offset: i64, len: i64, flags: u32) -> io::Result<()> {
     // SAFETY: no pointers are passed.
     done(unsafe { libc::sync_file_range(file.as_raw_fd(), offset, len, flags) })
+}
+
+/// A file handle: what `name_to_handle_at` fills in, with the longest value that the kernel allows.
+#[derive(Clone)]
+#[repr(C)]
+pub(crate) struct Handle {
+    bytes: u32,
+    kind: i32,
+    value: [u8; 128],
+}
+
+impl Handle {
+    /// Of what a path names, without following a link at its end.
+    pub(crate) fn of(path: impl AsRef<Path>) -> io::Result<Self> {
+        let path = std::ffi::CString::new(path.as_ref().as_os_str().as_bytes())?;
+        let (mut handle, mut mount) = (Self { bytes: 128, kind: 0, value: [0; 128] }, 0);
+        // SAFETY: the handle begins with the fields of the C struct, and has as many bytes behind them as it says.
+        done(unsafe {
+            libc::name_to_handle_at(
+                libc::AT_FDCWD,
+                path.as_ptr(),
+                (&raw mut handle).cast(),
+                &raw mut mount,
+                0,
+            )
+        })?;
+        Ok(handle)
+    }
+
+    /// Opens it, if something of its file system is open.
+    pub(crate) fn open(&self, mount: &File, flags: OFlags) -> io::Result<File> {
+        let (mut handle, flags) = (self.clone(), flags | OFlags::CLOEXEC);
+        // SAFETY: as above; the descriptor is nobody else's.
+        unsafe {
+            let fd =
+                libc::open_by_handle_at(mount.as_raw_fd(), (&raw mut handle).cast(), flags.bits() as i32);
+            done(fd)?;
+            Ok(File::from_raw_fd(fd))
+        }
+    }
+}
+
+impl Handle {
+    /// Attributes of what it leads to. FUSE reports the last close in the background, so an inode without a name gets a while to go.
+    pub(crate) fn stat(&self, mount: &File) -> io::Result<Stat> {
+        const TRIES: usize = 200;
+        let stat = || -> io::Result<Stat> { Ok(rustix::fs::fstat(self.open(mount, OFlags::PATH)?)?) };
+        for _ in 0..TRIES {
+            match stat() {
+                Ok(found) if found.st_nlink == 0 => std::thread::sleep(std::time::Duration::from_millis(10)),
+                result => return result,
+            }
+        }
+        stat()
+    }
+}
+
+/// Has the kernel evict all inodes and names that nobody uses. Only root may.
+pub(crate) fn drop_caches() -> io::Result<()> {
+    std::fs::write("/proc/sys/vm/drop_caches", "2")
 }
 
 fn done(result: i32) -> io::Result<()> {

@@ -73,7 +73,7 @@ fn ask_for(session: &Arc<Session>, dir: Ino, entry: &Dirent) -> Waits {
     let Dirent { name, ino, kind, .. } = entry;
     let request = match ino.rank() == dir.rank() {
         true => Request::Lookup { dir, name: name.clone() },
-        false => Request::Find { ino: *ino, kind: *kind, open: None },
+        false => Request::Find { ino: *ino, kind: Some(*kind), open: None },
     };
     session.begin(Call::Request(request))
 }

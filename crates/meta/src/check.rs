@@ -13,7 +13,7 @@ use crate::rank::{Elsewhere, Tally};
 use crate::record::{Body, Dentry, InoRecord, Inode, Slot, Super, Xattrs, decode};
 use crate::recount::Recount;
 use crate::session::{KeptKey, is_kept};
-use crate::state::{Map, orphan_key};
+use crate::state::{Map, NO_DIR, orphan_key};
 
 /// Something that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +66,14 @@ struct Seen {
     /// or stream, and those found.
     a: u64,
     b: u64,
+    /// The difference between the places where it lies and those that are recorded, as [`place_sum`]s.
+    place: u64,
+}
+
+/// A number that differs from place to place.
+fn place_sum((dir, hash): (Ino, u64)) -> u64 {
+    const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+    (dir.0.wrapping_mul(ODD).rotate_left(32) ^ hash).wrapping_mul(ODD).wrapping_add(1)
 }
 
 const DIRECTORY: u8 = 1;
@@ -148,7 +156,8 @@ impl Check {
                         format!("lies in its dentry {:?} but has {} links", slot.name, inode.nlink),
                     );
                 }
-                self.recount.primary(dir, slot.hash, &inode);
+                self.recount.primary(dir, &inode);
+                self.lies_at(inode.ino, (dir, slot.hash));
                 self.inode(&inode, 0, dir);
             }
             Dentry::Remote { ino, kind } if ino.rank() != dir.rank() => {
@@ -179,7 +188,8 @@ impl Check {
                 !value.is_empty()
             }
             InoRecord::Place => decode::<(Ino, u64)>(value).is_ok_and(|place| {
-                self.recount.place(ino, place);
+                let seen = self.seen.entry(ino).or_default();
+                seen.place = seen.place.wrapping_sub(place_sum(place));
                 true
             }),
             InoRecord::Xattrs => decode::<Xattrs>(value).is_ok_and(|list| {
@@ -189,8 +199,16 @@ impl Check {
         }
     }
 
+    fn lies_at(&mut self, ino: Ino, place: (Ino, u64)) {
+        let seen = self.seen.entry(ino).or_default();
+        seen.place = seen.place.wrapping_add(place_sum(place));
+    }
+
     fn inode(&mut self, inode: &Inode, place: u8, dir: Ino) {
         self.files += 1;
+        if place & IN_TABLE != 0 && inode.ino != Ino::ROOT {
+            self.lies_at(inode.ino, (NO_DIR, 0));
+        }
         self.recount.inode(inode, place & IN_TABLE != 0);
         self.directories += u64::from(inode.is_dir());
         self.protected += u64::from(inode.is_protected());
@@ -355,6 +373,11 @@ impl Check {
             1 => {}
             0 => wrong.push("is referred to but does not exist".into()),
             n => wrong.push(format!("exists {n} times")),
+        }
+        if seen.inodes == 1 && seen.place != 0 {
+            wrong.push(
+                "lies elsewhere than its place is recorded, or the record is missing or left over".into(),
+            );
         }
         if is_dir {
             if seen.entries != seen.found {

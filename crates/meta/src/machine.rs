@@ -318,7 +318,7 @@ impl Meta {
     }
 
     fn dispatch(&mut self, cx: &mut Cx<'_>, request: &mut Request) -> Step<Reply> {
-        if self.config.ranks > 1 {
+        if self.config.ranks > 1 || matches!(request, Request::Find { .. }) {
             self.keep_within(cx, request)?;
         }
         match request {
@@ -378,6 +378,7 @@ impl Meta {
             Request::Recount { ino } => self.recount_file(cx, *ino),
             Request::Place { io, length } => self.place(cx, io, *length),
             Request::Find { ino, kind, open } => self.find(cx, *ino, *kind, *open),
+            Request::Parent { dir } => self.parent(cx, *dir),
             Request::SetLayout { ino, layout } => self.set_layout(cx, *ino, layout),
             Request::Purge { ino, removed } => self.purge(cx, *ino, *removed),
             Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),

@@ -373,7 +373,7 @@ pub enum InoRecord {
     Inode = b'i',
     Strip = b's',
     Xattrs = b'x',
-    /// Where a directory lies: the directory it is in, and its name's hash.
+    /// Where an inode that has a name lies: the directory of its only name, and that name's hash. It finds inodes by number.
     Place = b'd',
 }
 

@@ -9,7 +9,7 @@ use espalier_proto::{FileType, Ino, Rank};
 
 use crate::rank::Tally;
 use crate::record::{Body, Inode};
-use crate::state::{Map, NO_DIR};
+use crate::state::Map;
 use crate::usage::Usage;
 
 #[derive(Debug, Default)]
@@ -28,10 +28,6 @@ struct Dir {
     /// What lies in it: itself, and not what is below that.
     within: Usage,
     below: Usage,
-    /// The directory that it was found in, and the hash of its name; none for the root and for orphans.
-    lies: Option<(Ino, u64)>,
-    /// Where its record of that says that it is.
-    place: Option<(Ino, u64)>,
     /// The directory that counts it: the one that it was found in, or one at another rank.
     above: Option<Ino>,
 }
@@ -44,12 +40,11 @@ struct File {
 
 impl Recount {
     /// An inode in its only name's dentry.
-    pub(crate) fn primary(&mut self, dir: Ino, hash: u64, inode: &Inode) {
+    pub(crate) fn primary(&mut self, dir: Ino, inode: &Inode) {
         let within = &mut self.dirs.entry(dir).or_default().within;
         if inode.is_dir() {
             within.dirs += 1;
-            let child = self.dirs.entry(inode.ino).or_default();
-            (child.lies, child.above) = (Some((dir, hash)), Some(dir));
+            self.dirs.entry(inode.ino).or_default().above = Some(dir);
         } else {
             *within = within.plus(inode.weight());
         }
@@ -96,7 +91,7 @@ impl Recount {
                 let dir = self.dirs.entry(inode.ino).or_default();
                 dir.kept = directory.usage;
                 if in_table && inode.ino != Ino::ROOT {
-                    (dir.lies, dir.above) = (Some((NO_DIR, 0)), Some(directory.parent));
+                    dir.above = Some(directory.parent);
                 }
             }
             _ if in_table => {
@@ -107,10 +102,6 @@ impl Recount {
             }
             _ => {}
         }
-    }
-
-    pub(crate) fn place(&mut self, ino: Ino, place: (Ino, u64)) {
-        self.dirs.entry(ino).or_default().place = Some(place);
     }
 
     /// What was found, in no order.
@@ -136,9 +127,6 @@ impl Recount {
         for (ino, dir) in &self.dirs {
             if dir.kept != dir.below {
                 found.push((*ino, format!("counts {:?} below it, and there is {:?}", dir.kept, dir.below)));
-            }
-            if dir.place != dir.lies {
-                found.push((*ino, format!("lies at {:?}, and is said to be at {:?}", dir.lies, dir.place)));
             }
         }
         found

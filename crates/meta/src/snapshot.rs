@@ -8,7 +8,7 @@ use espalier_proto::{ClientId, Ino, Name, ObjectId, Rank, TableWrite};
 
 use crate::rank::TransactionId;
 use crate::record::{Dentry, InoRecord, Slot, encode, encode_primary};
-use crate::state::{Home, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
+use crate::state::{Cached, Home, NO_DIR, State, Strip, Target, Track, XattrCell, orphan_key};
 
 /// A record that has changed since a checkpoint.
 #[derive(Debug)]
@@ -109,21 +109,11 @@ impl State {
                     return;
                 };
                 cell.track.stored = true;
-                if cached.inode.is_dir() && !cached.track.stored {
-                    cached.track.stored = true;
-                    let (object, key) = InoRecord::Place.place(ino);
-                    let value = Some(encode(&(dir, hash)));
-                    self.snapshot.writes.push(TableWrite { object, key, value });
-                }
+                place_inode(cached, (dir, hash), &mut self.snapshot.writes);
                 (ObjectId::fragment(dir, 0), slot.key(), encode_primary(&cached.inode))
             }
             Home::Table => {
-                cached.track.stored = true;
-                if cached.inode.is_dir() && ino != Ino::ROOT {
-                    let (object, key) = InoRecord::Place.place(ino);
-                    let value = Some(encode(&(NO_DIR, 0u64)));
-                    self.snapshot.writes.push(TableWrite { object, key, value });
-                }
+                place_inode(cached, (NO_DIR, 0), &mut self.snapshot.writes);
                 let (object, key) = InoRecord::Inode.place(ino);
                 (object, key, encode(&cached.inode))
             }
@@ -154,6 +144,16 @@ impl State {
                 value,
             });
         }
+    }
+}
+
+/// Adds the place of an inode to the snapshot under way, unless the store has it.
+fn place_inode(cached: &mut Cached, place: (Ino, u64), writes: &mut Vec<TableWrite>) {
+    let ino = cached.inode.ino;
+    if !core::mem::replace(&mut cached.track.stored, true) && ino != Ino::ROOT {
+        cached.is_placed = true;
+        let (object, key) = InoRecord::Place.place(ino);
+        writes.push(TableWrite { object, key, value: Some(encode(&place)) });
     }
 }
 

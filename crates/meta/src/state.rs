@@ -34,6 +34,8 @@ pub(crate) struct Cached {
     pub used: Mutable<bool>,
     /// Of a directory: no client has been told that a name is not in it.
     pub names_are_new: bool,
+    /// The store has a record of its place, up to date or not.
+    pub is_placed: bool,
     pub track: Track,
 }
 
@@ -73,7 +75,8 @@ impl Watched {
 impl Cached {
     pub(crate) fn new(inode: Inode, home: Home, track: Track) -> Self {
         let (used, names_are_new) = (Mutable::new(false), false);
-        Self { inode, home, lookups: 0, opens: 0, nameless: false, used, names_are_new, track }
+        let is_placed = track.stored && home != Home::Orphan && inode.ino != Ino::ROOT;
+        Self { inode, home, lookups: 0, opens: 0, nameless: false, used, names_are_new, is_placed, track }
     }
 
     pub(crate) fn in_use(&self) -> bool {
@@ -221,8 +224,7 @@ pub(crate) struct State {
     pub erased: Vec<TableWrite>,
     /// Names that went, each with the epoch whose checkpoint tells the store.
     pub gone: VecDeque<(u32, Ino, Slot)>,
-    /// Inodes whose records of their own went, or those of their places, until that epoch's checkpoint has told the store: what it still has of them is
-    /// not so.
+    /// Inodes whose own records or places went, until the checkpoint of that epoch has removed them from the store.
     pub outdated: Map<Ino, u32>,
     pub snapshot: Snapshot,
     /// Bytes of records, about, that have changed in this epoch.
@@ -325,6 +327,12 @@ impl State {
         cached.used.set(true);
         let inode = &cached.inode;
         if inode.is_dir() { Ok(inode) } else { Err(Errno::ENOTDIR.into()) }
+    }
+
+    /// Makes sure that [`Self::cached`] finds an inode that no client need know, by the record of its place.
+    pub(crate) fn locate(&self, ino: Ino) -> Step<()> {
+        let is_found = ino == Ino::ROOT || self.inodes.contains_key(&ino) || self.known.contains_key(&ino);
+        if is_found { Ok(()) } else { Err(wait_record(InoRecord::Place, ino)) }
     }
 
     /// What a name stands for.
@@ -538,14 +546,18 @@ impl State {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         cached.home = home;
         cached.track.stored = false;
-        if cached.inode.is_dir() && home == Home::Orphan {
-            self.erase_record(InoRecord::Place, ino, true);
-            self.outdated.insert(ino, self.epoch);
+        if home == Home::Orphan && core::mem::take(&mut cached.is_placed) {
+            self.erase_place(ino);
         }
     }
 
-    /// Removes the record from a home that is its own. `track.stored` of an inode speaks of such homes only; of a directory
-    /// in a dentry, it says whether the store has its place.
+    fn erase_place(&mut self, ino: Ino) {
+        self.erase_record(InoRecord::Place, ino, true);
+        self.outdated.insert(ino, self.epoch);
+    }
+
+    /// Removes the record from a home that is its own. `track.stored` of an inode speaks of such homes only; of one in a
+    /// dentry, it says whether the place that the store has is up to date.
     fn leave_home(&mut self, ino: Ino) {
         let Some(cached) = self.inodes.get_mut(&ino) else { return };
         if cached.track.stored {
@@ -568,6 +580,9 @@ impl State {
     pub(crate) fn drop_inode(&mut self, ino: Ino) {
         self.leave_home(ino);
         let Some(cached) = self.inodes.remove(&ino) else { return };
+        if cached.is_placed {
+            self.erase_place(ino);
+        }
         if self.strips.contains_key(&ino) {
             self.drop_strip(ino);
         } else {
@@ -600,7 +615,7 @@ impl State {
     }
 }
 
-/// In the record of a directory's place, in place of the directory that it is in: it lies in the inode table.
+/// In the record of an inode's place, instead of a directory: it lies in the inode table.
 pub(crate) const NO_DIR: Ino = Ino(0);
 /// Directories of at most so many entries are loaded whole.
 const SMALL_DIRECTORY: usize = 256;

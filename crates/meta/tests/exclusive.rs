@@ -208,6 +208,17 @@ fn whoever_comes_to_know_a_directory_waits_for_who_is_alone_in_it() {
 }
 
 #[test]
+fn inode_found_by_its_number_revokes_the_exclusive_lease_on_its_directory() {
+    let find = |ino| Request::Find { ino, kind: None, open: None };
+    let (mut fs, mut one, mut other, dir) = alone();
+    let file = one.make(&mut fs, dir, "second", NewNode::Regular);
+    waits_for(&mut fs, (&one, &mut other), dir, find(file)).unwrap();
+    // So does the directory itself.
+    let (mut fs, one, mut other, dir) = alone();
+    waits_for(&mut fs, (&one, &mut other), dir, find(dir)).unwrap();
+}
+
+#[test]
 fn a_listing_without_attributes_makes_nobody_known() {
     let (mut fs, mut one, mut other, dir) = alone();
     other.ask(&mut fs, Request::ReadDir { dir: Ino::ROOT, after: 0, limit: 10, plus: false }).unwrap();

@@ -4,6 +4,7 @@ mod access;
 mod accessed;
 mod allocate;
 mod append;
+mod by_number;
 mod copy_tree;
 mod create;
 mod delegate;

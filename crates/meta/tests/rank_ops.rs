@@ -44,7 +44,7 @@ impl Ranks {
         match reply? {
             Reply::Entry(entry) | Reply::Created(entry, _) => Ok(entry.attr),
             Reply::Elsewhere { ino, kind, .. } => {
-                let reply = self.ask(Request::Find { ino, kind, open: None });
+                let reply = self.ask(Request::Find { ino, kind: Some(kind), open: None });
                 self.found(reply)
             }
             other => panic!("{other:?}"),
@@ -353,7 +353,10 @@ fn a_file_is_used_under_a_name_at_another_rank() {
     assert_eq!(fs.ask(create(how, true)), Err(Errno::EEXIST));
     let Ok(Reply::Elsewhere { ino, kind, .. }) = fs.ask(create(how, false)) else { panic!() };
     assert_eq!((ino, kind), (file, FileType::Regular));
-    let Ok(Reply::Created(entry, _)) = fs.ask(Request::Find { ino, kind, open: Some(how) }) else { panic!() };
+    let Ok(Reply::Created(entry, _)) = fs.ask(Request::Find { ino, kind: Some(kind), open: Some(how) })
+    else {
+        panic!()
+    };
     assert_eq!((entry.attr.size, entry.attr.nlink), (5, 1));
     // Its last name goes, and it stays for those who have it open.
     assert_eq!(fs.ask(Request::Unlink { dir: far, name: name("there"), time: None }), Ok(Reply::Done));
@@ -688,7 +691,7 @@ fn a_quota_that_becomes_known_late_does_not_refuse_what_was_told_before() {
     let fs = &mut fs;
     let numbers = ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0;
     let Ok(Reply::Numbers { first, time, .. }) = numbers else { panic!("{numbers:?}") };
-    ask(fs, Request::Find { ino: near, kind: FileType::Directory, open: None }).0.unwrap();
+    ask(fs, Request::Find { ino: near, kind: Some(FileType::Directory), open: None }).0.unwrap();
     let make = |file: &str, early: Option<u64>| {
         new_file(near, file, early.map(|number| Early { ino: Ino(first.0 + number), time }))
     };
@@ -713,7 +716,7 @@ fn nor_writes_to_streams_that_were_told_before() {
     let (mut fs, near) = below_a_quota(b"user.espalier.quota.max_bytes", b"150");
     let fs = &mut fs;
     ask(fs, Request::TakeNumbers { rank: Rank(0), count: 8 }).0.unwrap();
-    ask(fs, Request::Find { ino: near, kind: FileType::Directory, open: None }).0.unwrap();
+    ask(fs, Request::Find { ino: near, kind: Some(FileType::Directory), open: None }).0.unwrap();
     let (made, alone) = ask(fs, new_file(near, "big", None));
     let ino = match made {
         Ok(Reply::Entry(entry) | Reply::Created(entry, _)) => entry.attr.ino,

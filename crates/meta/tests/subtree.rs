@@ -77,6 +77,7 @@ fn requests(ino: Ino, within: Ino) -> Vec<Request> {
     vec![
         Request::Lookup { dir: ino, name: file() },
         Request::GetAttr { ino },
+        Request::Parent { dir: ino },
         Request::SetAttr { ino, set: SetAttr { perm: Some(0), ..SetAttr::default() } },
         Request::ReadLink { ino },
         Request::Create {
@@ -148,6 +149,23 @@ fn a_restricted_client_reaches_what_it_has_found_below_its_root_and_nothing_else
     // A directory inside is as far away until it has been found.
     refused(&mut world, &[dir]);
     assert_eq!(world.find(GUEST, root, "dir").attr.ino, dir);
+    // By file handles it reaches what lies inside.
+    let by_number = |ino| Request::Find { ino, kind: None, open: None };
+    for ino in outside {
+        assert_eq!(world.ask(GUEST, by_number(ino)), Err(Errno::ESTALE), "{ino}");
+    }
+    let deep = world.make(dir, "deep", NewNode::Directory).attr.ino;
+    for (request, ino) in [
+        (by_number(deep), deep),
+        (Request::Parent { dir: deep }, dir),
+        (Request::Parent { dir }, root),
+        (Request::Parent { dir: root }, root),
+        (by_number(root), root),
+    ] {
+        let reply = world.ask(GUEST, request.clone());
+        assert!(matches!(&reply, Ok(Reply::Entry(entry)) if entry.attr.ino == ino), "{request:?}: {reply:?}");
+    }
+    world.ask(ADMIN, Request::RmDir { dir, name: name("deep"), time: None }).unwrap();
     world.ask(GUEST, Request::ReadDir { dir, after: 0, limit: 10, plus: true }).unwrap();
     let (flags, to) = (RenameFlags::empty(), name("moved"));
     let rename = Request::Rename { from_dir: root, from: name("dir"), to_dir: root, to, flags };

@@ -117,7 +117,7 @@ impl Ranks {
 }
 
 fn find(ino: Ino, kind: FileType) -> Request {
-    Request::Find { ino, kind, open: None }
+    Request::Find { ino, kind: Some(kind), open: None }
 }
 
 fn link(ino: Ino, dir: Ino, file: &str) -> Request {
@@ -175,10 +175,10 @@ fn a_restricted_client_uses_all_ranks_below_its_root() {
     assert_eq!(fs.find_name(root, "in0"), Ok(inside[0]));
     assert_eq!(fs.find_name(inside[0], "linked"), Ok(moved));
     let how = open_how(Access::READ, false);
-    let open = Request::Find { ino: inside[2], kind: DIRECTORY, open: None };
+    let open = Request::Find { ino: inside[2], kind: Some(DIRECTORY), open: None };
     fs.ask(GUEST, open).unwrap();
     let file = fs.find_name(inside[2], "file").unwrap();
-    let found = fs.ask(GUEST, Request::Find { ino: file, kind: FileType::Regular, open: Some(how) });
+    let found = fs.ask(GUEST, Request::Find { ino: file, kind: Some(FileType::Regular), open: Some(how) });
     assert!(matches!(found, Ok(Reply::Created(..))), "{found:?}");
     // What is above is not told.
     let listing = fs.ask(GUEST, Request::ReadDir { dir: root, after: 0, limit: 99, plus: true });
@@ -200,8 +200,8 @@ fn nothing_outside_is_reached_by_its_number() {
             assert_eq!(reply, Err(Errno::ESTALE), "{request:?} at {rank}");
         };
         let how = Some(open_how(Access::READ, false));
-        for kind in [DIRECTORY, FileType::Regular] {
-            stale(fs, ino.rank(), find(ino, kind));
+        for kind in [None, Some(DIRECTORY), Some(FileType::Regular)] {
+            stale(fs, ino.rank(), Request::Find { ino, kind, open: None });
             stale(fs, ino.rank(), Request::Find { ino, kind, open: how });
         }
         stale(fs, ino.rank(), Request::GetAttr { ino });

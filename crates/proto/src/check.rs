@@ -128,6 +128,7 @@ impl Request {
             | Self::Extend { ino, .. }
             | Self::Delegate { ino, .. }
             | Self::Find { ino, .. }
+            | Self::Parent { dir: ino }
             | Self::SetLayout { ino, .. }
             | Self::Purge { ino, .. }
             | Self::Lock { ino, .. }

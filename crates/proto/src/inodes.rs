@@ -7,6 +7,7 @@ impl Request {
     pub fn each_inode(&mut self, see: &mut dyn FnMut(&mut Ino)) {
         match self {
             Self::Lookup { dir: ino, .. }
+            | Self::Parent { dir: ino }
             | Self::GetAttr { ino }
             | Self::Find { ino, .. }
             | Self::SetAttr { ino, .. }

@@ -310,8 +310,13 @@ pub enum Request {
     /// lookup, or a creation.
     Find {
         ino: Ino,
-        kind: FileType,
+        /// `None`: the client has only the number, from a file handle. `ESTALE`: no name leads to the inode.
+        kind: Option<FileType>,
         open: Option<OpenHow>,
+    },
+    /// The directory that a directory is in. Answered as a lookup.
+    Parent {
+        dir: Ino,
     },
     /// Of a file that the client makes itself ([`Reply::Made`]): its datafiles are there, as the server has said that they are to be.
     SetLayout {

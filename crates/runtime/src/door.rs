@@ -296,6 +296,9 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             })
         };
         match request.op {
+            // Of a file handle, whose inode the kernel has evicted, and of a directory with one.
+            Op::Lookup { name: b"." } => plain(Request::Find { ino, kind: None, open: None }),
+            Op::Lookup { name: b".." } => plain(Request::Parent { dir: ino }),
             Op::Lookup { name: bytes } => plain(Request::Lookup { dir: ino, name: name(bytes)? }),
             Op::GetAttr { .. } => plain(Request::GetAttr { ino }),
             Op::StatX { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::StatX)),

@@ -233,6 +233,7 @@ pub fn wanted(transport: Option<Transport>) -> Wanted {
         | InitFlags::PARALLEL_DIROPS
         | InitFlags::NO_OPENDIR_SUPPORT
         | InitFlags::HANDLE_KILLPRIV_V2
+        | InitFlags::EXPORT_SUPPORT
         | InitFlags::PASSTHROUGH
         | InitFlags::DIRECT_IO_ALLOW_MMAP
         | InitFlags::HAS_EXPIRE_ONLY

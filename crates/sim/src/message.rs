@@ -174,7 +174,8 @@ pub fn work_of(request: &Request) -> Work {
         | Request::Access { .. }
         | Request::GetXattr { .. }
         | Request::ListXattr { .. }
-        | Request::Find { .. } => Work::Lookup,
+        | Request::Find { .. }
+        | Request::Parent { .. } => Work::Lookup,
         Request::SetAttr { .. }
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. }

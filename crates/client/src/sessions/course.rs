@@ -243,7 +243,11 @@ impl<T> Sessions<T> {
                     self.cache.opened_to_write(ino);
                 }
                 let outdated = result.as_mut().ok().and_then(|answer| self.cache.as_told(answer));
-                if let (Some(ino), Call::Request(Request::Lookup { .. })) = (outdated, &call) {
+                let is_lookup = matches!(
+                    call,
+                    Call::Request(Request::Lookup { .. } | Request::Find { .. } | Request::Parent { .. })
+                );
+                if let Some(ino) = outdated.filter(|_| is_lookup) {
                     self.cache.forget(ino, 1);
                     return self.ask_behind(ino, Asked { call_id, caller, call, ticket });
                 }
@@ -371,7 +375,7 @@ impl<T> Sessions<T> {
             return None;
         }
         let (sighting, left) = self.cache.sighting(*dir, name, now)?;
-        let find = Request::Find { ino: sighting.ino, kind: sighting.kind, open: None };
+        let find = Request::Find { ino: sighting.ino, kind: Some(sighting.kind), open: None };
         Some((Next::Find(find, sighting), left))
     }
 }

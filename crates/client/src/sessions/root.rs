@@ -2,7 +2,7 @@
 
 use alloc::vec::Vec;
 
-use espalier_proto::{Attr, Ino};
+use espalier_proto::{Attr, Entry, Ino};
 
 use super::Sessions;
 use crate::Answer;
@@ -22,8 +22,8 @@ impl<T> Sessions<T> {
     }
 
     pub(super) fn shown(&self, mut answer: Answer) -> Answer {
-        // No other names the root: no name stands for it.
         if let Answer::Attr(Attr { ino, .. })
+        | Answer::Entry(Entry { attr: Attr { ino, .. }, .. })
         | Answer::Listing { parent: ino, .. }
         | Answer::Removed { dir: ino, .. } = &mut answer
         {

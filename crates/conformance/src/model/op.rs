@@ -21,7 +21,12 @@ pub(super) enum Op {
     SetXattr { path: Name, name: String, len: usize, fill: u8 },
     RemoveXattr { path: Name, name: String },
     SetTime { path: Name, secs: i64 },
+    KeepHandle { path: Name, place: usize },
+    StatHandle { place: usize, evict: bool },
 }
+
+/// File handles that are kept at a time.
+pub(super) const HANDLES: usize = 6;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum How {
@@ -75,7 +80,7 @@ fn place(rng: &mut fastrand::Rng) -> u64 {
 impl Op {
     pub(super) fn random(rng: &mut fastrand::Rng) -> Self {
         let (path, to) = (path(rng), path(rng));
-        match rng.u8(..42) {
+        match rng.u8(..46) {
             0..5 => Self::Create { path, exclusive: rng.bool() },
             5..9 => Self::Mkdir { path, mode: [0o755, 0o700, 0o1777][rng.usize(..3)] },
             9..12 => Self::Unlink { path },
@@ -100,7 +105,9 @@ impl Op {
                 Self::SetXattr { path, name: format!("user.x{}", rng.u8(..3)), len, fill: rng.u8(1..) }
             }
             39..41 => Self::SetTime { path, secs: [0, 1, 1_000_000_000, 10_000_000_000][rng.usize(..4)] },
-            _ => Self::RemoveXattr { path, name: format!("user.x{}", rng.u8(..3)) },
+            41 => Self::RemoveXattr { path, name: format!("user.x{}", rng.u8(..3)) },
+            42..44 => Self::KeepHandle { path, place: rng.usize(..HANDLES) },
+            _ => Self::StatHandle { place: rng.usize(..HANDLES), evict: rng.u8(..32) == 0 },
         }
     }
 }

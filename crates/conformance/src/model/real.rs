@@ -8,12 +8,21 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, Timestamps, UTIME_OMIT, XattrFlags};
 
-use super::op::{Answer, Attr, How, Op, Out, Seen, bytes};
+use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, bytes};
 use crate::Failure;
 use crate::dir::timespec;
 use crate::process::Code;
+use crate::sys::{Handle, drop_caches};
 
-pub(super) fn apply(root: &Path, op: &Op) -> Answer {
+/// File handles that are kept.
+pub(super) type Handles = [Option<Handle>; HANDLES];
+
+/// Whether a file system has file handles.
+pub(super) fn has_handles(root: &Path) -> bool {
+    Handle::of(root).is_ok()
+}
+
+pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
     let at = |path: &str| PathBuf::from(format!("{}{path}", root.display()));
     match op {
         Op::Create { path, exclusive } => {
@@ -53,6 +62,19 @@ pub(super) fn apply(root: &Path, op: &Op) -> Answer {
             let times =
                 Timestamps { last_access: timespec(0, UTIME_OMIT), last_modification: timespec(*secs, 5) };
             done(rustix::fs::utimensat(CWD, at(path), &times, AtFlags::SYMLINK_NOFOLLOW))
+        }
+        Op::KeepHandle { path, place } => {
+            handles[*place] = Some(Handle::of(at(path)).map_err(|e| e.code())?);
+            Ok(Out::Done)
+        }
+        Op::StatHandle { place, evict } => {
+            if *evict {
+                // Without the right to evict, the kernel's cache is tested.
+                let _ = drop_caches();
+            }
+            let Some(handle) = &handles[*place] else { return Ok(Out::Done) };
+            let mount = open(root, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|e| e.code())?;
+            handle.stat(&mount).map(|s| Out::Attr(attr(&s))).map_err(|e| e.code())
         }
     }
 }

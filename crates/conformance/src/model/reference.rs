@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENODATA, ENOENT, ENOTDIR, ENOTEMPTY, EPERM};
+use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENODATA, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, ESTALE};
 
-use super::op::{Answer, Attr, How, Op, Out, Seen, bytes};
+use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, bytes};
 
 type Id = u64;
 const ROOT: Id = 1;
@@ -40,11 +40,12 @@ pub(super) struct Reference {
     nodes: HashMap<Id, Node>,
     next: Id,
     changes: u64,
+    handles: [Option<Id>; HANDLES],
 }
 
 impl Reference {
     pub(super) fn new() -> Self {
-        let mut this = Self { nodes: HashMap::new(), next: ROOT, changes: 0 };
+        let mut this = Self { nodes: HashMap::new(), next: ROOT, changes: 0, handles: [None; HANDLES] };
         this.add(Body::Dir(BTreeMap::new()), 0o755);
         this
     }
@@ -97,6 +98,15 @@ impl Reference {
                 }
                 self.node_mut(id).xattrs.remove(name).map(|_| Out::Done).ok_or(ENODATA)
             }
+            Op::KeepHandle { path, place } => {
+                self.handles[*place] = Some(self.lookup(path)?);
+                Ok(Out::Done)
+            }
+            Op::StatHandle { place, .. } => match self.handles[*place] {
+                None => Ok(Out::Done),
+                Some(id) if !self.nodes.contains_key(&id) => Err(ESTALE),
+                Some(id) => Ok(Out::Attr(self.attr(id))),
+            },
         }
     }
 

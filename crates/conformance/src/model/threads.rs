@@ -71,14 +71,14 @@ fn one(root: &Path, seed: u64, steps: usize, thread: usize) -> Result<Deeds, Fai
     let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(1000).wrapping_add(thread as u64));
     let own = root.join(format!("own{thread}"));
     fs::create_dir(&own)?;
-    let mut reference = Reference::new();
+    let (mut reference, mut handles) = (Reference::new(), super::real::Handles::default());
     let mut deeds = Deeds::default();
     for step in 0..steps {
         if rng.u8(..3) == 0 {
             share(root, &mut rng, &mut deeds, format!("{thread}-{step}"))?;
         } else {
             let op = Op::random(&mut rng);
-            super::step_both(&own, &mut reference, &op).map_err(|e| Failure {
+            super::step_both(&own, (&mut reference, &mut handles), &op).map_err(|e| Failure {
                 message: format!("thread {thread} step {step}: {}", e.message),
                 ..e
             })?;

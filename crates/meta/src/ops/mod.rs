@@ -3,6 +3,7 @@
 mod access;
 mod allocate;
 mod append;
+mod by_number;
 mod copy_tree;
 mod create;
 mod delegate;

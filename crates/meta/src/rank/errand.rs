@@ -49,7 +49,7 @@ impl Meta {
         if self.ranks.errands.contains_key(&errand.key()) {
             return;
         }
-        let request = Request::Find { ino: Ino::ROOT, kind: FileType::Directory, open: None };
+        let request = Request::Find { ino: Ino::ROOT, kind: Some(FileType::Directory), open: None };
         let task =
             Task { errand: Some(Box::new(errand)), ..Task::new(ITSELF, RequestId(0), caller, request) };
         self.run(now, task, None, out);

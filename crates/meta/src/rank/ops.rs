@@ -33,15 +33,18 @@ impl Meta {
         Reply::Elsewhere { ino, kind, cacheable, name_leased }
     }
 
-    /// An inode that another rank has told the client of.
+    /// An inode that another rank has told the client of, or whose number it has from a file handle: then it does not know the kind.
     pub(crate) fn find(
         &mut self,
         cx: &mut Cx<'_>,
         ino: Ino,
-        kind: FileType,
+        kind: Option<FileType>,
         open: Option<OpenHow>,
     ) -> Step<Reply> {
-        if kind == DIRECTORY {
+        if kind.is_none() {
+            self.reach(cx, ino)?;
+        }
+        if kind == Some(DIRECTORY) {
             // It may have moved to a dentry of this rank meanwhile.
             self.state.dir(ino)?;
             self.share(cx, ino)?;

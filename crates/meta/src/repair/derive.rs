@@ -9,7 +9,7 @@ use espalier_proto::{FileType, Ino, ObjectId, TableWrite, Time, mode};
 use super::tree::{Node, Tree};
 use super::{Claim, Contents, Place, Repaired, fingerprint};
 use crate::record::{Body, Dentry, Directory, InoRecord, Inode, Slot, Super, encode};
-use crate::state::orphan_key;
+use crate::state::{NO_DIR, orphan_key};
 use crate::usage::Usage;
 
 impl Contents {
@@ -192,11 +192,9 @@ impl Tree {
                 };
                 let slot = Slot::new(&self.hash_key, name.clone());
                 put(ObjectId::fragment(*dir, 0), slot.key(), encode(&dentry));
-                if node.inode.is_dir() {
+                if !node.in_table() {
                     let (object, key) = InoRecord::Place.place(*ino);
                     put(object, key, encode(&(*dir, slot.hash)));
-                }
-                if !node.in_table() {
                     places.insert(*ino, (*dir, slot.hash));
                 }
             }
@@ -207,6 +205,10 @@ impl Tree {
             } else if node.in_table() {
                 let (object, key) = InoRecord::Inode.place(*ino);
                 put(object, key, encode(&node.inode));
+                if *ino != Ino::ROOT {
+                    let (object, key) = InoRecord::Place.place(*ino);
+                    put(object, key, encode(&(NO_DIR, 0u64)));
+                }
             }
         }
         let none = Super {

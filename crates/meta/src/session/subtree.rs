@@ -79,6 +79,9 @@ impl Meta {
         let Some(session) = self.sessions.clients.get(&cx.client) else { return Ok(()) };
         let Some(root) = session.root else { return Ok(()) };
         for ino in session.told_elsewhere(self.config.rank, request) {
+            if ino.rank() == self.config.rank {
+                self.state.locate(ino)?;
+            }
             match self.is_within(cx, ino, root) {
                 Ok(true) => {}
                 // Of what is outside nothing is told, not even what it is.
@@ -121,7 +124,11 @@ impl Session {
     /// Whether a request keeps within what the client may reach, but for what other ranks have told it of.
     pub(super) fn permits(&self, (rank, ranks): (Rank, u16), request: &mut Request) -> Result<(), Errno> {
         let Some(root) = self.root else { return Ok(()) };
-        let elsewhere = if ranks > 1 { self.told_elsewhere(rank, request) } else { Vec::new() };
+        let may_be_unknown = match request {
+            Request::Find { ino, .. } => ino.rank() == rank,
+            _ => ranks > 1,
+        };
+        let elsewhere = if may_be_unknown { self.told_elsewhere(rank, request) } else { Vec::new() };
         let mut is_known = true;
         request.each_inode(&mut |ino| is_known &= self.held.contains_key(ino) || elsewhere.contains(ino));
         match request {

@@ -176,7 +176,7 @@ impl Cluster {
         let Some(Request::Find { ino, .. }) = self.clients[0].next.pop_front() else {
             return *self.clients[0].dirs.last().unwrap();
         };
-        self.ask_now(0, Request::Find { ino, kind: FileType::Directory, open: None });
+        self.ask_now(0, Request::Find { ino, kind: Some(FileType::Directory), open: None });
         ino
     }
 
@@ -492,7 +492,7 @@ impl Cluster {
                 }
             }
             Ok(Reply::Elsewhere { ino, kind, .. }) => {
-                it.next.push_back(Request::Find { ino: *ino, kind: *kind, open: None });
+                it.next.push_back(Request::Find { ino: *ino, kind: Some(*kind), open: None });
             }
             _ => {}
         }
@@ -549,7 +549,9 @@ impl Cluster {
             }
             85..91 => Request::Lookup { dir, name },
             91..95 => Request::ReadDir { dir, after: 0, limit: 100, plus: random.bool() },
-            _ => Request::GetAttr { ino },
+            95..98 => Request::GetAttr { ino },
+            // By a file handle.
+            _ => Request::Find { ino, kind: None, open: None },
         }
     }
 

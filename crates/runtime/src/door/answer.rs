@@ -297,11 +297,18 @@ impl FuseDoor {
         let attr = &entry.attr;
         fuse::Entry {
             node: attr.ino.0,
-            generation: 0,
+            generation: self.generation(attr),
             attr: attr_out(attr),
             entry_valid,
             attr_valid: self.attr_valid(attr, attr_lease),
         }
+    }
+
+    /// Tells inodes of one number apart, in file handles. Servers give no number twice; an embedded file system may, if the creation of the
+    /// first inode was lost with the power. The kernel knows the root as 0.
+    fn generation(&self, attr: &Attr) -> u64 {
+        let is_unique = self.shares_locks || attr.ino == Ino::ROOT;
+        if is_unique { 0 } else { u64::from(attr.btime.secs as u32 ^ attr.btime.nanos) }
     }
 
     fn opened(
