@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use espalier_runtime::{CopyHow, CopyKey, CopyReport};
-use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fchmod, fgetxattr, fsetxattr, mkdirat, openat};
+use rustix::fs::{CWD, Mode, OFlags, XattrFlags, fchmod, fgetxattr, fsetxattr, mkdirat, openat, syncfs};
 use rustix::io::Errno;
 
 use crate::args::CpArgs;
@@ -128,6 +128,8 @@ impl Copier {
             Errno::NOENT => format!("cannot copy '{}' to another file system: use cp(1)", from.display()),
             errno => format!("cannot copy '{}': {}", from.display(), text(errno)),
         };
+        // The file system copies what it has been given: dirty pages of memory maps first.
+        syncfs(source).map_err(cannot)?;
         let key = CopyKey(random().map_err(cannot)?);
         match fgetxattr(source, key.from_name(), &mut [0; 1]) {
             Ok(_) => {}

@@ -74,7 +74,8 @@ table! {
     locks: flock_between_processes flock_upgrade posix_between_processes posix_ranges posix_lost_on_close
         blocking_wait interrupted ofd flock_interrupted released_by_exit;
     mapping: shared_store_read shared_between_processes private_copy growing past_end_zero
-        write_seen_by_mapping write_only_seen_by_others executable unlinked_mapping strip_crossing;
+        write_seen_by_mapping write_only_seen_by_others executable unlinked_mapping strip_crossing dirty_pages_are_data
+        loaded_pages_are_holes;
     sync: files directories filesystem ranges after_unlink;
     statfs: sane counts_change names;
     listing: seek_while_changing rewind remove_while_reading types_and_inodes dots small_buffers

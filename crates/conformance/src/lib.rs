@@ -6,6 +6,7 @@
 
 mod dir;
 mod macros;
+mod map;
 mod process;
 mod sys;
 

@@ -119,6 +119,11 @@ impl Attr {
             self.ctime = self.ctime.max(written);
         }
     }
+
+    /// True for a file that has bytes and no blocks.
+    pub fn is_hole(&self) -> bool {
+        self.kind == FileType::Regular && self.size > 0 && self.blocks == 0
+    }
 }
 
 /// A new value for one of the two times that `utimensat` sets.

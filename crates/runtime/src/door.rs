@@ -3,6 +3,7 @@
 mod answer;
 mod flags;
 mod locks;
+mod mapped;
 mod openings;
 mod overlap;
 
@@ -23,6 +24,7 @@ use rustix::param::page_size;
 
 use answer::{Once, answer_data};
 use locks::Lockers;
+use mapped::Mapped;
 use openings::{DIRECT, Openings, Use};
 use overlap::{Overlaps, Read};
 
@@ -144,6 +146,8 @@ enum Form {
     Copying(CopyKey),
     StatX,
     Flags(Ino, flags::Shape),
+    /// See `mapped.rs`.
+    Mapped(Box<Mapped>),
     Copy,
     /// A listing of a directory: the offset, the room, and whether with attributes.
     Listing {
@@ -260,6 +264,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
         let caller = caller(&request);
         match self.call(&request) {
             Ok((call, form)) => {
+                let form = self.mapped_form(&request, &call, form);
                 let recorder = self.calls.door().recorder.get();
                 let begun = recorder.map(|recorder| recorder.begin(&caller, &call));
                 let ticket = Ticket { reply, form, begun };

@@ -1,57 +1,9 @@
 //! Memory mappings, shared and private.
 
-use std::os::fd::AsFd;
-use std::ptr::null_mut;
-
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use rustix::mm::MapFlags;
 
 use super::prelude::*;
-
-/// A mapping of the first `len` bytes of a file.
-pub(super) struct Map {
-    start: *mut u8,
-    len: usize,
-}
-
-impl Map {
-    fn new(file: impl AsFd, len: usize, flags: MapFlags, writable: bool) -> Result<Self, Failure> {
-        let protection = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at a place of the kernel's choice.
-        let start = unsafe { mmap(null_mut(), len, protection, flags, file, 0)? };
-        Ok(Self { start: start.cast(), len })
-    }
-
-    pub(super) fn shared(file: &File, len: usize) -> Result<Self, Failure> {
-        Self::new(file, len, MapFlags::SHARED, true)
-    }
-
-    pub(super) fn store(&self, at: usize, bytes: &[u8]) {
-        assert!(at + bytes.len() <= self.len);
-        for (n, byte) in bytes.iter().enumerate() {
-            // SAFETY: within the mapping; volatile, because others change the same memory.
-            unsafe { self.start.add(at + n).write_volatile(*byte) };
-        }
-    }
-
-    fn load(&self, at: usize, len: usize) -> Vec<u8> {
-        assert!(at + len <= self.len);
-        // SAFETY: as in `store`.
-        (at..at + len).map(|n| unsafe { self.start.add(n).read_volatile() }).collect()
-    }
-
-    pub(super) fn sync(&self) -> Outcome {
-        // SAFETY: exactly the mapping.
-        unsafe { msync(self.start.cast(), self.len, MsyncFlags::SYNC)? };
-        Ok(())
-    }
-}
-
-impl Drop for Map {
-    fn drop(&mut self) {
-        // SAFETY: exactly the mapping, which nobody uses any more.
-        let _ = unsafe { munmap(self.start.cast(), self.len) };
-    }
-}
+use crate::map::Map;
 
 pub(super) fn shared_store_read(d: &Dir) -> Outcome {
     for len in [4096, 65_536, 300_000] {
@@ -143,7 +95,7 @@ pub(super) fn private_copy(d: &Dir) -> Outcome {
     same!(map.load(100, 9), b"mine only");
     same!(fs::read(&f)?, pattern(1, 10_000));
     let read_only = File::open(&f)?;
-    fails!(Map::shared(&read_only, 100).map_err(|_| rustix::io::Errno::ACCESS), EACCES);
+    fails!(Map::shared(&read_only, 100), EACCES);
     Ok(())
 }
 
@@ -230,5 +182,65 @@ pub(super) fn strip_crossing(d: &Dir) -> Outcome {
     check!(fs::read(d.at("f"))? == want);
     drop((map, file));
     check!(fs::read(d.at("f"))? == want, "after closing all");
+    Ok(())
+}
+
+/// Stores that are not written back yet are data to seeks, copies and counts of blocks.
+pub(super) fn dirty_pages_are_data(d: &Dir) -> Outcome {
+    for len in [9_000, 60_000, 65_536, 300_000, 5 << 20] {
+        let name = format!("f{len}");
+        let path = d.at(&name);
+        let file = d.open(&name)?;
+        file.set_len(len as u64)?;
+        same!(file.metadata()?.blocks(), 0);
+        let map = Map::shared(&file, len)?;
+        // The map alone keeps the file open.
+        drop(file);
+        let mut want = vec![0; len];
+        let mut stored = Vec::new();
+        for at in [len / 2, len - 5, 0] {
+            map.store(at, b"store");
+            want[at..at + 5].copy_from_slice(b"store");
+            stored.push((at as u64, at as u64 + 5));
+            if at == len / 2 {
+                check!(stat(&path)?.st_blocks > 0, "{len}: no blocks");
+            }
+            let reader = File::open(&path)?;
+            super::sparse::consistent(&reader, len as u64, &stored)?;
+            let target = d.open(format!("g{len}-{at}"))?;
+            super::sparse::copy_data(&reader, &target)?;
+            check!(fs::read(d.at(format!("g{len}-{at}")))? == want, "a copy of {len} bytes, stored at {at}");
+        }
+        map.sync()?;
+        map.store(len / 3, b"again");
+        want[len / 3..len / 3 + 5].copy_from_slice(b"again");
+        let (reader, target) = (File::open(&path)?, d.open("whole")?);
+        target.set_len(0)?;
+        let mut left = len;
+        while left > 0 {
+            let copied = rustix::fs::copy_file_range(&reader, None, &target, None, left)?;
+            check!(copied > 0, "{left} bytes of {len} are not copied");
+            left -= copied;
+        }
+        check!(fs::read(d.at("whole"))? == want, "copy_file_range of {len} bytes");
+    }
+    Ok(())
+}
+
+/// A page of a hole that was only read through the map is still one.
+pub(super) fn loaded_pages_are_holes(d: &Dir) -> Outcome {
+    if d.kind() == "tmpfs" {
+        // A load allocates there.
+        return Ok(());
+    }
+    for len in [60_000, 300_000, 5 << 20] {
+        let file = d.open(format!("f{len}"))?;
+        file.set_len(len as u64)?;
+        let map = Map::shared(&file, len)?;
+        same!(map.load(len / 2, 100), [0; 100]);
+        fails!(super::sparse::find(&file, true, 0), ENXIO);
+        same!(super::sparse::find(&file, false, 0)?, 0);
+        same!(file.metadata()?.blocks(), 0);
+    }
     Ok(())
 }

@@ -33,6 +33,24 @@ pub(super) fn consistent(file: &File, len: u64, data: &[(u64, u64)]) -> Outcome 
     Ok(())
 }
 
+/// Copies what the file system calls data, as cp(1) does, and the length.
+pub(super) fn copy_data(from: &File, to: &File) -> Outcome {
+    let len = from.metadata()?.len();
+    to.set_len(len)?;
+    let mut at = 0;
+    while at < len {
+        let start = match find(from, true, at) {
+            Err(e) if e == rustix::io::Errno::NXIO => break,
+            found => found?,
+        };
+        at = find(from, false, start)?;
+        let mut data = vec![0; (at - start) as usize];
+        from.read_exact_at(&mut data, start)?;
+        to.write_all_at(&data, start)?;
+    }
+    Ok(())
+}
+
 pub(super) fn small_holes(d: &Dir) -> Outcome {
     let file = d.open("f")?;
     file.write_all_at(b"end", 20_000)?;

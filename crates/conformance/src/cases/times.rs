@@ -5,8 +5,8 @@ use rustix::fs::{Timestamps, UTIME_NOW, UTIME_OMIT, utimensat};
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::mapping::Map;
 use super::prelude::*;
+use crate::map::Map;
 use crate::dir::{nanos, timespec};
 
 fn set(path: &Path, access: (i64, i64), modification: (i64, i64)) -> rustix::io::Result<()> {

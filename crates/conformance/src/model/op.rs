@@ -5,24 +5,92 @@ pub(super) type Name = String;
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Op {
-    Create { path: Name, exclusive: bool },
-    Mkdir { path: Name, mode: u32 },
-    Unlink { path: Name },
-    Rmdir { path: Name },
-    Rename { from: Name, to: Name, how: How },
-    Link { from: Name, to: Name },
-    Symlink { path: Name, target: String },
-    Write { path: Name, at: u64, len: usize, fill: u8 },
-    Truncate { path: Name, len: u64 },
-    Read { path: Name },
-    Stat { path: Name },
-    List { path: Name },
-    Chmod { path: Name, mode: u32 },
-    SetXattr { path: Name, name: String, len: usize, fill: u8 },
-    RemoveXattr { path: Name, name: String },
-    SetTime { path: Name, secs: i64 },
-    KeepHandle { path: Name, place: usize },
-    StatHandle { place: usize, evict: bool },
+    Create {
+        path: Name,
+        exclusive: bool,
+    },
+    Mkdir {
+        path: Name,
+        mode: u32,
+    },
+    Unlink {
+        path: Name,
+    },
+    Rmdir {
+        path: Name,
+    },
+    Rename {
+        from: Name,
+        to: Name,
+        how: How,
+    },
+    Link {
+        from: Name,
+        to: Name,
+    },
+    Symlink {
+        path: Name,
+        target: String,
+    },
+    Write {
+        path: Name,
+        at: u64,
+        len: usize,
+        fill: u8,
+    },
+    Truncate {
+        path: Name,
+        len: u64,
+    },
+    /// Stores through a shared map, within the size; returns a copy of all data, made while the map
+    /// is dirty.
+    Map {
+        path: Name,
+        at: u64,
+        len: usize,
+        fill: u8,
+    },
+    Allocate {
+        path: Name,
+        at: u64,
+        len: u64,
+        how: Space,
+    },
+    Read {
+        path: Name,
+    },
+    Stat {
+        path: Name,
+    },
+    List {
+        path: Name,
+    },
+    Chmod {
+        path: Name,
+        mode: u32,
+    },
+    SetXattr {
+        path: Name,
+        name: String,
+        len: usize,
+        fill: u8,
+    },
+    RemoveXattr {
+        path: Name,
+        name: String,
+    },
+    SetTime {
+        path: Name,
+        secs: i64,
+    },
+    KeepHandle {
+        path: Name,
+        place: usize,
+    },
+    StatHandle {
+        place: usize,
+        evict: bool,
+    },
 }
 
 /// File handles that are kept at a time.
@@ -33,6 +101,13 @@ pub(super) enum How {
     Plain,
     NoReplace,
     Exchange,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Space {
+    Plain,
+    KeepSize,
+    Punch,
 }
 
 /// What an operation says; an error is its number.
@@ -80,7 +155,7 @@ fn place(rng: &mut fastrand::Rng) -> u64 {
 impl Op {
     pub(super) fn random(rng: &mut fastrand::Rng) -> Self {
         let (path, to) = (path(rng), path(rng));
-        match rng.u8(..46) {
+        match rng.u8(..50) {
             0..5 => Self::Create { path, exclusive: rng.bool() },
             5..9 => Self::Mkdir { path, mode: [0o755, 0o700, 0o1777][rng.usize(..3)] },
             9..12 => Self::Unlink { path },
@@ -107,7 +182,12 @@ impl Op {
             39..41 => Self::SetTime { path, secs: [0, 1, 1_000_000_000, 10_000_000_000][rng.usize(..4)] },
             41 => Self::RemoveXattr { path, name: format!("user.x{}", rng.u8(..3)) },
             42..44 => Self::KeepHandle { path, place: rng.usize(..HANDLES) },
-            _ => Self::StatHandle { place: rng.usize(..HANDLES), evict: rng.u8(..32) == 0 },
+            44..46 => Self::StatHandle { place: rng.usize(..HANDLES), evict: rng.u8(..32) == 0 },
+            46..49 => Self::Map { path, at: place(rng), len: rng.usize(1..300), fill: rng.u8(1..) },
+            _ => {
+                let how = [Space::Plain, Space::KeepSize, Space::Punch][rng.usize(..3)];
+                Self::Allocate { path, at: place(rng), len: rng.u64(1..20_000), how }
+            }
         }
     }
 }

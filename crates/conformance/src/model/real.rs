@@ -6,11 +6,15 @@ use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, RenameFlags, Stat, Timestamps, UTIME_OMIT, XattrFlags};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timestamps, UTIME_OMIT, XattrFlags,
+    fallocate, seek,
+};
 
-use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, bytes};
+use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, Space, bytes};
 use crate::Failure;
 use crate::dir::timespec;
+use crate::map::Map;
 use crate::process::Code;
 use crate::sys::{Handle, drop_caches};
 
@@ -49,6 +53,18 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
         Op::Truncate { path, len } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
             done(file.set_len(*len))
+        }
+        Op::Map { path, at: offset, len, fill } => {
+            store(&at(path), *offset as usize, *len, *fill).map(Out::Bytes).map_err(|e| e.code())
+        }
+        Op::Allocate { path, at: offset, len, how } => {
+            let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
+            let mode = match how {
+                Space::Plain => FallocateFlags::empty(),
+                Space::KeepSize => FallocateFlags::KEEP_SIZE,
+                Space::Punch => FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            };
+            done(fallocate(&file, mode, *offset, *len))
         }
         Op::Read { path } => read(&at(path)).map(Out::Bytes),
         Op::Stat { path } => rustix::fs::lstat(at(path)).map(|s| Out::Attr(attr(&s))).map_err(|e| e.code()),
@@ -92,6 +108,34 @@ fn read(path: &Path) -> Result<Vec<u8>, i32> {
     let mut file = open(path, OFlags::RDONLY).map_err(|e| e.code())?;
     file.read_to_end(&mut data).map_err(|e| e.code())?;
     Ok(data)
+}
+
+/// Stores through a shared map, and copies what the file system calls data while the map is dirty.
+fn store(path: &Path, at: usize, len: usize, fill: u8) -> rustix::io::Result<Vec<u8>> {
+    let file = open(path, OFlags::RDWR)?;
+    let size = rustix::fs::fstat(&file)?.st_size as usize;
+    let map = if size > 0 { Some(Map::shared(&file, size)?) } else { None };
+    if let Some(map) = &map {
+        let at = at.min(size);
+        map.store(at, &bytes(fill, len.min(size - at)));
+    }
+    let reader = open(path, OFlags::RDONLY)?;
+    let (mut copy, mut from) = (vec![0; size], 0);
+    while from < size {
+        let start = match seek(&reader, SeekFrom::Data(from as u64)) {
+            Err(rustix::io::Errno::NXIO) => break,
+            found => found? as usize,
+        };
+        from = seek(&reader, SeekFrom::Hole(start as u64))? as usize;
+        let mut read = start;
+        while read < from {
+            match rustix::io::pread(&reader, &mut copy[read..from], read as u64)? {
+                0 => break,
+                count => read += count,
+            }
+        }
+    }
+    Ok(copy)
 }
 
 fn names(path: &Path) -> Result<Vec<String>, i32> {

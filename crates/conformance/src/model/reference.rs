@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENODATA, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, ESTALE};
 
-use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, bytes};
+use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, Space, bytes};
 
 type Id = u64;
 const ROOT: Id = 1;
@@ -67,6 +67,26 @@ impl Reference {
             Op::SetTime { path, secs } => {
                 let id = self.lookup(path)?;
                 self.node_mut(id).mtime = Some(*secs);
+                Ok(Out::Done)
+            }
+            Op::Map { path, at, len, fill } => {
+                let file = self.written(path, EISDIR)?;
+                let at = file.len().min(*at as usize);
+                let len = (*len).min(file.len() - at);
+                file[at..at + len].copy_from_slice(&bytes(*fill, len));
+                Ok(Out::Bytes(file.clone()))
+            }
+            Op::Allocate { path, at, len, how } => {
+                let file = self.written(path, EISDIR)?;
+                let (at, end) = (*at as usize, (*at + *len) as usize);
+                match how {
+                    Space::Plain => file.resize(file.len().max(end), 0),
+                    Space::KeepSize => {}
+                    Space::Punch => {
+                        let size = file.len();
+                        file[at.min(size)..end.min(size)].fill(0);
+                    }
+                }
                 Ok(Out::Done)
             }
             Op::Read { path } => Ok(Out::Bytes(self.file(path, EISDIR)?.clone())),

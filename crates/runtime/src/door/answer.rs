@@ -45,6 +45,7 @@ impl Door for FuseDoor {
         lease: Duration,
     ) {
         let Some(ticket) = self.settle_overlaps(calls, ticket) else { return };
+        let Some(ticket) = self.settle_mapped(ticket, &outcome) else { return };
         let Ticket { reply, form, begun } = ticket;
         if let (Some(begun), Some(recorder)) = (begun, self.recorder.get()) {
             recorder.end(*begun, &outcome);
@@ -418,6 +419,8 @@ impl FuseDoor {
     /// How long the kernel may cache attributes.
     fn attr_valid(&self, attr: &Attr, lease: Duration) -> Duration {
         match attr.streamed {
+            // The kernel reports no store through a memory map that gives such a file its first blocks.
+            _ if attr.is_hole() => Duration::ZERO,
             false => lease,
             // The kernel does not take a store through a map of such a stream for a change of attributes.
             true if self.mapped_through().contains(&attr.ino) => Duration::ZERO,
