@@ -37,9 +37,27 @@ for _ in $(seq 60); do
     small first 2> /dev/null && break
     sleep 1
 done
+# What is allocated has its room, also behind the end.
+fallocate -l 30000 promised
+fallocate -n -l 30000 behind
+fallocate -l 8000000 large
+for file in promised behind large; do
+    [ "$(stat -c %b "$file")" -ge 58 ] || { echo "full-test: nothing is allocated for $file" >&2; exit 1; }
+done
 smalls=$(fill small)
+payload() { head -c "$1" /dev/zero | tr '\0' y; }
+for _ in 1 2 3; do
+    payload 30000 | dd of=promised conv=notrunc,fsync status=none
+    payload 30000 | dd of=behind conv=notrunc,fsync status=none
+    payload 8000000 | dd of=large conv=notrunc,fsync bs=1M status=none
+done
+! payload 30000 | dd of=denied conv=fsync status=none 2> "$work/error"
+grep -q 'No space left on device' "$work/error"
 # Nothing is lost, and what is there can be removed.
 [ "$(cat early)" = kept ]
+cmp <(payload 30000) promised
+cmp <(payload 30000) behind
+cmp <(payload 8000000) large
 [ "$(wc -c < small1)" = 30000 ]
 rm small*
 for _ in $(seq 60); do
@@ -53,5 +71,7 @@ cd /
 "$bin" fsck "$work/disk/data"
 "$bin" mount "$work/disk/data" "$work/mnt"
 [ "$(cat "$work/mnt/early" "$work/mnt/later")" = "$(printf 'kept\nagain')" ]
+cmp <(payload 30000) "$work/mnt/promised"
+cmp <(payload 30000) "$work/mnt/behind"
 "$bin" umount "$work/mnt"
 echo "full-test: passed ($bigs files of 8 MB, $smalls of 30 KB)"

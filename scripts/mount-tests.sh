@@ -102,7 +102,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
         grep -q " $work/mnt fuse.espalier .*noatime" /proc/mounts
         umount "$work/mnt"
         mounted=
-        # What every file system takes; and a remount says what it cannot do.
+        # Options of all file systems are taken; a remount refuses what it cannot change.
         mount -t espalier -o nodiratime,nosymfollow,lazytime,iversion,X-any,nofail "$work/data" "$work/mnt"
         mounted=yes
         grep -q " $work/mnt fuse.espalier .*nodiratime.*nosymfollow" /proc/mounts

@@ -145,7 +145,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
                 "user_id" | "group_id" | "rootmode" | "max_read" | "blksize" | "fsname" | "subtype" | "fd",
                 _,
             ) => {}
-            // Who lets others mount does not let them bring programs and devices of their own (mount(8)).
+            // Mounts by ordinary users get no set-id programs and devices of their own (mount(8)).
             ("user" | "users", _) => {
                 (kernel.no_suid, kernel.no_dev, kernel.no_exec) = (true, true, true);
             }
@@ -187,7 +187,7 @@ pub fn parse(options: &[String], superuser: bool) -> Result<(OpenOptions, MountO
     ))
 }
 
-/// The options of a list: separated by commas, except within quotation marks, as security contexts have them.
+/// Splits a list of options at its commas, but for those within quotation marks (security contexts).
 pub fn split(options: &str) -> impl Iterator<Item = &str> {
     let mut is_quoted = false;
     options.split(move |character| {
@@ -196,7 +196,7 @@ pub fn split(options: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What stands before the `=` of an option.
+/// The part of an option before its `=`.
 pub fn name_of(option: &str) -> &str {
     option.split_once('=').map_or(option, |(name, _)| name)
 }
@@ -223,8 +223,8 @@ pub fn metrics_address(text: &str) -> Result<MetricsAddress> {
     Ok(MetricsAddress::Tcp(found))
 }
 
-/// Changes what the kernel itself does of a mount: ro or rw, suid, dev, exec, symfollow. What the file system does was decided when it was
-/// mounted, and nobody tells it of a remount: another wish for that is refused.
+/// Changes what the kernel itself does for a mount: ro or rw, suid, dev, exec, symfollow. The server
+/// does not hear of a remount, so a request to change what the server does is refused.
 pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<ExitCode> {
     let flags = rustix::fs::statvfs(mountpoint)
         .with_context(|| format!("cannot see how {} is mounted", mountpoint.display()))?
@@ -247,7 +247,7 @@ pub fn remount(mountpoint: &Path, wanted: &[String], superuser: bool) -> Result<
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a mount has of the options that a remount cannot change.
+/// The options of a mount that a remount cannot change.
 fn kept_by_remount(flags: StatVfsMountFlags) -> [&'static str; 3] {
     let has = |flag| flags.contains(flag);
     let atime = match () {

@@ -66,7 +66,7 @@ table! {
         relatime_of_open_file read_and_write_order birth monotonic_enough final_after_close
         set_while_map_is_dirty store_through_map_counts order_of_small_and_big;
     sparse: small_holes big_holes terabytes blocks_sane hole_then_write;
-    fallocate: extends keep_size punch_hole zero_range errors;
+    fallocate: extends keep_size punch_hole zero_range allocates makes_holes errors;
     copy_range: small large within_one_file past_end;
     truncate: down_and_up around_the_strip by_path huge errors;
     data: model_small model_strip model_megabyte model_two_handles growing_reader vectored sizes_reopened

@@ -134,7 +134,7 @@ impl MountOptions {
     /// The same wishes in the words of fusermount3.
     fn helper_options(&self, source: &str) -> String {
         let mut options = format!("fsname={},subtype={}", escaped(source), escaped(&self.subtype));
-        // The helper does not know these, and the file system does what they say without the kernel.
+        // The helper does not know these; the server obeys them without the kernel, or they are hints.
         let unknown =
             MountFlags::NODIRATIME | MountFlags::STRICTATIME | MountFlags::LAZYTIME | MountFlags::SILENT;
         for (_, name) in self.named_flags().filter(|(flag, _)| !unknown.contains(*flag)) {

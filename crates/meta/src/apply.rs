@@ -97,6 +97,19 @@ impl State {
                 });
                 self.stuffed_changed(*ino, |size| size, false, *time);
             }
+            Event::Allocate { ino, offset, length, zero, size, time } => {
+                let stored = self.strip(*ino)?.len();
+                self.resize(*ino, *size)?;
+                let (from, to) = (*offset as usize, offset.saturating_add(*length) as usize);
+                self.cloned += to.saturating_sub(stored) as u64;
+                self.change_strip(*ino, |bytes| {
+                    bytes.resize(stored.max(to), 0);
+                    if *zero {
+                        bytes[from..to].fill(0);
+                    }
+                });
+                self.stuffed_changed(*ino, |_| *size, false, *time);
+            }
             Event::Unstuff { ino } => {
                 self.strip(*ino)?;
                 self.drop_strip(*ino);

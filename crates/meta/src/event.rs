@@ -84,6 +84,16 @@ pub enum Event {
         length: u64,
         time: Time,
     },
+    /// A stuffed file keeps all bytes up to the end of a range, also behind its size, which is set.
+    Allocate {
+        ino: Ino,
+        offset: u64,
+        length: u64,
+        /// The range becomes zero.
+        zero: bool,
+        size: u64,
+        time: Time,
+    },
     /// A file's bytes, having been copied to a stream, are no longer kept with its inode (carns III.B).
     Unstuff {
         ino: Ino,
@@ -274,6 +284,7 @@ impl Event {
             | Self::Write { ino, .. }
             | Self::Resize { ino, .. }
             | Self::Zero { ino, .. }
+            | Self::Allocate { ino, .. }
             | Self::Unstuff { ino }
             | Self::Stripe { ino, .. }
             | Self::SetLayout { ino, .. }

@@ -418,6 +418,13 @@ impl Meta {
         if self.free_space < self.config.reserve { Err(Errno::ENOSPC.into()) } else { Ok(()) }
     }
 
+    /// As [`Self::writable`], and the store has space for another version of what it has. That may
+    /// take three quarters of the reserve.
+    pub(crate) fn overwritable(&self) -> Step<()> {
+        self.writable()?;
+        if self.free_space < self.config.reserve / 4 { Err(Errno::ENOSPC.into()) } else { Ok(()) }
+    }
+
     /// It will not fall short of space within a moment.
     pub(crate) fn has_space_to_spare(&self) -> bool {
         self.growable().is_ok() && self.free_space / 2 >= self.config.reserve

@@ -69,8 +69,9 @@ impl Cx<'_> {
         self.check(dir, Access::WRITE | Access::EXEC)
     }
 
-    /// Whether an entry of a directory may be removed or renamed: not what is immutable or append-only, nor from an append-only directory;
-    /// and in a sticky directory only by the owner of the directory or of the entry.
+    /// Whether an entry of a directory may be removed or renamed. Immutable and append-only inodes keep
+    /// their names, and such directories their entries; a sticky directory loses entries only to its
+    /// owner or theirs.
     pub(crate) fn check_removal(&self, dir: &Inode, victim: &Inode) -> Step<()> {
         check_not(dir, InodeFlags::PROTECTED)?;
         check_not(victim, InodeFlags::PROTECTED)?;
@@ -80,7 +81,8 @@ impl Cx<'_> {
         Ok(())
     }
 
-    /// Whether the caller may give an inode these flags: `EPERM` if not, `EOPNOTSUPP` for what has no room for them.
+    /// Whether the caller may give an inode these flags: `EPERM` if not; `EOPNOTSUPP` if the inode has
+    /// no room for flags.
     pub(crate) fn check_flags(&self, inode: &Inode, flags: InodeFlags) -> Step<()> {
         let old = inode.rare.flags;
         let has_flags = matches!(inode.kind, FileType::Regular | FileType::Directory) && !inode.is_bare();
@@ -92,7 +94,7 @@ impl Cx<'_> {
         if !self.is_owner(inode) || needs_superuser && !self.caller.is_superuser() {
             return Err(Errno::EPERM.into());
         }
-        // What stays immutable does not change.
+        // An inode that stays immutable keeps its other flags.
         if (old & flags).contains(InodeFlags::IMMUTABLE) && !changed.is_empty() {
             return Err(Errno::EPERM.into());
         }

@@ -51,7 +51,7 @@ pub struct Rare {
     pub policy: Option<Arc<Policy>>,
     /// Of what lies in a dentry: no more is kept of it than a name, a number and a place ([`Bare`]). No record of an inode says so.
     pub bare: bool,
-    /// Of a file or directory, as `chattr(1)` sets them.
+    /// The flags of a file or directory that `chattr(1)` sets.
     pub flags: InodeFlags,
 }
 
@@ -97,7 +97,7 @@ pub enum Body {
     /// Devices, fifos, sockets.
     Node,
     /// A regular file whose bytes lie in a record beside its inode (carns III.B). `stored` bytes of it are kept,
-    /// at most a strip; the rest up to `size` is a hole.
+    /// at most a strip; the rest up to `size` is a hole. Kept bytes behind `size` are zeros that were allocated.
     Stuffed {
         size: u64,
         stored: u32,

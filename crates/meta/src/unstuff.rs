@@ -72,6 +72,8 @@ impl Meta {
         let Body::Stuffed { mut size, .. } = inode.body else { return Ok(()) };
         let mut mtime = inode.mtime;
         let mut bytes = self.state.strip(ino)?.to_vec();
+        // The stream allocates for itself.
+        bytes.truncate(size as usize);
         let (version, first) =
             self.state.strips.get(&ino).map_or((0, 0), |strip| (strip.version, strip.first));
         // What is durable, be it a size without bytes, must not be given up for what is not.

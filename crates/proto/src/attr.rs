@@ -17,7 +17,7 @@ pub mod mode {
 bitflags! {
     /// The flags of a file or directory that `chattr(1)` sets, with Linux's numbers (`FS_*_FL`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-    pub struct InodeFlags: u32 {
+    pub struct InodeFlags: u8 {
         /// Nothing about it changes; in a directory no name is made or removed.
         const IMMUTABLE = 0x10;
         /// Bytes are added at its end only; in a directory names are made and never removed.

@@ -14,6 +14,7 @@ pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
     let ino = Ino(ino);
     let (perm, nlink, uid, gid, rdev, blocks) = (0o644, 1, 0, 0, 0, 0);
     let (atime, mtime, ctime, btime) = (time, time, time, time);
+    let flags = espalier_proto::InodeFlags::empty();
     let (streamed, bare) = (false, true);
     Attr {
         ino,
@@ -31,7 +32,7 @@ pub(super) fn attr(ino: u64, kind: FileType, size: u64) -> Attr {
         btime,
         streamed,
         bare,
-        flags: espalier_proto::InodeFlags::empty(),
+        flags,
     }
 }
 

@@ -91,6 +91,65 @@ pub(super) fn zero_range(d: &Dir) -> Outcome {
     Ok(())
 }
 
+/// Allocated bytes count as blocks, read as zeros and can be written; truncation frees them.
+pub(super) fn allocates(d: &Dir) -> Outcome {
+    for len in [1_000u64, 20_000, 65_536, 300_000, 5 << 20] {
+        for (keep, flags) in [(false, PLAIN), (true, FallocateFlags::KEEP_SIZE)] {
+            let name = format!("f{len}-{keep}");
+            let file = d.open(&name)?;
+            same!(file.metadata()?.blocks(), 0);
+            fallocate(&file, flags, 0, len)?;
+            let (blocks, size) = (stat(d.at(&name))?.st_blocks as u64, file.metadata()?.len());
+            check!(blocks * 512 >= len, "{blocks} blocks for {len} bytes");
+            same!(size, if keep { 0 } else { len });
+            check!(fs::read(d.at(&name))?.iter().all(|byte| *byte == 0), "not all zeros");
+            super::sparse::consistent(&file, size, &[])?;
+            let data = pattern(len, len as usize / 2);
+            file.write_all_at(&data, 0)?;
+            super::sparse::consistent(&file, file.metadata()?.len(), &[(0, len / 2)])?;
+            check!(fs::read(d.at(&name))?[..data.len()] == data);
+            let blocks = stat(d.at(&name))?.st_blocks as u64;
+            check!(blocks * 512 >= len, "{blocks} blocks for {len} bytes when a half is written");
+            file.set_len(0)?;
+            let blocks = stat(d.at(&name))?.st_blocks;
+            same!(blocks, 0, "blocks of {len} bytes after truncation");
+        }
+    }
+    Ok(())
+}
+
+/// Punched, zeroed and skipped ranges are holes of whole blocks.
+pub(super) fn makes_holes(d: &Dir) -> Outcome {
+    use super::sparse::find;
+    const BLOCK: u64 = 4096;
+    let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    for len in [30_000, 60_000, 400_000] {
+        for (name, flags) in [("punched", punch), ("zeroed", FallocateFlags::ZERO_RANGE)] {
+            let file = d.open(format!("{name}{len}"))?;
+            file.write_all_at(&pattern(1, len), 0)?;
+            file.sync_all()?;
+            if !may_lack(d, fallocate(&file, flags, BLOCK - 10, 2 * BLOCK + 20))? {
+                return Ok(());
+            }
+            same!(find(&file, false, 0)?, BLOCK, "{name} {len}");
+            same!(find(&file, true, BLOCK)?, 3 * BLOCK, "{name} {len}");
+            same!(find(&file, false, 3 * BLOCK)?, len as u64, "{name} {len}");
+        }
+        let file = d.open(format!("skipped{len}"))?;
+        let (last, len) = (len as u64 / BLOCK, len as u64);
+        file.set_len(len)?;
+        file.write_all_at(b"first", 0)?;
+        file.write_all_at(b"later", len - 2 * BLOCK)?;
+        file.sync_all()?;
+        same!(find(&file, true, 0)?, 0);
+        same!(find(&file, false, 0)?, BLOCK, "skipped {len}");
+        same!(find(&file, true, BLOCK)?, (last - 2) * BLOCK, "skipped {len}");
+        same!(find(&file, false, (last - 2) * BLOCK)?, (last - 1) * BLOCK, "skipped {len}");
+        fails!(find(&file, true, (last - 1) * BLOCK), ENXIO);
+    }
+    Ok(())
+}
+
 pub(super) fn errors(d: &Dir) -> Outcome {
     let file = d.open("f")?;
     fails!(fallocate(&file, PLAIN, 0, 0), EINVAL);

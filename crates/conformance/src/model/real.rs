@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timestamps, UTIME_OMIT, XattrFlags,
-    fallocate, seek,
+    AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timestamps, UTIME_OMIT,
+    XattrFlags, fallocate, seek,
 };
 
 use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, Space, bytes};

@@ -401,6 +401,7 @@ impl State {
             | Event::Write { ino, .. }
             | Event::Resize { ino, .. }
             | Event::Zero { ino, .. }
+            | Event::Allocate { ino, .. }
             | Event::Unstuff { ino }
             | Event::Stripe { ino, .. }
             | Event::SetAcl { ino, .. }

@@ -7,7 +7,8 @@ use crate::record::Body;
 use crate::step::Step;
 
 impl Meta {
-    /// `fallocate` on a stuffed file. Its strip is always there, so allocating means at most a new size.
+    /// `fallocate` on a stuffed file. Allocated bytes are kept as zeros: writing them takes no more
+    /// space.
     pub(crate) fn allocate(
         &mut self,
         cx: &mut Cx<'_>,
@@ -18,15 +19,12 @@ impl Meta {
     ) -> Step<Reply> {
         let punch = mode.contains(AllocateMode::PUNCH_HOLE);
         let keep_size = mode.contains(AllocateMode::KEEP_SIZE);
-        if punch {
-            self.writable()?;
-        } else {
-            self.growable()?;
-        }
+        let zero = mode.contains(AllocateMode::ZERO_RANGE);
+        self.writable()?;
         let inode = self.state.inode(ino)?;
         check_not(inode, InodeFlags::of_fixed_bytes(mode.discards()))?;
-        let old = match inode.body {
-            Body::Stuffed { size, .. } => size,
+        let (size, stored) = match inode.body {
+            Body::Stuffed { size, stored } => (size, u64::from(stored)),
             Body::Streamed { .. } | Body::Striped { .. } => return Ok(Reply::Streamed),
             Body::Directory(_) => return Err(Errno::EISDIR.into()),
             _ => return Err(Errno::ENODEV.into()),
@@ -35,21 +33,26 @@ impl Meta {
         if length == 0 || (punch && !keep_size) {
             return Err(Errno::EINVAL.into());
         }
-        if end > u64::from(self.config.strip_bytes) && !punch {
+        let time = cx.now;
+        if punch {
+            self.state.strip(ino)?;
+            self.commit(cx, &Event::Zero { ino, offset, length, time })?;
+            return Ok(Reply::Done);
+        }
+        if end > u64::from(self.config.strip_bytes) {
+            self.growable()?;
             self.unstuff(cx, ino, None)?;
             return Ok(Reply::Streamed);
         }
         self.state.strip(ino)?;
-        if !keep_size {
-            self.state.admit_size(ino, end)?;
+        let size = if keep_size { size } else { size.max(end) };
+        self.state.admit_size(ino, size)?;
+        // The journal holds only how many bytes there are.
+        match end.checked_sub(stored) {
+            Some(more @ 1..) => self.clonable(more)?,
+            _ => self.overwritable()?,
         }
-        let time = cx.now;
-        if punch || mode.contains(AllocateMode::ZERO_RANGE) {
-            self.commit(cx, &Event::Zero { ino, offset, length, time })?;
-        }
-        if end > old && !keep_size {
-            self.commit(cx, &Event::Resize { ino, size: end, kill_suid_gid: false, time })?;
-        }
+        self.commit(cx, &Event::Allocate { ino, offset, length, zero, size, time })?;
         Ok(Reply::Done)
     }
 }

@@ -119,7 +119,8 @@ fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
     Ok(change)
 }
 
-/// What is immutable keeps all attributes, and what is append-only all but its times, which may be set to the present.
+/// An immutable inode keeps all attributes. An append-only one keeps all but its times, which may be
+/// set to the present.
 fn check_protected(inode: &Inode, set: &SetAttr) -> Step<()> {
     let SetAttr {
         flags: _,

@@ -29,16 +29,24 @@ impl Meta {
         if appends && self.state.inode(ino)?.is_streamed() {
             return self.append_to_stream(cx, ino, data);
         }
-        self.growable()?;
         let inode = self.state.inode(ino)?;
         check_not(inode, InodeFlags::IMMUTABLE)?;
-        let size = match inode.body {
-            Body::Stuffed { size, .. } => size,
-            Body::Streamed { .. } | Body::Striped { .. } => return self.write_elsewhere(cx, ino, offset),
+        let (size, stored) = match inode.body {
+            Body::Stuffed { size, stored } => (size, u64::from(stored)),
+            Body::Streamed { .. } | Body::Striped { .. } => {
+                self.writable()?;
+                return self.write_elsewhere(cx, ino, offset);
+            }
             _ => return Err(Errno::EINVAL.into()),
         };
         let offset = if at_end { size } else { offset };
         let end = offset.checked_add(data.len() as u64).ok_or(Errno::EFBIG)?;
+        // Allocated bytes may be written when there is no space for more.
+        if end <= stored {
+            self.overwritable()?
+        } else {
+            self.growable()?
+        }
         if end > u64::from(self.config.strip_bytes) {
             // At the end it would be written once more, behind that, if it were sent again.
             let goes_along = !kill_suid_gid && !at_end && self.goes_along(cx, ino, end)?;

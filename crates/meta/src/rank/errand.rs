@@ -351,7 +351,7 @@ fn is_named(cached: &Cached, dir: Ino) -> Step<()> {
     if is_named { Ok(()) } else { Err(CHANGED) }
 }
 
-/// A name of an inode may be taken: by its owner alone, if that is given.
+/// Whether a name of an inode may be removed or renamed; by its owner alone, if `owner` is given.
 fn check_taken(inode: &Inode, owner: Option<u32>) -> Step<()> {
     check_not(inode, InodeFlags::PROTECTED)?;
     match owner {

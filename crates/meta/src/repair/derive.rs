@@ -44,10 +44,12 @@ impl Contents {
             // It is made, empty.
             (Body::Streamed { counted }, None) => *counted = 0,
             (Body::Stuffed { size, stored }, None) => {
-                *stored = kept as u32;
                 // A file can be no longer than that, so what says more is damaged.
                 let size_or_less = if *size > i64::MAX as u64 { 0 } else { *size };
-                *size = size_or_less.max(kept as u64);
+                // Bytes that were allocated behind the end are no part of it.
+                let shown = if *stored as usize == kept { 0 } else { kept as u64 };
+                *stored = kept as u32;
+                *size = size_or_less.max(shown);
             }
             _ => {}
         }

@@ -1,6 +1,7 @@
+use espalier_meta::{Config, Input};
 use espalier_proto::*;
 
-use crate::harness::{Harness, STRIP, everywhere, under_faults};
+use crate::harness::{Harness, STRIP, config, everywhere, under_faults};
 
 fn allocate(fs: &mut Harness, path: &str, range: (u64, u64), mode: AllocateMode) -> Result<Reply, Errno> {
     let ino = fs.walk(path)?;
@@ -38,6 +39,66 @@ fn ranges_become_zeros() {
 }
 
 #[test]
+fn allocated_bytes_count_as_blocks_and_read_as_zeros() {
+    everywhere(|fs| {
+        let ino = fs.file("file", b"ab");
+        allocate(fs, "file", (10, 50), AllocateMode::KEEP_SIZE).unwrap();
+        let attr = fs.attr("file");
+        assert_eq!((attr.size, attr.blocks, fs.read(ino)), (2, 1, b"ab".to_vec()));
+        fs.write(ino, 6, b"c").unwrap();
+        assert_eq!(fs.read(ino), b"ab\0\0\0\0c");
+        // Truncation gives back what lies behind the end.
+        let set = |size| SetAttr { size: Some(size), ..SetAttr::default() };
+        for (size, blocks) in [(7, 1), (0, 0), (9, 0)] {
+            fs.ask(Request::SetAttr { ino, set: set(size) }).unwrap();
+            assert_eq!(fs.attr("file").blocks, blocks, "{size}");
+        }
+        allocate(fs, "file", (0, 9), PLAIN).unwrap();
+        assert_eq!((fs.attr("file").blocks, fs.read(ino)), (1, vec![0; 9]));
+        allocate(fs, "file", (0, 9), PUNCH).unwrap();
+        assert_eq!(fs.attr("file").blocks, 0);
+        allocate(fs, "file", (20, 10), AllocateMode::ZERO_RANGE).unwrap();
+        assert_eq!((fs.attr("file").size, fs.attr("file").blocks), (30, 1));
+        // What a file outgrows its strip with begins behind what was allocated.
+        allocate(fs, "file", (0, STRIP), AllocateMode::KEEP_SIZE).unwrap();
+        assert_eq!(allocate(fs, "file", (0, STRIP + 1), AllocateMode::KEEP_SIZE), Ok(Reply::Streamed));
+        assert_eq!(fs.read(ino), [0; 30]);
+    });
+}
+
+#[test]
+fn allocated_bytes_can_be_written_when_there_is_no_space_for_more() {
+    for cache_bytes in [usize::MAX, 0] {
+        let mut fs = Harness::with(Config { reserve: 1000, cache_bytes, ..config() });
+        fs.input(Input::Space { free: 2000 });
+        let (inside, behind) = (fs.file("inside", b""), fs.file("behind", b""));
+        allocate(&mut fs, "inside", (0, 20), PLAIN).unwrap();
+        allocate(&mut fs, "behind", (0, 20), AllocateMode::KEEP_SIZE).unwrap();
+        fs.checkpoint();
+        fs.input(Input::Space { free: 999 });
+        assert_eq!(allocate(&mut fs, "inside", (0, 21), PLAIN), Err(Errno::ENOSPC));
+        for ino in [inside, behind] {
+            assert_eq!(fs.write(ino, 20, b"x"), Err(Errno::ENOSPC));
+            assert_eq!(fs.write(ino, 0, &[7; 20]), Ok(Reply::Done));
+            assert_eq!(fs.read(ino), [7; 20]);
+        }
+        assert_eq!(allocate(&mut fs, "inside", (0, 20), PLAIN), Ok(Reply::Done), "it is there");
+        let mut fs = fs.crash();
+        assert_eq!(fs.fsck(), []);
+    }
+}
+
+#[test]
+fn no_more_is_allocated_than_there_will_be_space_for() {
+    let mut fs = Harness::with(Config { reserve: 1000, ..config() });
+    fs.file("file", b"");
+    fs.input(Input::Space { free: 1000 + 4 * 49 });
+    assert_eq!(allocate(&mut fs, "file", (0, 50), PLAIN), Err(Errno::ENOSPC));
+    assert_eq!(fs.attr("file").size, 0);
+    assert_eq!(allocate(&mut fs, "file", (0, 49), PLAIN), Ok(Reply::Done));
+}
+
+#[test]
 fn what_outgrows_the_strip_moves_out() {
     everywhere(|fs| {
         let ino = fs.file("file", b"bytes");
@@ -66,9 +127,13 @@ fn is_whole_under_faults() {
         fs.mkdir("dir");
         fs.file("dir/file", b"bytes");
     };
-    for (range, mode) in
-        [((0, 20), PLAIN), ((1, 2), PUNCH), ((3, 20), AllocateMode::ZERO_RANGE), ((0, STRIP + 1), PLAIN)]
-    {
+    for (range, mode) in [
+        ((0, 20), PLAIN),
+        ((1, 2), PUNCH),
+        ((3, 20), AllocateMode::ZERO_RANGE),
+        ((9, 9), AllocateMode::KEEP_SIZE),
+        ((0, STRIP + 1), PLAIN),
+    ] {
         under_faults(before, |fs| allocate(fs, "dir/file", range, mode));
     }
 }

@@ -67,7 +67,7 @@ fn allocate(fs: &mut Harness, path: &str, mode: AllocateMode) -> Result<Reply, E
     fs.ask(Request::Allocate { ino, offset: 0, length: 5, mode })
 }
 
-/// What protects a name and the attributes, with either flag.
+/// Either flag protects the names and the attributes.
 fn keeps_names_and_attributes(fs: &mut Harness, path: &str) {
     let none = SetAttr::default();
     let past = Some(SetTime::To(Time::new(5, 0)));
@@ -175,7 +175,7 @@ fn owners_set_some_flags_and_the_superuser_all() {
         assert!(set_as(fs, &user(5), "file", NODUMP | NOATIME).is_ok());
         assert_eq!(set_as(fs, &user(5), "file", NODUMP | IMMUTABLE), REFUSED);
         set(fs, "file", NODUMP | IMMUTABLE);
-        // What stays immutable keeps the others, too.
+        // An inode that stays immutable keeps its other flags.
         assert_eq!(set_as(fs, &ROOT_CALLER, "file", IMMUTABLE), REFUSED);
         assert_eq!(set_as(fs, &user(5), "file", NODUMP), REFUSED);
         set(fs, "file", NODUMP);

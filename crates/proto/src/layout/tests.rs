@@ -158,5 +158,6 @@ fn attr() -> Attr {
         btime: zero,
         streamed: true,
         bare: true,
+        flags: crate::InodeFlags::empty(),
     }
 }

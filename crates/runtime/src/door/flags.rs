@@ -42,7 +42,10 @@ pub(super) fn call<'a>(ino: Ino, command: u32, data: &[u8]) -> Result<(Call<'a>,
     match command {
         GET_FLAGS => get(Shape::Word),
         GET_XATTR => get(Shape::Fsxattr),
-        SET_FLAGS => set(InodeFlags::from_bits(word()?).ok_or(Errno::EOPNOTSUPP)?),
+        SET_FLAGS => {
+            let flags = u8::try_from(word()?).ok().and_then(InodeFlags::from_bits);
+            set(flags.ok_or(Errno::EOPNOTSUPP)?)
+        }
         SET_XATTR => {
             let mut left = word()?;
             let mut flags = InodeFlags::empty();
@@ -60,7 +63,7 @@ pub(super) fn call<'a>(ino: Ino, command: u32, data: &[u8]) -> Result<(Call<'a>,
 pub(super) fn answer(reply: fuse::Reply, flags: InodeFlags, shape: &Shape) {
     match shape {
         Shape::Nothing => reply.ioctl(0, &[]),
-        Shape::Word => reply.ioctl(0, &flags.bits().to_ne_bytes()),
+        Shape::Word => reply.ioctl(0, &u32::from(flags.bits()).to_ne_bytes()),
         Shape::Fsxattr => {
             let bits = XFLAGS.iter().filter(|(_, flag)| flags.contains(*flag)).map(|(bit, _)| bit);
             let mut out = [0; FSXATTR];
