@@ -116,9 +116,19 @@ if [ -z "${TARGET_DIR:-}" ]; then
         umount "$work/mnt"
         mounted=
         if "$bin" mount -o nonsense "$work/data" "$work/mnt"; then exit 1; fi
-        # Whoever is about to leave is waited for, and nobody else.
+        # The kernel has to check who may search a directory.
+        if "$bin" mount -o nodefault_permissions "$work/data" "$work/mnt"; then exit 1; fi
         "$bin" mount "$work/data" "$work/mnt"
         mounted=yes
+        # What is mounted on top stays, whoever may not look.
+        mkdir -p "$work/mnt/closed/top"
+        mount -t tmpfs tmpfs "$work/mnt/closed/top"
+        chmod 700 "$work/mnt/closed"
+        if setpriv --reuid=1234 --regid=1234 --clear-groups stat "$work/mnt/closed/top" 2> /dev/null; then exit 1; fi
+        mountpoint -q "$work/mnt/closed/top"
+        umount "$work/mnt/closed/top"
+        rm -r "$work/mnt/closed"
+        # Whoever is about to leave is waited for, and nobody else.
         (cd "$work/mnt" && exec sleep 0.2) &
         sleep 0.1
         "$bin" umount "$work/mnt"

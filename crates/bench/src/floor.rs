@@ -33,11 +33,10 @@ impl Floor {
         let program = std::env::current_exe().map_err(Error::doing("find this program"))?;
         let mut command = Command::new(program);
         command.arg(FLOOR_COMMAND).arg(mountpoint.path());
-        if like.file_system == "fuse.espalier" {
-            if let Some(transport) = espalier_runtime::status_of(&like.source).ok().and_then(|s| s.transport)
-            {
-                command.args(["-o", &format!("transport={transport}")]);
-            }
+        if like.file_system == "fuse.espalier"
+            && let Some(transport) = espalier_runtime::status_of(&like.source).ok().and_then(|s| s.transport)
+        {
+            command.args(["-o", &format!("transport={transport}")]);
         }
         let starting = || Error::doing("start the floor");
         let mut server = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().map_err(starting())?;

@@ -380,10 +380,29 @@ impl Cache {
     }
 
     /// What the inode's rank has told of it. What is known of the name is so since [`Self::sighted`].
-    pub fn found(&mut self, answer: Option<&Answer>, term: Term, now: u64) {
+    pub fn found(&mut self, call: &Call<'_>, answer: Option<&Answer>, term: Term, now: u64) {
         if let Some(Answer::Entry(entry) | Answer::Created(entry, _)) = answer {
             self.entry(None, entry, term, now);
+            if let Some((dir, name)) = Subject::of(call).name() {
+                self.placed(&entry.attr, dir, name);
+            }
         }
+    }
+
+    /// Users were told of an inode by that name.
+    fn placed(&mut self, attr: &Attr, dir: Ino, name: &Name) {
+        if attr.kind == FileType::Directory
+            && let Some(record) = self.records.get_mut(&attr.ino)
+            && record.place.as_deref().is_none_or(|(at, called)| (*at, called) != (dir, name))
+        {
+            record.place = Some(Box::new((dir, name.clone())));
+        }
+    }
+
+    /// The name by which users were last told of a directory that has been removed, unless they know that by another inode.
+    pub fn removed_from(&self, ino: Ino, now: u64) -> Option<(Ino, Name)> {
+        let (dir, name) = self.records.get(&ino)?.place.as_deref()?;
+        self.node(*dir, name, now).is_none_or(|there| there == ino).then(|| (*dir, name.clone()))
     }
 
     /// A request has changed inodes, besides those that its reply tells of. `lease`: what is left of it, in ms.
@@ -414,6 +433,9 @@ impl Cache {
         }
         let term = if entry.attr_leased { term } else { Term { left: 0, ..term } };
         self.tell(attr, term, 1, now);
+        if let Some((dir, name)) = name {
+            self.placed(attr, dir, name);
+        }
         if !entry.alone {
             self.not_alone(attr.ino);
         }

@@ -466,11 +466,15 @@ impl<T> Sessions<T> {
                 }
             }
             FromServer::Recall(recalls) => {
+                let removed = recalls.iter().filter(|recall| recall.dir.is_none());
+                let removed = removed.filter_map(|recall| self.cache.removed_from(recall.ino, now));
+                let removed = removed.map(|(dir, name)| (self.shown_as(dir), name)).collect();
                 recalls.iter().for_each(|recall| self.cache.recall(recall.ino));
                 self.give_up_forgotten();
                 let recall =
                     |recall: Recall| Recall { dir: recall.dir.map(|dir| self.shown_as(dir)), ..recall };
-                told.door.push(ForDoor::Recall(recalls.into_iter().map(recall).collect()));
+                let recalls = recalls.into_iter().map(recall).collect();
+                told.door.push(ForDoor::Recall { recalls, removed });
             }
             FromServer::Changed(inos) => {
                 inos.iter().for_each(|ino| self.cache.touched(*ino));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Outcome, Sessions, Told, Users};
 use espalier_proto::{
     Access, Attr, Caller, Capability, Delegation, Distribution, Entry, Errno, FileType, FromClient,
-    FromServer, Home, Ino, Layout, Lease, Name, Rank, Reply, Request, RequestId, ServerId, ServerMap,
+    FromServer, Home, Ino, Layout, Lease, Name, Rank, Recall, Reply, Request, RequestId, ServerId, ServerMap,
     SetAttr, Time, Touched, Welcome,
 };
 
@@ -205,6 +205,23 @@ fn a_lookup_survives_the_end_of_its_session() {
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
     assert!(matches!(told.door[..], [ForDoor::Answer { ticket: 1, result: Ok(Answer::Entry(_)), .. }]));
+}
+
+#[test]
+fn the_name_of_a_removed_directory_is_dropped() {
+    let kinds = [(FileType::Directory, vec![(Ino::ROOT, name())]), (FileType::Regular, vec![])];
+    for (kind, names) in kinds {
+        let mut sessions = sessions();
+        lease_root(&mut sessions);
+        let (rank, id) = call(&mut sessions, 0, 1, lookup());
+        let found = Entry { attr: Attr { kind, ..entry(Ino(9)).attr }, ..entry(Ino(9)) };
+        sessions.received(0, rank, reply(id, 10_000, Ok(Reply::Entry(found))), &mut Told::default());
+        let mut told = Told::default();
+        let recall = Recall { ino: Ino(9), dir: None, name: None };
+        sessions.received(1, rank, FromServer::Recall(vec![recall]), &mut told);
+        let [ForDoor::Recall { removed, .. }] = &told.door[..] else { panic!("{:?}", told.door) };
+        assert_eq!(*removed, names);
+    }
 }
 
 #[test]

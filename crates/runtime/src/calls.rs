@@ -39,8 +39,9 @@ pub trait Door: Sized + Send + Sync + 'static {
     /// Nothing of these names and inodes may be cached any longer.
     fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]);
 
-    /// Those who call through the door need not know these inodes any longer.
-    fn recall(&self, recalls: &[Recall]);
+    /// Those who call through the door need not know these inodes any longer. `removed`: names of those that are directories and have
+    /// none any more.
+    fn recall(&self, recalls: &[Recall], removed: &[(Ino, Name)]);
 
     /// These have other attributes than those who call through the door have been told.
     fn changed(&self, inos: &[Ino]);

@@ -155,7 +155,7 @@ impl Door for Closed {
 
     fn distrust(&self, _: Vec<(Ino, Name)>, _: &[Ino]) {}
 
-    fn recall(&self, _: &[Recall]) {}
+    fn recall(&self, _: &[Recall], _: &[(Ino, Name)]) {}
 
     fn changed(&self, _: &[Ino]) {}
 

@@ -231,7 +231,7 @@ impl<D: Door> Node<D> {
             let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
             drop(inner);
             if !recalls.is_empty() {
-                self.door.recall(&recalls);
+                self.door.recall(&recalls, &[]);
             }
             if !changed.is_empty() {
                 self.door.changed(&changed);

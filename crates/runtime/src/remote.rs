@@ -266,7 +266,7 @@ impl<D: Door> Remote<D> {
                 });
             }
             ForDoor::Distrust { names, inos } => self.door.distrust(names, &inos),
-            ForDoor::Recall(recalls) => self.door.recall(&recalls),
+            ForDoor::Recall { recalls, removed } => self.door.recall(&recalls, &removed),
             ForDoor::Changed(inos) => self.door.changed(&inos),
             ForDoor::Groups { rank, id, pid } => self.tell_groups(rank, id, pid),
             ForDoor::Failed { dir, name: Some(name), errno, .. } => tracing::warn!(

@@ -268,6 +268,7 @@ impl Cache {
         let until = if entry.attr_leased { until } else { 0 };
         // It was small when it was made: what has become of it since is asked for.
         self.tell(attr, Term { asked: 0, left: until.saturating_sub(now) }, 1, now);
+        self.placed(attr, dir, name);
         self.know_empty(attr, until, now);
         // Those who were told are counted already.
         if let Some(record) = self.records.get_mut(&attr.ino).filter(|_| counts) {

@@ -337,7 +337,7 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     assert_eq!(cache.name(DIR, &name("far"), 0), Some(far));
     // The other's answer comes later than a revocation of the name.
     cache.revoke(&Lease::Name { dir: DIR, name: name("far") });
-    cache.found(Some(&made(FAR.0, FileType::Directory)), Term { asked: 0, left: 100 }, 0);
+    cache.found(&make, Some(&made(FAR.0, FileType::Directory)), Term { asked: 0, left: 100 }, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), None);
     assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "it is empty");
 

@@ -154,7 +154,7 @@ impl<T> Sessions<T> {
         let next = self.client.found(&parked.call, &sighting, seen.gone == Some(sighting.ino), result);
         if let Next::Answer(result) = &next {
             let term = Term { asked: parked.course.begun, left: lease };
-            self.cache.found(result.as_ref().ok(), term, now);
+            self.cache.found(&parked.call, result.as_ref().ok(), term, now);
         }
         let lease = if left > 0 { lease.min(left) } else { lease };
         let (asked, mut course) = parked.into_asked();

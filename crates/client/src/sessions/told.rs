@@ -33,8 +33,8 @@ pub enum ForDoor<T> {
     Revoke { rank: Rank, number: u64, lease: Lease, node: Option<Ino>, is_own: bool },
     /// Nothing of these names and inodes may be cached any longer.
     Distrust { names: Vec<(Ino, Name)>, inos: Vec<Ino> },
-    /// Callers need not know these inodes any longer.
-    Recall(Vec<Recall>),
+    /// Callers need not know these inodes any longer. `removed`: names of those that are directories and have none any more.
+    Recall { recalls: Vec<Recall>, removed: Vec<(Ino, Name)> },
     /// These have other attributes than callers have been told.
     Changed(Vec<Ino>),
     /// The supplementary groups of a process are asked for: [`Sessions::groups`](super::Sessions::groups) follows.

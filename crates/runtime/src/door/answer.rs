@@ -187,9 +187,13 @@ impl Door for FuseDoor {
 
     /// The kernel says so when it has forgotten one. What it is not asked, because the queue is busy or it knows the
     /// inode by several names, it forgets when its own memory is short.
-    fn recall(&self, recalls: &[Recall]) {
+    fn recall(&self, recalls: &[Recall], removed: &[(Ino, Name)]) {
         let notifier = self.notifiers.get().map(|notifiers| &notifiers.names);
         let Some(notifier) = notifier.filter(|notifier| !notifier.is_busy()) else { return };
+        // The kernel keeps a directory as long as it has names in it cached, also of what is not there.
+        for (dir, name) in removed {
+            notifier.inval_entry(dir.0, name);
+        }
         if self.can_prune {
             let inos: Vec<u64> = recalls.iter().map(|recall| recall.ino.0).collect();
             notifier.prune(&inos);
@@ -272,19 +276,23 @@ impl FuseDoor {
             names.relieve(PATIENCE);
         }
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut late = Vec::new();
+        let (mut unused, mut late) = (VecDeque::new(), Vec::new());
         while let Some(oldest) = revoking.front()
             && (oldest.done.is_called() || oldest.since.elapsed() > PATIENCE)
         {
-            late.extend(revoking.pop_front().filter(|oldest| !oldest.done.is_called()));
-        }
-        drop(revoking);
-        for Revoking { node, done, .. } in late {
+            let Some(Revoking { node, done, .. }) = revoking.pop_front() else { break };
             match node.and_then(|node| self.unused(&[node])) {
-                Some(unused) => self.tell([unused, News::AllInodes(done)].into()),
-                None => done.call(),
+                _ if done.is_called() => {}
+                Some(news) => {
+                    unused.extend([news, News::AllInodes(done.clone())]);
+                    revoking.push_back(Revoking { since: Instant::now(), node: None, done });
+                }
+                None => late.push(done),
             }
         }
+        drop(revoking);
+        self.tell(unused);
+        late.into_iter().for_each(|done| done.call());
     }
 
     fn unused(&self, inos: &[Ino]) -> Option<News> {
