@@ -406,6 +406,29 @@ is "$(tail -n 1 "$c/one")" 644
 echo bytes > "$b/one"
 is "$(head -c 5 "$c/one")" bytes
 "$bin" umount "$c"
+# What others have just made under a name that it knows not to be there.
+caching ttl:20s
+in_use() { "$bin" status "$work/other/server-0/store" --json | jq .files; }
+open_it() { python3 -c 'import os, sys; os.close(os.open(sys.argv[1], os.O_CREAT | os.O_RDWR))' "$1"; }
+echo target > "$b/target"
+before=$(in_use)
+for n in $(seq 20); do
+    if [ -e "$c/dir-$n" ] || [ -e "$c/link-$n" ] || [ -e "$c/fifo-$n" ] || [ -e "$c/made-$n" ]; then fail 'it is there'; fi
+    mkdir "$b/dir-$n"
+    ln -s target "$b/link-$n"
+    ln -s "made-by-$n" "$b/made-$n"
+    mkfifo "$b/fifo-$n"
+    refused 'Is a directory' open_it "$c/dir-$n"
+    is "$(echo more >> "$c/link-$n"; wc -l < "$b/target")" $((n + 1))
+    open_it "$c/made-$n"
+    [ -f "$b/made-by-$n" ] || fail 'what the link names was not made'
+    open_it "$c/fifo-$n"
+    rm "$b/link-$n" "$b/fifo-$n" "$b/made-$n" "$b/made-by-$n"
+    rmdir "$b/dir-$n"
+done
+as_before() { [ "$(in_use)" = "$before" ]; }
+until_true as_before
+"$bin" umount "$c"
 caching ttl:100ms
 stat_one
 chmod 644 "$b/one"

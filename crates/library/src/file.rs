@@ -109,15 +109,11 @@ impl OpenOptions {
                 exclusive: self.create_new,
                 early: None,
             };
-            let told = session.request(request).await?;
-            let (Answer::Created(entry, _), Some(handle)) = (told.answer, told.handle) else {
-                return Err(Errno::EIO);
-            };
-            match entry.attr.kind {
-                FileType::Regular => return Ok(handle),
-                // What it names is opened; if there is nothing, nothing is made.
-                FileType::Symlink => drop(handle),
-                kind => return Err(not_a_file(kind)),
+            match session.request(request).await {
+                Ok(told) => return told.handle.ok_or(Errno::EIO),
+                // What the symbolic link names is opened; if there is nothing, nothing is made.
+                Err(Errno::ELOOP) => {}
+                Err(errno) => return Err(errno),
             }
         }
         let found = session.find(path, true).await?;

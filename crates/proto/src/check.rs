@@ -322,6 +322,13 @@ impl StreamIo {
     }
 }
 
+impl AllocateMode {
+    /// It takes bytes away that are there, as punching a hole and zeroing do.
+    pub fn discards(self) -> bool {
+        !Self::KEEP_SIZE.contains(self)
+    }
+}
+
 fn known(mode: AllocateMode) -> Result<(), Errno> {
     AllocateMode::from_bits(mode.bits()).map(|_| ()).ok_or(Errno::EOPNOTSUPP)
 }

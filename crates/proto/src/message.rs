@@ -39,13 +39,6 @@ bitflags! {
     }
 }
 
-impl AllocateMode {
-    /// It takes bytes away that are there, as punching a hole and zeroing do.
-    pub fn discards(self) -> bool {
-        !Self::KEEP_SIZE.contains(self)
-    }
-}
-
 /// What kind of inode `create` makes, and what only that kind has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NewNode {

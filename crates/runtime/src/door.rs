@@ -41,6 +41,7 @@ const O_RDWR: u32 = 0o2;
 const O_TRUNC: u32 = 0o1000;
 const O_APPEND: u32 = 0o2000;
 const O_NOATIME: u32 = 0o1_000_000;
+const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
 const O_DSYNC: u32 = 0o10000;
 /// The kernel's own flag for opening in order to execute.

@@ -10,9 +10,22 @@ use crate::session::Proven;
 use crate::state::Target;
 use crate::step::Step;
 
+/// Why a create does not open what is there: the caller must know its kind to open it, and has expected a regular file.
+/// The errors are those of `open` with `O_NOFOLLOW`.
+fn refusal(kind: FileType) -> Option<Errno> {
+    match kind {
+        FileType::Regular => None,
+        FileType::Directory => Some(Errno::EISDIR),
+        FileType::Symlink => Some(Errno::ELOOP),
+        FileType::Fifo | FileType::Socket | FileType::CharDevice | FileType::BlockDevice => {
+            Some(Errno::ENXIO)
+        }
+    }
+}
+
 impl Meta {
     /// A new name for a new inode of any kind (`open` with `O_CREAT`, `mkdir`, `mknod`, `symlink`). `modes`: the
-    /// permissions asked for, and the umask. With `open`, the file is opened too; unless `exclusive`, it may be there.
+    /// permissions asked for, and the umask. With `open`, the file is opened too; unless `exclusive`, it may be there, if it is a regular one.
     /// `early`: its number, which the client's callers know; there is nothing that the client would have to do yet.
     #[allow(clippy::too_many_arguments)]
     pub(crate) fn create(
@@ -35,13 +48,18 @@ impl Meta {
         // What has been emptied is opened, also if the name does not stand for it any more.
         if let Some(ino) = cx.emptied().filter(|ino| self.state.inode(*ino).is_ok()).or(named) {
             let (Some(how), false) = (open, exclusive) else { return Err(Errno::EEXIST.into()) };
+            let kind = match target {
+                Target::Remote(remote, kind) if remote == ino => kind,
+                _ => self.state.inode(ino)?.kind,
+            };
+            if let Some(errno) = refusal(kind) {
+                return Err(errno.into());
+            }
             if let Target::Remote(_, kind) = target
                 && ino.rank() != dir.rank()
             {
                 return Ok(self.elsewhere(cx, (dir, slot.hash), cacheable, (ino, kind)));
             }
-            // It may be a directory, which its client comes to know by that.
-            self.share(cx, ino)?;
             let mut attr = self.attr(cx, self.state.inode(ino)?)?;
             let opened = self.open_as(cx, ino, how)?;
             if !attr.streamed {

@@ -90,6 +90,34 @@ fn what_is_there_is_opened_unless_exclusive() {
 }
 
 #[test]
+fn create_opens_nothing_but_regular_files() {
+    everywhere(|fs| {
+        fs.mkdir("dir");
+        fs.create(Ino::ROOT, "link", NewNode::Symlink(b"target".as_slice().into())).unwrap();
+        fs.create(Ino::ROOT, "fifo", NewNode::Fifo).unwrap();
+        let before = fs.meta.files();
+        for (there, errno) in [("dir", Errno::EISDIR), ("link", Errno::ELOOP), ("fifo", Errno::ENXIO)] {
+            for access in [Access::READ, Access::WRITE] {
+                let request = Request::Create {
+                    dir: Ino::ROOT,
+                    name: name(there),
+                    node: NewNode::Regular,
+                    perm: 0o644,
+                    umask: 0,
+                    open: Some(open_how(access, true)),
+                    exclusive: false,
+                    early: None,
+                };
+                // Whatever its permissions are.
+                assert_eq!(fs.ask_as(&user(5), request.clone()), Err(errno), "{there}");
+                assert_eq!(fs.ask(request), Err(errno), "{there}");
+            }
+        }
+        assert_eq!(fs.meta.files(), before);
+    });
+}
+
+#[test]
 fn what_is_there_and_big_is_told_to_be_empty_when_it_is_emptied() {
     everywhere(|fs| {
         let file = fs.file("file", b"bytes");

@@ -17,7 +17,7 @@ use espalier_proto::{
 use super::flags::{self, Shape};
 use super::locks::answer_test;
 use super::openings::{DIRECT, Use, Way};
-use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_RDWR, O_WRONLY, Revoking, Ticket};
+use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_CREAT, O_RDWR, O_WRONLY, Revoking, Ticket};
 use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
 
@@ -56,6 +56,14 @@ impl Door for FuseDoor {
                 return match form {
                     Form::TryLock(unique, ino, lock) if errno == Errno::EAGAIN => {
                         self.failed_try(calls, reply, (unique, ino, lock));
+                    }
+                    // The kernel did not know what is there, and takes no answer to a create but a regular file. This makes it
+                    // look the path up again.
+                    Form::Opening { flags, .. }
+                        if flags & O_CREAT != 0
+                            && matches!(errno, Errno::EISDIR | Errno::ELOOP | Errno::ENXIO) =>
+                    {
+                        reply.error(Errno::ESTALE.raw());
                     }
                     _ => reply.error(errno.raw()),
                 };

@@ -226,6 +226,13 @@ impl Tree<'_> {
         };
         if let Some(there) = self.name(dir, name) {
             let (Some(empties), false) = (open, exclusive) else { return Outcome::fails([Errno::EEXIST]) };
+            let kind = self.inode(there).map(|inode| inode.kind);
+            match kind.and_then(FileType::from_mode) {
+                Some(FileType::Directory) => return Outcome::fails([Errno::EISDIR]),
+                Some(FileType::Symlink) => return Outcome::fails([Errno::ELOOP]),
+                Some(FileType::Regular) | None => {}
+                Some(_) => return Outcome::fails([Errno::ENXIO]),
+            }
             if empties {
                 // Others have none.
                 self.change(there, |inode| inode.strips.clear());

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use espalier_proto::{Access, Caller, Errno, Ino, Name, RenameFlags, mode};
+use espalier_proto::{Access, Caller, Errno, FileType, Ino, Name, RenameFlags, mode};
 
 use super::acl::{self, List};
 use super::action::Action;
@@ -97,7 +97,8 @@ impl Tree<'_> {
                     None => lacks(dir, change),
                     Some(there) => {
                         let access = Access::READ | Access::WRITE;
-                        let is_opened = open.is_some() && !exclusive;
+                        let is_regular = there.kind == FileType::Regular.bits();
+                        let is_opened = open.is_some() && !exclusive && is_regular;
                         (is_opened && !who.may(there, access)).then_some(Errno::EACCES)
                     }
                 })

@@ -34,8 +34,6 @@ enum Stage {
     Own {
         done: u64,
     },
-    /// What it has created is something else, which is opened instead.
-    Reopen,
 }
 
 #[derive(Debug)]
@@ -116,13 +114,6 @@ impl Task {
             Stage::Own { done } => {
                 let done = *done;
                 self.answered(kernel, done, answer.unwrap_or(Err(Errno::EIO)))
-            }
-            Stage::Reopen => {
-                if let Op::Open { flags, .. } = &mut self.op {
-                    flags.remove(OpenFlags::CREATE);
-                }
-                self.ends.clear();
-                self.walk(kernel)
             }
         }
     }
@@ -362,6 +353,8 @@ impl Task {
         let moved = match (&self.op, answer) {
             // What has been done is told first, as POSIX has it.
             (Op::Read { .. } | Op::Write { .. }, Err(_)) if done > 0 => None,
+            // What a symbolic link names is opened; if there is nothing, nothing is made.
+            (Op::Open { .. }, Err(Errno::ELOOP)) => return self.reopen(kernel),
             (_, Err(errno)) => return Err(errno),
             (Op::Recorded(_), Ok(Answer::Absent { .. })) => return Err(Errno::ENOENT),
             (Op::Recorded(call), Ok(answer)) => {
@@ -370,8 +363,8 @@ impl Task {
             }
             (Op::Read { .. }, Ok(Answer::Bytes(bytes))) => Some(bytes.len() as u64),
             (Op::Write { .. }, Ok(Answer::Written(written))) => Some(u64::from(written)),
-            (Op::Open { .. }, Ok(Answer::Created(entry, opening))) => {
-                return self.created(kernel, entry.attr.kind, opening.ino);
+            (Op::Open { .. }, Ok(Answer::Created(_, opening))) => {
+                return self.created(kernel, opening.ino);
             }
             (Op::Open { file, flags, .. }, Ok(Answer::Opened(opening))) => {
                 let is_dir =
@@ -410,15 +403,19 @@ impl Task {
         Ok(Turn::Done(Ok(total)))
     }
 
-    fn created(&mut self, kernel: &mut Kernel, kind: FileType, ino: Ino) -> Result<Turn, Errno> {
+    fn created(&mut self, kernel: &mut Kernel, ino: Ino) -> Result<Turn, Errno> {
         let Op::Open { file, flags, .. } = self.op else { return Err(Errno::EIO) };
-        if kind == FileType::Regular {
-            kernel.files.opened(file, ino, flags, false);
-            return Ok(Turn::Done(Ok(0)));
+        kernel.files.opened(file, ino, flags, false);
+        Ok(Turn::Done(Ok(0)))
+    }
+
+    /// Opens what is there, whose kind is looked up.
+    fn reopen(&mut self, kernel: &mut Kernel) -> Result<Turn, Errno> {
+        if let Op::Open { flags, .. } = &mut self.op {
+            flags.remove(OpenFlags::CREATE);
         }
-        // It was there already. What a symbolic link names is opened; if there is nothing, nothing is made.
-        self.stage = Stage::Reopen;
-        Ok(ask_call(Call::Release { ino }))
+        self.ends.clear();
+        self.walk(kernel)
     }
 }
 
