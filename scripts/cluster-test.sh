@@ -91,6 +91,21 @@ for round in 1 2 3; do
     rm "$b/big"
 done
 
+echo '== programs that somebody has written to'
+other=(setpriv --reuid 1234 --regid 1234 --clear-groups)
+for n in 1 2 3 4 5 6; do
+    # Every other one is big, and each mount writes to some.
+    { cat /usr/bin/id; head -c $((n % 2 * 200000)) /dev/zero; } > "$a/id"
+    chmod 4777 "$a/id"
+    # Both kernels know it.
+    is "$("${other[@]}" "$a/id" -u) $("${other[@]}" "$b/id" -u)" '0 0'
+    if [ "$n" -le 3 ]; then writer=$a reader=$b; else writer=$b reader=$a; fi
+    "${other[@]}" sh -c 'printf x >> "$1"' sh "$writer/id"
+    is "$("${other[@]}" "$writer/id" -u) $("${other[@]}" "$reader/id" -u)" '1234 1234'
+    is "$(stat -c %a "$a/id") $(stat -c %a "$b/id")" '777 777'
+    rm "$a/id"
+done
+
 echo '== both at once'
 mkdir "$a/shared"
 for mount in "$a" "$b"; do

@@ -107,6 +107,7 @@ impl Kind {
             Request::Read { ino, .. } => (Self::Read, *ino),
             Request::Write { ino, .. } | Request::Extend { ino, .. } => (Self::Write, *ino),
             Request::Allocate { ino, .. } => (Self::Allocate, *ino),
+            Request::RemovePrivileges { ino } => (Self::SetAttr, *ino),
             Request::Seek { ino, .. } => (Self::Seek, *ino),
             Request::Fsync { ino } => (Self::Fsync, *ino),
             Request::SyncFs { .. } => (Self::SyncFs, Ino::ROOT),

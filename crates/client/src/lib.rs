@@ -24,7 +24,7 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Home, Ino,
-    InodeFlags, Lock, Name, NewNode, Opened, Reply, Request, SeekWhat, SetAttr, StreamIo, Time,
+    InodeFlags, Lock, Name, NewNode, Opened, Reply, Request, SeekWhat, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -54,6 +54,7 @@ pub enum Call<'a> {
         ino: Ino,
         offset: u64,
         data: Payload<'a>,
+        /// The caller lacks `CAP_FSETID`: the file loses its set-id bits, here and in the calls below.
         kill_suid_gid: bool,
     },
     /// Only clients make these: pieces that callers have written to one file, and been told so. They are in order, and do not overlap.
@@ -66,6 +67,7 @@ pub enum Call<'a> {
         offset: u64,
         length: u64,
         mode: AllocateMode,
+        kill_suid_gid: bool,
     },
     Seek {
         ino: Ino,
@@ -78,6 +80,7 @@ pub enum Call<'a> {
         to: Ino,
         to_offset: u64,
         length: u64,
+        kill_suid_gid: bool,
     },
     Release {
         ino: Ino,
@@ -93,6 +96,15 @@ impl Call<'_> {
             | Call::WriteList { ino, .. }
             | Call::Allocate { ino, .. }
             | Call::Seek { ino, .. } => Some(ino),
+            _ => None,
+        }
+    }
+
+    /// The file of which a server's reply says that its mode has changed, before the call goes on.
+    pub fn unprivileged(&self, reply: &Result<Reply, Errno>) -> Option<Ino> {
+        match (self, reply) {
+            (Call::Copy { to, .. }, Ok(Reply::PrivilegesRemoved { changed: true })) => Some(*to),
+            (call, Ok(Reply::PrivilegesRemoved { changed: true })) => call.stream(),
             _ => None,
         }
     }
@@ -125,10 +137,12 @@ impl Call<'_> {
             Call::WriteList { ino, pieces } => Call::WriteList { ino, pieces },
             Call::Request(request) => Call::Request(request),
             Call::Read { ino, offset, size, noatime } => Call::Read { ino, offset, size, noatime },
-            Call::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
+            Call::Allocate { ino, offset, length, mode, kill_suid_gid } => {
+                Call::Allocate { ino, offset, length, mode, kill_suid_gid }
+            }
             Call::Seek { ino, offset, what } => Call::Seek { ino, offset, what },
-            Call::Copy { from, from_offset, to, to_offset, length } => {
-                Call::Copy { from, from_offset, to, to_offset, length }
+            Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid } => {
+                Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid }
             }
             Call::Release { ino } => Call::Release { ino },
         }
@@ -256,20 +270,23 @@ impl Client {
             Call::Read { ino, offset, size, noatime } => {
                 Next::Ask(Request::Read { ino, offset, size, noatime })
             }
-            Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => Next::Ask(kill_suid_gid(ino)),
-            Call::Write { ino, .. } if streamed(ino) => self.write(call),
-            Call::Write { kill_suid_gid, .. } => write(call, kill_suid_gid),
+            Call::Write { ino, kill_suid_gid: true, .. } if streamed(ino) => remove_privileges(ino),
+            Call::Write { kill_suid_gid: true, .. } => write(call, true),
             Call::WriteList { ino, ref pieces } => self.write_list(ino, pieces),
-            Call::Allocate { ino, .. } if streamed(ino) => self.change_stream(call),
-            Call::Allocate { ino, offset, length, mode } => {
-                Next::Ask(Request::Allocate { ino, offset, length, mode })
-            }
+            Call::Allocate { ino, kill_suid_gid: true, .. } => remove_privileges(ino),
+            Call::Write { .. } | Call::Allocate { .. } => self.change(call),
             Call::Seek { ino, offset, what } if streamed(ino) => {
                 self.do_itself(ino, Access::READ, StreamIo::Seek { ino, offset, what })
             }
             Call::Seek { ino, offset, what } => Next::Ask(Request::Seek { ino, offset, what }),
-            Call::Copy { from, to, .. } if streamed(from) && streamed(to) && from.rank() == to.rank() => {
-                self.change_stream(call)
+            Call::Copy { from, to, kill_suid_gid, .. }
+                if streamed(from) && streamed(to) && from.rank() == to.rank() =>
+            {
+                if kill_suid_gid {
+                    remove_privileges(to)
+                } else {
+                    self.change(call)
+                }
             }
             // The caller then copies by reading and writing.
             Call::Copy { .. } => Next::Answer(Err(Errno::EXDEV)),
@@ -299,11 +316,8 @@ impl Client {
                 }
                 _ => Answer::Done,
             },
-            // It was asked to take set-id bits away before a write to the stream.
-            Reply::Attr(attr) => match *call {
-                Call::Write { .. } => return self.write(call),
-                _ => Answer::Attr(attr),
-            },
+            Reply::PrivilegesRemoved { .. } => return self.change(call),
+            Reply::Attr(attr) => Answer::Attr(attr),
             Reply::Entry(entry) => Answer::Entry(entry),
             Reply::Absent { cacheable } => Answer::Absent { cacheable },
             Reply::Bytes(bytes) => Answer::Bytes(bytes),
@@ -367,6 +381,19 @@ impl Client {
             // The name does not stand for it any more, unless names and inodes do not fit together.
             Next::Answer(Err(Errno::ESTALE)) if !again => self.start(call),
             next => next,
+        }
+    }
+
+    /// Changes a file's bytes, when set-id bits are removed.
+    fn change(&self, call: &Call<'_>) -> Next {
+        match *call {
+            Call::Write { ino, .. } if self.is_streamed(ino) => self.write(call),
+            Call::Write { .. } => write(call, false),
+            Call::Allocate { ino, offset, length, mode, .. } if !self.is_streamed(ino) => {
+                Next::Ask(Request::Allocate { ino, offset, length, mode })
+            }
+            Call::Allocate { .. } | Call::Copy { .. } => self.change_stream(call),
+            _ => Next::Answer(Err(Errno::EIO)),
         }
     }
 
@@ -502,14 +529,14 @@ fn extend(call: &Call<'_>) -> Next {
 fn to_stream(call: &Call<'_>) -> Next {
     Next::Stream(match *call {
         Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset, told: false },
-        Call::Allocate { ino, offset, length, mode } => StreamIo::Allocate { ino, offset, length, mode },
-        Call::Copy { from, from_offset, to, to_offset, length } => {
+        Call::Allocate { ino, offset, length, mode, .. } => StreamIo::Allocate { ino, offset, length, mode },
+        Call::Copy { from, from_offset, to, to_offset, length, .. } => {
             StreamIo::Copy { from, from_offset, to, to_offset, length: length.min(MAX_COPY_BYTES) }
         }
         _ => return Next::Answer(Err(Errno::EIO)),
     })
 }
 
-fn kill_suid_gid(ino: Ino) -> Request {
-    Request::SetAttr { ino, set: SetAttr { kill_suid_gid: true, ..SetAttr::default() } }
+fn remove_privileges(ino: Ino) -> Next {
+    Next::Ask(Request::RemovePrivileges { ino })
 }

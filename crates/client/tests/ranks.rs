@@ -116,10 +116,12 @@ fn what_lies_at_two_ranks_is_not_copied_by_either() {
         let opened = Opened { streamed: true, ..Opened::default() };
         client.reply(&Call::Request(Request::Open { ino, how }), Ok(Reply::Opened(opened)));
     }
-    let copy = |to| Call::Copy { from: near, from_offset: 0, to, to_offset: 0, length: 1 };
+    let kill_suid_gid = false;
+    let copy = |to| Call::Copy { from: near, from_offset: 0, to, to_offset: 0, length: 1, kill_suid_gid };
     assert!(matches!(client.start(&copy(FAR)), Next::Answer(Err(Errno::EXDEV))));
     assert!(matches!(client.start(&copy(Ino(9))), Next::Ask(Request::Extend { .. })));
-    let punch = Call::Allocate { ino: FAR, offset: 0, length: 1, mode: AllocateMode::KEEP_SIZE };
+    let mode = AllocateMode::KEEP_SIZE;
+    let punch = Call::Allocate { ino: FAR, offset: 0, length: 1, mode, kill_suid_gid };
     assert!(matches!(client.start(&punch), Next::Ask(Request::Extend { offset: 0, length: 0, .. })));
     let Next::Stream(io) = client.reply(&punch, Ok(Reply::Granted)) else { panic!() };
     assert_eq!(io.rank(), FAR.rank());

@@ -35,9 +35,53 @@ fn a_server_is_not_asked_before_it_is_sent_what_is_written() {
     let mode = AllocateMode::empty();
     for call in [
         Call::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid: false },
-        Call::Allocate { ino, offset: 0, length: 1, mode },
-        Call::Copy { from: Ino(8), from_offset: 0, to: ino, to_offset: 0, length: 1 },
+        Call::Allocate { ino, offset: 0, length: 1, mode, kill_suid_gid: false },
+        Call::Copy { from: Ino(8), from_offset: 0, to: ino, to_offset: 0, length: 1, kill_suid_gid: false },
     ] {
         assert!(matches!(client.start(&call), Next::Stream(io) if io.is_change()), "{call:?}");
     }
+}
+
+/// A caller without `CAP_FSETID`: whoever continues knows from the reply that the mode has changed.
+#[test]
+fn set_id_bits_are_removed_before_bytes_change() {
+    let ino = Ino(7);
+    let kill_suid_gid = true;
+    let removed = |changed| Ok(Reply::PrivilegesRemoved { changed });
+    let calls = [
+        Call::Write { ino, offset: 0, data: b"x"[..].into(), kill_suid_gid },
+        Call::Allocate { ino, offset: 0, length: 1, mode: AllocateMode::empty(), kill_suid_gid },
+        Call::Copy { from: Ino(8), from_offset: 0, to: ino, to_offset: 0, length: 1, kill_suid_gid },
+    ];
+    for is_served in [false, true] {
+        let mut client = Client::default();
+        client.is_served = is_served;
+        let opened = Opened { streamed: true, ..Opened::default() };
+        for ino in [ino, Ino(8)] {
+            let open = Call::Request(Request::Open { ino, how: OpenHow::default() });
+            client.reply(&open, Ok(Reply::Opened(opened)));
+        }
+        for call in &calls {
+            let Next::Ask(Request::RemovePrivileges { ino: of }) = client.start(call) else {
+                panic!("{call:?}");
+            };
+            assert_eq!(of, ino);
+            assert_eq!(call.unprivileged(&removed(true)), Some(ino));
+            assert_eq!(call.unprivileged(&removed(false)), None);
+            let next = client.reply(call, removed(true));
+            match next {
+                Next::Stream(io) => assert!(is_served && io.is_change()),
+                Next::Ask(Request::Extend { .. }) => assert!(!is_served),
+                next => panic!("{next:?}"),
+            }
+        }
+    }
+    // A small file's server removes them when it is to write.
+    let mut client = Client::default();
+    let write = &calls[0];
+    assert!(matches!(client.start(write), Next::Ask(Request::Write { kill_suid_gid: true, .. })));
+    let again = client.reply(write, removed(true));
+    assert!(matches!(again, Next::Ask(Request::Write { kill_suid_gid: false, .. })));
+    assert!(matches!(client.start(&calls[1]), Next::Ask(Request::RemovePrivileges { .. })));
+    assert!(matches!(client.reply(&calls[1], removed(false)), Next::Ask(Request::Allocate { .. })));
 }

@@ -58,7 +58,11 @@ table! {
     acl: minimal_is_mode masked checked_for_users inherited inherited_with_umask chmod_sets_mask removed
         errors symlink_refused;
     setid: cleared_by_write cleared_by_chown cleared_by_truncate chmod_by_outsider directory_group
-        directory_group_of_outsider kept_for_root capabilities_cleared_by_write;
+        directory_group_of_outsider kept_for_root capabilities_cleared_by_write
+        cleared_by_every_change_of_bytes cleared_through_older_opening group_bit_lost_by_outsider
+        kept_by_what_changes_no_bytes written_program_runs_as_caller
+        capabilities_cleared_by_every_change_of_bytes capabilities_cleared_by_chown
+        capabilities_removed_by_privileged_only kept_by_copy_up_of_overlayfs;
     permission: sticky_unlink supplementary_groups search_after_cached chmod_seen_at_once write_needs_write
         access_calls owner_only_calls traverse_only group_before_other root_overrides execute;
     flags: immutable append_only directories set_at_once who_may_set no_access_time;

@@ -351,6 +351,10 @@ impl FileSystem {
     /// As removexattr(2) has them.
     pub async fn remove_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = name.as_ref().as_bytes();
+        // Servers let those who may write to a file remove its capabilities, for kernels.
+        if name.starts_with(b"security.") && !self.0.caller().is_superuser() {
+            return Err(error(Errno::EPERM));
+        }
         self.at(path.as_ref(), true, |ino| Request::RemoveXattr { ino, name: name.into() }).await.map(drop)
     }
 

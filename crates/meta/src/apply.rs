@@ -70,20 +70,20 @@ impl State {
                     self.protected = others + u64::from(is_protected);
                 }
             }
-            Event::Write { ino, offset, data, kill_suid_gid, time } => {
+            Event::Write { ino, offset, data, time } => {
                 self.strip(*ino)?;
                 let end = offset + data.len() as u64;
                 self.resize(*ino, self.inode(*ino)?.counted_bytes().max(end))?;
                 self.change_strip(*ino, |bytes| overwrite(bytes, *offset as usize, data));
-                self.stuffed_changed(*ino, |size| size.max(end), *kill_suid_gid, *time);
+                self.stuffed_changed(*ino, |size| size.max(end), *time);
             }
-            Event::Resize { ino, size, kill_suid_gid, time } => {
+            Event::Resize { ino, size, time } => {
                 let stored = self.strip(*ino)?.len();
                 self.resize(*ino, *size)?;
                 if stored as u64 > *size {
                     self.change_strip(*ino, |bytes| bytes.truncate(*size as usize));
                 }
-                self.stuffed_changed(*ino, |_| *size, *kill_suid_gid, *time);
+                self.stuffed_changed(*ino, |_| *size, *time);
             }
             Event::Zero { ino, offset, length, time } => {
                 let stored = self.strip(*ino)?.len() as u64;
@@ -95,7 +95,7 @@ impl State {
                         bytes.truncate(from);
                     }
                 });
-                self.stuffed_changed(*ino, |size| size, false, *time);
+                self.stuffed_changed(*ino, |size| size, *time);
             }
             Event::Allocate { ino, offset, length, zero, size, time } => {
                 let stored = self.strip(*ino)?.len();
@@ -278,13 +278,7 @@ impl State {
         Ok(())
     }
 
-    fn stuffed_changed(
-        &mut self,
-        ino: Ino,
-        new_size: impl FnOnce(u64) -> u64,
-        kill_suid_gid: bool,
-        time: Time,
-    ) {
+    fn stuffed_changed(&mut self, ino: Ino, new_size: impl FnOnce(u64) -> u64, time: Time) {
         let kept = self.strips.get(&ino).map_or(0, |strip| strip.bytes.len() as u32);
         self.change(ino, |inode| {
             if let Body::Stuffed { size, stored } = &mut inode.body {
@@ -293,9 +287,6 @@ impl State {
             }
             inode.mtime = time;
             inode.ctime = time;
-            if kill_suid_gid {
-                inode.kill_suid_gid();
-            }
         });
     }
 

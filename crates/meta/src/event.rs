@@ -67,14 +67,12 @@ pub enum Event {
         offset: u64,
         #[serde(with = "serde_bytes")]
         data: Vec<u8>,
-        kill_suid_gid: bool,
         time: Time,
     },
     /// A stuffed file gets another size.
     Resize {
         ino: Ino,
         size: u64,
-        kill_suid_gid: bool,
         time: Time,
     },
     /// Bytes of a stuffed file become zero; its size stays.

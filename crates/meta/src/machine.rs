@@ -349,6 +349,10 @@ impl Meta {
             Request::Allocate { ino, offset, length, mode } => {
                 self.allocate(cx, *ino, *offset, *length, *mode)
             }
+            Request::RemovePrivileges { ino } => {
+                let changed = self.remove_privileges(cx, *ino)?;
+                Ok(Reply::PrivilegesRemoved { changed })
+            }
             Request::Seek { ino, offset, what } => self.seek(cx, *ino, *offset, *what),
             Request::Fsync { ino } => self.fsync(cx, *ino),
             Request::SyncFs { rank } => self.syncfs(cx, *rank),

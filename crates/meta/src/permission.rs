@@ -108,6 +108,17 @@ impl Cx<'_> {
         }
         Ok(perm)
     }
+
+    /// Permissions without set-id bits. A set-group-id bit without group execution is no privilege,
+    /// and only a caller outside the group loses it.
+    pub(crate) fn without_privileges(&self, perm: u32, gid: u32) -> Step<u32> {
+        let kept = if perm & mode::GROUP_EXEC != 0 {
+            perm & !mode::SET_GID
+        } else {
+            self.without_foreign_sgid(perm, gid)?
+        };
+        Ok(kept & !mode::SET_UID)
+    }
 }
 
 /// `EPERM` for an inode with one of these flags.

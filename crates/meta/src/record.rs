@@ -218,14 +218,6 @@ impl Inode {
     pub fn searchable_by_all(&self) -> bool {
         self.acl.is_none() && self.perm & mode::ANY_EXEC == mode::ANY_EXEC
     }
-
-    /// A write or truncation by others than the superuser takes the right to act as the owner away.
-    pub fn kill_suid_gid(&mut self) {
-        self.perm &= !mode::SET_UID;
-        if self.perm & mode::GROUP_EXEC != 0 {
-            self.perm &= !mode::SET_GID;
-        }
-    }
 }
 
 /// Where an entry stands in its directory: entries are ordered by the hash of their names, so that a place in a

@@ -144,8 +144,8 @@ pub struct SetAttr {
     pub mtime: Option<SetTime>,
     pub ctime: Option<Time>,
     pub flags: Option<InodeFlags>,
-    /// The change takes the set-id bits away, as a truncation or a change of owner by others than root does.
+    /// The change removes set-id bits, as a truncation or a write by a caller without `CAP_FSETID` does.
     pub kill_suid_gid: bool,
-    /// The size is changed through an open file, so write permission was checked when it was opened.
+    /// The bytes are changed through an open file, so write permission was checked when it was opened.
     pub through_handle: bool,
 }

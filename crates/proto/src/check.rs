@@ -123,6 +123,7 @@ impl Request {
             | Self::GetXattr { ino, .. }
             | Self::ListXattr { ino }
             | Self::RemoveXattr { ino, .. }
+            | Self::RemovePrivileges { ino }
             | Self::StatFs { ino }
             | Self::Recount { ino }
             | Self::Extend { ino, .. }
@@ -173,6 +174,7 @@ impl Request {
             | Self::Allocate { .. }
             | Self::SetXattr { .. }
             | Self::RemoveXattr { .. }
+            | Self::RemovePrivileges { .. }
             | Self::Extend { .. }
             | Self::RemoveTree { .. }
             | Self::SetLayout { .. }
@@ -241,6 +243,7 @@ impl Request {
         match self {
             Self::Write { ino, .. }
             | Self::Allocate { ino, .. }
+            | Self::RemovePrivileges { ino }
             | Self::Extend { ino, .. }
             | Self::SetLayout { ino, .. } => Some(*ino),
             Self::Delegate { ino, access } if *access != Access::READ => Some(*ino),

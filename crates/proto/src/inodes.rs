@@ -30,6 +30,7 @@ impl Request {
             | Self::GetXattr { ino, .. }
             | Self::ListXattr { ino }
             | Self::RemoveXattr { ino, .. }
+            | Self::RemovePrivileges { ino }
             | Self::StatFs { ino }
             | Self::RemoveTree { dir: ino }
             | Self::Lock { ino, .. }

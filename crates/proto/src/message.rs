@@ -161,6 +161,8 @@ pub enum Request {
         /// Or [`END`], as in the other requests that lead to a write.
         offset: u64,
         data: Bytes,
+        /// The caller lacks `CAP_FSETID`. If the file has set-id bits the reply is
+        /// [`Reply::PrivilegesRemoved`], and the client asks again.
         kill_suid_gid: bool,
         /// As [`Early::time`].
         time: Option<Time>,
@@ -170,6 +172,11 @@ pub enum Request {
         offset: u64,
         length: u64,
         mode: AllocateMode,
+    },
+    /// A caller without `CAP_FSETID` is about to change bytes of a file that the client has open for
+    /// writing: its set-id bits and file capabilities are removed.
+    RemovePrivileges {
+        ino: Ino,
     },
     Seek {
         ino: Ino,
@@ -439,6 +446,11 @@ pub enum Reply {
     StatFs(Capacity),
     /// `Extend`: go on.
     Granted,
+    /// `RemovePrivileges`: the file has none. `Write`: nothing is written yet, but its set-id bits are
+    /// removed. `changed`: its mode is another one than before.
+    PrivilegesRemoved {
+        changed: bool,
+    },
     /// `Delegate`, and `Write` to what is not stuffed; `None`: the file's bytes are to be asked for here.
     Delegated(Option<Box<Delegation>>),
     /// `Write`: it is done, and the file has outgrown its strip by it (carns III.B). What follows is to be written so.
@@ -591,7 +603,7 @@ pub struct Opened {
     pub streamed: bool,
     /// That was an access, so that an access time from before is old.
     pub accessed: bool,
-    /// A quota bounds its size: writes must go through the server.
+    /// Writes must go through the server: a quota bounds its size, or they remove its set-id bits.
     pub limited: bool,
     /// Others have it open, and somebody may write to its stream, of which others are not told: what is read is not to be cached.
     pub shared: bool,

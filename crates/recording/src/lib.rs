@@ -38,9 +38,9 @@ pub enum Asked {
     Request(Request),
     Read { ino: Ino, offset: u64, size: u32, noatime: bool },
     Write { ino: Ino, offset: u64, size: u64, kill_suid_gid: bool },
-    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode },
+    Allocate { ino: Ino, offset: u64, length: u64, mode: AllocateMode, kill_suid_gid: bool },
     Seek { ino: Ino, offset: u64, what: SeekWhat },
-    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64 },
+    Copy { from: Ino, from_offset: u64, to: Ino, to_offset: u64, length: u64, kill_suid_gid: bool },
     Release { ino: Ino },
 }
 
@@ -95,10 +95,12 @@ impl From<&Call<'_>> for Asked {
                 let size = pieces.iter().map(|(_, piece)| piece.len() as u64).sum();
                 Self::Write { ino, offset, size, kill_suid_gid: false }
             }
-            Call::Allocate { ino, offset, length, mode } => Self::Allocate { ino, offset, length, mode },
+            Call::Allocate { ino, offset, length, mode, kill_suid_gid } => {
+                Self::Allocate { ino, offset, length, mode, kill_suid_gid }
+            }
             Call::Seek { ino, offset, what } => Self::Seek { ino, offset, what },
-            Call::Copy { from, from_offset, to, to_offset, length } => {
-                Self::Copy { from, from_offset, to, to_offset, length }
+            Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid } => {
+                Self::Copy { from, from_offset, to, to_offset, length, kill_suid_gid }
             }
             Call::Release { ino } => Self::Release { ino },
         }
@@ -114,10 +116,12 @@ impl Asked {
             Self::Write { ino, offset, size, kill_suid_gid } => {
                 Call::Write { ino, offset, data: bytes(size as usize).into(), kill_suid_gid }
             }
-            Self::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
+            Self::Allocate { ino, offset, length, mode, kill_suid_gid } => {
+                Call::Allocate { ino, offset, length, mode, kill_suid_gid }
+            }
             Self::Seek { ino, offset, what } => Call::Seek { ino, offset, what },
-            Self::Copy { from, from_offset, to, to_offset, length } => {
-                Call::Copy { from, from_offset, to, to_offset, length }
+            Self::Copy { from, from_offset, to, to_offset, length, kill_suid_gid } => {
+                Call::Copy { from, from_offset, to, to_offset, length, kill_suid_gid }
             }
             Self::Release { ino } => Call::Release { ino },
         }

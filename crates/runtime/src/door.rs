@@ -308,7 +308,16 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::Lookup { name: bytes } => plain(Request::Lookup { dir: ino, name: name(bytes)? }),
             Op::GetAttr { .. } => plain(Request::GetAttr { ino }),
             Op::StatX { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::StatX)),
-            Op::SetAttr(ref set) => plain(Request::SetAttr { ino, set: set_attr(set) }),
+            Op::SetAttr(ref set) => {
+                let mut to_set = set_attr(set);
+                if to_set == SetAttr::default() {
+                    // It sets nothing: bytes of a file with set-id bits are about to change, also by a
+                    // write that the kernel passes through, or `chown(path, -1, -1)` was called.
+                    to_set.kill_suid_gid = true;
+                    to_set.through_handle = self.calls.door().is_passed_through(ino);
+                }
+                plain(Request::SetAttr { ino, set: to_set })
+            }
             Op::ReadLink => plain(Request::ReadLink { ino }),
             Op::Symlink { name, target } => create(name, NewNode::Symlink(target.into()), 0o777, 0),
             Op::MkDir { name, mode, umask } => create(name, NewNode::Directory, mode, umask),
@@ -431,7 +440,8 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::StatFs => Ok((Call::Request(Request::StatFs { ino }), Form::StatFs)),
             Op::FAllocate { offset, length, mode, .. } => {
                 let mode = AllocateMode::from_bits(mode).ok_or(Errno::EOPNOTSUPP)?;
-                Ok((Call::Allocate { ino, offset, length, mode }, Form::Plain))
+                let kill_suid_gid = request.uid != 0;
+                Ok((Call::Allocate { ino, offset, length, mode, kill_suid_gid }, Form::Plain))
             }
             Op::LSeek { offset, whence, .. } => {
                 let what = match whence {
@@ -444,7 +454,9 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             }
             Op::CopyFileRange { offset_in, node_out, offset_out, length, .. } => {
                 let (from_offset, to, to_offset) = (offset_in, Ino(node_out), offset_out);
-                Ok((Call::Copy { from: ino, from_offset, to, to_offset, length }, Form::Copy))
+                let kill_suid_gid = request.uid != 0;
+                let call = Call::Copy { from: ino, from_offset, to, to_offset, length, kill_suid_gid };
+                Ok((call, Form::Copy))
             }
             Op::Ioctl { command, data, .. } => flags::call(ino, command, data),
             Op::GetLk(ref lock) if self.calls.door().shares_locks => {

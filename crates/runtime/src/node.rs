@@ -201,6 +201,7 @@ impl<D: Door> Node<D> {
                         return;
                     };
                     let reply = work.out.replies.swap_remove(at);
+                    work.out.changed.extend(call.unprivileged(&reply.result));
                     next = inner.client.reply(&call, reply.result);
                 }
             }
@@ -262,6 +263,7 @@ impl<D: Door> Node<D> {
     ) {
         if let Some(Parked { caller, call, ticket, mut span }) = inner.parked.remove(&id) {
             span.resume(work.turn);
+            work.out.changed.extend(call.unprivileged(&reply));
             let next = inner.client.reply(&call, reply);
             self.advance(inner, work, id, (caller, call, ticket, span), next);
         }

@@ -239,6 +239,12 @@ impl<D: Door> Remote<D> {
 
     /// Does all that follows.
     fn settle(&self, mut inner: MutexGuard<'_, Inner<Called<D::Ticket>>>, mut told: Told<Called<D::Ticket>>) {
+        // Before a call goes on that has changed a mode, and others hear of its end.
+        for for_door in &told.door {
+            if let ForDoor::Changed(inos) = for_door {
+                self.door.changed(inos);
+            }
+        }
         let addressed = inner.address(&mut told, &self.tracer);
         self.ask_data_servers(&mut inner, told.data);
         for number in told.abandoned {
@@ -267,7 +273,8 @@ impl<D: Door> Remote<D> {
             }
             ForDoor::Distrust { names, inos } => self.door.distrust(names, &inos),
             ForDoor::Recall { recalls, removed } => self.door.recall(&recalls, &removed),
-            ForDoor::Changed(inos) => self.door.changed(&inos),
+            // Done already.
+            ForDoor::Changed(_) => {}
             ForDoor::Groups { rank, id, pid } => self.tell_groups(rank, id, pid),
             ForDoor::Failed { dir, name: Some(name), errno, .. } => tracing::warn!(
                 dir = dir.0,

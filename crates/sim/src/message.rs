@@ -179,6 +179,7 @@ pub fn work_of(request: &Request) -> Work {
         Request::SetAttr { .. }
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. }
+        | Request::RemovePrivileges { .. }
         | Request::SetLayout { .. } => Work::SetAttr,
         Request::ReadDir { .. } => Work::ReadDir,
         Request::Open { .. } | Request::Release { .. } => Work::Open,

@@ -114,6 +114,10 @@ impl<T> Sessions<T> {
             _ => None,
         };
         if let Some(parked) = parked {
+            if let Some(ino) = parked.call.unprivileged(&result) {
+                self.cache.touched(ino);
+                told.door.push(ForDoor::Changed(self.shown_all([ino].into())));
+            }
             self.lead_on(now, parked, result, lease, told);
         }
         self.cache.changed(&touched, lease, now);

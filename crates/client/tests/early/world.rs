@@ -49,30 +49,9 @@ pub fn attr(ino: Ino, kind: FileType, size: u64) -> Attr {
     let (perm, nlink, uid, gid, rdev) = (0o755, 1, 0, 0, 0);
     let (atime, mtime, ctime, btime, streamed, bare) = (time, time, time, time, false, true);
     let flags = InodeFlags::empty();
-<<<<<<< ours
-    Attr {
-        ino,
-        kind,
-        perm,
-        nlink,
-        uid,
-        gid,
-        rdev,
-        size,
-        blocks,
-        atime,
-        mtime,
-        ctime,
-        btime,
-        streamed,
-        bare,
-        flags,
-    }
-=======
     #[rustfmt::skip]
     let attr = Attr { ino, kind, perm, nlink, uid, gid, rdev, size, blocks, atime, mtime, ctime, btime, streamed, bare, flags };
     attr
->>>>>>> theirs
 }
 
 pub fn entry(attr: Attr, alone: bool) -> Entry {

@@ -37,10 +37,12 @@ pub(super) enum Op {
         at: u64,
         len: usize,
         fill: u8,
+        by: By,
     },
     Truncate {
         path: Name,
         len: u64,
+        by: By,
     },
     /// Stores through a shared map, within the size; returns a copy of all data, made while the map
     /// is dirty.
@@ -91,6 +93,9 @@ pub(super) enum Op {
         place: usize,
         evict: bool,
     },
+    SetCapability {
+        path: Name,
+    },
 }
 
 /// File handles that are kept at a time.
@@ -109,6 +114,23 @@ pub(super) enum Space {
     KeepSize,
     Punch,
 }
+
+/// Whether the caller may change a file's bytes and leave its set-id bits (`CAP_FSETID`).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum By {
+    Privileged,
+    Unprivileged,
+}
+
+impl By {
+    fn random(rng: &mut fastrand::Rng) -> Self {
+        if rng.bool() { Self::Privileged } else { Self::Unprivileged }
+    }
+}
+
+/// The name and the value of a file's capabilities: version 2, CAP_NET_RAW permitted.
+pub(super) const CAPABILITY: &str = "security.capability";
+pub(super) const NET_RAW: [u8; 20] = *b"\0\0\0\x02\0\x20\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 
 /// What an operation says; an error is its number.
 pub(super) type Answer = Result<Out, i32>;
@@ -155,7 +177,7 @@ fn place(rng: &mut fastrand::Rng) -> u64 {
 impl Op {
     pub(super) fn random(rng: &mut fastrand::Rng) -> Self {
         let (path, to) = (path(rng), path(rng));
-        match rng.u8(..50) {
+        match rng.u8(..51) {
             0..5 => Self::Create { path, exclusive: rng.bool() },
             5..9 => Self::Mkdir { path, mode: [0o755, 0o700, 0o1777][rng.usize(..3)] },
             9..12 => Self::Unlink { path },
@@ -168,13 +190,13 @@ impl Op {
             22 => Self::Symlink { path, target: format!("dangling{}", "x".repeat(rng.usize(..200))) },
             23..28 => {
                 let len = if rng.u8(..4) == 0 { rng.usize(..70_000) } else { rng.usize(..300) };
-                Self::Write { path, at: place(rng), len, fill: rng.u8(1..) }
+                Self::Write { path, at: place(rng), len, fill: rng.u8(1..), by: By::random(rng) }
             }
-            28..30 => Self::Truncate { path, len: place(rng) },
+            28..30 => Self::Truncate { path, len: place(rng), by: By::random(rng) },
             30..32 => Self::Read { path },
             32..34 => Self::Stat { path },
             34..36 => Self::List { path },
-            36 => Self::Chmod { path, mode: [0o644, 0o600, 0o4755, 0o000][rng.usize(..4)] },
+            36 => Self::Chmod { path, mode: [0o644, 0o600, 0o4755, 0o6775, 0o2745, 0o000][rng.usize(..6)] },
             37..39 => {
                 let len = [0, 1, 30, 500][rng.usize(..4)];
                 Self::SetXattr { path, name: format!("user.x{}", rng.u8(..3)), len, fill: rng.u8(1..) }
@@ -184,10 +206,11 @@ impl Op {
             42..44 => Self::KeepHandle { path, place: rng.usize(..HANDLES) },
             44..46 => Self::StatHandle { place: rng.usize(..HANDLES), evict: rng.u8(..32) == 0 },
             46..49 => Self::Map { path, at: place(rng), len: rng.usize(1..300), fill: rng.u8(1..) },
-            _ => {
+            49 => {
                 let how = [Space::Plain, Space::KeepSize, Space::Punch][rng.usize(..3)];
                 Self::Allocate { path, at: place(rng), len: rng.u64(1..20_000), how }
             }
+            _ => Self::SetCapability { path },
         }
     }
 }

@@ -10,8 +10,9 @@ use rustix::fs::{
     AtFlags, CWD, FallocateFlags, Mode, OFlags, RenameFlags, SeekFrom, Stat, Timestamps, UTIME_OMIT,
     XattrFlags, fallocate, seek,
 };
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
-use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, Space, bytes};
+use super::op::{Answer, Attr, By, CAPABILITY, HANDLES, How, NET_RAW, Op, Out, Seen, Space, bytes};
 use crate::Failure;
 use crate::dir::timespec;
 use crate::map::Map;
@@ -46,18 +47,19 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
         }
         Op::Link { from, to } => done(rustix::fs::linkat(CWD, at(from), CWD, at(to), AtFlags::empty())),
         Op::Symlink { path, target } => done(rustix::fs::symlink(target, at(path))),
-        Op::Write { path, at: offset, len, fill } => {
+        Op::Write { path, at: offset, len, fill, by } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
-            done(file.write_all_at(&bytes(*fill, *len), *offset))
+            done(run_as(*by, || file.write_all_at(&bytes(*fill, *len), *offset)))
         }
-        Op::Truncate { path, len } => {
+        Op::Truncate { path, len, by } => {
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
-            done(file.set_len(*len))
+            done(run_as(*by, || file.set_len(*len)))
         }
         Op::Map { path, at: offset, len, fill } => {
             store(&at(path), *offset as usize, *len, *fill).map(Out::Bytes).map_err(|e| e.code())
         }
         Op::Allocate { path, at: offset, len, how } => {
+            let _ = rustix::fs::lremovexattr(at(path), CAPABILITY);
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
             let mode = match how {
                 Space::Plain => FallocateFlags::empty(),
@@ -92,7 +94,24 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
             let mount = open(root, OFlags::RDONLY | OFlags::DIRECTORY).map_err(|e| e.code())?;
             handle.stat(&mount).map(|s| Out::Attr(attr(&s))).map_err(|e| e.code())
         }
+        Op::SetCapability { path } => {
+            done(rustix::fs::lsetxattr(at(path), CAPABILITY, &NET_RAW, XattrFlags::empty()))
+        }
     }
+}
+
+/// Calls with or without `CAP_FSETID`, which is the calling thread's own.
+fn run_as<T>(by: By, call: impl FnOnce() -> std::io::Result<T>) -> std::io::Result<T> {
+    if by == By::Privileged {
+        return call();
+    }
+    let before = capabilities(None)?;
+    let mut sets = before;
+    sets.effective.remove(CapabilitySet::FSETID);
+    set_capabilities(None, sets)?;
+    let result = call();
+    set_capabilities(None, before)?;
+    result
 }
 
 fn done<E: Code>(result: Result<(), E>) -> Answer {
@@ -113,6 +132,8 @@ fn read(path: &Path) -> Result<Vec<u8>, i32> {
 /// Stores through a shared map, and copies what the file system calls data while the map is dirty.
 fn store(path: &Path, at: usize, len: usize, fill: u8) -> rustix::io::Result<Vec<u8>> {
     let file = open(path, OFlags::RDWR)?;
+    // File systems differ in whether a store through a map removes it.
+    let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
     let size = rustix::fs::fstat(&file)?.st_size as usize;
     let map = if size > 0 { Some(Map::shared(&file, size)?) } else { None };
     if let Some(map) = &map {
@@ -196,7 +217,8 @@ fn xattrs(path: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
     let mut list = vec![0; 4096];
     let len = rustix::fs::llistxattr(path, &mut list[..])?;
     let mut all = Vec::new();
-    for name in list[..len].split(|b| *b == 0).filter(|n| n.starts_with(b"user.")) {
+    let is_modelled = |name: &&[u8]| name.starts_with(b"user.") || *name == CAPABILITY.as_bytes();
+    for name in list[..len].split(|b| *b == 0).filter(is_modelled) {
         let mut value = vec![0; 4096];
         let len = rustix::fs::lgetxattr(path, name, &mut value[..])?;
         value.truncate(len);

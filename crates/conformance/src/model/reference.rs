@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use libc::{EEXIST, EINVAL, EISDIR, ELOOP, ENODATA, ENOENT, ENOTDIR, ENOTEMPTY, EPERM, ESTALE};
 
-use super::op::{Answer, Attr, HANDLES, How, Op, Out, Seen, Space, bytes};
+use super::op::{Answer, Attr, By, CAPABILITY, HANDLES, How, NET_RAW, Op, Out, Seen, Space, bytes};
 
 type Id = u64;
 const ROOT: Id = 1;
@@ -59,10 +59,10 @@ impl Reference {
             Op::Rmdir { path } => self.rmdir(path),
             Op::Rename { from, to, how } => self.rename(from, to, *how),
             Op::Link { from, to } => self.link(from, to),
-            Op::Write { path, at, len, fill } => self.write(path, *at as usize, &bytes(*fill, *len)),
-            Op::Truncate { path, len } => {
+            Op::Write { path, at, len, fill, by } => self.write(path, *at as usize, &bytes(*fill, *len), *by),
+            Op::Truncate { path, len, by } => {
                 self.written(path, EISDIR)?.resize(*len as usize, 0);
-                Ok(Out::Done)
+                self.remove_privileges(path, *by)
             }
             Op::SetTime { path, secs } => {
                 let id = self.lookup(path)?;
@@ -74,7 +74,9 @@ impl Reference {
                 let at = file.len().min(*at as usize);
                 let len = (*len).min(file.len() - at);
                 file[at..at + len].copy_from_slice(&bytes(*fill, len));
-                Ok(Out::Bytes(file.clone()))
+                let all = file.clone();
+                self.remove_privileges(path, By::Privileged)?;
+                Ok(Out::Bytes(all))
             }
             Op::Allocate { path, at, len, how } => {
                 let file = self.written(path, EISDIR)?;
@@ -87,7 +89,7 @@ impl Reference {
                         file[at.min(size)..end.min(size)].fill(0);
                     }
                 }
-                Ok(Out::Done)
+                self.remove_privileges(path, By::Privileged)
             }
             Op::Read { path } => Ok(Out::Bytes(self.file(path, EISDIR)?.clone())),
             Op::Stat { path } => Ok(Out::Attr(self.attr(self.lookup(path)?))),
@@ -109,6 +111,12 @@ impl Reference {
                     return Err(EPERM);
                 }
                 self.node_mut(id).xattrs.insert(name.clone(), bytes(*fill, *len));
+                Ok(Out::Done)
+            }
+            Op::SetCapability { path } => {
+                let id = self.lookup(path)?;
+                // Linux lets directories and links have them, too.
+                self.node_mut(id).xattrs.insert(CAPABILITY.into(), NET_RAW.into());
                 Ok(Out::Done)
             }
             Op::RemoveXattr { path, name } => {
@@ -277,7 +285,8 @@ impl Reference {
         if self.child(dir, &name).is_ok() {
             return Err(EEXIST);
         }
-        let id = self.add(body, mode);
+        let inherited = if matches!(body, Body::Dir(_)) { self.node(dir).mode & 0o2000 } else { 0 };
+        let id = self.add(body, mode | inherited);
         self.entries(dir).insert(name, id);
         Ok(Out::Done)
     }
@@ -372,13 +381,25 @@ impl Reference {
         Ok(Out::Done)
     }
 
-    fn write(&mut self, path: &str, at: usize, data: &[u8]) -> Answer {
+    fn write(&mut self, path: &str, at: usize, data: &[u8], by: By) -> Answer {
         self.file(path, EISDIR)?;
         if !data.is_empty() {
             let file = self.written(path, EISDIR)?;
             let end = at + data.len();
             file.resize(file.len().max(end), 0);
             file[at..end].copy_from_slice(data);
+            self.remove_privileges(path, by)?;
+        }
+        Ok(Out::Done)
+    }
+
+    /// What is written to is not the program any more that was trusted.
+    fn remove_privileges(&mut self, path: &str, by: By) -> Answer {
+        let id = self.lookup(path)?;
+        let node = self.node_mut(id);
+        node.xattrs.remove(CAPABILITY);
+        if by == By::Unprivileged {
+            node.mode &= if node.mode & 0o010 != 0 { 0o1777 } else { 0o3777 };
         }
         Ok(Out::Done)
     }

@@ -36,6 +36,7 @@ impl Meta {
         let time = cx.now;
         if punch {
             self.state.strip(ino)?;
+            self.drop_capability(cx, ino)?;
             self.commit(cx, &Event::Zero { ino, offset, length, time })?;
             return Ok(Reply::Done);
         }
@@ -52,6 +53,7 @@ impl Meta {
             Some(more @ 1..) => self.clonable(more)?,
             _ => self.overwritable()?,
         }
+        self.drop_capability(cx, ino)?;
         self.commit(cx, &Event::Allocate { ino, offset, length, zero, size, time })?;
         Ok(Reply::Done)
     }

@@ -1,6 +1,6 @@
 use alloc::vec::Vec;
 
-use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, OpenHow, Opened, Reads, Reply};
+use espalier_proto::{Access, Errno, FileType, Ino, InodeFlags, OpenHow, Opened, Reads, Reply, mode};
 
 use crate::config::Atime;
 use crate::event::Event;
@@ -57,14 +57,18 @@ impl Meta {
         }
         if how.truncate && is_file {
             self.writable()?;
+            if how.kill_suid_gid {
+                self.remove_privileges(cx, ino)?;
+            } else {
+                self.drop_capability(cx, ino)?;
+            }
             if streamed {
                 self.truncate_stream(cx, ino, 0)?;
             } else {
-                let (kill_suid_gid, time) = (how.kill_suid_gid, cx.now);
-                self.commit(cx, &Event::Resize { ino, size: 0, kill_suid_gid, time })?;
+                self.commit(cx, &Event::Resize { ino, size: 0, time: cx.now })?;
             }
         }
-        let limited = streamed && self.state.is_limited(ino)?;
+        let limited = self.is_written_by_server(ino)?;
         if streamed && how.access.contains(Access::WRITE) {
             self.watch(cx, ino)?;
         }
@@ -90,6 +94,13 @@ impl Meta {
         self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::opened(how.access));
         Ok(Opened { streamed, accessed, limited, shared, announced, proof })
+    }
+
+    /// Whether no kernel may write a stream's bytes by itself: see [`Opened::limited`].
+    pub(crate) fn is_written_by_server(&self, ino: Ino) -> Step<bool> {
+        let inode = self.state.inode(ino)?;
+        let is_privileged = inode.perm & (mode::SET_UID | mode::SET_GID) != 0;
+        Ok(inode.is_streamed() && (is_privileged || self.state.is_limited(ino)?))
     }
 
     pub(crate) fn opened(&mut self, ino: Ino) {

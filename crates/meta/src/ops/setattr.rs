@@ -20,6 +20,11 @@ impl Meta {
             change = inode.change_of_bare(change)?;
         }
         let streamed = inode.is_streamed();
+        let drops = set.uid.or(set.gid).is_some() && !inode.is_dir() && !makes_copy(cx, inode, set);
+        if drops {
+            self.drop_capability(cx, ino)?;
+        }
+        let inode = self.state.inode(ino)?;
         if let Some(size) = set.size {
             match inode.kind {
                 FileType::Regular => {}
@@ -29,11 +34,12 @@ impl Meta {
             if !set.through_handle {
                 cx.check(inode, Access::WRITE)?;
             }
+            self.drop_capability(cx, ino)?;
             if !streamed && size <= u64::from(self.config.strip_bytes) {
-                let (kill_suid_gid, time) = (set.kill_suid_gid, cx.now);
+                let time = cx.now;
                 self.state.strip(ino)?;
                 self.state.admit_size(ino, size)?;
-                self.commit(cx, &Event::Resize { ino, size, kill_suid_gid, time })?;
+                self.commit(cx, &Event::Resize { ino, size, time })?;
             } else {
                 if !streamed {
                     self.state.admit_size(ino, size)?;
@@ -89,11 +95,10 @@ fn decide(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<Change> {
         }
         (change.uid, change.gid) = (set.uid, set.gid);
     }
-    if (set.kill_suid_gid || change.uid.is_some() || change.gid.is_some()) && !inode.is_dir() {
-        let mut killed = inode.clone();
-        killed.perm = change.perm.unwrap_or(inode.perm);
-        killed.kill_suid_gid();
-        change.perm = (killed.perm != inode.perm).then_some(killed.perm);
+    let removes = change.uid.is_some() || change.gid.is_some() || set.kill_suid_gid;
+    if removes && !inode.is_dir() && !makes_copy(cx, inode, set) && may_remove_privileges(cx, inode, set)? {
+        let perm = cx.without_privileges(change.perm.unwrap_or(inode.perm), inode.gid)?;
+        change.perm = (perm != inode.perm).then_some(perm);
     }
     if set.atime.is_some() || set.mtime.is_some() {
         let now = |time: Option<SetTime>| matches!(time, Some(SetTime::Now));
@@ -147,7 +152,35 @@ fn check_protected(inode: &Inode, set: &SetAttr) -> Step<()> {
     }
 }
 
+/// Whether overlayfs gives a new file the owner of the file that it copies. It sets the mode first, and
+/// a kernel's request does not say that it comes from no `chown(2)`, which would remove set-id bits.
+fn makes_copy(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> bool {
+    let is_new = inode.nlink == 0 && inode.uid == cx.caller.uid;
+    cx.caller.is_superuser() && is_new && set.uid.is_some() && set.gid.is_some() && set.size.is_none()
+}
+
+/// A request that does nothing else may come from a `chown(2)` to no owner by anybody.
+fn may_remove_privileges(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> Step<bool> {
+    let is_alone = SetAttr { kill_suid_gid: true, ..SetAttr::default() } == *set;
+    Ok(!is_alone || cx.is_owner(inode) || cx.may(inode, Access::WRITE)?)
+}
+
 impl Meta {
+    /// Removes a file's set-id bits and capabilities before its bytes are changed by a caller without
+    /// `CAP_FSETID`. Returns whether its mode has changed.
+    pub(crate) fn remove_privileges(&mut self, cx: &mut Cx<'_>, ino: Ino) -> Step<bool> {
+        let inode = self.state.inode(ino)?;
+        let perm = cx.without_privileges(inode.perm, inode.gid)?;
+        let changed = perm != inode.perm && inode.kind == FileType::Regular && !inode.is_bare();
+        self.drop_capability(cx, ino)?;
+        if changed {
+            self.writable()?;
+            let change = Change { perm: Some(perm), ctime: Some(cx.now), ..Change::default() };
+            self.commit(cx, &Event::SetAttr { ino, change })?;
+        }
+        Ok(changed)
+    }
+
     /// Growth is counted before it happens, lest others take the room meanwhile.
     pub(crate) fn truncate_stream(&mut self, cx: &mut Cx<'_>, ino: Ino, size: u64) -> Step<()> {
         self.lock_end(cx, ino)?;

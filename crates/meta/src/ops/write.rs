@@ -25,7 +25,10 @@ impl Meta {
         kill_suid_gid: bool,
     ) -> Step<Reply> {
         let at_end = offset == END;
-        let appends = at_end && !kill_suid_gid && self.config.session_ms.is_some();
+        if kill_suid_gid && !data.is_empty() && self.remove_privileges(cx, ino)? {
+            return Ok(Reply::PrivilegesRemoved { changed: true });
+        }
+        let appends = at_end && self.config.session_ms.is_some();
         if appends && self.state.inode(ino)?.is_streamed() {
             return self.append_to_stream(cx, ino, data);
         }
@@ -49,7 +52,7 @@ impl Meta {
         }
         if end > u64::from(self.config.strip_bytes) {
             // At the end it would be written once more, behind that, if it were sent again.
-            let goes_along = !kill_suid_gid && !at_end && self.goes_along(cx, ino, end)?;
+            let goes_along = !at_end && self.goes_along(cx, ino, end)?;
             self.unstuff(cx, ino, if goes_along { Some((offset, data)) } else { None })?;
             return Ok(match self.write_elsewhere(cx, ino, offset)? {
                 Reply::Delegated(Some(delegation)) if goes_along => Reply::Outgrown(delegation),
@@ -60,8 +63,7 @@ impl Meta {
         if !data.is_empty() {
             self.admit_size(cx, ino, end)?;
             self.drop_capability(cx, ino)?;
-            let mut event =
-                Event::Write { ino, offset, data: take(data).into(), kill_suid_gid, time: cx.now };
+            let mut event = Event::Write { ino, offset, data: take(data).into(), time: cx.now };
             let done = self.commit(cx, &event);
             if let (Err(_), Event::Write { data: kept, .. }) = (&done, &mut event) {
                 // It starts over.

@@ -160,12 +160,25 @@ impl Meta {
             }
             return self.set_acl(cx, ino, name == DEFAULT_ACL, None, false);
         }
-        check_namespace(cx, inode, name, Access::WRITE)?;
+        if name == CAPABILITY {
+            self.check_capability_removal(cx, ino)?;
+        } else {
+            check_namespace(cx, inode, name, Access::WRITE)?;
+        }
         if self.state.xattr_list(ino)?.binary_search_by(|(n, _)| n.as_ref().cmp(name)).is_err() {
             return Err(Errno::ENODATA.into());
         }
         self.commit(cx, &Event::SetXattr { ino, name: name.into(), value: None, time: cx.now })?;
         Ok(Reply::Done)
+    }
+
+    /// A kernel removes a file's capabilities as the user who is about to write to it, or to change its
+    /// owner. It checks `removexattr(2)` itself, which needs `CAP_SETFCAP`, and so do libraries. A
+    /// client that does not gains nothing: those who may do it here could as well write to the file.
+    fn check_capability_removal(&self, cx: &Cx<'_>, ino: Ino) -> Step<()> {
+        let cached = self.state.cached(ino)?;
+        let may = cx.is_owner(&cached.inode) || cached.opens > 0 || cx.may(&cached.inode, Access::WRITE)?;
+        if may { Ok(()) } else { Err(Errno::EPERM.into()) }
     }
 
     fn set_acl(

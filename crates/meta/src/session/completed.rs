@@ -39,6 +39,10 @@ pub enum Outcome {
     },
     /// So many bytes have been written.
     Written(u32),
+    /// The file's set-id bits are removed, if it had any, and nothing is written yet.
+    PrivilegesRemoved {
+        changed: bool,
+    },
     /// Bytes are being appended to a stream, there: when it is asked for again, they are written there again.
     Appending {
         ino: Ino,
@@ -70,6 +74,7 @@ impl Outcome {
                 | Request::Open { .. }
                 | Request::Write { .. }
                 | Request::Allocate { .. }
+                | Request::RemovePrivileges { .. }
                 | Request::SetXattr { .. }
                 | Request::RemoveXattr { .. }
                 | Request::RemoveTree { .. }
@@ -102,6 +107,7 @@ impl Outcome {
             // One that was to write to data servers asks for what it was given, and may write once more what was written for it.
             (_, Ok(Reply::Streamed | Reply::Delegated(_) | Reply::Outgrown(_))) => Self::Streamed,
             (_, Ok(Reply::Written(written))) => Self::Written(*written),
+            (_, Ok(Reply::PrivilegesRemoved { changed })) => Self::PrivilegesRemoved { changed: *changed },
             (_, Ok(Reply::Removed { dir, name })) => Self::Removed { dir: *dir, name: name.clone() },
             (_, Ok(Reply::Copied(copied))) => Self::Copied(copied.clone()),
             (_, Ok(Reply::Elsewhere { ino, kind, cacheable, .. })) => {
@@ -122,7 +128,7 @@ impl Meta {
             Outcome::Given { ino, named, opened, .. } => {
                 let (home, inode) = (self.state.cached(*ino)?.told_home(), self.state.inode(*ino)?);
                 let (streamed, announced) = (inode.is_streamed(), self.announces(inode));
-                let limited = streamed && self.state.is_limited(*ino)?;
+                let limited = self.is_written_by_server(*ino)?;
                 let proof = self.proof(cx.client, *ino, Proven::opened(opened.unwrap_or(Access::empty())));
                 let shared = self.is_written(cx.client, *ino);
                 let how = Opened { streamed, accessed: true, limited, shared, announced, proof };
@@ -135,7 +141,7 @@ impl Meta {
             }
             Outcome::Made { ino } => {
                 let inode = self.state.inode(*ino)?.clone();
-                let (streamed, limited) = (inode.is_streamed(), self.state.is_limited(*ino)?);
+                let (streamed, limited) = (inode.is_streamed(), self.is_written_by_server(*ino)?);
                 let proof = self.proof(cx.client, *ino, Proven::OpenedToWrite);
                 let announced = self.announces(&inode);
                 let opened = Opened { streamed, accessed: true, limited, shared: false, announced, proof };
@@ -152,6 +158,7 @@ impl Meta {
                 Reply::Numbers { first, count, time, strip, accesses: self.config.atime != Atime::Never }
             }
             Outcome::Written(written) => Reply::Written(*written),
+            Outcome::PrivilegesRemoved { changed } => Reply::PrivilegesRemoved { changed: *changed },
             // It is not told again, but done.
             Outcome::Appending { .. } => return Err(Errno::EIO.into()),
             Outcome::Removed { dir, name } => Reply::Removed { dir: *dir, name: name.clone() },

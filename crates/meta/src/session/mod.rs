@@ -344,6 +344,7 @@ impl Meta {
             Request::Read { ino, .. }
             | Request::Write { ino, .. }
             | Request::Allocate { ino, .. }
+            | Request::RemovePrivileges { ino }
             | Request::Seek { ino, .. }
             | Request::Extend { ino, .. }
             | Request::Delegate { ino, .. }

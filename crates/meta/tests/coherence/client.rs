@@ -265,9 +265,12 @@ pub fn call_of(request: &Request) -> Call<'static> {
             Call::Write { ino, offset, data: data.clone().into(), kill_suid_gid }
         }
         Request::Extend { ino, offset, length, .. } => {
-            Call::Allocate { ino, offset, length, mode: AllocateMode::empty() }
+            let mode = AllocateMode::empty();
+            Call::Allocate { ino, offset, length, mode, kill_suid_gid: false }
         }
-        Request::Allocate { ino, offset, length, mode } => Call::Allocate { ino, offset, length, mode },
+        Request::Allocate { ino, offset, length, mode } => {
+            Call::Allocate { ino, offset, length, mode, kill_suid_gid: false }
+        }
         ref request => Call::Request(request.clone()),
     }
 }

@@ -168,18 +168,10 @@ fn what_is_appended_follows_on_what_was() {
     }
 }
 
-/// Set-id bits, which the client has taken away, and files that nobody has open for writing.
+/// Files that nobody has open for writing, and quotas.
 #[test]
 fn who_may_not_is_refused() {
     let mut server = Server::new(Kept::Here(Engine::Memory));
-    let write = Request::Write {
-        ino: server.ino,
-        offset: END,
-        data: vec![1].into(),
-        kill_suid_gid: true,
-        time: None,
-    };
-    assert_eq!(server.ask(ONE, 5, write), Ok(Reply::Streamed), "the client takes set-id bits away first");
     let (limit, dir) = (b"user.espalier.quota.max_bytes".as_slice().into(), Ino::ROOT);
     let (value, mode) = (b"104".as_slice().into(), XattrMode::Any);
     server.ask(ONE, 6, Request::SetXattr { ino: dir, name: limit, value, mode, kill_sgid: false }).unwrap();

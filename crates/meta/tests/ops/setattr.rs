@@ -135,6 +135,47 @@ fn times_are_the_owners_and_now_is_for_writers() {
     });
 }
 
+/// As a kernel asks before a write that it passes through, or for a `chown(2)` to no owner.
+#[test]
+fn set_id_bits_are_removed_by_those_who_may_write() {
+    everywhere(|fs| {
+        file(fs);
+        let kill = SetAttr { kill_suid_gid: true, ..SetAttr::default() };
+        let passed = SetAttr { through_handle: true, ..kill };
+        for (perm_, uid, set, left) in [
+            (0o4755, 6, kill, 0o4755),
+            (0o4757, 6, kill, 0o757),
+            (0o4755, 6, passed, 0o755),
+            (0o4555, 5, kill, 0o555),
+            (0o6755, 0, kill, 0o755),
+        ] {
+            fs.chmod("file", perm_);
+            let caller = if uid == 0 { ROOT_CALLER } else { user(uid) };
+            assert_eq!(setattr(fs, &caller, "file", set).unwrap().perm, left, "{perm_:o} {uid}");
+        }
+    });
+}
+
+/// Overlayfs sets the mode of a new file without a name, and then its owner.
+#[test]
+fn set_id_bits_stay_in_a_copy_that_overlayfs_makes() {
+    everywhere(|fs| {
+        let made = fs.ask(Request::TmpFile { dir: Ino::ROOT, perm: 0o600, umask: 0 }).unwrap();
+        let Reply::Created(entry, _) = made else { panic!("{made:?}") };
+        let ino = entry.attr.ino;
+        let mut set = |set| {
+            let Ok(Reply::Attr(attr)) = fs.ask(Request::SetAttr { ino, set }) else {
+                panic!("no attributes")
+            };
+            attr.perm
+        };
+        assert_eq!(set(perm(0o4755)), 0o4755);
+        assert_eq!(set(owner(Some(5), Some(5))), 0o4755);
+        // It is another's by now, who may have written to it.
+        assert_eq!(set(owner(Some(0), Some(0))), 0o755);
+    });
+}
+
 #[test]
 fn is_whole_under_faults() {
     let before = |fs: &mut Harness| {

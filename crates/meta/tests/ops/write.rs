@@ -1,6 +1,6 @@
 use espalier_proto::*;
 
-use crate::harness::{Harness, STRIP, config, everywhere, under_faults};
+use crate::harness::{Harness, STRIP, config, everywhere, under_faults, user};
 
 fn write(fs: &mut Harness, path: &str, offset: u64, data: &[u8]) -> Result<Reply, Errno> {
     let ino = fs.walk(path)?;
@@ -60,16 +60,55 @@ fn nothing_written_changes_nothing() {
     });
 }
 
+/// The client forgets the old mode before anything is written.
 #[test]
-fn set_id_bits_go_if_told() {
+fn set_id_bits_are_removed_before_an_unprivileged_write() {
     everywhere(|fs| {
         let ino = fs.file("file", b"");
+        let write = |fs: &mut Harness, data: &'static [u8]| {
+            let (data, kill_suid_gid) = (data.into(), true);
+            fs.ask_as(&user(5), Request::Write { ino, offset: 0, data, kill_suid_gid, time: None })
+        };
         fs.chmod("file", 0o6755);
         fs.write(ino, 0, b"x").unwrap();
+        assert_eq!(write(fs, b""), Ok(Reply::Done), "nothing was written");
         assert_eq!(fs.attr("file").perm, 0o6755);
-        fs.ask(Request::Write { ino, offset: 0, data: b"y"[..].into(), kill_suid_gid: true, time: None })
-            .unwrap();
-        assert_eq!(fs.attr("file").perm, 0o755);
+        let before = fs.attr("file");
+        assert_eq!(write(fs, b"y"), Ok(Reply::PrivilegesRemoved { changed: true }));
+        let after = fs.attr("file");
+        assert_eq!((after.perm, after.mtime, fs.read(ino)), (0o755, before.mtime, b"x".to_vec()));
+        assert!(after.ctime > before.ctime);
+        assert_eq!(write(fs, b"y"), Ok(Reply::Done));
+        assert_eq!(fs.read(ino), b"y");
+    });
+}
+
+#[test]
+fn privileges_are_removed_from_small_and_big_files() {
+    everywhere(|fs| {
+        let (small, big) = (fs.file("small", b"bytes"), fs.file("big", &[7; 100]));
+        let remove = |fs: &mut Harness, uid, ino| match fs
+            .ask_as(&user(uid), Request::RemovePrivileges { ino })
+            .unwrap()
+        {
+            Reply::PrivilegesRemoved { changed } => changed,
+            other => panic!("{other:?}"),
+        };
+        for (path, ino) in [("small", small), ("big", big)] {
+            fs.chown(path, 5, 1005);
+            for (perm, member, outsider) in [
+                (0o6755, 0o755, 0o755),
+                (0o2765, 0o2765, 0o765),
+                (0o4700, 0o700, 0o700),
+                (0o1666, 0o1666, 0o1666),
+            ] {
+                for (uid, left) in [(5, member), (6, outsider)] {
+                    fs.chmod(path, perm);
+                    assert_eq!(remove(fs, uid, ino), left != perm, "{path} {perm:o} {uid}");
+                    assert_eq!(fs.attr(path).perm, left, "{path} {perm:o} {uid}");
+                }
+            }
+        }
     });
 }
 

@@ -1,6 +1,6 @@
 use espalier_proto::*;
 
-use crate::harness::{Harness, ROOT_CALLER, STRIP, everywhere, under_faults, user};
+use crate::harness::{Harness, ROOT_CALLER, STRIP, everywhere, open_how, under_faults, user};
 
 const ACL: &str = "system.posix_acl_access";
 const DEFAULT_ACL: &str = "system.posix_acl_default";
@@ -184,5 +184,50 @@ fn what_is_written_to_loses_its_capability() {
         for path in ["small", "big"] {
             assert_eq!(list(fs, &ROOT_CALLER, path), "user.a ");
         }
+        let (mode, empty) = (AllocateMode::KEEP_SIZE, SetAttr::default());
+        for request in [
+            Request::Allocate { ino: small, offset: 0, length: 1, mode },
+            Request::SetAttr { ino: small, set: SetAttr { size: Some(1), ..empty } },
+            Request::SetAttr { ino: big, set: SetAttr { size: Some(1), ..empty } },
+            Request::SetAttr { ino: small, set: SetAttr { uid: Some(0), ..empty } },
+            Request::RemovePrivileges { ino: small },
+            Request::Open { ino: small, how: open_how(Access::WRITE, true) },
+            Request::Open { ino: big, how: open_how(Access::WRITE, true) },
+        ] {
+            for path in ["small", "big"] {
+                set(fs, &ROOT_CALLER, (path, NAME, b"all"), XattrMode::Any).unwrap();
+            }
+            fs.ask(request.clone()).unwrap();
+            let left = ["small", "big"].map(|path| get(fs, &ROOT_CALLER, path, NAME).is_err());
+            assert_ne!(left[0], left[1], "{request:?}");
+        }
+    });
+}
+
+/// A kernel asks so for a user who writes, and has checked what else may.
+#[test]
+fn a_capability_is_removed_by_those_who_may_write() {
+    const NAME: &str = "security.capability";
+    everywhere(|fs| {
+        let ino = fs.file("file", b"program");
+        fs.chown("file", 5, 5);
+        for (perm, uid, is_open, may) in [
+            (0o755, 6, false, false),
+            (0o757, 6, false, true),
+            (0o555, 5, false, true),
+            (0o755, 6, true, true),
+        ] {
+            fs.chmod("file", perm);
+            set(fs, &ROOT_CALLER, ("file", NAME, b"all"), XattrMode::Any).unwrap();
+            if is_open {
+                fs.open("file");
+            }
+            let expected = if may { Ok(Reply::Done) } else { Err(Errno::EPERM) };
+            assert_eq!(remove(fs, &user(uid), "file", NAME), expected, "{perm:o} {uid}");
+            if is_open {
+                fs.ask(Request::Release { ino }).unwrap();
+            }
+        }
+        assert_eq!(set(fs, &user(5), ("file", NAME, b"all"), XattrMode::Any), Err(Errno::EPERM));
     });
 }

@@ -190,6 +190,10 @@ impl Door for FuseDoor {
     }
 
     fn changed(&self, inos: &[Ino]) {
+        // No answer that follows may reach a caller while the kernel still believes in old attributes.
+        if let Some(Notifiers { inodes, .. }) = self.notifiers.get() {
+            inos.iter().for_each(|ino| inodes.inval_attributes(ino.0));
+        }
         self.tell(inos.iter().copied().map(News::Attributes).collect());
     }
 
@@ -402,6 +406,11 @@ impl FuseDoor {
             inodes.inval_attributes(ino.0);
         }
         Some(id)
+    }
+
+    /// Whether the kernel reads and writes an open file by itself.
+    pub(super) fn is_passed_through(&self, ino: Ino) -> bool {
+        self.backing.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&ino)
     }
 
     pub(super) fn close_backing(&self, reply: &fuse::Reply, ino: Ino, access: u32) {
