@@ -389,7 +389,7 @@ impl Cache {
         }
     }
 
-    /// Users were told of an inode by that name.
+    /// Users have seen an inode by that name.
     fn placed(&mut self, attr: &Attr, dir: Ino, name: &Name) {
         if attr.kind == FileType::Directory
             && let Some(record) = self.records.get_mut(&attr.ino)
@@ -399,7 +399,7 @@ impl Cache {
         }
     }
 
-    /// The name by which users were last told of a directory that has been removed, unless they know that by another inode.
+    /// The name by which users have last seen a directory that has been removed, unless they know another inode by it.
     pub fn removed_from(&self, ino: Ino, now: u64) -> Option<(Ino, Name)> {
         let (dir, name) = self.records.get(&ino)?.place.as_deref()?;
         self.node(*dir, name, now).is_none_or(|there| there == ino).then(|| (*dir, name.clone()))

@@ -333,7 +333,7 @@ impl<T> Sessions<T> {
         if self.root != welcome.root {
             // Another directory has come to its place.
             let names = self.cache.leased_names(|dir| dir == self.root);
-            self.distrust_told(names, [self.root].into(), told);
+            self.invalidate(names, [self.root].into(), told);
             self.root = welcome.root;
         }
         let early = self.early.dirs();
@@ -382,14 +382,14 @@ impl<T> Sessions<T> {
         if let Some(inos) = forgotten {
             self.behind.forget_revoked(rank);
             let names = self.cache.leased_names(|dir| dir.rank() == rank);
-            self.distrust_told(names, inos, told);
+            self.invalidate(names, inos, told);
         }
         self.cache.distrust_rank(rank);
         self.forget_seen(|dir| dir.rank() == rank);
     }
 
-    /// Tells the door that nothing of these names and inodes may be cached any longer.
-    fn distrust_told(&self, mut names: Vec<(Ino, Name)>, inos: Vec<Ino>, told: &mut Told<T>) {
+    /// Has the door drop what it has cached of names and inodes.
+    fn invalidate(&self, mut names: Vec<(Ino, Name)>, inos: Vec<Ino>, told: &mut Told<T>) {
         names.iter_mut().for_each(|(dir, _)| *dir = self.shown_as(*dir));
         told.door.push(ForDoor::Distrust { names, inos: self.shown_all(inos) });
     }

@@ -108,7 +108,7 @@ impl State {
                         bytes[from..to].fill(0);
                     }
                 });
-                self.stuffed_changed(*ino, |_| *size, false, *time);
+                self.stuffed_changed(*ino, |_| *size, *time);
             }
             Event::Unstuff { ino } => {
                 self.strip(*ino)?;

@@ -34,7 +34,7 @@ pub(super) struct Record {
     pub keep: u64,
     /// The time of its place in the order; 0: it has none.
     pub due: u64,
-    /// The name by which users were last told of it, if it is a directory.
+    /// The name by which users have last seen it, if it is a directory.
     pub place: Option<Box<(Ino, Name)>>,
     pub names: HashMap<Name, Known, FxBuildHasher>,
     /// Names whose cursors are not beyond this one, and that are not among `names`, are not there. [`u64::MAX`]: none are.

@@ -10,7 +10,7 @@ use espalier_proto::{
 
 use super::end::{Parked, changed_names};
 use super::own::{Left, Own, Step};
-use super::{Asked, Sessions, Told, Waiter};
+use super::{Asked, ForDoor, Sessions, Told, Waiter};
 use crate::cache::{Page, Term};
 use crate::{Answer, Call, Changes, Next, Sighting};
 
@@ -130,7 +130,7 @@ impl<T> Sessions<T> {
         if is_doubtful {
             // What it has changed was told to nobody.
             let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
-            self.distrust_told(names, changed.collect(), told);
+            self.invalidate(names, changed.collect(), told);
         }
     }
 

@@ -425,7 +425,7 @@ impl<T> Sessions<T> {
                 self.cache.made_early(dir, name, entry, until, now);
                 if until == 0 || !entry.name_leased || !entry.attr_leased {
                     // Callers were told that they may cache it.
-                    self.distrust_told([(dir, name.clone())].into(), [ino].into(), told);
+                    self.invalidate([(dir, name.clone())].into(), [ino].into(), told);
                 }
             }
             (Ok(Reply::Done), What::Name(name)) => self.cache.removed_early(dir, name),
@@ -443,7 +443,7 @@ impl<T> Sessions<T> {
         let Change { dir, what, ino, .. } = change;
         let (name, places) = match what {
             // Who reads what is not known any more learns it.
-            What::Opening => return self.distrust_told(Vec::new(), [ino].into(), told),
+            What::Opening => return self.invalidate(Vec::new(), [ino].into(), told),
             What::Bytes => (None, Vec::from([ino])),
             What::Name(name) => (Some(name), Vec::from([ino, dir])),
         };
@@ -454,7 +454,7 @@ impl<T> Sessions<T> {
             self.early.failed.pop_first();
         }
         let names = name.iter().map(|name| (dir, name.clone())).collect();
-        self.distrust_told(names, places, told);
+        self.invalidate(names, places, told);
         let dir = self.shown_as(dir);
         told.door.push(ForDoor::Failed { dir, ino, name, errno });
     }
