@@ -201,6 +201,7 @@ tail -n 1 "$work/conformance"
 rm -rf "$b/conformance"
 pieces() { "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds "$1" > "$work/pieces" || { cat "$work/pieces"; fail 'what was written is not read'; }; }
 pieces 10
+"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
 until_true no_datafiles 0
 
 echo '== servers that are killed under load'

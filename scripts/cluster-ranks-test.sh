@@ -133,6 +133,7 @@ race() {
     "$conformance" "$a" --race "${SEED:-1}" --beside "$b" "$@" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
 }
 race
+"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
 race --rounds 100 & racer=$!
 while [ -e "/proc/$racer" ]; do
     kill_server $((RANDOM % 4))

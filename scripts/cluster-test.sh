@@ -183,6 +183,7 @@ rm "$a/lock" "$a/order" "$b/db"
 echo '== races'
 "$conformance" "$a" --race "${SEED:-1}" --beside "$b" > "$work/race" || { cat "$work/race"; fail 'no order explains it'; }
 "$conformance" "$a" --pieces "${SEED:-1}" --beside "$b" --rounds 6 > "$work/pieces" || { cat "$work/pieces"; fail 'what was written is not read'; }
+"$conformance" "$a" --follow "${SEED:-1}" --beside "$b" --rounds 3 > "$work/follow" || { cat "$work/follow"; fail 'followers read something else'; }
 
 echo '== a server that is killed'
 mkdir "$a/work"

@@ -79,6 +79,7 @@ if part model; then
     "$conformance" "$dir" --model 1 --runs 100 --steps 1000
     "$conformance" "$dir" --model 1 --runs 20 --steps 2000 --threads 4
     "$conformance" "$dir" --pieces 1 --rounds 6
+    "$conformance" "$dir" --follow 1 --rounds 3
     # SEED=$RANDOM goes where nobody has been: a failure prints how to replay it.
     "$conformance" "$dir" --model "${SEED:-7}" --runs 20 --steps 1000
 fi

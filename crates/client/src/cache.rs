@@ -69,6 +69,8 @@ pub struct Cache {
     contents: Contents,
     early: Early,
     writing: Writing,
+    /// There has been a lease.
+    has_leases: bool,
     /// Counts what servers have said.
     turn: u64,
     counts: CacheCounts,
@@ -119,6 +121,7 @@ impl Cache {
             contents: Contents::new(capacity.saturating_mul(Self::CONTENT_BYTES)),
             early: Early::default(),
             writing: Writing::default(),
+            has_leases: false,
             turn: 0,
             counts: CacheCounts::default(),
         }
@@ -516,6 +519,7 @@ impl Cache {
 
     /// There is a lease on an inode until then, if that is not over.
     fn renew(&mut self, ino: Ino, until: u64, now: u64) -> &mut Record {
+        self.has_leases |= until > now;
         let record = self.records.entry(ino).or_default();
         if record.lease <= now {
             self.names -= record.drop_lease();
@@ -610,6 +614,8 @@ impl Cache {
             Lease::Name { dir, name } => self.doubt(*dir, name),
             Lease::Inode { ino } => self.drop_lease(*ino),
             Lease::Exclusive { dir } => self.share(*dir),
+            Lease::Data { ino } => self.lose_data(*ino),
+            Lease::Quiet { .. } => {}
         }
     }
 
@@ -634,7 +640,10 @@ impl Cache {
 
     fn distrust_those(&mut self, is_one: impl Fn(&Ino) -> bool) {
         let inos: Vec<Ino> = self.records.keys().copied().filter(is_one).collect();
-        inos.into_iter().for_each(|ino| self.drop_lease(ino));
+        for ino in inos {
+            self.lose_data(ino);
+            self.drop_lease(ino);
+        }
     }
 
     /// The server asks that an inode be forgotten.

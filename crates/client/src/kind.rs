@@ -29,6 +29,7 @@ kinds! {
     GetXattr = "getxattr", ListXattr = "listxattr", RemoveXattr = "removexattr", StatFs = "statfs",
     RemoveTree = "remove_tree", CopyTree = "copy_tree", Lock = "lock",
     TakeNumbers = "take_numbers", Accessed = "accessed", Renew = "renew",
+    LeaseData = "lease_data", Announce = "announce",
 }
 
 impl Kind {
@@ -131,6 +132,8 @@ impl Kind {
             Request::TakeNumbers { .. } => (Self::TakeNumbers, Ino::ROOT),
             Request::Accessed { .. } => (Self::Accessed, Ino::ROOT),
             Request::Renew { .. } => (Self::Renew, Ino::ROOT),
+            Request::LeaseData { ino } => (Self::LeaseData, *ino),
+            Request::Announce(ino) => (Self::Announce, *ino),
             Request::Sweep | Request::Enter { .. } => (Self::RemoveTree, Ino::ROOT),
             Request::Recount { ino } => (Self::GetAttr, *ino),
             Request::Place { io, .. } => Self::of_stream(io),

@@ -24,7 +24,7 @@ use alloc::vec::Vec;
 use bytes::Bytes;
 use espalier_proto::{
     Access, AllocateMode, Attr, Capacity, Copied, Delegation, Dirent, Entry, Errno, FileType, Home, Ino,
-    InodeFlags, Lock, Name, NewNode, Opened, Reply, Request, SeekWhat, StreamIo, Time,
+    InodeFlags, Lock, Name, NewNode, OpenHow, Opened, Reply, Request, SeekWhat, StreamIo, Time,
 };
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
@@ -113,6 +113,23 @@ impl Call<'_> {
     pub fn opens(&self) -> Option<Ino> {
         match self {
             Call::Request(Request::Open { ino, .. }) => Some(*ino),
+            _ => None,
+        }
+    }
+
+    /// The file whose bytes it has changed, or may have.
+    fn changed(&self, result: &Result<Answer, Errno>) -> Option<Ino> {
+        let truncated = |how: &OpenHow| how.truncate;
+        match (self, result) {
+            (Call::Write { ino, .. } | Call::WriteList { ino, .. } | Call::Allocate { ino, .. }, _) => {
+                Some(*ino)
+            }
+            (Call::Copy { to, .. }, _) => Some(*to),
+            (Call::Request(Request::SetAttr { ino, set }), _) => set.size.map(|_| *ino),
+            (Call::Request(Request::Open { ino, how }), _) => Some(*ino).filter(|_| truncated(how)),
+            (Call::Request(Request::Create { open, .. }), Ok(Answer::Created(entry, _))) => {
+                Some(entry.attr.ino).filter(|_| open.as_ref().is_some_and(truncated))
+            }
             _ => None,
         }
     }
@@ -243,6 +260,10 @@ struct OpenFile {
     /// Whoever has it open reads and writes its stream through the kernel; otherwise nobody does.
     passthrough: bool,
     way: Way,
+    /// Other clients may cache what it holds: what is written to it is announced.
+    announces: bool,
+    /// The turn in which a server has last asked for that.
+    announces_since: u64,
 }
 
 /// The client's machine. See the crate's description.
@@ -355,7 +376,8 @@ impl Client {
             | Reply::Unmeasured(..)
             | Reply::Orphaned(..)
             | Reply::Numbers { .. }
-            | Reply::Renewed(_) => {
+            | Reply::Renewed(_)
+            | Reply::Announced(_) => {
                 return Next::Answer(Err(Errno::EIO));
             }
         }))
@@ -425,6 +447,7 @@ impl Client {
         if file.opens == 0 {
             file.passthrough = file.streamed && can_pass_through && !opened.limited;
         }
+        file.announces |= opened.shared;
         file.opens += 1;
         Opening {
             ino,
@@ -439,6 +462,26 @@ impl Client {
     pub fn without_passthrough(&mut self, ino: Ino) {
         if let Some(file) = self.files.get_mut(&ino) {
             file.passthrough = false;
+        }
+    }
+
+    /// Whether what callers write to a file is announced.
+    pub(crate) fn announces(&self, ino: Ino) -> bool {
+        self.files.get(&ino).is_some_and(|file| file.announces)
+    }
+
+    /// A server asks for that.
+    pub(crate) fn announce(&mut self, ino: Ino, turn: u64) {
+        if let Some(file) = self.files.get_mut(&ino) {
+            (file.announces, file.announces_since) = (true, turn);
+        }
+    }
+
+    /// A server has taken an announcement that began in a turn: whether the next write is to be announced, unless it has asked for that
+    /// since.
+    pub(crate) fn announced(&mut self, ino: Ino, again: bool, since: u64) {
+        if let Some(file) = self.files.get_mut(&ino).filter(|file| file.announces_since <= since) {
+            file.announces = again;
         }
     }
 

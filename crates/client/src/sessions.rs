@@ -4,6 +4,7 @@
 mod asking;
 mod behind;
 mod course;
+mod data;
 mod early;
 mod end;
 mod kept;
@@ -251,7 +252,8 @@ impl<T> Sessions<T> {
         }
         let changes = self.cache.sent(&asked.call, now);
         let course = Course { begun: now, turn: self.cache.turn(), changes, ..Course::default() };
-        let known = self.known_elsewhere(now, &asked);
+        let known =
+            self.known_elsewhere(now, &asked).or_else(|| Some((self.lease_first(now, &asked.call)?, 0)));
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
         self.advance(now, (asked, course), next, lease, told);
     }
@@ -436,13 +438,29 @@ impl<T> Sessions<T> {
                 self.give_up_forgotten();
             }
             FromServer::AskGroups { id, pid } => told.door.push(ForDoor::Groups { rank, id, pid }),
+            FromServer::Revoke { number, lease: Lease::Quiet { ino } } => {
+                self.client.announce(ino, self.cache.turn());
+                self.revoked(rank, number, told);
+            }
+            FromServer::Revoke { number, lease: Lease::Data { ino } } => {
+                self.cache.lose_data(ino);
+                let lease = Lease::Data { ino: self.shown_as(ino) };
+                told.door.push(ForDoor::Revoke { rank, number, lease, node: None, is_own: false });
+            }
             FromServer::Revoke { number, lease } => {
                 let node = match &lease {
                     Lease::Name { dir, name } => self.cache.node(*dir, name, now),
-                    Lease::Inode { .. } | Lease::Exclusive { .. } => None,
+                    Lease::Inode { .. }
+                    | Lease::Exclusive { .. }
+                    | Lease::Data { .. }
+                    | Lease::Quiet { .. } => None,
                 };
                 self.cache.revoke(&lease);
-                let (Lease::Name { dir, .. } | Lease::Inode { ino: dir } | Lease::Exclusive { dir }) = lease;
+                let (Lease::Name { dir, .. }
+                | Lease::Inode { ino: dir }
+                | Lease::Data { ino: dir }
+                | Lease::Quiet { ino: dir }
+                | Lease::Exclusive { dir }) = lease;
                 self.forget_seen(|seen| seen == dir);
                 self.tell_quiet(now, dir);
                 self.revoke_early(rank, number, dir);
@@ -455,7 +473,8 @@ impl<T> Sessions<T> {
                 let lease = match lease {
                     Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
                     Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
-                    Lease::Exclusive { dir } => Lease::Exclusive { dir: self.shown_as(dir) },
+                    Lease::Data { ino } => Lease::Data { ino: self.shown_as(ino) },
+                    Lease::Exclusive { .. } | Lease::Quiet { .. } => lease,
                 };
                 told.door.push(ForDoor::Revoke { rank, number, lease, node, is_own });
             }

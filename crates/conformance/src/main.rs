@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
-use espalier_conformance::{Failure, Limits, Outcome, cases, model, pieces, race, runner};
+use espalier_conformance::{Failure, Limits, Outcome, cases, follow, model, pieces, race, runner};
 
 /// Tests any directory of any file system through system calls only.
 #[derive(Parser)]
@@ -39,10 +39,13 @@ struct Args {
     /// Instead of the cases, have threads write and read pieces of a big file, and check that they read what was written last
     #[arg(long, value_name = "SEED", conflicts_with = "model", group = "threaded")]
     pieces: Option<u64>,
-    /// The same directory by another way, as another mount of its file system, for --race and --pieces
+    /// Instead of the cases, have a file written to and followed by others, and check that they read what was written
+    #[arg(long, value_name = "SEED", conflicts_with = "model", group = "threaded")]
+    follow: Option<u64>,
+    /// The same directory by another way, as another mount of its file system, for --race, --pieces and --follow
     #[arg(long, value_name = "DIR", requires = "threaded")]
     beside: Vec<PathBuf>,
-    /// Rounds of a race, or with pieces
+    /// Rounds of a race, with pieces, or of followers
     #[arg(long, default_value_t = 200)]
     rounds: u64,
     /// Operations of a model run (of each thread)
@@ -66,11 +69,12 @@ fn main() -> ExitCode {
     }
     let Some(dir) = &args.dir else { return ExitCode::from(2) };
     let ways = || std::iter::once(dir.clone()).chain(args.beside.iter().cloned()).collect::<Vec<_>>();
-    let failed = match (args.model, args.race, args.pieces) {
+    let failed = match (args.model, args.race, args.pieces, args.follow) {
         (Some(seed), ..) => run_model(&args, dir.clone(), seed),
-        (_, Some(seed), _) => told(race::run(&ways(), seed, args.rounds)),
-        (.., Some(seed)) => told(pieces::run(&ways(), seed, args.rounds)),
-        (None, None, None) => run_cases(&args, dir.clone()),
+        (_, Some(seed), ..) => told(race::run(&ways(), seed, args.rounds)),
+        (_, _, Some(seed), _) => told(pieces::run(&ways(), seed, args.rounds)),
+        (.., Some(seed)) => told(follow::run(&ways(), seed, args.rounds)),
+        (None, None, None, None) => run_cases(&args, dir.clone()),
     };
     if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -388,6 +388,8 @@ impl Meta {
             Request::TakeNumbers { rank, count } => self.take_numbers(cx, *rank, *count),
             Request::Accessed { files } => self.accessed_before(cx, files),
             Request::Renew { inodes, alone_in } => self.renew(cx, inodes, *alone_in),
+            Request::LeaseData { ino } => self.lease_data(cx, *ino),
+            Request::Announce(ino) => self.announce(cx, *ino),
         }
     }
 

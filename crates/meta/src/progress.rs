@@ -22,6 +22,12 @@ pub(crate) enum Progress {
         offset: u64,
         bytes: Bytes,
     },
+    /// Other clients have been asked to announce what they write; one that does not answer is waited for until this time.
+    LeasingData {
+        until: u64,
+    },
+    /// The leases that others had on a file's bytes are being revoked.
+    Announcing,
 }
 
 /// A look at everything below a directory.

@@ -13,6 +13,7 @@ mod flags;
 mod forget;
 mod fsync;
 mod getattr;
+mod lease_data;
 mod link;
 mod lookup;
 mod open;

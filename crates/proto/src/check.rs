@@ -128,6 +128,8 @@ impl Request {
             | Self::Recount { ino }
             | Self::Extend { ino, .. }
             | Self::Delegate { ino, .. }
+            | Self::LeaseData { ino }
+            | Self::Announce(ino)
             | Self::Find { ino, .. }
             | Self::Parent { dir: ino }
             | Self::SetLayout { ino, .. }
@@ -180,6 +182,7 @@ impl Request {
             | Self::SetLayout { .. }
             | Self::Purge { .. }
             | Self::TakeNumbers { .. }
+            | Self::Announce(..)
             | Self::CopyTree(_) => true,
             _ => false,
         }

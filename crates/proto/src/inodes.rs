@@ -18,6 +18,8 @@ impl Request {
             | Self::RmDir { dir: ino, .. }
             | Self::Open { ino, .. }
             | Self::Delegate { ino, .. }
+            | Self::LeaseData { ino }
+            | Self::Announce(ino)
             | Self::SetLayout { ino, .. }
             | Self::Read { ino, .. }
             | Self::Write { ino, .. }

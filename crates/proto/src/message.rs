@@ -351,6 +351,12 @@ pub enum Request {
         /// with which it is, and whether its lease on the directory is exclusive, as by a lookup.
         alone_in: Option<Ino>,
     },
+    /// A kernel is about to cache bytes of a file. The reply has a lease on them once all other clients announce what they write to it.
+    LeaseData {
+        ino: Ino,
+    },
+    /// The client has changed bytes of a file that other clients may cache: [`Reply::Announced`] comes when they no longer do.
+    Announce(Ino),
 }
 
 /// What a client that has answered its caller already has told it of a new file, which is stuffed.
@@ -496,6 +502,8 @@ pub enum Reply {
     },
     /// `Renew`: there is a lease on each of these.
     Renewed(Vec<Ino>),
+    /// `Announce`: no other client caches what was there before. Whether the client's next write is to be announced, too.
+    Announced(bool),
 }
 
 impl Reply {
@@ -605,7 +613,7 @@ pub struct Opened {
     pub accessed: bool,
     /// Writes must go through the server: a quota bounds its size, or they remove its set-id bits.
     pub limited: bool,
-    /// Others have it open, and somebody may write to its stream, of which others are not told: what is read is not to be cached.
+    /// Others have it open, and somebody may write to it: it is read past a kernel's cache, and writes are announced at first.
     pub shared: bool,
     /// What is read and written is announced, however little it is ([`FromClient::announced`](crate::FromClient::announced)).
     pub announced: bool,

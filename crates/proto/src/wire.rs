@@ -177,4 +177,8 @@ pub enum Lease {
     /// An inode's attributes (but for its access time) and contents: a file's bytes, a symbolic link's target, a
     /// directory's listing, extended attributes.
     Inode { ino: Ino },
+    /// A file's bytes, to which other clients may write ([`Request::LeaseData`]).
+    Data { ino: Ino },
+    /// That a client writes to a file without a message after each write ([`Request::Announce`]): no other client caches its bytes.
+    Quiet { ino: Ino },
 }

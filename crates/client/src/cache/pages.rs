@@ -48,6 +48,11 @@ impl Cache {
         self.users == Users::Tell
     }
 
+    /// Whether servers give leases to this client.
+    pub fn has_leases(&self) -> bool {
+        self.has_leases
+    }
+
     /// Counts what servers have said.
     pub fn turn(&self) -> u64 {
         self.turn
@@ -63,12 +68,42 @@ impl Cache {
         // What was asked for before the lease began may have been changed before it.
         if record.lease <= now + SOON_MS || record.since > asked {
             record.pages = Pages::Before(None);
-            return 0;
+            let is_covered = record.data > now + SOON_MS && record.data_since <= asked;
+            return if is_covered { record.data - now } else { 0 };
         }
         if record.pages == Pages::Nothing {
             record.pages = Pages::Leased;
         }
         record.lease - now
+    }
+
+    /// Whether what a kernel would be told now of what an inode holds it may keep.
+    pub fn covers_pages(&self, ino: Ino, asked: u64, now: u64) -> bool {
+        let Some(record) = self.records.get(&ino) else { return false };
+        let is_covered = |until, since| until > now + SOON_MS && since <= asked;
+        is_covered(record.lease, record.since) || is_covered(record.data, record.data_since)
+    }
+
+    /// There is a lease on a file's bytes until then.
+    pub fn data_leased(&mut self, ino: Ino, until: u64, now: u64) {
+        if let Some(record) = self.records.get_mut(&ino) {
+            if record.data <= now {
+                record.data_since = self.turn;
+            }
+            record.data = record.data.max(until);
+        }
+    }
+
+    /// The lease on a file's bytes is over.
+    pub fn lose_data(&mut self, ino: Ino) {
+        if let Some(record) = self.records.get_mut(&ino) {
+            record.data = 0;
+        }
+    }
+
+    /// Until when a kernel may keep what an inode holds; 0: it may not.
+    pub fn pages_until(&self, ino: Ino) -> u64 {
+        self.records.get(&ino).map_or(0, |record| record.lease.max(record.data))
     }
 
     /// Whether a lease on an inode has ever been had: else there will be none.
@@ -98,7 +133,7 @@ impl Cache {
     /// A kernel has dropped what it had kept.
     pub fn lose_pages(&mut self, ino: Ino) {
         if let Some(record) = self.records.get_mut(&ino) {
-            record.pages = Pages::Nothing;
+            (record.pages, record.data) = (Pages::Nothing, 0);
         }
     }
 

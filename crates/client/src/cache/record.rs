@@ -19,6 +19,9 @@ pub(super) struct Record {
     /// The turn in which that has begun, or the last one; 0: there never was any.
     pub since: u64,
     pub pages: Pages,
+    /// When the lease on its bytes is over, which others may write to; 0: there is none. And the turn in which that has begun.
+    pub data: u64,
+    pub data_since: u64,
     /// The number of the exclusive lease on it, and when that is over; 0: there is none.
     pub exclusive: u64,
     pub exclusive_until: u64,

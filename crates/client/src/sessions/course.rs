@@ -8,6 +8,7 @@ use espalier_proto::{
     Access, Caller, Entry, Errno, Ino, Layout, Rank, Reply, Request, RequestId, StreamIo, Touched, write_list,
 };
 
+use super::data::DataLease;
 use super::end::{Parked, changed_names};
 use super::own::{Left, Own, Step};
 use super::{Asked, ForDoor, Sessions, Told, Waiter};
@@ -25,6 +26,7 @@ pub(super) struct Course {
     pub own: Option<Own>,
     /// The caller does not want to wait any longer.
     pub interrupted: bool,
+    pub data: DataLease,
     #[expect(dead_code, reason = "it is enough that it is there")]
     pub changes: Changes,
 }
@@ -143,6 +145,7 @@ impl<T> Sessions<T> {
         lease: u64,
         told: &mut Told<T>,
     ) {
+        let Some(parked) = self.go_on_with_data(now, parked, &result, lease, told) else { return };
         let seen = parked.course.seen;
         let Some(sighting) = seen.sighting else {
             let (asked, mut course) = parked.into_asked();
@@ -213,6 +216,7 @@ impl<T> Sessions<T> {
         lease: u64,
         told: &mut Told<T>,
     ) {
+        next = self.before_answer(now, &asked.call, &mut course, next, lease > 0);
         let Asked { call_id, caller, call, ticket } = asked;
         if let Waiter::Nobody(_) = ticket {
             next.tell_that_it_is_told();

@@ -156,7 +156,7 @@ impl<T> Sessions<T> {
 
     fn watch(&mut self, ino: Ino, now: u64) {
         if self.is_in_use(ino) && !self.kept.open.contains_key(&ino) {
-            self.kept.watch(ino, self.cache.leased_until(ino), now);
+            self.kept.watch(ino, self.cache.pages_until(ino), now);
         }
     }
 
@@ -193,7 +193,7 @@ impl<T> Sessions<T> {
             }
         }
         while let Some((ino, watched)) = self.kept.next(now) {
-            let until = self.cache.leased_until(ino);
+            let until = self.cache.pages_until(ino);
             // There may have been none for a while.
             if watched.covered < now || until <= now + SOON_MS {
                 self.cache.lose_pages(ino);

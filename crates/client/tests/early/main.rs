@@ -1,5 +1,6 @@
 //! Changes that callers are told of before the server has answered.
 
+mod data;
 mod kept;
 mod quiet;
 mod reads;

@@ -300,6 +300,14 @@ impl World {
         self.take(told);
     }
 
+    pub fn revoke_data(&mut self, number: u64, ino: Ino) {
+        self.revoke_lease(number, Lease::Data { ino });
+    }
+
+    pub fn revoke_quiet(&mut self, number: u64, ino: Ino) {
+        self.revoke_lease(number, Lease::Quiet { ino });
+    }
+
     fn revoke_lease(&mut self, number: u64, lease: Lease) {
         let mut told = Told::default();
         self.sessions.received(self.now, RANK, FromServer::Revoke { number, lease }, &mut told);

@@ -244,9 +244,9 @@ pub(super) fn final_after_close(d: &Dir) -> Outcome {
     }
     let source = File::open(&paths[0])?;
     for len in [30_000, 50_000, 82_000] {
-        let path = d.at(format!("copied{len}"));
-        copy(&source, &d.open(&path)?, len, 290_000)?;
-        paths.push(path);
+        let name = format!("copied{len}");
+        copy(&source, &d.open(&name)?, len, 290_000)?;
+        paths.push(d.at(name));
     }
     let first = paths.iter().map(|path| times(path)).collect::<Result<Vec<_>, _>>()?;
     for _ in 0..2 {

@@ -22,9 +22,10 @@ use crate::sys::{Handle, drop_caches};
 /// File handles that are kept.
 pub(super) type Handles = [Option<Handle>; HANDLES];
 
-/// Whether a file system has file handles.
+/// Whether a file system has file handles, and the caller may open them.
 pub(super) fn has_handles(root: &Path) -> bool {
-    Handle::of(root).is_ok()
+    let mount = open(root, OFlags::RDONLY | OFlags::DIRECTORY);
+    mount.is_ok_and(|mount| Handle::of(root).is_ok_and(|handle| handle.stat(&mount).is_ok()))
 }
 
 pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {

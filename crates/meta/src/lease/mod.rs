@@ -5,6 +5,7 @@
 //! their term is over. Without leases ([`Config::lease_ms`](crate::Config)) none of this costs anything.
 
 mod contention;
+mod data;
 mod exclusive;
 mod heirs;
 mod table;
@@ -339,7 +340,12 @@ impl Meta {
 
     /// A client has answered a revocation.
     pub(crate) fn revoked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
-        let ready = self.leases.as_mut().map_or_else(Vec::new, |leases| leases.revoked(client, number));
+        let Some(leases) = &mut self.leases else { return };
+        let quiet = leases.quiet_file(client, number);
+        let ready = leases.revoked(client, number);
+        if let Some(ino) = quiet {
+            self.sessions.set_announces(client, ino, true);
+        }
         ready.into_iter().for_each(|task| self.resume(now, task, out));
     }
 

@@ -16,12 +16,18 @@ use crate::trash::ITSELF;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key {
     ino: Ino,
-    /// Of a name in the directory `ino`; 0, which no name has: the inode itself; [`EXCLUSIVE`], which none has either: that nobody else knows the directory. Should two names ever have the same, a
-    /// lease on one of them may end its holder's lease on the other unheard: it may then be out of date until its term is over.
+    /// Of a name in the directory `ino`; 0, which no name has: the inode itself; or one of [`EXCLUSIVE`], [`DATA`] and [`QUIET`], which none
+    /// has either. Should two names ever have the same, a lease on one of them may end its holder's lease on the other unheard: it may then
+    /// be out of date until its term is over.
     hash: u64,
 }
 
+/// Nobody else knows the directory.
 const EXCLUSIVE: u64 = 1;
+/// The bytes of a file that others may write to.
+const DATA: u64 = 2;
+/// Writes to a file are not announced. Names have smaller hashes.
+const QUIET: u64 = u64::MAX;
 
 impl Key {
     pub(crate) fn inode(ino: Ino) -> Self {
@@ -34,6 +40,14 @@ impl Key {
 
     pub(crate) fn exclusive(dir: Ino) -> Self {
         Self { ino: dir, hash: EXCLUSIVE }
+    }
+
+    pub(crate) fn data(ino: Ino) -> Self {
+        Self { ino, hash: DATA }
+    }
+
+    pub(crate) fn quiet(ino: Ino) -> Self {
+        Self { ino, hash: QUIET }
     }
 
     pub(crate) fn as_inode(self) -> Option<Ino> {
@@ -51,6 +65,8 @@ struct Holder {
     revocation: u64,
     /// What was promised before that turn is void.
     void_before: u64,
+    /// Of a lease on a file's bytes: another one was given after that revocation, and is over then; 0: none was.
+    again: u64,
 }
 
 /// A revocation that was sent and not answered.
@@ -168,7 +184,7 @@ impl Leases {
         for key in keys {
             let holders = self.holders.entry(*key).or_default();
             if !holders.iter().any(|holder| holder.client == client) {
-                holders.push(Holder { client, until: 0, revocation: 0, void_before: self.turn });
+                holders.push(Holder { client, until: 0, revocation: 0, void_before: self.turn, again: 0 });
                 self.order.push_back((now + self.lasting_ms(), *key, client));
             }
         }
@@ -190,6 +206,8 @@ impl Leases {
             match holder {
                 // One that is to give it up would be taken to have given up this one.
                 Some(holder) if holder.void_before <= turn && holder.revocation == 0 => holder.until = until,
+                // Its client has been sent the revocation before this lease.
+                Some(holder) if holder.void_before <= turn && key.hash == DATA => holder.again = until,
                 _ => kept = false,
             }
         }
@@ -211,10 +229,6 @@ impl Leases {
         self.holders.keys().filter(|key| key.hash == EXCLUSIVE).map(|key| key.ino).collect()
     }
 
-    fn lasting_ms(&self) -> u64 {
-        self.term_ms + Self::MARGIN_MS
-    }
-
     // ---- Taking back
 
     /// A client is about to change something: whether others may have it cached. They are asked to give it up.
@@ -227,14 +241,17 @@ impl Leases {
             if holder.client == client {
                 continue;
             }
-            if now >= holder.until || self.gone.contains_key(&holder.client) {
+            if now >= holder.until.max(holder.again) || self.gone.contains_key(&holder.client) {
                 end(holder, &mut self.revocations, &mut self.counts);
                 continue;
             }
             is_held = true;
-            if holder.revocation != 0 {
+            if holder.revocation != 0 && holder.again == 0 {
                 continue;
             }
+            // The answer to this one is for both.
+            self.revocations.remove(&holder.revocation);
+            holder.until = holder.until.max(core::mem::take(&mut holder.again));
             self.last_revocation += 1;
             self.counts.revoked += 1;
             let (client, number) = (holder.client, self.last_revocation);
@@ -242,6 +259,8 @@ impl Leases {
             let lease = match name {
                 Some(name) => Lease::Name { dir: key.ino, name: name.clone() },
                 None if key.hash == EXCLUSIVE => Lease::Exclusive { dir: key.ino },
+                None if key.hash == DATA => Lease::Data { ino: key.ino },
+                None if key.hash == QUIET => Lease::Quiet { ino: key.ino },
                 None => Lease::Inode { ino: key.ino },
             };
             let revocation = Revocation { client, number, lease };
@@ -251,8 +270,8 @@ impl Leases {
         match key.hash {
             _ if self.counts.revoked == revoked => {}
             0 => self.inodes.note(key.ino, now),
-            // Nobody gets one on a directory that others know.
-            EXCLUSIVE => {}
+            // Nobody gets one on a directory that others know; and whoever reads a file anew gets one on its bytes.
+            EXCLUSIVE | DATA | QUIET => {}
             _ => self.names.note(key.ino, now),
         }
         is_held
@@ -263,6 +282,51 @@ impl Leases {
     pub(crate) fn revoke_heirs(&mut self, dir: Ino, now: u64) -> Option<Key> {
         let keys = self.heirs.of(dir).into_iter().map(Key::inode);
         keys.filter(|key| self.revoke(ITSELF, *key, None, now)).last()
+    }
+
+    /// A client that writes to a file without a message is to announce its writes from now on. It is asked once.
+    pub(crate) fn revoke_quiet(&mut self, by: ClientId, client: ClientId, ino: Ino, now: u64) {
+        let (key, until) = (Key::quiet(ino), now + self.lasting_ms());
+        self.promise(client, &[key], now);
+        let holders = self.holders.get_mut(&key).into_iter().flatten();
+        for holder in holders.filter(|holder| holder.client == client && holder.until == 0) {
+            holder.until = until;
+        }
+        self.revoke(by, key, None, now);
+    }
+
+    /// The file that a revocation is about that asks a client to announce its writes.
+    pub(crate) fn quiet_file(&self, client: ClientId, number: u64) -> Option<Ino> {
+        let asked = self.revocations.get(&number)?;
+        (asked.revocation.client == client && asked.key.hash == QUIET).then_some(asked.key.ino)
+    }
+
+    /// Whether another client has not answered a revocation of a file's bytes.
+    pub(crate) fn is_data_awaited(&self, client: ClientId, ino: Ino) -> bool {
+        let mut holders = self.holders.get(&Key::data(ino)).into_iter().flatten();
+        holders.any(|holder| holder.client != client && holder.revocation != 0)
+    }
+
+    /// Whether a client may go on to write to a file without announcing it. No other client then gets a lease on its bytes by a promise
+    /// from before.
+    pub(crate) fn may_be_quiet(&mut self, client: ClientId, ino: Ino) -> bool {
+        let mut asked = self.holders.get(&Key::quiet(ino)).into_iter().flatten();
+        if asked.any(|holder| holder.client == client && holder.revocation != 0) {
+            return false;
+        }
+        self.turn += 1;
+        let mut is_cached = false;
+        for holder in self.holders.get_mut(&Key::data(ino)).into_iter().flatten() {
+            if holder.client != client {
+                holder.void_before = self.turn;
+                is_cached |= holder.until > 0 || holder.again > 0;
+            }
+        }
+        !is_cached
+    }
+
+    pub(crate) fn lasting_ms(&self) -> u64 {
+        self.term_ms + Self::MARGIN_MS
     }
 
     /// No leases are given on it until [`Self::unclaim`], so that an operation that has waited does not find others.
@@ -312,7 +376,7 @@ impl Leases {
         let holders = self.holders.get_mut(&key);
         let holder = holders.and_then(|all| all.iter_mut().find(|holder| holder.revocation == number));
         if let Some(holder) = holder {
-            (holder.until, holder.revocation) = (0, 0);
+            (holder.until, holder.revocation) = (core::mem::take(&mut holder.again), 0);
         }
         self.let_go_on(key)
     }
@@ -358,7 +422,8 @@ impl Leases {
         let keys: Vec<Key> = self.waiting.keys().copied().collect();
         for key in keys {
             let is_over = |holder: &&mut Holder| {
-                holder.revocation != 0 && (now >= holder.until || self.gone.contains_key(&holder.client))
+                let until = holder.until.max(holder.again);
+                holder.revocation != 0 && (now >= until || self.gone.contains_key(&holder.client))
             };
             for holder in self.holders.get_mut(&key).into_iter().flatten().filter(is_over) {
                 end(holder, &mut self.revocations, &mut self.counts);
@@ -378,9 +443,10 @@ impl Leases {
             self.order.pop_front();
             let Some(holders) = self.holders.get_mut(&key) else { continue };
             let Some(at) = holders.iter().position(|holder| holder.client == client) else { continue };
-            if now < holders[at].until {
+            let until = holders[at].until.max(holders[at].again);
+            if now < until {
                 // It was renewed.
-                self.order.push_back((holders[at].until, key, client));
+                self.order.push_back((until, key, client));
                 continue;
             }
             let mut holder = holders.swap_remove(at);
@@ -399,7 +465,7 @@ fn end(holder: &mut Holder, revocations: &mut Map<u64, Asked>, counts: &mut Coun
     if revocations.remove(&holder.revocation).is_some() {
         counts.unanswered += 1;
     }
-    (holder.until, holder.revocation) = (0, 0);
+    (holder.until, holder.revocation, holder.again) = (0, 0, 0);
 }
 
 #[cfg(test)]

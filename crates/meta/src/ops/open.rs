@@ -34,6 +34,9 @@ impl Meta {
         if !may_cache || !is_counted_once || !is_wanted || size > WHOLE_BYTES {
             return Ok(None);
         }
+        if self.is_open_to_write_elsewhere(cx.client, ino) {
+            return Ok(None);
+        }
         self.stuffed(ino, 0, size).map(Some)
     }
 
@@ -89,7 +92,9 @@ impl Meta {
         let writes = is_file && how.access.contains(Access::WRITE);
         // Where there are no sessions there is nobody else.
         let shared = self.config.session_ms.is_some()
-            && (self.is_written(cx.client, ino) || writes && self.is_open_elsewhere(cx.client, ino));
+            && (self.is_written(cx.client, ino)
+                || writes && self.is_open_elsewhere(cx.client, ino)
+                || self.is_open_to_write_elsewhere(cx.client, ino));
         // From here on it counts as open by this client, too.
         self.opened(ino);
         let proof = self.proof(cx.client, ino, Proven::opened(how.access));

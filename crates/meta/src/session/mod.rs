@@ -14,6 +14,7 @@ mod reclaim;
 mod restart;
 mod subtree;
 mod unused;
+mod writers;
 
 pub use audit::Holding;
 pub use completed::Outcome;
@@ -28,8 +29,8 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
 
 use espalier_proto::{
-    Access, Accesses, Caller, ClientId, DataRequest, Errno, Ino, Recall, Reply, Request, RequestId, SetAttr,
-    StreamIo, Touched,
+    Access, Accesses, Caller, ClientId, DataRequest, Errno, Ino, Opened, Recall, Reply, Request, RequestId,
+    SetAttr, StreamIo, Touched,
 };
 
 use crate::event::Event;
@@ -139,12 +140,14 @@ struct Hold {
     opens: u32,
     /// It was opened for writing, and has been open since.
     writes: bool,
+    /// Its client announces what it writes to it.
+    announces: bool,
 }
 
 impl Hold {
-    const LOOKUP: Self = Self { lookups: 1, opens: 0, writes: false };
-    const OPENING: Self = Self { lookups: 0, opens: 1, writes: false };
-    const MADE: Self = Self { lookups: 0, opens: 1, writes: true };
+    const LOOKUP: Self = Self { lookups: 1, opens: 0, writes: false, announces: false };
+    const OPENING: Self = Self { lookups: 0, opens: 1, writes: false, announces: false };
+    const MADE: Self = Self { lookups: 0, opens: 1, writes: true, announces: false };
 }
 
 impl Session {
@@ -152,6 +155,10 @@ impl Session {
         let held = self.held.entry(ino).or_default();
         held.lookups = held.lookups.saturating_add(hold.lookups);
         held.opens = held.opens.saturating_add(hold.opens);
+        if hold.writes {
+            // A client that has it open for writing already may not have got this answer yet.
+            held.announces = hold.announces && (held.announces || !held.writes);
+        }
         held.writes |= hold.writes;
     }
 
@@ -167,10 +174,11 @@ impl Session {
     fn let_go(&mut self, ino: Ino, wanted: Hold) -> Hold {
         let Some(held) = self.held.get_mut(&ino) else { return Hold::default() };
         let (lookups, opens) = (wanted.lookups.min(held.lookups), wanted.opens.min(held.opens));
-        let taken = Hold { lookups, opens, writes: held.writes };
+        let taken = Hold { lookups, opens, writes: held.writes, announces: held.announces };
         held.lookups -= taken.lookups;
         held.opens -= taken.opens;
         held.writes &= held.opens > 0;
+        held.announces &= held.writes;
         if held.lookups == 0 && held.opens == 0 {
             self.held.remove(&ino);
         }
@@ -348,6 +356,7 @@ impl Meta {
             | Request::Seek { ino, .. }
             | Request::Extend { ino, .. }
             | Request::Delegate { ino, .. }
+            | Request::LeaseData { ino }
             | Request::SetAttr { ino, set: SetAttr { through_handle: true, .. } }
                 if session.opens(*ino) == 0 =>
             {
@@ -655,21 +664,26 @@ fn each_given(request: &Request, result: &Result<Reply, Errno>, mut give: impl F
             _ => {}
         },
         (_, Ok(Reply::Made(made))) => give(made.ino, Hold::MADE),
-        (_, Ok(Reply::Created(entry, _))) => {
-            give(entry.attr.ino, Hold { lookups: 1, opens: 1, writes: opens_to_write(request) });
+        (_, Ok(Reply::Created(entry, opened))) => {
+            give(entry.attr.ino, Hold { lookups: 1, ..opening(request, opened) });
         }
         (_, Ok(Reply::Listing { entries, .. })) => {
             for entry in entries.iter().filter(|entry| entry.entry.is_some()) {
                 give(entry.ino, Hold::LOOKUP);
             }
         }
-        (Request::Open { ino, .. }, Ok(_)) => {
-            give(*ino, Hold { writes: opens_to_write(request), ..Hold::OPENING });
+        (Request::Open { ino, .. }, Ok(Reply::Opened(opened) | Reply::OpenedWhole(opened, _))) => {
+            give(*ino, opening(request, opened));
         }
         // A release that has failed gives back what was taken for it.
         (Request::Release { ino }, Err(_)) => give(*ino, Hold::OPENING),
         _ => {}
     }
+}
+
+fn opening(request: &Request, opened: &Opened) -> Hold {
+    let writes = opens_to_write(request);
+    Hold { writes, announces: writes && opened.shared, ..Hold::OPENING }
 }
 
 fn opens_to_write(request: &Request) -> bool {

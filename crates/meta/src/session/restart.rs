@@ -47,6 +47,7 @@ impl Meta {
                         lookups: named.is_some().into(),
                         opens: opened.is_some().into(),
                         writes: opened.is_some_and(|access| access.contains(Access::WRITE)),
+                        announces: false,
                     };
                     session.hold(ino, hold);
                     session.reserved.insert(id, (ino, hold));
@@ -85,6 +86,7 @@ impl Meta {
                 lookups: lookups.min(MAX_LOOKUPS.saturating_sub(has.lookups)),
                 opens: opens.min(MAX_OPENS.saturating_sub(has.opens)),
                 writes,
+                announces: false,
             };
             if hold.lookups > 0 || hold.opens > 0 {
                 session.hold(held.ino, hold);

@@ -100,7 +100,7 @@ impl Client {
     pub fn forget(&mut self, lease: &Lease) {
         match lease {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
-            Lease::Exclusive { .. } => {}
+            Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Quiet { .. } => {}
             Lease::Inode { ino } => self.things.retain(|(of, _), _| of != ino),
         }
     }

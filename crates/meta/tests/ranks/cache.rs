@@ -67,7 +67,7 @@ impl Cache {
     pub fn give_up(&mut self, lease: &Lease) {
         match lease {
             Lease::Name { dir, name } => drop(self.names.remove(&(*dir, name.clone()))),
-            Lease::Exclusive { .. } => {}
+            Lease::Exclusive { .. } | Lease::Data { .. } | Lease::Quiet { .. } => {}
             Lease::Inode { ino } => drop(self.attrs.remove(ino)),
         }
     }

@@ -174,8 +174,8 @@ impl Door for FuseDoor {
                 self.tell([News::Expired(*dir, name.clone(), Some(done))].into());
             }
             // The kernel knows nothing of it.
-            Lease::Exclusive { .. } => done(),
-            Lease::Inode { ino } => {
+            Lease::Exclusive { .. } | Lease::Quiet { .. } => done(),
+            Lease::Inode { ino } | Lease::Data { ino } => {
                 self.tell([News::Attributes(*ino), News::AllInodes(Once::new(done))].into());
             }
         }

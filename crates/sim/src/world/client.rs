@@ -438,7 +438,7 @@ impl Client {
                     }
                     // Processes keep nothing of what they are told.
                     ForDoor::Revoke { rank, number, lease, .. } => {
-                        if let Lease::Inode { ino } = lease {
+                        if let Lease::Inode { ino } | Lease::Data { ino } = lease {
                             self.drop_pages(&[ino]);
                         }
                         self.sessions.revoked(rank, number, &mut self.told)

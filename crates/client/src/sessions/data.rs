@@ -1,0 +1,135 @@
+//! Bytes of files that other clients write to, too, and that kernels keep. Before a kernel reads
+//! such a file there is a lease on its bytes; and what is written to a file whose bytes others may
+//! have so is announced before its caller is answered.
+
+use alloc::boxed::Box;
+use core::mem::take;
+
+use espalier_proto::{Errno, Ino, Reply, Request};
+
+use super::course::Course;
+use super::end::Parked;
+use super::{Sessions, Told};
+use crate::{Answer, Call, Next};
+
+/// A kernel reads whole pages of what it keeps.
+const PAGE_BYTES: u64 = 4096;
+/// So often a call asks for a lease: it may be revoked before the reply leaves.
+const TRIES: u32 = 4;
+
+/// How far a call has come with that.
+#[derive(Debug, Default)]
+pub(super) enum DataLease {
+    #[default]
+    Nothing,
+    /// A lease is being asked for, or has been, so many times.
+    Asking(u32),
+    Asked(u32),
+    /// This is answered when what has been changed is announced, which began in that turn.
+    Announcing(Box<Result<Answer, Errno>>, u64),
+    Announced,
+}
+
+impl<T> Sessions<T> {
+    /// The file of which a kernel is to keep what a call reads, if no lease covers that.
+    fn uncovered(&self, now: u64, call: &Call<'_>, asked: u64) -> Option<Ino> {
+        let Call::Read { ino, offset, size, .. } = *call else { return None };
+        let is_kept = self.cache.has_kernel()
+            && self.cache.has_leases()
+            && offset.is_multiple_of(PAGE_BYTES)
+            && u64::from(size).is_multiple_of(PAGE_BYTES);
+        (is_kept && !self.cache.is_early(ino) && !self.cache.covers_pages(ino, asked, now)).then_some(ino)
+    }
+
+    /// The first step of a read that is to be covered: what is read of a stream comes without a
+    /// lease.
+    pub(super) fn lease_first(&self, now: u64, call: &Call<'_>) -> Option<Next> {
+        let ino = self.uncovered(now, call, self.cache.turn())?;
+        self.client.is_streamed(ino).then_some(Next::Ask(Request::LeaseData { ino }))
+    }
+
+    /// The next step of a call, which may be to ask for a lease, or to announce what it has
+    /// changed. `leased`: a lease has come with what has been read.
+    pub(super) fn before_answer(
+        &self,
+        now: u64,
+        call: &Call<'_>,
+        course: &mut Course,
+        next: Next,
+        leased: bool,
+    ) -> Next {
+        let tries = match course.data {
+            DataLease::Asked(tries) => tries,
+            _ => 0,
+        };
+        let result = match next {
+            Next::Ask(Request::LeaseData { .. }) => {
+                course.data = DataLease::Asking(tries + 1);
+                return next;
+            }
+            Next::Answer(result) => result,
+            next => return next,
+        };
+        if let (Ok(Answer::Bytes(_)), true) = (&result, tries < TRIES)
+            && let Some(ino) = self.uncovered(now, call, if leased { self.cache.turn() } else { course.turn })
+        {
+            course.data = DataLease::Asking(tries + 1);
+            return Next::Ask(Request::LeaseData { ino });
+        }
+        if let DataLease::Nothing = course.data
+            && let Some(ino) = call.changed(&result)
+            && self.must_announce(now, call, ino, result.is_ok())
+        {
+            course.data = DataLease::Announcing(Box::new(result), self.cache.turn());
+            return Next::Ask(Request::Announce(ino));
+        }
+        Next::Answer(result)
+    }
+
+    /// Of a file that this client does not have open it does not know whether others cache what
+    /// has been changed.
+    fn must_announce(&self, now: u64, call: &Call<'_>, ino: Ino, is_done: bool) -> bool {
+        let is_by_name = matches!(call, Call::Request(Request::SetAttr { .. })) && !self.client.is_open(ino);
+        let is_alone = self.cache.alone_dir(ino).is_some_and(|(_, until)| until > now);
+        self.client.announces(ino) || is_by_name && is_done && !is_alone
+    }
+
+    /// Goes on with the reply to what [`Self::before_answer`] has asked; returns the call if it
+    /// has asked nothing.
+    pub(super) fn go_on_with_data(
+        &mut self,
+        now: u64,
+        parked: Parked<T>,
+        result: &Result<Reply, Errno>,
+        lease: u64,
+        told: &mut Told<T>,
+    ) -> Option<Parked<T>> {
+        if !matches!(parked.course.data, DataLease::Asking(_) | DataLease::Announcing(..)) {
+            return Some(parked);
+        }
+        let (asked, mut course) = parked.into_asked();
+        let next = match take(&mut course.data) {
+            DataLease::Announcing(answer, since) => {
+                if let (Ok(Reply::Announced(again)), Some(ino)) = (result, asked.call.changed(&answer)) {
+                    self.client.announced(ino, *again, since);
+                }
+                course.data = DataLease::Announced;
+                Next::Answer(*answer)
+            }
+            DataLease::Asking(tries) => {
+                course.data = DataLease::Asked(tries);
+                if let (Call::Read { ino, .. }, Ok(_), 1..) = (&asked.call, result, lease) {
+                    self.cache.data_leased(*ino, now.saturating_add(lease), now);
+                }
+                course.turn = self.cache.turn();
+                match result {
+                    Err(Errno::EINTR) => Next::Answer(Err(Errno::EINTR)),
+                    _ => self.client.start(&asked.call),
+                }
+            }
+            _ => return None,
+        };
+        self.advance(now, (asked, course), next, 0, told);
+        None
+    }
+}

@@ -1,0 +1,96 @@
+//! Bytes of files that other clients write to, too.
+
+use espalier_client::{Answer, Call, ForDoor};
+use espalier_proto::{Access, Errno, Ino, OpenHow, Opened, Reply, Request, Touched};
+
+use super::world::*;
+
+const FILE: Ino = Ino(11);
+
+impl World {
+    fn open_file(&mut self, access: Access, opened: Opened) {
+        let how = OpenHow { access, ..OpenHow::default() };
+        self.call(Request::Open { ino: FILE, how });
+        let (id, ..) = self.last();
+        self.reply(id, Touched::default(), Ok(Reply::Opened(Opened { proof: 9, ..opened })));
+        self.door.clear();
+    }
+
+    fn read_page(&mut self) -> u64 {
+        self.call_as(user(0, 0), Call::Read { ino: FILE, offset: 0, size: 4096, noatime: true })
+    }
+
+    /// The request that was sent last is answered.
+    fn is_asked(&mut self, expected: &Request, term: u32, result: Result<Reply, Errno>) {
+        let (id, _, request) = self.last();
+        assert_eq!(request, *expected);
+        self.term = term;
+        self.reply(id, Touched::default(), result);
+        self.term = TERM;
+    }
+
+    /// For how long a kernel may keep what it was told.
+    fn kept_for(&mut self) -> Option<u64> {
+        match self.door.pop()? {
+            ForDoor::Answer { result: Ok(Answer::Bytes(_)), lease_ms, .. } => Some(lease_ms),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Whether a write to the stream waits for something else than the stream.
+    fn write_waits(&mut self) -> bool {
+        let call = self.call_as(user(0, 0), write(FILE.0, 0, b"written"));
+        if let Some((id, _, Request::Delegate { .. })) = self.sent.last().cloned() {
+            self.reply(id, Touched::default(), Ok(Reply::Delegated(None)));
+        }
+        let written = self.streams.pop().expect("a write to the stream");
+        self.reply(written.id, Touched::default(), Ok(Reply::Written(7)));
+        self.answer(call).is_none()
+    }
+}
+
+#[test]
+fn kernel_keeps_what_it_reads_beside_writers_under_a_lease_on_the_bytes() {
+    let mut world = World::new();
+    world.open_file(Access::READ, Opened::default());
+    world.revoke_inode(1, FILE);
+    world.door.clear();
+    let read = || Request::Read { ino: FILE, offset: 0, size: 4096, noatime: true };
+    let lease = Request::LeaseData { ino: FILE };
+    let bytes = || Ok(Reply::Bytes(b"0123"[..].into()));
+    world.read_page();
+    world.is_asked(&read(), 0, bytes());
+    assert_eq!(world.kept_for(), None, "nothing covers it");
+    world.is_asked(&lease, TERM, Ok(Reply::Done));
+    world.is_asked(&read(), 0, bytes());
+    assert!(world.kept_for().is_some_and(|ms| ms > 9_000));
+    world.read_page();
+    world.is_asked(&read(), 0, bytes());
+    assert!(world.kept_for().is_some_and(|ms| ms > 9_000), "it covers other reads, too");
+    world.revoke_data(2, FILE);
+    assert!(matches!(&world.door[..], [ForDoor::Revoke { number: 2, .. }]), "{:?}", world.door);
+    world.door.clear();
+    world.read_page();
+    world.is_asked(&read(), 0, bytes());
+    for _ in 0..4 {
+        world.is_asked(&lease, 0, Ok(Reply::Done));
+        world.is_asked(&read(), 0, bytes());
+    }
+    assert_eq!(world.kept_for(), Some(0), "the server gives none");
+}
+
+#[test]
+fn write_is_announced_before_its_caller_is_answered_while_others_may_cache_the_file() {
+    let mut world = World::new();
+    world.open_file(Access::WRITE, Opened { shared: true, streamed: true, ..Opened::default() });
+    let announce = Request::Announce(FILE);
+    assert!(world.write_waits());
+    world.is_asked(&announce, 0, Ok(Reply::Announced(true)));
+    assert!(matches!(world.door.pop(), Some(ForDoor::Answer { result: Ok(Answer::Written(7)), .. })));
+    assert!(world.write_waits());
+    world.is_asked(&announce, 0, Ok(Reply::Announced(false)));
+    assert!(!world.write_waits(), "nobody caches it");
+    world.revoke_quiet(5, FILE);
+    assert_eq!(world.revoked, [5], "at once");
+    assert!(world.write_waits());
+}

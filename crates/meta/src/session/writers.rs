@@ -1,0 +1,22 @@
+//! Clients that have files open for writing.
+
+use espalier_proto::{ClientId, Ino};
+
+use super::Sessions;
+
+impl Sessions {
+    /// The clients that have a file open for writing, and whether they announce what they write.
+    pub(crate) fn writers(&self, ino: Ino) -> impl Iterator<Item = (ClientId, bool)> {
+        self.clients.iter().filter_map(move |(client, session)| {
+            session.held.get(&ino).filter(|hold| hold.writes).map(|hold| (*client, hold.announces))
+        })
+    }
+
+    /// Whether a client announces what it writes to a file, as long as it has that open for writing.
+    pub(crate) fn set_announces(&mut self, client: ClientId, ino: Ino, announces: bool) {
+        let session = self.clients.get_mut(&client);
+        if let Some(hold) = session.and_then(|session| session.held.get_mut(&ino)) {
+            hold.announces = announces && hold.writes;
+        }
+    }
+}
