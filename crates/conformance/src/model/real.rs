@@ -200,7 +200,7 @@ pub(super) fn tree(root: &Path) -> Result<BTreeMap<String, Seen>, Failure> {
             'l' => fs::read_link(&full)?.into_os_string().into_encoded_bytes(),
             _ => read(&full).map_err(code)?,
         };
-        let xattrs = if attr.kind == 'l' { Vec::new() } else { xattrs(&full)? };
+        let xattrs = xattrs(&full)?;
         if !path.is_empty() {
             all.insert(path, Seen { attr, content, xattrs });
         }
