@@ -75,6 +75,7 @@ for mount in "$b" "$a" "$b"; do
     sleep 0.5
 done
 is "$(tar -C "$a" -g "$work/snapshot" -cvf "$work/times.tar" times | grep -c 'times/.')" 0
+rm -r "$a/times"
 truncate -s 100 "$b/big-2"
 cmp <(head -c 100 "$work/bytes") "$a/big-2"
 truncate -s 2000000 "$b/big-2"

@@ -104,7 +104,7 @@ if [ -z "${TARGET_DIR:-}" ]; then
         umount "$work/mnt"
         mounted=
         # Options of all file systems are taken; a remount refuses what it cannot change.
-        mount -t espalier -o nodiratime,nosymfollow,lazytime,iversion,X-any,nofail "$work/data" "$work/mnt"
+        mount -t fuse.espalier -o nodiratime,nosymfollow,lazytime,iversion,X-any,nofail "$work/data" "$work/mnt"
         mounted=yes
         grep -q " $work/mnt fuse.espalier .*nodiratime.*nosymfollow" /proc/mounts
         touch -a -d @1000 "$work/mnt"

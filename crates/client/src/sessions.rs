@@ -15,7 +15,7 @@ mod root;
 mod told;
 mod write_behind;
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 
@@ -60,6 +60,9 @@ pub struct Sessions<T> {
     behind: Behind<T>,
     quiet: Quiet,
     kept: Kept,
+    /// Names of which callers have removed or moved what was there, the last ones: their kernel knows that,
+    /// and may have something else there by now.
+    vacated: VecDeque<(Ino, Name)>,
 }
 
 /// A call as it comes from the door.
@@ -72,6 +75,9 @@ pub struct Asked<'a, T> {
     /// What the door needs to answer it.
     pub ticket: T,
 }
+
+/// [`Sessions::vacated`] names at most.
+const VACATED: usize = 256;
 
 /// Who waits for what comes of a call.
 #[derive(Debug)]
@@ -91,9 +97,21 @@ impl<T> Sessions<T> {
         let (early, behind, quiet, kept) =
             (Early::default(), Behind::default(), Quiet::default(), Kept::default());
         let tells_early = true;
-        #[rustfmt::skip]
-        let new = Self { client, cache, ends, ranks, root, is_checked, tells_early, asking, early, behind, quiet, kept };
-        new
+        Self {
+            client,
+            cache,
+            ends,
+            ranks,
+            root,
+            is_checked,
+            tells_early,
+            asking,
+            early,
+            behind,
+            quiet,
+            kept,
+            vacated: VecDeque::new(),
+        }
     }
 
     /// From now on callers wait for servers with all changes.
@@ -215,6 +233,10 @@ impl<T> Sessions<T> {
             && self.root != Ino::ROOT
         {
             request.each_inode(&mut |ino| *ino = self.real(*ino));
+        }
+        if let Call::Request(Request::RmDir { .. } | Request::Rename { .. }) = asked.call {
+            self.vacated.extend(end::changed_names(&asked.call));
+            self.vacated.drain(..self.vacated.len().saturating_sub(VACATED));
         }
         self.take(now, asked, told);
         self.say(told);
@@ -445,16 +467,9 @@ impl<T> Sessions<T> {
             FromServer::Revoke { number, lease: Lease::Data { ino } } => {
                 self.cache.lose_data(ino);
                 let lease = Lease::Data { ino: self.shown_as(ino) };
-                told.door.push(ForDoor::Revoke { rank, number, lease, node: None, is_own: false });
+                told.door.push(ForDoor::Revoke { rank, number, lease, is_own: false });
             }
             FromServer::Revoke { number, lease } => {
-                let node = match &lease {
-                    Lease::Name { dir, name } => self.cache.node(*dir, name, now),
-                    Lease::Inode { .. }
-                    | Lease::Exclusive { .. }
-                    | Lease::Data { .. }
-                    | Lease::Quiet { .. } => None,
-                };
                 self.cache.revoke(&lease);
                 let (Lease::Name { dir, .. }
                 | Lease::Inode { ino: dir }
@@ -476,7 +491,7 @@ impl<T> Sessions<T> {
                     Lease::Data { ino } => Lease::Data { ino: self.shown_as(ino) },
                     Lease::Exclusive { .. } | Lease::Quiet { .. } => lease,
                 };
-                told.door.push(ForDoor::Revoke { rank, number, lease, node, is_own });
+                told.door.push(ForDoor::Revoke { rank, number, lease, is_own });
             }
             FromServer::Locked { wait } => {
                 end.link.locked(wait);
@@ -487,6 +502,7 @@ impl<T> Sessions<T> {
             FromServer::Recall(recalls) => {
                 let removed = recalls.iter().filter(|recall| recall.dir.is_none());
                 let removed = removed.filter_map(|recall| self.cache.removed_from(recall.ino, now));
+                let removed = removed.filter(|place| !self.vacated.contains(place));
                 let removed = removed.map(|(dir, name)| (self.shown_as(dir), name)).collect();
                 recalls.iter().for_each(|recall| self.cache.recall(recall.ino));
                 self.give_up_forgotten();

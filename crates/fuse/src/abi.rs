@@ -10,6 +10,8 @@ pub(crate) const MINOR: u32 = 45;
 /// 7.36 brought the second word of INIT flags. Nothing older is worth a second code path.
 pub(crate) const MINOR_MIN: u32 = 36;
 
+/// The first minor whose kernels understand [`notify::INC_EPOCH`].
+pub(crate) const MINOR_EPOCH: u32 = 44;
 /// The first minor whose kernels understand [`notify::PRUNE`].
 pub(crate) const MINOR_PRUNE: u32 = 45;
 /// The first minor whose kernels drop what they have cached after a direct write as well as before.
@@ -52,6 +54,7 @@ pub(crate) mod notify {
     pub(crate) const INVAL_INODE: i32 = 2;
     pub(crate) const INVAL_ENTRY: i32 = 3;
     pub(crate) const DELETE: i32 = 6;
+    pub(crate) const INC_EPOCH: i32 = 8;
     pub(crate) const PRUNE: i32 = 9;
     /// In `NotifyEntryOut::flags`: let the name expire instead of dropping what hangs below it.
     pub(crate) const EXPIRE_ONLY: u32 = 1;

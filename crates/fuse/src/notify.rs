@@ -133,6 +133,15 @@ impl Notifier {
         self.push(Note::Prune(nodes.into()))
     }
 
+    /// Invalidates every cached name, at once and by the caller's thread: the kernel takes no lock for it. It
+    /// detaches what is mounted below, so this is for when a name cannot be expired. Needs
+    /// [`crate::Granted::epoch`].
+    pub fn inc_epoch(&self) {
+        if let Err(error) = self.0.channel.send(0, notify::INC_EPOCH, &[]) {
+            tracing::debug!(%error, "the kernel refused a notification");
+        }
+    }
+
     /// At least half full: what can wait had better.
     pub fn is_busy(&self) -> bool {
         self.0.lock().notes.len() >= self.0.capacity / 2

@@ -63,6 +63,8 @@ pub struct Granted {
     pub flags: InitFlags,
     pub max_write: u32,
     pub max_readahead: u32,
+    /// [`Notifier::inc_epoch`] works.
+    pub epoch: bool,
     /// [`Notifier::prune`] works.
     pub prune: bool,
     /// What is written through an opening with [`OpenedFlags::DIRECT_IO`](crate::OpenedFlags) is taken out of the
@@ -295,6 +297,7 @@ fn negotiate(offer: &Init, wanted: &Wanted) -> (Granted, abi::InitOut) {
         flags,
         max_write,
         max_readahead,
+        epoch: minor >= abi::MINOR_EPOCH,
         prune: minor >= abi::MINOR_PRUNE,
         coherent_direct_writes: minor >= abi::MINOR_COHERENT,
     };

@@ -18,6 +18,7 @@ mod list;
 mod lock;
 mod message;
 mod object;
+mod stream;
 mod time;
 mod wire;
 
@@ -31,6 +32,7 @@ pub use list::{Pieces, pieces_of, range_of, write_list};
 pub use lock::{Lock, LockKind, LockOwner, LockRange, LockRanges};
 pub use message::*;
 pub use object::{ObjectId, ObjectKind, TableWrite};
+pub use stream::{Space, StreamIo, StreamStat};
 pub use time::Time;
 pub use wire::{
     Accesses, ClusterId, FromClient, FromServer, Hello, Lease, ServerMap, Service, Touched, Welcome,

@@ -32,9 +32,9 @@ pub trait Door: Sized + Send + Sync + 'static {
         lease: Duration,
     );
 
-    /// Calls `done` when what the lease is for is cached no longer. `node`: what the name stands for, if that is known. `is_own`: what
+    /// Calls `done` when what the lease is for is cached no longer. `is_own`: what
     /// a call through the door changes waits for that.
-    fn revoke(&self, lease: &Lease, node: Option<Ino>, is_own: bool, done: impl FnOnce() + Send + 'static);
+    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static);
 
     /// Nothing of these names and inodes may be cached any longer.
     fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]);

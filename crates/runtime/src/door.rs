@@ -7,7 +7,7 @@ mod mapped;
 mod openings;
 mod overlap;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -51,6 +51,7 @@ const FMODE_EXEC: u32 = 0x20;
 pub struct FuseDoor {
     /// The kernel can be asked to forget inodes by their numbers.
     can_prune: bool,
+    has_epochs: bool,
     /// What is written past the kernel's cache, the kernel also takes out of it.
     writes_directly: bool,
     /// See [`MountOptions::ttl`](crate::MountOptions::ttl).
@@ -77,15 +78,13 @@ pub struct FuseDoor {
     copies: Copies,
     /// Calls whose callers have got a signal that did not end them. The kernel does not tell of the next one.
     signalled: Mutex<Vec<u64>>,
-    /// Revocations of names that the kernel has not carried out yet, oldest first.
-    revoking: Mutex<VecDeque<Revoking>>,
+    /// Revocations of names that the kernel has not carried out yet.
+    revoking: Mutex<Vec<Revoking>>,
 }
 
 /// A revocation of a name.
 struct Revoking {
     since: Instant,
-    /// What the name stands for, if that is known.
-    node: Option<Ino>,
     done: Once,
 }
 
@@ -503,6 +502,7 @@ impl FuseDoor {
             kernel_opens_directories: kernel_can && atime != Atime::Always && ttl.is_none(),
             ttl,
             can_prune: granted.prune,
+            has_epochs: granted.epoch,
             writes_directly: granted.coherent_direct_writes,
             shares_locks: granted
                 .flags

@@ -151,7 +151,7 @@ impl Door for Closed {
 
     fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>, _: Duration) {}
 
-    fn revoke(&self, _: &Lease, _: Option<Ino>, _: bool, _: impl FnOnce() + Send + 'static) {}
+    fn revoke(&self, _: &Lease, _: bool, _: impl FnOnce() + Send + 'static) {}
 
     fn distrust(&self, _: Vec<(Ino, Name)>, _: &[Ino]) {}
 

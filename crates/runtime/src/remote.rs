@@ -263,9 +263,9 @@ impl<D: Door> Remote<D> {
                 self.tracer.end(self.tracer.served(self.tracer.place(), id));
                 self.answer(ticket, result, lease_ms);
             }
-            ForDoor::Revoke { rank, number, lease, node, is_own } => {
+            ForDoor::Revoke { rank, number, lease, is_own } => {
                 let remote = Weak::clone(&self.own);
-                self.door.revoke(&lease, node, is_own, move || {
+                self.door.revoke(&lease, is_own, move || {
                     if let Some(remote) = remote.upgrade() {
                         remote.with_machine(|sessions, _, told| sessions.revoked(rank, number, told));
                     }

@@ -175,7 +175,8 @@ impl<T> Sessions<T> {
     fn may_be_behind(&self, now: u64, call: &Call<'_>) -> Option<(Ino, Range<u64>)> {
         let Call::Write { ino, offset, data, kill_suid_gid: false } = call else { return None };
         let end = offset.checked_add(data.len() as u64).filter(|_| *offset != END && !data.is_empty())?;
-        let is_wanted = self.tells_early && self.client.is_streamed(*ino);
+        // What is announced is announced before the caller is answered.
+        let is_wanted = self.tells_early && self.client.is_streamed(*ino) && !self.client.announces(*ino);
         let (dir, _) = self.cache.alone_dir(*ino).filter(|(_, until)| is_wanted && *until > now)?;
         let is_ready = self.ends.get(&ino.rank())?.link.is_ready();
         // What is told of the file in other ways comes first.

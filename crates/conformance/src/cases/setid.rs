@@ -408,6 +408,7 @@ pub(super) fn kept_by_copy_up_of_overlayfs(d: &Dir) -> Outcome {
         File::options().append(true).open(&touched)?;
         check!(exists(upper.join("touched")));
         same_mode(&touched, 0o6757)?;
+        check!(has_capability(&touched));
         same!(stat(&touched)?.st_uid, ALICE.uid);
         let owned = merged.join("owned");
         chown(&owned, BOB.uid, BOB.gid)?;

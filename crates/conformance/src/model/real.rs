@@ -60,8 +60,9 @@ pub(super) fn apply(root: &Path, handles: &mut Handles, op: &Op) -> Answer {
             store(&at(path), *offset as usize, *len, *fill).map(Out::Bytes).map_err(|e| e.code())
         }
         Op::Allocate { path, at: offset, len, how } => {
-            let _ = rustix::fs::lremovexattr(at(path), CAPABILITY);
             let file = open(&at(path), OFlags::WRONLY).map_err(|e| e.code())?;
+            // File systems differ in whether an allocation that changes nothing removes it.
+            let _ = rustix::fs::fremovexattr(&file, CAPABILITY);
             let mode = match how {
                 Space::Plain => FallocateFlags::empty(),
                 Space::KeepSize => FallocateFlags::KEEP_SIZE,

@@ -11,11 +11,12 @@ use rustix::fs::{CWD, RenameFlags};
 use super::{DIRS, How, Op, Place, REGISTER, Rules, Seen, Way, round};
 use crate::{Failure, Outcome, runner};
 
-/// Runs rounds in a fresh directory of the first of `ways`, which all lead to the same one.
+/// Runs rounds in a fresh directory of the first of `ways`, which all lead to the same one. `moves_names`: also
+/// between directories.
 ///
 /// # Errors
 /// As [`round`].
-pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
+pub fn run(ways: &[PathBuf], seed: u64, rounds: u64, moves_names: bool) -> Outcome {
     let base = ways.first().ok_or_else(|| Failure::at("no directory"))?;
     let root = runner::fresh(base, "race")?;
     let name = root.file_name().map(PathBuf::from).unwrap_or_default();
@@ -27,7 +28,7 @@ pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
             fs::create_dir(&own)?;
             DIRS.iter().try_for_each(|dir| fs::create_dir(own.join(dir)))?;
             fs::write(own.join(REGISTER), 0_u32.to_le_bytes())?;
-            let ways = roots.iter().map(|root| Mounted::new(root.join(format!("{seed}"))));
+            let ways = roots.iter().map(|root| Mounted::new(root.join(format!("{seed}")), moves_names));
             round(&ways.collect::<io::Result<Vec<_>>>()?, seed, rules)?;
             runner::remove(&own);
             Ok(())
@@ -40,12 +41,13 @@ pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
 struct Mounted {
     root: PathBuf,
     register: File,
+    moves_names: bool,
 }
 
 impl Mounted {
-    fn new(root: PathBuf) -> io::Result<Self> {
+    fn new(root: PathBuf, moves_names: bool) -> io::Result<Self> {
         let register = OpenOptions::new().read(true).write(true).open(root.join(REGISTER))?;
-        Ok(Self { root, register })
+        Ok(Self { root, register, moves_names })
     }
 
     fn at(&self, place: Place) -> PathBuf {
@@ -54,6 +56,10 @@ impl Mounted {
 }
 
 impl Way for Mounted {
+    fn moves_names(&self) -> bool {
+        self.moves_names
+    }
+
     fn perform(&self, op: Op) -> io::Result<Seen> {
         match op {
             Op::Symlink(at, token) => rustix::fs::symlink(format!("{token}"), self.at(at))?,

@@ -34,7 +34,9 @@ impl Meta {
             if !set.through_handle {
                 cx.check(inode, Access::WRITE)?;
             }
-            self.drop_capability(cx, ino)?;
+            if !is_copied_up(cx, inode) {
+                self.drop_capability(cx, ino)?;
+            }
             if !streamed && size <= u64::from(self.config.strip_bytes) {
                 let time = cx.now;
                 self.state.strip(ino)?;
@@ -152,11 +154,18 @@ fn check_protected(inode: &Inode, set: &SetAttr) -> Step<()> {
     }
 }
 
-/// Whether overlayfs gives a new file the owner of the file that it copies. It sets the mode first, and
-/// a kernel's request does not say that it comes from no `chown(2)`, which would remove set-id bits.
+/// True for a file that overlayfs may be copying: a file of root's without a name.
+///
+/// Overlayfs sets capabilities and mode first, then size and owner. These requests do not say that they
+/// come from no `chown(2)` or `truncate(2)`, which would remove privileges; for such calls kernels
+/// remove capabilities themselves.
+fn is_copied_up(cx: &Cx<'_>, inode: &Inode) -> bool {
+    cx.caller.is_superuser() && inode.nlink == 0 && inode.uid == cx.caller.uid
+}
+
+/// True if overlayfs may be setting the owner of a copy.
 fn makes_copy(cx: &Cx<'_>, inode: &Inode, set: &SetAttr) -> bool {
-    let is_new = inode.nlink == 0 && inode.uid == cx.caller.uid;
-    cx.caller.is_superuser() && is_new && set.uid.is_some() && set.gid.is_some() && set.size.is_none()
+    is_copied_up(cx, inode) && set.uid.is_some() && set.gid.is_some() && set.size.is_none()
 }
 
 /// A request that does nothing else may come from a `chown(2)` to no owner by anybody.

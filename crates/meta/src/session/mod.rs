@@ -41,7 +41,6 @@ use crate::machine::Meta;
 use crate::outbox::{Answered, Now, Outbox};
 use crate::progress::Progress::Append;
 use crate::state::Map;
-use crate::step::{Step, Stop, Wait};
 use crate::task::Task;
 use crate::trash::ITSELF;
 
@@ -569,14 +568,6 @@ impl Meta {
         session.is_some_and(|session| {
             ino == session.root.unwrap_or(Ino::ROOT) || session.held.contains_key(&ino)
         })
-    }
-
-    /// Whether others than a client have a file open for writing, which is not known before all have said what they have.
-    pub(crate) fn others_write(&self, client: ClientId, ino: Ino) -> Step<bool> {
-        if self.sessions.in_grace() {
-            return Err(Stop::Wait(Wait::Grace));
-        }
-        Ok(self.sessions.clients.iter().any(|(other, session)| *other != client && session.writes(ino)))
     }
 
     /// How often a client has an inode open, as far as answers have been given.

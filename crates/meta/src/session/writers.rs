@@ -3,6 +3,8 @@
 use espalier_proto::{ClientId, Ino};
 
 use super::Sessions;
+use crate::machine::Meta;
+use crate::step::{Step, Stop, Wait};
 
 impl Sessions {
     /// The clients that have a file open for writing, and whether they announce what they write.
@@ -18,5 +20,16 @@ impl Sessions {
         if let Some(hold) = session.and_then(|session| session.held.get_mut(&ino)) {
             hold.announces = announces && hold.writes;
         }
+    }
+}
+
+impl Meta {
+    /// True if clients other than this one have a file open for writing. Waits until all clients have
+    /// reclaimed what they hold.
+    pub(crate) fn others_write(&self, client: ClientId, ino: Ino) -> Step<bool> {
+        if self.sessions.in_grace() {
+            return Err(Stop::Wait(Wait::Grace));
+        }
+        Ok(self.sessions.clients.iter().any(|(other, session)| *other != client && session.writes(ino)))
     }
 }

@@ -23,7 +23,7 @@ use crate::clock;
 
 /// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
-/// How long the kernel may take to forget a name that it is asked to forget.
+/// How long the kernel may take to expire a name.
 const PATIENCE: Duration = Duration::from_millis(50);
 /// So many inodes the kernel is asked to give up at a time.
 const PRUNED: usize = 512;
@@ -159,7 +159,7 @@ impl Door for FuseDoor {
         }
     }
 
-    fn revoke(&self, lease: &Lease, node: Option<Ino>, is_own: bool, done: impl FnOnce() + Send + 'static) {
+    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static) {
         match lease {
             // The kernel has the lock that expiring the name takes until the call is answered, which waits for this.
             Lease::Name { dir, name } if is_own => {
@@ -169,7 +169,7 @@ impl Door for FuseDoor {
             Lease::Name { dir, name } => {
                 let done = Once::new(done);
                 let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-                revoking.push_back(Revoking { since: Instant::now(), node, done: done.clone() });
+                revoking.push(Revoking { since: Instant::now(), done: done.clone() });
                 drop(revoking);
                 self.tell([News::Expired(*dir, name.clone(), Some(done))].into());
             }
@@ -279,31 +279,24 @@ impl FuseDoor {
 
     /// Comes many times a second: looks after locks, and after revocations of names.
     ///
-    /// The kernel expires a name only with its directory's lock, and a caller who has it locked may wait for a server
-    /// that waits for just this. So after a while a revocation goes on without: the kernel gives the name up if nobody
-    /// uses its inode, which takes no lock, and expires it when the caller has been answered.
+    /// The kernel expires a name only with its directory's lock. A caller may hold that and wait for a
+    /// server that waits for just this revocation. So after a while the kernel is to trust no name any
+    /// longer, which takes no lock, but detaches what is mounted below.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
-        if let Some(Notifiers { names, .. }) = self.notifiers.get() {
-            names.relieve(PATIENCE);
-        }
+        let Some(Notifiers { names, .. }) = self.notifiers.get() else { return };
+        names.relieve(PATIENCE);
+        let mut late = Vec::new();
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut unused, mut late) = (VecDeque::new(), Vec::new());
-        while let Some(oldest) = revoking.front()
-            && (oldest.done.is_called() || oldest.since.elapsed() > PATIENCE)
-        {
-            let Some(Revoking { node, done, .. }) = revoking.pop_front() else { break };
-            match node.and_then(|node| self.unused(&[node])) {
-                _ if done.is_called() => {}
-                Some(news) => {
-                    unused.extend([news, News::AllInodes(done.clone())]);
-                    revoking.push_back(Revoking { since: Instant::now(), node: None, done });
-                }
-                None => late.push(done),
-            }
-        }
+        revoking.retain(|it| {
+            let is_late = !it.done.is_called() && it.since.elapsed() > PATIENCE;
+            late.extend(is_late.then(|| it.done.clone()));
+            !is_late && !it.done.is_called()
+        });
         drop(revoking);
-        self.tell(unused);
+        if !late.is_empty() && self.has_epochs {
+            names.inc_epoch();
+        }
         late.into_iter().for_each(|done| done.call());
     }
 
