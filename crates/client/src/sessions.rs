@@ -581,13 +581,14 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Whether a lease is on a name that a call under way moves: then one rank has asked for this on behalf of another.
+    /// Whether a lease is on a name that a pending rename moves from one rank to another: the other rank revokes it also from the
+    /// client that renames. A rank does not do so for its own renames; what it revokes, another client changes.
     fn moves(&self, lease: &Lease) -> bool {
         let Lease::Name { dir, name } = lease else { return false };
         let mut calls = self.ends.values().flat_map(|end| end.parked.values()).map(|parked| &parked.call);
         calls.any(|call| match call {
             Call::Request(Request::Rename { from_dir, from, to_dir, to, .. }) => {
-                [(from_dir, from), (to_dir, to)].contains(&(dir, name))
+                from_dir.rank() != to_dir.rank() && [(from_dir, from), (to_dir, to)].contains(&(dir, name))
             }
             _ => false,
         })

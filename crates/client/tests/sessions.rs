@@ -5,8 +5,8 @@ use std::sync::Arc;
 use espalier_client::{Answer, Asked, Cache, Call, ForDoor, Interrupt, Outcome, Sessions, Told, Users};
 use espalier_proto::{
     Access, Attr, Caller, Capability, Delegation, Distribution, Entry, Errno, FileType, FromClient,
-    FromServer, Home, Ino, Layout, Lease, Name, Rank, Recall, Reply, Request, RequestId, ServerId, ServerMap,
-    SetAttr, Time, Touched, Welcome,
+    FromServer, Home, Ino, Layout, Lease, Name, Rank, Recall, RenameFlags, Reply, Request, RequestId,
+    ServerId, ServerMap, SetAttr, Time, Touched, Welcome,
 };
 
 const NEAR: Rank = Rank(0);
@@ -126,6 +126,22 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
     assert!(sessions.answer(1500, &Caller::SERVER, &lookup()).is_none());
     sessions.revoked(rank, 3, &mut told);
     assert!(matches!(told.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
+}
+
+#[test]
+fn only_a_rename_between_ranks_revokes_a_name_from_its_own_client() {
+    for (to_dir, expected) in [(Ino::ROOT, false), (THERE, true)] {
+        let mut sessions = sessions();
+        let from_dir = Ino::ROOT;
+        let flags = RenameFlags::empty();
+        let rename = Request::Rename { from_dir, from: name(), to_dir, to: name(), flags };
+        call(&mut sessions, 0, 1, Call::Request(rename));
+        let lease = Lease::Name { dir: Ino::ROOT, name: name() };
+        let mut told = Told::default();
+        sessions.received(1, NEAR, FromServer::Revoke { number: 3, lease }, &mut told);
+        let [ForDoor::Revoke { is_own, .. }] = &told.door[..] else { panic!("{:?}", told.door) };
+        assert_eq!(*is_own, expected, "{to_dir:?}");
+    }
 }
 
 #[test]
