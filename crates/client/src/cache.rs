@@ -153,6 +153,14 @@ impl Cache {
         }
     }
 
+    /// The inode that users may take a name to stand for, by a lease that they were given with it.
+    pub fn leased_name(&self, dir: Ino, name: &Name, now: u64) -> Option<Ino> {
+        match self.records.get(&dir)?.names.get(name)?.at(now)? {
+            Binding::Inode(ino, _) => Some(ino),
+            Binding::Absent => None,
+        }
+    }
+
     /// The names in directories for which users may have been given leases.
     pub fn leased_names(&self, is_one: impl Fn(Ino) -> bool) -> Vec<(Ino, Name)> {
         let records = self.records.iter().filter(|(dir, _)| is_one(**dir));

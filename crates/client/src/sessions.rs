@@ -10,6 +10,7 @@ mod end;
 mod kept;
 mod own;
 mod quiet;
+mod renames;
 mod rights;
 mod root;
 mod told;
@@ -272,8 +273,10 @@ impl<T> Sessions<T> {
         {
             how.reads = Reads::Client;
         }
+        let confirmation = self.confirmation(&asked.call, now);
         let changes = self.cache.sent(&asked.call, now);
-        let course = Course { begun: now, turn: self.cache.turn(), changes, ..Course::default() };
+        let turn = self.cache.turn();
+        let course = Course { begun: now, turn, changes, confirmation, ..Course::default() };
         let known =
             self.known_elsewhere(now, &asked).or_else(|| Some((self.lease_first(now, &asked.call)?, 0)));
         let (next, lease) = known.unwrap_or_else(|| (self.client.start(&asked.call), 0));
@@ -484,7 +487,7 @@ impl<T> Sessions<T> {
                     self.revoked(rank, number, told);
                     return self.say(told);
                 }
-                let is_own = self.moves(&lease);
+                let is_own = self.is_renamed_to(&lease);
                 let lease = match lease {
                     Lease::Name { dir, name } => Lease::Name { dir: self.shown_as(dir), name },
                     Lease::Inode { ino } => Lease::Inode { ino: self.shown_as(ino) },
@@ -579,18 +582,5 @@ impl<T> Sessions<T> {
                 }
             }
         }
-    }
-
-    /// Whether a lease is on a name that a pending rename moves from one rank to another: the other rank revokes it also from the
-    /// client that renames. A rank does not do so for its own renames; what it revokes, another client changes.
-    fn moves(&self, lease: &Lease) -> bool {
-        let Lease::Name { dir, name } = lease else { return false };
-        let mut calls = self.ends.values().flat_map(|end| end.parked.values()).map(|parked| &parked.call);
-        calls.any(|call| match call {
-            Call::Request(Request::Rename { from_dir, from, to_dir, to, .. }) => {
-                from_dir.rank() != to_dir.rank() && [(from_dir, from), (to_dir, to)].contains(&(dir, name))
-            }
-            _ => false,
-        })
     }
 }

@@ -128,19 +128,101 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
     assert!(matches!(told.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
 }
 
+fn rename(to_dir: Ino) -> Call<'static> {
+    let (from_dir, flags) = (Ino::ROOT, RenameFlags::empty());
+    Call::Request(Request::Rename { from_dir, from: name(), to_dir, to: name(), flags })
+}
+
+fn revoke(sessions: &mut Sessions<u64>, rank: Rank, dir: Ino) -> Told<u64> {
+    let mut told = Told::default();
+    let lease = Lease::Name { dir, name: name() };
+    sessions.received(1, rank, FromServer::Revoke { number: 3, lease }, &mut told);
+    told
+}
+
 #[test]
-fn only_a_rename_between_ranks_revokes_a_name_from_its_own_client() {
-    for (to_dir, expected) in [(Ino::ROOT, false), (THERE, true)] {
+fn only_the_new_name_of_a_rename_between_ranks_is_revoked_from_its_own_client() {
+    for (to_dir, (rank, dir), expected) in [
+        (Ino::ROOT, (NEAR, Ino::ROOT), false),
+        (THERE, (NEAR, Ino::ROOT), false),
+        (THERE, (FAR, THERE), true),
+    ] {
         let mut sessions = sessions();
-        let from_dir = Ino::ROOT;
-        let flags = RenameFlags::empty();
-        let rename = Request::Rename { from_dir, from: name(), to_dir, to: name(), flags };
-        call(&mut sessions, 0, 1, Call::Request(rename));
-        let lease = Lease::Name { dir: Ino::ROOT, name: name() };
-        let mut told = Told::default();
-        sessions.received(1, NEAR, FromServer::Revoke { number: 3, lease }, &mut told);
+        call(&mut sessions, 0, 1, rename(to_dir));
+        let told = revoke(&mut sessions, rank, dir);
         let [ForDoor::Revoke { is_own, .. }] = &told.door[..] else { panic!("{:?}", told.door) };
-        assert_eq!(*is_own, expected, "{to_dir:?}");
+        assert_eq!(*is_own, expected, "{to_dir:?} {dir:?}");
+    }
+}
+
+/// A rename of a name with a lease to another rank, whose reply has none: what the new name is looked up with.
+fn renamed_without_lease(sessions: &mut Sessions<u64>) -> RequestId {
+    lease_root(sessions);
+    let (rank, id) = call(sessions, 0, 1, lookup());
+    sessions.received(0, rank, reply(id, 60_000, Ok(Reply::Entry(entry(Ino(9))))), &mut Told::default());
+    let (rank, id) = call(sessions, 0, 2, rename(THERE));
+    let mut told = Told::default();
+    sessions.received(0, rank, reply(id, 0, Ok(Reply::Done)), &mut told);
+    assert!(told.door.is_empty(), "{:?}", told.door);
+    let [(FAR, FromClient::Request { id, request, .. })] = &told.send[..] else { panic!("{:?}", told.send) };
+    assert_eq!(*request, Request::Lookup { dir: THERE, name: name() });
+    *id
+}
+
+#[test]
+fn a_rename_without_a_lease_is_answered_once_the_new_name_has_one() {
+    let mut sessions = sessions();
+    let id = renamed_without_lease(&mut sessions);
+    let mut told = Told::default();
+    sessions.received(0, FAR, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
+    let [ForDoor::Answer { ticket: 2, result: Ok(Answer::Done), lease_ms: 900..=1000 }] = &told.door[..]
+    else {
+        panic!("{:?}", told.door)
+    };
+}
+
+#[test]
+fn a_rename_whose_new_name_may_be_another_inode_distrusts_all_names_first() {
+    let unleased = Entry { name_leased: false, ..entry(Ino(9)) };
+    for result in [Ok(Reply::Entry(entry(Ino(10)))), Ok(Reply::Entry(unleased)), Err(Errno::ENOENT)] {
+        let mut sessions = sessions();
+        let id = renamed_without_lease(&mut sessions);
+        let mut told = Told::default();
+        sessions.received(0, FAR, reply(id, 1000, result), &mut told);
+        let [ForDoor::DistrustNames, ForDoor::Answer { ticket: 2, result: Ok(Answer::Done), lease_ms: 0 }] =
+            &told.door[..]
+        else {
+            panic!("{:?}", told.door)
+        };
+    }
+}
+
+#[test]
+fn a_rename_that_is_done_succeeds_though_the_session_ends_before_its_lookup() {
+    let mut sessions = sessions();
+    renamed_without_lease(&mut sessions);
+    sessions.disconnected(FAR);
+    let mut told = Told::default();
+    sessions.ended(0, FAR, &mut told);
+    let door = told.door.iter().filter(|it| !matches!(it, ForDoor::Distrust { .. }));
+    let [ForDoor::DistrustNames, ForDoor::Answer { ticket: 2, result: Ok(Answer::Done), .. }] =
+        &door.collect::<Vec<_>>()[..]
+    else {
+        panic!("{:?}", told.door)
+    };
+}
+
+#[test]
+fn a_rename_that_fails_after_its_new_name_was_revoked_distrusts_all_names() {
+    for is_revoked in [false, true] {
+        let mut sessions = sessions();
+        let (rank, id) = call(&mut sessions, 0, 1, rename(THERE));
+        if is_revoked {
+            revoke(&mut sessions, FAR, THERE);
+        }
+        let mut told = Told::default();
+        sessions.received(0, rank, reply(id, 0, Err(Errno::EEXIST)), &mut told);
+        assert_eq!(matches!(told.door[0], ForDoor::DistrustNames), is_revoked);
     }
 }
 

@@ -48,9 +48,6 @@ struct Args {
     /// Rounds of a race, with pieces, or of followers
     #[arg(long, default_value_t = 200)]
     rounds: u64,
-    /// In races names are renamed within their directories only
-    #[arg(long, requires = "race")]
-    names_stay: bool,
     /// Operations of a model run (of each thread)
     #[arg(long, default_value_t = 1000)]
     steps: usize,
@@ -74,7 +71,7 @@ fn main() -> ExitCode {
     let ways = || std::iter::once(dir.clone()).chain(args.beside.iter().cloned()).collect::<Vec<_>>();
     let failed = match (args.model, args.race, args.pieces, args.follow) {
         (Some(seed), ..) => run_model(&args, dir.clone(), seed),
-        (_, Some(seed), ..) => told(race::run(&ways(), seed, args.rounds, !args.names_stay)),
+        (_, Some(seed), ..) => told(race::run(&ways(), seed, args.rounds)),
         (_, _, Some(seed), _) => told(pieces::run(&ways(), seed, args.rounds)),
         (.., Some(seed)) => told(follow::run(&ways(), seed, args.rounds)),
         (None, None, None, None) => run_cases(&args, dir.clone()),

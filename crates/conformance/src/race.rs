@@ -23,11 +23,6 @@ pub trait Way: Sync {
     /// How names can be changed.
     const RENAMES: &'static [How] = &[How::Plain, How::Plain, How::NoReplace, How::Exchange];
 
-    /// Whether names are moved from one directory to the other.
-    fn moves_names(&self) -> bool {
-        true
-    }
-
     /// Does an operation.
     ///
     /// # Errors
@@ -91,7 +86,6 @@ fn one<W: Way>(
     let mut done = Vec::with_capacity(STEPS);
     for step in 0..STEPS {
         let op = Op::random(&mut rng, W::RENAMES, (thread * STEPS + step) as u32 + 1);
-        let op = if way.moves_names() { op } else { op.within_directory() };
         let from = begun.elapsed();
         let seen = match way.perform(op) {
             Err(error) if error.code() != 0 => Seen::Error(error.code()),

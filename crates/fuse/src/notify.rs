@@ -110,16 +110,19 @@ impl Notifier {
         Note::Inode { node, offset: -1, length: 0 }.send(&self.0.channel);
     }
 
-    /// Drops a name and all that is cached below it, and detaches what is mounted there.
-    pub fn inval_entry(&self, parent: u64, name: &[u8]) -> bool {
-        self.push(Note::Entry { parent, name: name.into(), expire: false, done: None })
+    /// Drops a name and all that is cached below it, and detaches what is mounted there. Calls `done`, as
+    /// [`Self::fence`] does, once the kernel has dropped the name.
+    pub fn inval_entry(&self, parent: u64, name: &[u8], done: Option<Action>) -> bool {
+        self.push(Note::Entry { parent, name: name.into(), expire: false, done })
     }
 
     /// Makes the kernel look a name up again at its next use, which keeps what is mounted below it if it stands for
-    /// the same node. Calls `done`, as [`Self::fence`] does, once the kernel has expired the name. Without
-    /// HAS_EXPIRE_ONLY granted this does what [`Self::inval_entry`] does.
-    pub fn expire_entry(&self, parent: u64, name: &[u8], done: Option<Action>) -> bool {
-        self.push(Note::Entry { parent, name: name.into(), expire: self.0.can_expire, done })
+    /// the same node. Without HAS_EXPIRE_ONLY granted this is [`Self::inval_entry`].
+    ///
+    /// A lookup that was answered just before can undo this: the kernel revalidates a cached name without its
+    /// directory's lock and sets the timeout when it gets to the answer.
+    pub fn expire_entry(&self, parent: u64, name: &[u8]) -> bool {
+        self.push(Note::Entry { parent, name: name.into(), expire: self.0.can_expire, done: None })
     }
 
     /// Tells that a name was removed elsewhere, so that inotify watchers hear of it.

@@ -319,7 +319,7 @@ impl Mounted {
         assert_eq!(self.filesystem.begun.load(Ordering::Relaxed), 1);
         assert_eq!(*self.filesystem.transport.lock().unwrap(), Some(self.granted.transport()));
         assert_eq!(self.filesystem.ended.load(Ordering::Relaxed), 1);
-        assert!(!self.notifier.inval_entry(ROOT_NODE, b"a"), "the queue ended with its session");
+        assert!(!self.notifier.inval_entry(ROOT_NODE, b"a", None), "the queue ended with its session");
     }
 }
 
@@ -498,16 +498,16 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
     let look = || assert!(fs::metadata(mounted.path("a")).is_ok());
     assert_eq!(mounted.lookups_during(look), 0, "believed for an hour");
 
-    assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a"));
-    mounted.settle();
+    let (dropped, done) = mpsc::channel();
+    let then = Box::new(move || dropped.send(()).unwrap());
+    assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a", Some(then)));
+    done.recv_timeout(Duration::from_secs(60)).unwrap();
     assert_eq!(mounted.lookups_during(look), 1);
     assert_eq!(mounted.lookups_during(look), 0);
 
     assert!(mounted.granted.flags.contains(InitFlags::HAS_EXPIRE_ONLY));
-    let (expired, done) = mpsc::channel();
-    let then = Box::new(move || expired.send(()).unwrap());
-    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", Some(then)));
-    done.recv_timeout(Duration::from_secs(60)).unwrap();
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
+    mounted.settle();
     assert_eq!(mounted.lookups_during(look), 1);
 
     // The file changes behind the kernel's back.
@@ -536,7 +536,7 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
     rustix::mount::mount_bind(top.path(), mounted.path("a")).unwrap();
     let read = || fs::read(mounted.path("a")).unwrap();
     assert_eq!(read(), b"on top");
-    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", None));
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
     mounted.settle();
     assert_eq!(mounted.lookups_during(|| assert_eq!(read(), b"on top")), 1);
     if mounted.granted.prune {
@@ -546,7 +546,7 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
         assert_eq!(read(), b"on top");
     }
     // The name stands for something else.
-    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", None));
+    assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
     mounted.settle();
     mounted.filesystem.state.lock().unwrap().add(b"a");
     assert_eq!(read(), b"");
@@ -564,9 +564,9 @@ fn a_notification_that_waits_for_a_directory_holds_up_no_other(transport: Transp
         scope.spawn(|| assert_eq!(errno(fs::metadata(mounted.path("held"))), ENOENT));
         eventually("it is looked up", || mounted.filesystem.held.lock().unwrap().is_some());
         // The kernel has locked the directory for the lookup.
-        assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a", Some(Box::new(tell("locked")))));
-        assert!(mounted.notifier.expire_entry(ROOT_NODE, b"b", Some(Box::new(tell("after it")))));
-        assert!(mounted.notifier.expire_entry(4711, b"a", Some(Box::new(tell("other")))));
+        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"a", Some(Box::new(tell("locked")))));
+        assert!(mounted.notifier.inval_entry(ROOT_NODE, b"b", Some(Box::new(tell("after it")))));
+        assert!(mounted.notifier.inval_entry(4711, b"a", Some(Box::new(tell("other")))));
         assert!(mounted.notifier.fence(tell("fence")));
         assert!(order.recv_timeout(Duration::from_millis(200)).is_err());
         mounted.notifier.relieve(Duration::from_secs(3600));

@@ -59,6 +59,8 @@ impl Door for LibraryDoor {
         done();
     }
 
+    fn distrust_names(&self) {}
+
     fn distrust(&self, _: Vec<(Ino, Name)>, _: &[Ino]) {}
 
     fn recall(&self, _: &[Recall], _: &[(Ino, Name)]) {}

@@ -36,6 +36,9 @@ pub trait Door: Sized + Send + Sync + 'static {
     /// a call through the door changes waits for that.
     fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static);
 
+    /// No name may be cached any longer.
+    fn distrust_names(&self);
+
     /// Nothing of these names and inodes may be cached any longer.
     fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]);
 

@@ -153,6 +153,8 @@ impl Door for Closed {
 
     fn revoke(&self, _: &Lease, _: bool, _: impl FnOnce() + Send + 'static) {}
 
+    fn distrust_names(&self) {}
+
     fn distrust(&self, _: Vec<(Ino, Name)>, _: &[Ino]) {}
 
     fn recall(&self, _: &[Recall], _: &[(Ino, Name)]) {}

@@ -271,6 +271,7 @@ impl<D: Door> Remote<D> {
                     }
                 });
             }
+            ForDoor::DistrustNames => self.door.distrust_names(),
             ForDoor::Distrust { names, inos } => self.door.distrust(names, &inos),
             ForDoor::Recall { recalls, removed } => self.door.recall(&recalls, &removed),
             // Done already.

@@ -11,6 +11,7 @@ use espalier_proto::{
 use super::data::DataLease;
 use super::end::{Parked, changed_names};
 use super::own::{Left, Own, Step};
+use super::renames::Confirmation;
 use super::{Asked, ForDoor, Sessions, Told, Waiter};
 use crate::cache::{Page, Term};
 use crate::{Answer, Call, Changes, Next, Sighting};
@@ -27,6 +28,7 @@ pub(super) struct Course {
     /// The caller does not want to wait any longer.
     pub interrupted: bool,
     pub data: DataLease,
+    pub confirmation: Confirmation,
     #[expect(dead_code, reason = "it is enough that it is there")]
     pub changes: Changes,
 }
@@ -145,6 +147,7 @@ impl<T> Sessions<T> {
         lease: u64,
         told: &mut Told<T>,
     ) {
+        let Some((parked, result, lease)) = self.confirm(now, parked, result, lease, told) else { return };
         let Some(parked) = self.go_on_with_data(now, parked, &result, lease, told) else { return };
         let seen = parked.course.seen;
         let Some(sighting) = seen.sighting else {
@@ -317,7 +320,8 @@ impl<T> Sessions<T> {
         if let Some(own) = &parked.course.own {
             self.give_back(own.left());
         }
-        told.answer(parked.ticket, Err(errno));
+        let result = Self::abandon(&parked.course.confirmation, errno, told);
+        told.answer(parked.ticket, result);
     }
 
     /// As [`Self::give_up`], of calls whose callers do not want to wait for data servers that cannot be reached.
@@ -344,7 +348,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    fn give_back(&mut self, left: Left) {
+    pub(super) fn give_back(&mut self, left: Left) {
         let (Left::Open(ino)
         | Left::OpenNamed(ino)
         | Left::Lookup(ino)

@@ -28,10 +28,13 @@ pub struct Told<T> {
 pub enum ForDoor<T> {
     /// A call is answered, with what may be cached for so many milliseconds.
     Answer { ticket: T, result: Result<Answer, Errno>, lease_ms: u64 },
-    /// What the lease is for may be cached no longer: [`Sessions::revoked`](super::Sessions::revoked) follows when it is not. `is_own`: what a call of this door changes waits for that.
+    /// What the lease is for may be cached no longer: [`Sessions::revoked`](super::Sessions::revoked) follows when it is not. `is_own`: a
+    /// pending rename of this frontend waits for it, and looks the name up before it is answered.
     Revoke { rank: Rank, number: u64, lease: Lease, is_own: bool },
     /// Nothing of these names and inodes may be cached any longer.
     Distrust { names: Vec<(Ino, Name)>, inos: Vec<Ino> },
+    /// No name may be cached any longer.
+    DistrustNames,
     /// Callers need not know these inodes any longer. `removed`: names of those that are directories and have none any more.
     Recall { recalls: Vec<Recall>, removed: Vec<(Ino, Name)> },
     /// These have other attributes than callers have been told.

@@ -11,12 +11,11 @@ use rustix::fs::{CWD, RenameFlags};
 use super::{DIRS, How, Op, Place, REGISTER, Rules, Seen, Way, round};
 use crate::{Failure, Outcome, runner};
 
-/// Runs rounds in a fresh directory of the first of `ways`, which all lead to the same one. `moves_names`: also
-/// between directories.
+/// Runs rounds in a fresh directory of the first of `ways`, which all lead to the same one.
 ///
 /// # Errors
 /// As [`round`].
-pub fn run(ways: &[PathBuf], seed: u64, rounds: u64, moves_names: bool) -> Outcome {
+pub fn run(ways: &[PathBuf], seed: u64, rounds: u64) -> Outcome {
     let base = ways.first().ok_or_else(|| Failure::at("no directory"))?;
     let root = runner::fresh(base, "race")?;
     let name = root.file_name().map(PathBuf::from).unwrap_or_default();
@@ -28,7 +27,7 @@ pub fn run(ways: &[PathBuf], seed: u64, rounds: u64, moves_names: bool) -> Outco
             fs::create_dir(&own)?;
             DIRS.iter().try_for_each(|dir| fs::create_dir(own.join(dir)))?;
             fs::write(own.join(REGISTER), 0_u32.to_le_bytes())?;
-            let ways = roots.iter().map(|root| Mounted::new(root.join(format!("{seed}")), moves_names));
+            let ways = roots.iter().map(|root| Mounted::new(root.join(format!("{seed}"))));
             round(&ways.collect::<io::Result<Vec<_>>>()?, seed, rules)?;
             runner::remove(&own);
             Ok(())
@@ -41,13 +40,12 @@ pub fn run(ways: &[PathBuf], seed: u64, rounds: u64, moves_names: bool) -> Outco
 struct Mounted {
     root: PathBuf,
     register: File,
-    moves_names: bool,
 }
 
 impl Mounted {
-    fn new(root: PathBuf, moves_names: bool) -> io::Result<Self> {
+    fn new(root: PathBuf) -> io::Result<Self> {
         let register = OpenOptions::new().read(true).write(true).open(root.join(REGISTER))?;
-        Ok(Self { root, register, moves_names })
+        Ok(Self { root, register })
     }
 
     fn at(&self, place: Place) -> PathBuf {
@@ -56,10 +54,6 @@ impl Mounted {
 }
 
 impl Way for Mounted {
-    fn moves_names(&self) -> bool {
-        self.moves_names
-    }
-
     fn perform(&self, op: Op) -> io::Result<Seen> {
         match op {
             Op::Symlink(at, token) => rustix::fs::symlink(format!("{token}"), self.at(at))?,

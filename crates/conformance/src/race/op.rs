@@ -96,17 +96,6 @@ impl Op {
 }
 
 impl Op {
-    /// The operation, with a rename's new name in the directory of its old one.
-    pub fn within_directory(self) -> Self {
-        match self {
-            Self::Rename(from, to, how) => {
-                let first = from.0 / NAMES.len() * NAMES.len();
-                Self::Rename(from, Place(first + to.0 % NAMES.len()), how)
-            }
-            other => other,
-        }
-    }
-
     /// Whether it may have come to `seen` and done nothing because a change by another was under way: a rename sees one name as it was before and the other
     /// as it is after an exchange of both; or, of the `same_mount`, a name is still cached as it was that is being made, moved or removed.
     pub fn is_excused_by(self, seen: Seen, change: Op, same_mount: bool) -> bool {

@@ -105,7 +105,7 @@ impl Door for FuseDoor {
             (Answer::Done, Form::Moving(names)) => {
                 // Queued first: it waits for the lock that the kernel releases with the reply.
                 if lease.is_zero() && self.ttl.is_none() {
-                    self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name, None)).collect());
+                    self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name)).collect());
                 }
                 reply.ok();
             }
@@ -141,13 +141,15 @@ impl Door for FuseDoor {
                 answer_listing(calls, reply, &entries, (dir, parent), (offset, size, plus), lease);
             }
             (Answer::Removed { dir, name }, Form::Removing(ino)) => {
-                self.tell([News::Entry(dir, name), News::Attributes(dir), News::Attributes(ino)].into());
+                self.tell(
+                    [News::Entry(dir, name, None), News::Attributes(dir), News::Attributes(ino)].into(),
+                );
                 reply.ok();
             }
             (Answer::Copied(mut copied), Form::Copying(key)) => {
                 self.copies.made(key, &mut copied);
                 let Copied { made, changed, .. } = *copied;
-                let entries = made.into_iter().map(|(dir, name)| News::Entry(dir, name));
+                let entries = made.into_iter().map(|(dir, name)| News::Entry(dir, name, None));
                 self.tell(entries.chain(changed.into_iter().map(News::Attributes)).collect());
                 reply.ok();
             }
@@ -163,7 +165,7 @@ impl Door for FuseDoor {
         match lease {
             // The kernel has the lock that expiring the name takes until the call is answered, which waits for this.
             Lease::Name { dir, name } if is_own => {
-                self.tell([News::Expired(*dir, name.clone(), None)].into());
+                self.tell([News::Expired(*dir, name.clone())].into());
                 done();
             }
             Lease::Name { dir, name } => {
@@ -171,7 +173,8 @@ impl Door for FuseDoor {
                 let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
                 revoking.push(Revoking { since: Instant::now(), done: done.clone() });
                 drop(revoking);
-                self.tell([News::Expired(*dir, name.clone(), Some(done))].into());
+                // Another client changes the name: an answer on its way must not make it valid again.
+                self.tell([News::Entry(*dir, name.clone(), Some(done))].into());
             }
             // The kernel knows nothing of it.
             Lease::Exclusive { .. } | Lease::Quiet { .. } => done(),
@@ -181,10 +184,16 @@ impl Door for FuseDoor {
         }
     }
 
+    fn distrust_names(&self) {
+        if let (true, Some(notifiers)) = (self.has_epochs, self.notifiers.get()) {
+            notifiers.names.inc_epoch();
+        }
+    }
+
     /// Names that are not among `names`, as those that the cache has given up, end with their leases. The kernel gives
     /// up those of the inodes that nobody uses.
     fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]) {
-        self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name, None)).collect());
+        self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name)).collect());
         self.tell(inos.iter().copied().map(News::Attributes).collect());
         self.tell(inos.chunks(PRUNED).filter_map(|inos| self.unused(inos)).collect());
     }
@@ -204,7 +213,7 @@ impl Door for FuseDoor {
         let Some(notifier) = notifier.filter(|notifier| !notifier.is_busy()) else { return };
         // The kernel keeps a directory as long as it has names in it cached, also of what is not there.
         for (dir, name) in removed {
-            notifier.inval_entry(dir.0, name);
+            notifier.inval_entry(dir.0, name, None);
         }
         if self.can_prune {
             let inos: Vec<u64> = recalls.iter().map(|recall| recall.ino.0).collect();
@@ -213,7 +222,7 @@ impl Door for FuseDoor {
         }
         for recall in recalls {
             if let (Some(dir), Some(name)) = (recall.dir, &recall.name) {
-                notifier.inval_entry(dir.0, name);
+                notifier.inval_entry(dir.0, name, None);
             }
         }
     }
@@ -284,8 +293,9 @@ impl FuseDoor {
     /// longer, which takes no lock, but detaches what is mounted below.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
-        let Some(Notifiers { names, .. }) = self.notifiers.get() else { return };
-        names.relieve(PATIENCE);
+        if let Some(notifiers) = self.notifiers.get() {
+            notifiers.names.relieve(PATIENCE);
+        }
         let mut late = Vec::new();
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
         revoking.retain(|it| {
@@ -294,8 +304,8 @@ impl FuseDoor {
             !is_late && !it.done.is_called()
         });
         drop(revoking);
-        if !late.is_empty() && self.has_epochs {
-            names.inc_epoch();
+        if !late.is_empty() {
+            self.distrust_names();
         }
         late.into_iter().for_each(|done| done.call());
     }
@@ -483,10 +493,10 @@ fn after(notifier: Option<&Notifier>, done: Once) {
 
 /// What the kernel has not done itself.
 enum News {
-    /// A name is there that was not, or not any more.
-    Entry(Ino, Name),
-    /// A name may stand for something else, and is to be looked up again. Somebody may wait until the kernel knows.
-    Expired(Ino, Name, Option<Once>),
+    /// A name was created, changed or removed. Somebody may wait until the kernel has dropped it.
+    Entry(Ino, Name, Option<Once>),
+    /// A name may stand for another inode; the kernel looks it up again.
+    Expired(Ino, Name),
     Attributes(Ino),
     /// The kernel need not know these inodes, nor their names, if nobody uses them.
     Unused(Box<[u64]>),
@@ -500,11 +510,11 @@ enum News {
 fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
     while let Some(next) = news.front() {
         let queued = match next {
-            News::Entry(dir, name) => notifiers.names.inval_entry(dir.0, name),
-            News::Expired(dir, name, done) => {
+            News::Entry(dir, name, done) => {
                 let done = done.clone().map(|done| Box::new(move || done.call()) as Action);
-                notifiers.names.expire_entry(dir.0, name, done)
+                notifiers.names.inval_entry(dir.0, name, done)
             }
+            News::Expired(dir, name) => notifiers.names.expire_entry(dir.0, name),
             News::Unused(inos) => notifiers.inodes.prune(inos),
             // And of a directory the listing.
             News::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),

@@ -447,7 +447,10 @@ impl Client {
                         self.sessions.groups(rank, id, [].into(), &mut self.told);
                     }
                     ForDoor::Distrust { inos, .. } | ForDoor::Changed(inos) => self.drop_pages(&inos),
-                    ForDoor::Recall { .. } | ForDoor::Unlocked(_) | ForDoor::Failed { .. } => {}
+                    ForDoor::DistrustNames
+                    | ForDoor::Recall { .. }
+                    | ForDoor::Unlocked(_)
+                    | ForDoor::Failed { .. } => {}
                 }
             }
         }

@@ -1,0 +1,144 @@
+//! Renames whose reply grants no lease on the names: those between ranks, and those of names that others change.
+//!
+//! A kernel moves its dentry to the new name and keeps the timeout that it had under the old one. So the client
+//! looks the new name up at its rank before it answers: either the name has a lease and stands for the inode that
+//! the kernel moves there, or the kernel must trust no cached name.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{Entry, Errno, Ino, Lease, Name, RenameFlags, Reply, Request};
+
+use super::end::Parked;
+use super::own::Left;
+use super::{ForDoor, Sessions, Told};
+use crate::{Answer, Call};
+
+/// What has to be known of a rename before it is answered.
+#[derive(Debug, Default)]
+pub(super) struct Confirmation {
+    /// New names for which the frontend may have cached something under the old ones.
+    names: Vec<Moved>,
+    /// Is looked up now.
+    current: Option<Moved>,
+    /// The lease on the new name was given up without waiting for the kernel.
+    revoked: bool,
+    /// For how long all that was looked up until now is leased, in milliseconds of the client's clock.
+    until: Option<u64>,
+}
+
+/// The inode that the frontend expects under a name once it has carried out a rename.
+#[derive(Debug)]
+struct Moved {
+    dir: Ino,
+    name: Name,
+    ino: Ino,
+}
+
+impl Confirmation {
+    /// What a call that fails or is given up leaves in the kernel's cache may be stale.
+    fn is_doubtful(&self) -> bool {
+        self.revoked || self.current.is_some()
+    }
+}
+
+impl<T> Sessions<T> {
+    pub(super) fn confirmation(&self, call: &Call<'_>, now: u64) -> Confirmation {
+        let Call::Request(Request::Rename { from_dir, from, to_dir, to, flags }) = call else {
+            return Confirmation::default();
+        };
+        let moved = |(dir, name): (&Ino, &Name), (old_dir, old): (&Ino, &Name)| {
+            let ino = self.cache.leased_name(*old_dir, old, now)?;
+            Some(Moved { dir: *dir, name: name.clone(), ino })
+        };
+        let exchanged = flags.contains(RenameFlags::EXCHANGE);
+        let back = exchanged.then(|| moved((from_dir, from), (to_dir, to))).flatten();
+        let names = back.into_iter().chain(moved((to_dir, to), (from_dir, from))).collect();
+        Confirmation { names, ..Confirmation::default() }
+    }
+
+    /// Takes a server's reply to a rename, or to a lookup that follows it. Returns the call to go on with, unless it waits for a
+    /// lookup now. `lease`: milliseconds that are left of it.
+    pub(super) fn confirm(
+        &mut self,
+        now: u64,
+        mut parked: Parked<T>,
+        result: Result<Reply, Errno>,
+        lease: u64,
+        told: &mut Told<T>,
+    ) -> Option<(Parked<T>, Result<Reply, Errno>, u64)> {
+        if !matches!(parked.call, Call::Request(Request::Rename { .. })) {
+            return Some((parked, result, lease));
+        }
+        let confirmation = &mut parked.course.confirmation;
+        if let Some(moved) = confirmation.current.take() {
+            let result = match result {
+                Ok(Reply::Unmeasured(entry, _)) => Ok(*entry),
+                result => result,
+            };
+            let is_confirmed = lease > 0 && leased_inode(&result) == Some(moved.ino);
+            let until = now.saturating_add(lease);
+            confirmation.until = Some(confirmation.until.map_or(until, |other| other.min(until)));
+            if let Ok(Reply::Entry(entry)) = &result {
+                self.give_back(Left::Lookup(entry.attr.ino));
+            }
+            if !is_confirmed {
+                told.door.push(ForDoor::DistrustNames);
+                return Some((parked, Ok(Reply::Done), 0));
+            }
+        } else if result.is_err() || lease > 0 {
+            if confirmation.is_doubtful() && result.is_err() {
+                told.door.push(ForDoor::DistrustNames);
+            }
+            return Some((parked, result, lease));
+        }
+        let confirmation = &mut parked.course.confirmation;
+        let Some(moved) = confirmation.names.pop() else {
+            let left = confirmation.until.map_or(0, |until| until.saturating_sub(now));
+            return Some((parked, Ok(Reply::Done), left));
+        };
+        let lookup = Request::Lookup { dir: moved.dir, name: moved.name.clone() };
+        confirmation.current = Some(moved);
+        let caller = parked.caller.clone();
+        let Some(end) = self.end(lookup.rank()) else {
+            told.door.push(ForDoor::DistrustNames);
+            return Some((parked, Ok(Reply::Done), 0));
+        };
+        let id = end.ask(caller, lookup);
+        end.parked.insert(id, Parked { sent: now, ..parked });
+        None
+    }
+
+    /// The result of a call that is given up, and invalidates what its caller's kernel may have cached wrongly.
+    pub(super) fn abandon(
+        confirmation: &Confirmation,
+        errno: Errno,
+        told: &mut Told<T>,
+    ) -> Result<Answer, Errno> {
+        if confirmation.is_doubtful() {
+            told.door.push(ForDoor::DistrustNames);
+        }
+        // The rename is done; only a lookup is not answered.
+        if confirmation.current.is_some() { Ok(Answer::Done) } else { Err(errno) }
+    }
+
+    /// Whether a revoked lease is on the new name of a pending rename between ranks. The new name's rank does not know which client
+    /// renames, and revokes the lease from that one, too, whose kernel has the directory locked meanwhile.
+    pub(super) fn is_renamed_to(&mut self, lease: &Lease) -> bool {
+        let Lease::Name { dir, name } = lease else { return false };
+        let mut pending = self.ends.values_mut().flat_map(|end| end.parked.values_mut());
+        let renamed = pending.find(|parked| {
+            matches!(&parked.call, Call::Request(Request::Rename { from_dir, to_dir, to, .. })
+                if from_dir.rank() != to_dir.rank() && (to_dir, to) == (dir, name))
+        });
+        renamed.map(|parked| parked.course.confirmation.revoked = true).is_some()
+    }
+}
+
+/// What a name stands for, if the lookup has granted a lease on it.
+fn leased_inode(result: &Result<Reply, Errno>) -> Option<Ino> {
+    match result.as_ref().ok()? {
+        Reply::Entry(Entry { attr, name_leased: true, .. }) => Some(attr.ino),
+        Reply::Elsewhere { ino, name_leased: true, .. } => Some(*ino),
+        _ => None,
+    }
+}
