@@ -347,6 +347,12 @@ impl<T> Sessions<T> {
         }
     }
 
+    /// The name of a [`ForDoor::Revoke`] cannot be given up, because its directory is locked for a pending call of the frontend. That
+    /// call may fail with `ESTALE`, having changed nothing: its caller is to look its names up again.
+    pub fn blocked(&mut self, rank: Rank, number: u64, told: &mut Told<T>) {
+        told.send.push((rank, FromClient::Blocked { number }));
+    }
+
     /// The groups that a [`ForDoor::Groups`] has asked for.
     pub fn groups(&mut self, rank: Rank, id: RequestId, groups: Arc<[u32]>, told: &mut Told<T>) {
         told.send.push((rank, FromClient::Groups { id, groups }));

@@ -55,7 +55,13 @@ impl Door for LibraryDoor {
         let _ = told.send(answer);
     }
 
-    fn revoke(&self, _: &Lease, _: bool, done: impl FnOnce() + Send + 'static) {
+    fn revoke(
+        &self,
+        _: &Lease,
+        _: bool,
+        _: impl FnOnce() + Send + 'static,
+        done: impl FnOnce() + Send + 'static,
+    ) {
         done();
     }
 

@@ -138,6 +138,7 @@ impl Meta {
             Input::Leave { client } => self.leave(now, client, out),
             Input::Heard { client } => self.heard(now, client),
             Input::Revoked { client, number } => self.revoked(now, client, number, out),
+            Input::Blocked { client, number } => self.blocked(now, client, number, out),
             Input::Cancel { from, id } => self.cancel(now, from, id, out),
             Input::Done { id, result } => self.done(now, id, result, out),
             Input::Place { of: (from, id), io, length } => {
@@ -267,6 +268,7 @@ impl Meta {
         if let Some(errand) = &task.errand {
             return self.end_errand(now, errand, result, out);
         }
+        self.may_refuse_again(task);
         match task.request {
             // If it has failed, the next tick tries again.
             Request::Sweep => return self.sweeping = false,

@@ -70,6 +70,11 @@ pub enum Input {
         client: ClientId,
         number: u64,
     },
+    /// A client cannot give up the name of that revocation: one of its own requests has the directory locked.
+    Blocked {
+        client: ClientId,
+        number: u64,
+    },
     /// The caller got a signal: the request is answered `EINTR` if it waits for something that may take long.
     Cancel {
         from: ClientId,

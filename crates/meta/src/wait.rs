@@ -135,18 +135,24 @@ impl Meta {
         let filling = || self.filling.stop_waiting(asked);
         let number = roomless.or_else(waiting).or_else(among_ranks).or_else(filling).or_else(ends);
         if let Some(number) = number {
-            self.walking.remove(&number);
-            let Some(mut task) = self.tasks.remove(&number) else { return };
-            self.give_back(&mut task, out);
-            if matches!(task.request, Request::Place { .. }) {
-                return out.placed.push(((from, id), Err(Errno::EINTR)));
-            }
-            let reply = match task.progress {
-                Progress::Copy(copied) => Ok(Reply::Copied(copied)),
-                _ => Err(Errno::EINTR),
-            };
-            self.answer(now, (from, id), reply, &Promise::default(), out);
+            self.refuse_waiting(now, number, Errno::EINTR, out);
         }
+    }
+
+    /// Ends an operation that waits, which has changed nothing, or says how far it has come.
+    pub(crate) fn refuse_waiting(&mut self, now: Now, number: u64, errno: Errno, out: &mut Outbox) {
+        self.walking.remove(&number);
+        let Some(mut task) = self.tasks.remove(&number) else { return };
+        self.give_back(&mut task, out);
+        let of = (task.from, task.id);
+        if matches!(task.request, Request::Place { .. }) {
+            return out.placed.push((of, Err(errno)));
+        }
+        let reply = match task.progress {
+            Progress::Copy(copied) => Ok(Reply::Copied(copied)),
+            _ => Err(errno),
+        };
+        self.answer(now, of, reply, &Promise::default(), out);
     }
 
     pub(crate) fn resume(&mut self, now: Now, number: u64, out: &mut Outbox) {

@@ -153,6 +153,9 @@ impl World {
                 self.clients[client].forget(&lease);
                 self.clients[client].cache.revoke(&lease);
                 let client = self.clients[client].id;
+                if self.random.u8(..4) == 0 {
+                    self.fs.input(Input::Blocked { client, number });
+                }
                 self.fs.input(Input::Revoked { client, number });
                 self.pump();
             }

@@ -554,3 +554,42 @@ fn who_opens_a_small_file_to_read_is_told_what_it_holds_and_has_accessed_it() {
     assert_eq!(open(A, small, how(Reads::Client)), (None, true, true), "it was changed since");
     assert_eq!(open(A, large, how(Reads::Whole)), (None, true, true));
 }
+
+/// Two clients whose kernels have one directory locked, each for a call that waits for the other's lease on a name.
+#[test]
+fn a_client_that_cannot_give_up_a_name_has_its_waiting_calls_refused() {
+    let mut fs = leased();
+    for (client, other) in [(A, "made by B"), (B, "made by A")] {
+        assert_eq!(
+            ask(&mut fs, client, lookup(Ino::ROOT, other)),
+            (Ok(Reply::Absent { cacheable: true }), TERM)
+        );
+    }
+    let by_a = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "made by A", NewNode::Regular));
+    let by_b = fs.send_from(B, &ROOT_CALLER, create(Ino::ROOT, "made by B", NewNode::Regular));
+    assert!(!fs.answers.contains_key(&by_a) && !fs.answers.contains_key(&by_b));
+    let revocations = std::mem::take(&mut fs.revocations);
+    let of_a = revocations.iter().find(|it| it.client == A).unwrap().number;
+    // Of another client's revocation nothing comes.
+    fs.input(Input::Blocked { client: B, number: of_a });
+    assert!(!fs.answers.contains_key(&by_a) && !fs.answers.contains_key(&by_b));
+    fs.input(Input::Blocked { client: A, number: of_a });
+    assert_eq!(fs.answers.remove(&by_a), Some(Err(Errno::ESTALE)));
+    // A answers soon, which lets B's call go on.
+    let of_b = revocations.iter().find(|it| it.client == B).unwrap().number;
+    fs.input(Input::Blocked { client: B, number: of_b });
+    assert!(!fs.answers.contains_key(&by_b));
+    fs.input(Input::Revoked { client: A, number: of_a });
+    assert!(matches!(fs.answers.remove(&by_b), Some(Ok(Reply::Entry(_)))));
+    // It has not been made; the kernel repeats the call, which is not refused again.
+    assert_eq!(ask(&mut fs, A, lookup(Ino::ROOT, "made by A")).0, Ok(Reply::Absent { cacheable: true }));
+    assert_eq!(ask(&mut fs, A, lookup(Ino::ROOT, "others")).0, Ok(Reply::Absent { cacheable: true }));
+    let again = fs.send_from(A, &ROOT_CALLER, create(Ino::ROOT, "made by A", NewNode::Regular));
+    fs.send_from(B, &ROOT_CALLER, create(Ino::ROOT, "others", NewNode::Regular));
+    let of_a = fs.revocations.iter().find(|it| it.client == A).unwrap().number;
+    fs.input(Input::Blocked { client: A, number: of_a });
+    assert!(!fs.answers.contains_key(&again));
+    fs.input(Input::Revoked { client: B, number: of_b });
+    answer_all(&mut fs);
+    assert!(matches!(fs.answers.remove(&again), Some(Ok(Reply::Entry(_)))));
+}

@@ -210,6 +210,18 @@ impl Request {
         }
     }
 
+    /// The directories in which it makes or removes names. The caller's kernel locks them.
+    pub fn changed_dirs(&self) -> [Option<Ino>; 2] {
+        match self {
+            Self::Create { dir, .. }
+            | Self::Link { dir, .. }
+            | Self::Unlink { dir, .. }
+            | Self::RmDir { dir, .. } => [Some(*dir), None],
+            Self::Rename { from_dir, to_dir, .. } => [Some(*from_dir), Some(*to_dir)],
+            _ => [None, None],
+        }
+    }
+
     /// When what it changes was changed, as a client says that has answered its caller already.
     pub fn time(&self) -> Option<Time> {
         match self {

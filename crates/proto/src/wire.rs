@@ -110,6 +110,9 @@ pub enum FromClient {
     Cancel { id: RequestId },
     /// What the revocation of that number names is cached no longer.
     Revoked { number: u64 },
+    /// The name of that revocation cannot be given up yet: a pending call of this client has its directory locked. Calls of the client
+    /// that name the directory and wait for leases of others fail with `ESTALE`, and have changed nothing.
+    Blocked { number: u64 },
     /// The session ends.
     Goodbye,
     /// The supplementary groups of the caller of a request.

@@ -34,7 +34,14 @@ pub trait Door: Sized + Send + Sync + 'static {
 
     /// Calls `done` when what the lease is for is cached no longer. `is_own`: what
     /// a call through the door changes waits for that.
-    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static);
+    /// `blocked`: to be called if that takes long because a call through the door holds a lock.
+    fn revoke(
+        &self,
+        lease: &Lease,
+        is_own: bool,
+        blocked: impl FnOnce() + Send + 'static,
+        done: impl FnOnce() + Send + 'static,
+    );
 
     /// No name may be cached any longer.
     fn distrust_names(&self);

@@ -85,6 +85,8 @@ pub struct FuseDoor {
 /// A revocation of a name.
 struct Revoking {
     since: Instant,
+    /// Has the server refuse calls that hold the directory. `None`: it has been asked to, at `since`.
+    blocked: Option<Box<dyn FnOnce() + Send>>,
     done: Once,
 }
 

@@ -151,7 +151,14 @@ impl Door for Closed {
 
     fn answer(&self, _: &impl Calls<Self>, (): (), _: Result<Outcome<'_>, Errno>, _: Duration) {}
 
-    fn revoke(&self, _: &Lease, _: bool, _: impl FnOnce() + Send + 'static) {}
+    fn revoke(
+        &self,
+        _: &Lease,
+        _: bool,
+        _: impl FnOnce() + Send + 'static,
+        _: impl FnOnce() + Send + 'static,
+    ) {
+    }
 
     fn distrust_names(&self) {}
 

@@ -264,8 +264,13 @@ impl<D: Door> Remote<D> {
                 self.answer(ticket, result, lease_ms);
             }
             ForDoor::Revoke { rank, number, lease, is_own } => {
-                let remote = Weak::clone(&self.own);
-                self.door.revoke(&lease, is_own, move || {
+                let (remote, other) = (Weak::clone(&self.own), Weak::clone(&self.own));
+                let blocked = move || {
+                    if let Some(remote) = other.upgrade() {
+                        remote.with_machine(|sessions, _, told| sessions.blocked(rank, number, told));
+                    }
+                };
+                self.door.revoke(&lease, is_own, blocked, move || {
                     if let Some(remote) = remote.upgrade() {
                         remote.with_machine(|sessions, _, told| sessions.revoked(rank, number, told));
                     }

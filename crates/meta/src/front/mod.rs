@@ -213,6 +213,7 @@ impl Front {
             }
             FromClient::Cancel { id } => self.input(now, Input::Cancel { from: client, id }),
             FromClient::Revoked { number } => self.input(now, Input::Revoked { client, number }),
+            FromClient::Blocked { number } => self.input(now, Input::Blocked { client, number }),
             FromClient::Goodbye => self.input(now, Input::Leave { client }),
             FromClient::Groups { id, groups } => {
                 if let Some((io, _)) = self.groups.remove(&(client, id)) {

@@ -4,6 +4,7 @@
 //! is applied, those that others have on what it changes are revoked, and the operation waits until they have been given up or
 //! their term is over. Without leases ([`Config::lease_ms`](crate::Config)) none of this costs anything.
 
+mod blocked;
 mod contention;
 mod data;
 mod exclusive;

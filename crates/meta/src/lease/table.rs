@@ -75,6 +75,8 @@ struct Asked {
     revocation: Revocation,
     key: Key,
     at: u64,
+    /// Its client's own operations do not keep it from answering, for they have been refused.
+    unblocked: bool,
 }
 
 /// What the leases have come to.
@@ -111,6 +113,8 @@ pub(crate) struct Leases {
     gone: Map<ClientId, u64>,
     /// Clients that want no leases.
     abstainers: BTreeSet<ClientId>,
+    /// Processes of clients with a refused operation that they have not repeated yet.
+    refused: BTreeSet<(ClientId, u32)>,
     names: Contention,
     inodes: Contention,
     /// Revocations to be sent.
@@ -121,6 +125,8 @@ pub(crate) struct Leases {
 impl Leases {
     /// A lease lasts so much longer here than at its holder, whose clock may be slower.
     pub(crate) const MARGIN_MS: u64 = 1_000;
+    /// Processes that have not repeated a refused operation; no more are refused.
+    const MOST_REFUSED: usize = 4096;
     /// A revocation that has not been answered for so long may have been lost with its connection.
     const AGAIN_MS: u64 = 2_000;
 
@@ -139,6 +145,7 @@ impl Leases {
             turn: 1,
             gone: Map::default(),
             abstainers: BTreeSet::new(),
+            refused: BTreeSet::new(),
             names: Contention::default(),
             inodes: Contention::default(),
             outgoing: Vec::new(),
@@ -265,7 +272,7 @@ impl Leases {
             };
             let revocation = Revocation { client, number, lease };
             self.outgoing.push(revocation.clone());
-            self.revocations.insert(number, Asked { revocation, key, at: now });
+            self.revocations.insert(number, Asked { revocation, key, at: now, unblocked: false });
         }
         match key.hash {
             _ if self.counts.revoked == revoked => {}
@@ -367,6 +374,51 @@ impl Leases {
         Some(task)
     }
 
+    /// Of a client's operations that wait, those for which `caller` has a process stop waiting, except what has been refused before,
+    /// and what goes on as soon as a client answers whose own operation has just been refused.
+    pub(crate) fn refuse_waiting(
+        &mut self,
+        client: ClientId,
+        caller: impl Fn(&u64) -> Option<u32>,
+    ) -> Vec<u64> {
+        let mut refused = Vec::new();
+        for (key, tasks) in &mut self.waiting {
+            let awaited = self.holders.get(key).into_iter().flatten();
+            let mut awaited = awaited.filter_map(|holder| self.revocations.get(&holder.revocation));
+            if awaited.any(|asked| asked.unblocked) {
+                continue;
+            }
+            let is_refused = |(_, task): &mut (ClientId, u64)| {
+                let has_room = self.refused.len() < Self::MOST_REFUSED;
+                caller(task).is_some_and(|pid| has_room && self.refused.insert((client, pid)))
+            };
+            refused.extend(tasks.extract_if(.., is_refused).map(|(_, task)| task));
+        }
+        self.waiting.retain(|_, tasks| !tasks.is_empty());
+        refused
+    }
+
+    /// The client that has been sent this revocation is no longer blocked by its own operations.
+    pub(crate) fn unblocks(&mut self, number: u64) {
+        if let Some(asked) = self.revocations.get_mut(&number) {
+            asked.unblocked = true;
+        }
+    }
+
+    pub(crate) fn has_refused(&self) -> bool {
+        !self.refused.is_empty()
+    }
+
+    pub(crate) fn may_refuse_again(&mut self, client: ClientId, pid: u32) {
+        self.refused.remove(&(client, pid));
+    }
+
+    /// The directory of the name that a client has been asked to give up.
+    pub(crate) fn revoked_in(&self, client: ClientId, number: u64) -> Option<Ino> {
+        let asked = self.revocations.get(&number).filter(|asked| asked.revocation.client == client)?;
+        matches!(asked.revocation.lease, Lease::Name { .. }).then_some(asked.key.ino)
+    }
+
     /// A client has answered a revocation. Returns the operations that go on.
     pub(crate) fn revoked(&mut self, client: ClientId, number: u64) -> Vec<u64> {
         if self.revocations.get(&number).is_none_or(|asked| asked.revocation.client != client) {
@@ -402,6 +454,7 @@ impl Leases {
     pub(crate) fn drop_client(&mut self, client: ClientId, now: u64) -> Vec<u64> {
         self.gone.insert(client, now + self.lasting_ms());
         self.abstainers.remove(&client);
+        self.refused.retain(|(refused, _)| *refused != client);
         self.lapse(now)
     }
 

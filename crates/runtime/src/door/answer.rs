@@ -161,7 +161,13 @@ impl Door for FuseDoor {
         }
     }
 
-    fn revoke(&self, lease: &Lease, is_own: bool, done: impl FnOnce() + Send + 'static) {
+    fn revoke(
+        &self,
+        lease: &Lease,
+        is_own: bool,
+        blocked: impl FnOnce() + Send + 'static,
+        done: impl FnOnce() + Send + 'static,
+    ) {
         match lease {
             // The kernel has the lock that expiring the name takes until the call is answered, which waits for this.
             Lease::Name { dir, name } if is_own => {
@@ -171,7 +177,9 @@ impl Door for FuseDoor {
             Lease::Name { dir, name } => {
                 let done = Once::new(done);
                 let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-                revoking.push(Revoking { since: Instant::now(), done: done.clone() });
+                let blocked: Box<dyn FnOnce() + Send> = Box::new(blocked);
+                let (since, blocked) = (Instant::now(), Some(blocked));
+                revoking.push(Revoking { since, blocked, done: done.clone() });
                 drop(revoking);
                 // Another client changes the name: an answer on its way must not make it valid again.
                 self.tell([News::Entry(*dir, name.clone(), Some(done))].into());
@@ -288,22 +296,30 @@ impl FuseDoor {
 
     /// Comes many times a second: looks after locks, and after revocations of names.
     ///
-    /// The kernel expires a name only with its directory's lock. A caller may hold that and wait for a
-    /// server that waits for just this revocation. So after a while the kernel is to trust no name any
-    /// longer, which takes no lock, but detaches what is mounted below.
+    /// The kernel drops a name only with its directory's lock. A caller may hold that and wait for a server that waits for this
+    /// mount and another to give up leases. So after a while the server refuses such calls, which the kernel repeats. Where that
+    /// does not help, the kernel is to trust no name any longer, which takes no lock, but detaches what is mounted below.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
         if let Some(notifiers) = self.notifiers.get() {
             notifiers.names.relieve(PATIENCE);
         }
-        let mut late = Vec::new();
+        let (mut late, mut blocked) = (Vec::new(), Vec::new());
         let mut revoking = self.revoking.lock().unwrap_or_else(PoisonError::into_inner);
-        revoking.retain(|it| {
-            let is_late = !it.done.is_called() && it.since.elapsed() > PATIENCE;
-            late.extend(is_late.then(|| it.done.clone()));
-            !is_late && !it.done.is_called()
+        revoking.retain_mut(|it| {
+            if it.done.is_called() || it.since.elapsed() <= PATIENCE {
+                return !it.done.is_called();
+            }
+            if let Some(refuse) = it.blocked.take() {
+                it.since = Instant::now();
+                blocked.push(refuse);
+                return true;
+            }
+            late.push(it.done.clone());
+            false
         });
         drop(revoking);
+        blocked.into_iter().for_each(|refuse| refuse());
         if !late.is_empty() {
             self.distrust_names();
         }

@@ -275,7 +275,7 @@ impl Observer for Eyes {
             Message::Peer(_)
                 | Message::ToData(_)
                 | Message::FromData(_)
-                | Message::FromClient(FromClient::Revoked { .. })
+                | Message::FromClient(FromClient::Revoked { .. } | FromClient::Blocked { .. })
                 | Message::FromServer(FromServer::Revoke { .. })
         );
         if is_about || is_of_servers {

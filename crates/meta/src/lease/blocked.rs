@@ -1,0 +1,46 @@
+//! Clients whose kernels cannot give up a name.
+//!
+//! A kernel drops a cached name only with its directory locked. A call that has locked the directory may wait until other clients give
+//! up leases; if their kernels have locked it as well, each waits for the other. One of the calls is refused with `ESTALE` then,
+//! before it has changed anything: Linux looks its names up again and repeats it, once.
+
+use alloc::vec::Vec;
+
+use espalier_proto::{ClientId, Errno};
+
+use crate::machine::Meta;
+use crate::outbox::{Now, Outbox};
+use crate::progress::Progress;
+use crate::task::Task;
+
+impl Meta {
+    /// A client has a call pending that locks the directory of a revoked name: refuses those of its calls there that wait for leases.
+    pub(crate) fn blocked(&mut self, now: Now, client: ClientId, number: u64, out: &mut Outbox) {
+        let Some(leases) = &mut self.leases else { return };
+        let Some(dir) = leases.revoked_in(client, number) else { return };
+        let locks_dir = |task: &Task| {
+            let is_refusable = matches!(task.progress, Progress::None) && !task.request.is_told();
+            task.from == client && is_refusable && task.request.changed_dirs().contains(&Some(dir))
+        };
+        let tasks = &self.tasks;
+        let caller =
+            |number: &u64| tasks.get(number).filter(|task| locks_dir(task)).map(|task| task.caller.pid);
+        let refused: Vec<u64> = leases.refuse_waiting(client, caller);
+        if !refused.is_empty() {
+            leases.unblocks(number);
+        }
+        for number in refused {
+            self.refuse_waiting(now, number, Errno::ESTALE, out);
+        }
+    }
+
+    /// An operation is over: its caller's next one may be refused again.
+    pub(crate) fn may_refuse_again(&mut self, task: &Task) {
+        if let Some(leases) = &mut self.leases
+            && leases.has_refused()
+            && task.request.changed_dirs()[0].is_some()
+        {
+            leases.may_refuse_again(task.from, task.caller.pid);
+        }
+    }
+}
