@@ -1,9 +1,8 @@
-//! What a client has cached of names and attributes, under leases, on behalf of those who call: a kernel, or a program.
+//! Leased names, attributes and small files. The cache's users are a kernel or a program.
 //!
-//! A name lies with its directory, and is trusted no longer than the lease on the directory lasts without a break: whoever
-//! may search it is one of the directory's attributes, and its listing is covered by that lease. So of a directory that was
-//! listed to its end, or made by this client, it is known which names are not there. The machine has no clock: `now` is
-//! milliseconds of one that does not go back.
+//! A name is stored with its directory and is valid only while the lease on the directory lasts
+//! without a gap: it covers search permission and the listing. So absent names are known if the
+//! client has made the directory or listed it completely. `now`: ms of a monotonic clock.
 
 mod changes;
 mod contents;
@@ -36,32 +35,32 @@ pub use listings::Page;
 pub(crate) use pages::SOON_MS;
 pub(crate) use subject::Subject;
 
-/// What a name stands for.
+/// The binding of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Binding {
     Absent,
-    /// What kind of inode it is does not change.
+    /// The inode and its type; the type of an inode never changes.
     Inode(Ino, FileType),
 }
 
-/// How those who call use what they are told.
+/// How users of the cache release inodes that were returned to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Users {
-    /// They say what they forget.
+    /// A kernel: users report each inode that they forget.
     Tell,
-    /// At once, or never.
+    /// A program: inodes are used immediately and never held.
     AtOnce,
 }
 
-/// The cache. See the module's description.
+/// The cache. See the module's documentation.
 #[derive(Debug)]
 pub struct Cache {
     capacity: usize,
     users: Users,
     records: HashMap<Ino, Record, FxBuildHasher>,
-    /// Those with leases, with a time before which they need not be looked at; see [`Record::due`].
+    /// Leased records with the earliest time at which they can expire; see [`Record::due`].
     order: VecDeque<(u64, Ino)>,
-    /// Names in all records.
+    /// Number of names in all records.
     names: usize,
     forgotten: Vec<(Ino, u64)>,
     changing: Changing,
@@ -69,19 +68,19 @@ pub struct Cache {
     contents: Contents,
     early: Early,
     writing: Writing,
-    /// There has been a lease.
+    /// At least one lease has been granted.
     has_leases: bool,
-    /// Counts what servers have said.
+    /// Epoch: counts messages received from servers.
     turn: u64,
     counts: CacheCounts,
 }
 
-/// How an answer may be kept, in milliseconds.
+/// Lifetime of an answer, in milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Term {
-    /// When it was asked for.
+    /// When the request was sent.
     pub asked: u64,
-    /// What is left of its lease; 0: it has none.
+    /// Remaining time of its lease; 0: no lease.
     pub left: u64,
 }
 
@@ -91,23 +90,23 @@ impl Term {
     }
 }
 
-/// What a cache has come to.
+/// Statistics of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounts {
-    /// Questions that were answered without a message.
+    /// Requests answered without a message.
     pub hits: u64,
-    /// Inodes and names that are held now.
+    /// Inodes and names that are cached at present.
     pub inodes: u64,
     pub names: u64,
 }
 
 impl Cache {
-    /// An inode that is not leased stays known for so long, in ms, if users do not say when they have done with it.
+    /// How long an unleased inode is retained if users do not report forgotten inodes, in ms.
     const KEEP: u64 = 1000;
-    /// What files hold may take so many bytes for each inode that there is room for: 256 MiB on a mount.
+    /// Bytes of file contents per unit of inode capacity: 256 MiB on a mount.
     const CONTENT_BYTES: usize = 1024;
 
-    /// Room for so many inodes with leases, and as many names.
+    /// `capacity`: the maximum number of leased inodes, and of names.
     pub fn new(capacity: usize, users: Users) -> Self {
         Self {
             capacity,
@@ -131,9 +130,9 @@ impl Cache {
         CacheCounts { inodes: self.records.len() as u64, names: self.names as u64, ..self.counts }
     }
 
-    // ---- Asking
+    // ---- Queries
 
-    /// What a name stands for, if that is known.
+    /// The binding of a name, if cached.
     pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
         let record = self.records.get(&dir).filter(|record| record.lease > now)?;
         if self.changing.is_named(dir, name) {
@@ -145,7 +144,7 @@ impl Cache {
         }
     }
 
-    /// The inode that a name stands for, if there is one and it is known.
+    /// The inode that a name is bound to, if cached.
     pub fn node(&self, dir: Ino, name: &Name, now: u64) -> Option<Ino> {
         match self.name(dir, name, now)? {
             Binding::Inode(ino, _) => Some(ino),
@@ -153,7 +152,7 @@ impl Cache {
         }
     }
 
-    /// The inode that users may take a name to stand for, by a lease that they were given with it.
+    /// The inode that users may take a name to refer to, by a lease that they hold on the name.
     pub fn leased_name(&self, dir: Ino, name: &Name, now: u64) -> Option<Ino> {
         match self.records.get(&dir)?.names.get(name)?.at(now)? {
             Binding::Inode(ino, _) => Some(ino),
@@ -161,7 +160,7 @@ impl Cache {
         }
     }
 
-    /// The names in directories for which users may have been given leases.
+    /// Names on which users may have leases, in the directories that `is_one` selects.
     pub fn leased_names(&self, is_one: impl Fn(Ino) -> bool) -> Vec<(Ino, Name)> {
         let records = self.records.iter().filter(|(dir, _)| is_one(**dir));
         let names = records.flat_map(|(dir, record)| record.names.iter().map(|name| (*dir, name)));
@@ -169,35 +168,34 @@ impl Cache {
         leased.map(|(dir, (name, _))| (dir, name.clone())).collect()
     }
 
-    /// An inode's attributes, if they are known.
+    /// The attributes of an inode, if cached and valid.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
         self.known(ino, now).map(|(_, attr)| *attr)
     }
 
-    /// What has been told of an inode, and holds.
+    /// The record and attributes of an inode, if valid, including the size and times of a stream.
     fn known(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
         let (record, attr) = self.told(ino, now)?;
         (!attr.streamed || self.writing.allows(ino, record.asked)).then_some((record, attr))
     }
 
-    /// What has been told of an inode, and holds, but for what is in its stream.
+    /// The record and attributes of an inode; the size and times of a stream may be stale.
     fn told(&self, ino: Ino, now: u64) -> Option<(&Record, &Attr)> {
         let record =
             self.records.get(&ino).filter(|record| record.lease > now && !self.changing.is_so(ino))?;
         Some((record, record.attr.as_deref()?))
     }
 
-    /// Whether there is a lease on an inode.
     pub fn is_leased(&self, ino: Ino, now: u64) -> bool {
         self.records.get(&ino).is_some_and(|record| record.lease > now)
     }
 
-    /// When the lease on an inode ends; 0: there is none.
+    /// When the lease on an inode ends; 0: no lease.
     pub fn leased_until(&self, ino: Ino) -> u64 {
         self.records.get(&ino).map_or(0, |record| record.lease)
     }
 
-    /// The answer to a lookup, for users who cache it themselves, and for how many milliseconds they may.
+    /// Answers a lookup of users that cache it. Also returns how long they may, in ms.
     pub fn look_up(&mut self, dir: Ino, name: &Name, now: u64) -> Option<(Answer, u64)> {
         let record = self.records.get_mut(&dir).filter(|record| record.lease > now)?;
         if self.changing.is_named(dir, name) {
@@ -208,8 +206,8 @@ impl Cache {
             if !record.is_whole() {
                 return None;
             }
-            // That is known by the lease on the directory, and users would not be told when it ends: they must ask again.
-            // If they do, they had better have a lease on the name.
+            // Implied by the directory's lease, whose end users are not notified of: they may not
+            // cache it. At the next lookup of the name they get a lease on the name itself.
             record.names.insert(name.clone(), Known::TOLD_ABSENT);
             self.names += 1;
             self.counts.hits += 1;
@@ -236,8 +234,7 @@ impl Cache {
         Some((answer, until - now))
     }
 
-    /// What a name stands for, if that is at another rank and known, and for how many milliseconds it will be: then the name's rank
-    /// need not be asked.
+    /// The remote inode that a name is bound to, if cached, and how long it is valid in ms.
     pub fn sighting(&self, dir: Ino, name: &Name, now: u64) -> Option<(Sighting, u64)> {
         let record = self.records.get(&dir).filter(|record| record.lease > now)?;
         let known = record.names.get(name).filter(|_| !self.changing.is_named(dir, name))?;
@@ -250,21 +247,21 @@ impl Cache {
         }
     }
 
-    /// The answer to a question for attributes, and for how many milliseconds it may be cached.
+    /// Answers `getattr`. Also returns how long the answer may be cached, in ms.
     pub fn get_attr(&mut self, ino: Ino, now: u64) -> Option<(Answer, u64)> {
         let (attr, until) = (self.attr(ino, now)?, self.records.get(&ino)?.lease);
         self.counts.hits += 1;
         Some((Answer::Attr(attr), until - now))
     }
 
-    /// Whether it is known that an inode has no extended attributes and no access control lists.
+    /// True if the inode is known to have no extended attributes and no access control lists.
     pub fn is_bare(&mut self, ino: Ino, now: u64) -> bool {
         let is_bare = self.told(ino, now).is_some_and(|(_, attr)| attr.bare);
         self.counts.hits += u64::from(is_bare);
         is_bare
     }
 
-    /// What a file holds from an offset on, up to so many bytes.
+    /// Reads up to `size` bytes of a cached small file.
     pub fn read(&mut self, ino: Ino, offset: u64, size: u32, now: u64) -> Option<Vec<u8>> {
         let bytes = self.content(ino, now)?;
         let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
@@ -273,34 +270,34 @@ impl Cache {
         Some(bytes)
     }
 
-    /// All that a file holds, if that is known.
+    /// All bytes of a small file, if cached.
     pub fn content(&self, ino: Ino, now: u64) -> Option<&[u8]> {
         let bytes = self.contents.get(ino)?;
         (self.is_leased(ino, now) && !self.changing.is_so(ino)).then_some(bytes)
     }
 
-    // ---- Being told
+    // ---- Updates
 
-    /// A caller has opened a file and may write to it.
+    /// Records that a caller has opened a file for writing.
     pub fn opened_to_write(&mut self, ino: Ino) {
         self.writing.opened(ino);
     }
 
-    /// Nobody has a file open any more.
+    /// Records the last close of a file.
     pub fn closed(&mut self, ino: Ino, now: u64) {
         self.writing.closed(ino, now);
     }
 
-    /// A server has told what a file holds. After [`Self::changed`] for the same reply. `lease`: what is left of it, in ms.
+    /// Stores a file's contents from a reply, after [`Self::changed`]. `lease`: remaining ms.
     pub fn learn(&mut self, ino: Ino, bytes: Vec<u8>, lease: u64, now: u64) {
-        // What was written early and is not answered is newer.
+        // Pending write-back data is newer than the server's.
         if lease > 0 && !self.is_early(ino) {
             self.renew(ino, now.saturating_add(lease), now);
             self.contents.learn(ino, bytes, false);
         }
     }
 
-    /// A call is about to be made: what it may change is not trusted as long as somebody has what this gives.
+    /// Starts a call. Entries that it may change are distrusted until the result is dropped.
     pub fn sent(&mut self, call: &Call<'_>, now: u64) -> Changes {
         let subject = Subject::of(call);
         if !subject.is_change {
@@ -317,7 +314,7 @@ impl Cache {
         self.distrust_subject(&subject);
         let writes = call.stream().is_some();
         if !writes {
-            // They may come to have names where others see them.
+            // The call may give these inodes names that other clients see.
             inos.iter().flatten().for_each(|ino| self.not_alone(*ino));
         }
         self.changing.begin(inos.into_iter(), subject.names(), writes)
@@ -336,12 +333,12 @@ impl Cache {
         }
     }
 
-    /// A call has been answered, in the order in which the server's answers came.
+    /// Applies the answer to a call, in the order in which the server sent the answers.
     pub fn answered(&mut self, call: &Call<'_>, answer: Option<&Answer>, term: Term, now: u64) {
         let subject = Subject::of(call);
         self.distrust_subject(&subject);
         if let Call::Request(Request::CopyTree(_) | Request::RemoveTree { .. }) = call {
-            // It may have changed any directory, also if it has failed.
+            // Even if it has failed, it may have changed any directory.
             self.distrust();
         }
         let name = subject.name();
@@ -369,7 +366,7 @@ impl Cache {
                     self.listing(dir, (after, last), entries, term, now);
                 }
             }
-            // Without a lease it may be late, for the client has removed datafiles since: the name may have been made anew.
+            // Without a lease the reply may be stale: the name may have been created again.
             Some(Answer::Done) if term.left > 0 => {
                 if let Some((dir, name)) = subject.removes {
                     self.unbind(dir, name);
@@ -380,8 +377,7 @@ impl Cache {
         }
     }
 
-    /// A name's inode is at another rank, which is asked for it next: then comes [`Self::found`]. The arguments are those of
-    /// [`Self::answered`].
+    /// As [`Self::answered`], for a remote dentry; [`Self::found`] follows with its attributes.
     pub fn sighted(&mut self, call: &Call<'_>, sighting: &Sighting, lease: u64, now: u64) {
         let subject = Subject::of(call);
         self.distrust_subject(&subject);
@@ -390,7 +386,7 @@ impl Cache {
         }
     }
 
-    /// What the inode's rank has told of it. What is known of the name is so since [`Self::sighted`].
+    /// Applies the reply of the inode's rank. The name was handled by [`Self::sighted`].
     pub fn found(&mut self, call: &Call<'_>, answer: Option<&Answer>, term: Term, now: u64) {
         if let Some(Answer::Entry(entry) | Answer::Created(entry, _)) = answer {
             self.entry(None, entry, term, now);
@@ -400,7 +396,7 @@ impl Cache {
         }
     }
 
-    /// Users have seen an inode by that name.
+    /// Records the name under which users last saw a directory.
     fn placed(&mut self, attr: &Attr, dir: Ino, name: &Name) {
         if attr.kind == FileType::Directory
             && let Some(record) = self.records.get_mut(&attr.ino)
@@ -410,17 +406,17 @@ impl Cache {
         }
     }
 
-    /// The name by which users have last seen a directory that has been removed, unless they know another inode by it.
+    /// The last name of a removed directory, unless users know another inode by that name.
     pub fn removed_from(&self, ino: Ino, now: u64) -> Option<(Ino, Name)> {
         let (dir, name) = self.records.get(&ino)?.place.as_deref()?;
         self.node(*dir, name, now).is_none_or(|there| there == ino).then(|| (*dir, name.clone()))
     }
 
-    /// A request has changed inodes, besides those that its reply tells of. `lease`: what is left of it, in ms.
+    /// Applies a reply's list of changed inodes. `lease`: its remaining time in ms.
     pub fn changed(&mut self, touched: &Touched, lease: u64, now: u64) {
         let untold = touched.attrs.iter().filter(|_| lease == 0).map(|attr| attr.ino);
         for ino in touched.others.iter().copied().chain(untold) {
-            // What was told early and is not answered is newer.
+            // Pending write-back state is newer than the server's.
             if !self.is_early(ino) {
                 self.touched(ino);
             }
@@ -428,10 +424,10 @@ impl Cache {
         for attr in touched.attrs.iter().filter(|_| lease > 0) {
             self.contents.doubt(attr.ino);
             if attr.nlink == 0 {
-                // Nobody needs it any more but those who use it, and it is there for as long as it is known.
+                // The inode has no name: it exists as long as a client knows it.
                 self.drop_lease(attr.ino);
             } else if self.records.contains_key(&attr.ino) {
-                // None of them has a stream.
+                // None of these inodes has a stream.
                 self.tell(attr, Term { asked: now, left: lease }, 0, now);
             }
         }
@@ -453,9 +449,9 @@ impl Cache {
         self.know_empty(attr, term.until(now), now);
     }
 
-    /// Nothing is in a directory of which a server has told that, if it has none.
+    /// A directory that the server reports as empty is completely listed.
     fn know_empty(&mut self, attr: &Attr, until: u64, now: u64) {
-        // An answer without a lease of its own may be late: others may have been there since.
+        // A reply without its own lease may be stale: other clients may have added entries since.
         if until > now
             && (attr.kind, attr.size) == (FileType::Directory, 0)
             && let Some(empty) = self.records.get_mut(&attr.ino)
@@ -464,7 +460,7 @@ impl Cache {
         }
     }
 
-    /// `part`: of the listing, from one cursor up to another.
+    /// Applies a part of a listing; `part` is its first and its last cursor.
     fn listing(&mut self, dir: Ino, part: (u64, u64), entries: &[Dirent], term: Term, now: u64) {
         let until = term.until(now);
         if until > now {
@@ -476,7 +472,7 @@ impl Cache {
             }
         }
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.is_listed()) else { return };
-        // What has no lease of its own is there all the same.
+        // An entry without a lease still exists.
         for dirent in entries {
             if !record.names.contains_key(&dirent.name) {
                 record.names.insert(dirent.name.clone(), Known::LAPSED);
@@ -497,7 +493,7 @@ impl Cache {
         self.bound_names(dir);
     }
 
-    /// The directory that names were added to last pays for those that are too many.
+    /// Enforces the limit on names at the expense of the directory that was last added to.
     fn bound_names(&mut self, dir: Ino) {
         if self.names > self.capacity
             && let Some(record) = self.records.get_mut(&dir)
@@ -517,7 +513,7 @@ impl Cache {
         if until > now && !is_early {
             (record.attr, record.asked) = (Some(Box::new(*attr)), term.asked);
         } else if !is_early && record.attr.as_deref().is_some_and(|known| known.ctime < attr.ctime) {
-            // What is newer may not be cached, and what is older is so no more.
+            // The new attributes may not be cached, and the cached ones are stale.
             record.attr = None;
         }
         if self.order.len() > self.capacity {
@@ -525,7 +521,7 @@ impl Cache {
         }
     }
 
-    /// There is a lease on an inode until then, if that is not over.
+    /// Extends the lease on an inode until `until`, unless that has passed.
     fn renew(&mut self, ino: Ino, until: u64, now: u64) -> &mut Record {
         self.has_leases |= until > now;
         let record = self.records.entry(ino).or_default();
@@ -550,20 +546,20 @@ impl Cache {
         record
     }
 
-    // ---- Forgetting
+    // ---- Eviction and invalidation
 
-    /// Users have forgotten an inode that they had been named so often.
+    /// Users have forgotten `lookups` references to an inode.
     pub fn forget(&mut self, ino: Ino, lookups: u64) {
         let Some(record) = self.records.get_mut(&ino) else { return };
         record.users = record.users.saturating_sub(lookups);
-        // The server may wait for that to free a file that has no name any more.
+        // The server may be waiting for this to free an unlinked file.
         if record.users == 0 && record.attr.is_none() && record.names.is_empty() {
             self.remove(ino);
         }
     }
 
     fn make_room(&mut self) {
-        // Those that were renewed since they were looked at get another turn, but no more than once.
+        // Second chance for renewed records; each record is examined at most once.
         for _ in 0..self.order.len() {
             if self.order.len() <= self.capacity {
                 return;
@@ -573,7 +569,7 @@ impl Cache {
         }
     }
 
-    /// Takes out what need not be known any longer. What the server is to be told as forgotten is [`Self::forgotten`].
+    /// Evicts expired entries. [`Self::forgotten`] returns those to report to the server.
     pub fn expire(&mut self, now: u64) {
         self.changing.expire();
         self.writing.expire(now);
@@ -585,7 +581,7 @@ impl Cache {
         }
     }
 
-    /// Takes out what was due at a time, unless it has been renewed beyond `until`.
+    /// Evicts an entry from the queue, unless its lease was renewed beyond `until`.
     fn look_at(&mut self, due: u64, ino: Ino, until: u64) {
         let Some(record) = self.records.get_mut(&ino).filter(|record| record.due == due) else { return };
         if record.keep > until {
@@ -601,7 +597,7 @@ impl Cache {
         }
     }
 
-    /// Inodes that are not known any longer, and how often the server had named each.
+    /// Takes the evicted inodes, with the server's lookup count of each.
     pub fn forgotten(&mut self) -> Vec<(Ino, u64)> {
         core::mem::take(&mut self.forgotten)
     }
@@ -616,7 +612,7 @@ impl Cache {
         }
     }
 
-    /// The server takes a lease back.
+    /// Handles the revocation of a lease.
     pub fn revoke(&mut self, lease: &Lease) {
         match lease {
             Lease::Name { dir, name } => self.doubt(*dir, name),
@@ -627,7 +623,7 @@ impl Cache {
         }
     }
 
-    /// An inode has other attributes.
+    /// The attributes of an inode have changed.
     pub fn touched(&mut self, ino: Ino) {
         self.listings.lose(ino);
         self.contents.lose(ino);
@@ -636,12 +632,12 @@ impl Cache {
         }
     }
 
-    /// Nothing that was told until now is trusted any longer.
+    /// Invalidates everything.
     pub fn distrust(&mut self) {
         self.distrust_those(|_| true);
     }
 
-    /// Nothing that a rank has told until now is trusted any longer.
+    /// Invalidates everything that a rank has returned.
     pub fn distrust_rank(&mut self, rank: Rank) {
         self.distrust_those(|ino| ino.rank() == rank);
     }
@@ -654,7 +650,7 @@ impl Cache {
         }
     }
 
-    /// The server asks that an inode be forgotten.
+    /// The server asks the client to forget an inode.
     pub fn recall(&mut self, ino: Ino) {
         self.drop_lease(ino);
         if self.users == Users::AtOnce
@@ -665,7 +661,7 @@ impl Cache {
         }
     }
 
-    /// Whether a name is there, or what it stands for, is not known any more.
+    /// The binding of a name is unknown.
     fn doubt(&mut self, dir: Ino, name: &Name) {
         self.listings.lose(dir);
         let Some(record) = self.records.get_mut(&dir) else { return };
@@ -679,7 +675,7 @@ impl Cache {
         }
     }
 
-    /// A name is not there any more.
+    /// A name has been removed.
     fn unbind(&mut self, dir: Ino, name: &Name) {
         self.listings.lose(dir);
         if let Some(record) = self.records.get_mut(&dir)

@@ -1,33 +1,33 @@
-//! The asker's end of a connection to a data server: numbers requests, keeps those that have not been answered, and sends them again
-//! over the next connection.
+//! A client's end of a connection to a data server.
+//! It numbers requests, stores unanswered ones, and sends these again over the next connection.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
 use espalier_proto::{Capability, DataReply, DataRequest, Errno, FromData, Ino, RequestId, ToData};
 
-/// The asker's end. See the module's description. `T`: who waits.
+/// The client's end; the client may be a metadata server. `T`: identifies the waiter.
 #[derive(Debug)]
 pub struct DataLink<T> {
     next: u64,
-    /// By number.
+    /// Unanswered requests by number.
     unanswered: BTreeMap<u64, Asked<T>>,
     phase: Phase,
-    /// The server has said what it has of files that were never settled, or need not.
+    /// The server has listed its provisional datafiles, or need not list them.
     known: bool,
-    /// What it was told last of the asker's journal: one that was started anew has forgotten.
+    /// The last durable journal position that was sent; a restarted data server has lost it.
     durable: u64,
-    /// All with smaller numbers have been sent over this connection.
+    /// All requests with smaller numbers were sent over this connection.
     sent: u64,
-    /// Bytes that go with those of them that have not been answered.
+    /// Payload bytes of unanswered requests that were sent over this connection.
     under_way: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// There is no connection.
+    /// Disconnected.
     Away,
-    /// The server is asked what it has.
+    /// Connected; the list of provisional datafiles has been requested.
     Asking,
     Connected,
 }
@@ -39,27 +39,27 @@ struct Asked<T> {
     waits: T,
 }
 
-/// What a message of a data server comes to.
+/// Effect of a message from a data server.
 #[derive(Debug)]
 pub enum Came<T> {
     Answer(T, Result<DataReply, Errno>),
-    /// Datafiles that were never settled: this comes once, before anything else is asked.
+    /// Provisional datafiles; delivered once, before any other request is sent.
     New(Vec<Ino>),
-    /// The server does not say what it has: [`DataLink::ask_for_new`] asks again, after a while.
+    /// The server could not list them; the driver calls [`DataLink::ask_for_new`] after a delay.
     NoNew(Result<DataReply, Errno>),
-    /// Nobody waits for it.
+    /// No one waits for this reply.
     Nothing,
 }
 
-/// Of requests with which a metadata server begins; nothing else has these numbers.
+/// Numbers of a metadata server's first requests; no other request has them.
 const NEW: RequestId = RequestId(0);
 const ADMIT: RequestId = RequestId(1);
 
-/// More bytes are not on their way to a server, or back, at a time: neither side's queue is ever too long.
+/// Limit of payload bytes in flight to or from a server; bounds the queues on both sides.
 pub(crate) const UNDER_WAY: usize = 16 << 20;
 
 impl<T> DataLink<T> {
-    /// `asks_for_new`: a metadata server wants to know first what datafiles were never settled.
+    /// `asks_for_new`: a metadata server first requests the list of provisional datafiles.
     pub fn new(asks_for_new: bool) -> Self {
         let (next, known) = (ADMIT.0, !asks_for_new);
         Self {
@@ -73,12 +73,12 @@ impl<T> DataLink<T> {
         }
     }
 
-    /// Whether the server can be asked now, as far as is known.
+    /// True if requests are sent immediately.
     pub fn is_connected(&self) -> bool {
         self.phase == Phase::Connected
     }
 
-    /// Asks, under the number that is returned. What is to be sent for it, now or as soon as it can be, is added to `out`.
+    /// Queues a request and returns its number. Messages that can be sent are appended to `out`.
     pub fn ask(
         &mut self,
         request: DataRequest,
@@ -95,8 +95,8 @@ impl<T> DataLink<T> {
         RequestId(self.next)
     }
 
-    /// A connection has begun. `admit`: which sessions go on, as in [`DataRequest::Admit`]; only metadata servers say that. `interested`:
-    /// whether somebody still waits.
+    /// A connection is established. `admit`: the valid sessions ([`DataRequest::Admit`]), from
+    /// metadata servers only. Requests without an `interested` waiter are dropped.
     pub fn connected(
         &mut self,
         admit: Option<(u64, Vec<u64>)>,
@@ -121,7 +121,7 @@ impl<T> DataLink<T> {
         self.phase = Phase::Away;
     }
 
-    /// Asks once more what the server has.
+    /// Requests the list of provisional datafiles again.
     pub fn ask_for_new(&self, out: &mut Vec<ToData>) {
         if self.phase == Phase::Asking {
             out.push(plain(NEW, DataRequest::New));
@@ -142,7 +142,7 @@ impl<T> DataLink<T> {
         Came::Answer(waits, result)
     }
 
-    /// Sends what may be sent, in order.
+    /// Sends queued requests in order, within the limit of bytes in flight.
     fn fill(&mut self, out: &mut Vec<ToData>) {
         if self.phase != Phase::Connected {
             return;

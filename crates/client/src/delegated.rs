@@ -1,5 +1,7 @@
-//! Files whose bytes the client reads and writes without the metadata server, once that has told it how. What the
-//! metadata server alone knows stays with it: where a file ends that is appended to, and all that is more than bytes.
+//! Direct access: the client reads and writes files at the data servers under a delegation from the
+//! metadata server.
+//! The metadata server still handles appends, since only it knows where a file ends, and all
+//! metadata.
 
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -9,10 +11,10 @@ use espalier_proto::{Access, Delegation, END, Errno, Ino, Request, StreamIo};
 
 use crate::{Answer, Call, Client, Next, Work, extend, to_stream, write};
 
-/// Whom a file's bytes are to be asked of.
+/// Where the client sends reads and writes of a file.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Way {
-    /// That is to be asked first.
+    /// Ask the metadata server first.
     #[default]
     Unknown,
     MetadataServer,
@@ -36,11 +38,11 @@ impl Client {
         }
     }
 
-    /// Writes to a stream; whoever allows that is asked first, if that is needed.
+    /// Writes to a stream, after asking the metadata server for permission if necessary.
     pub(crate) fn write(&self, call: &Call<'_>) -> Next {
         let Call::Write { ino, offset, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
         match self.do_itself(ino, Access::WRITE, StreamIo::Write { ino, offset, told: false }) {
-            // Set-id bits are gone by now.
+            // The set-id bits have been removed already.
             _ if offset == END && self.is_served => write(call, false),
             _ if offset == END => extend(call),
             Next::Stream(_) => self.change_stream(call),
@@ -49,7 +51,7 @@ impl Client {
         }
     }
 
-    /// Writes several pieces to a stream, together unless each has to be allowed.
+    /// Writes several pieces to a stream: in one request, unless each write needs permission.
     pub(crate) fn write_list(&self, ino: Ino, pieces: &[(u64, Bytes)]) -> Next {
         let (Some((offset, _)), Some((last, piece))) = (pieces.first(), pieces.last()) else {
             return Next::Answer(Ok(Answer::Written(0)));
@@ -62,12 +64,13 @@ impl Client {
         }
     }
 
-    /// Changes a stream; who does it finds out whether that may be, or is asked first.
+    /// Changes a stream. If no server executes the change, the metadata server must permit it
+    /// first.
     pub(crate) fn change_stream(&self, call: &Call<'_>) -> Next {
         if self.is_served { to_stream(call) } else { extend(call) }
     }
 
-    /// The metadata server allows what a call does to a stream.
+    /// The metadata server permits a call's change of a stream.
     pub(crate) fn granted(&self, call: &Call<'_>) -> Next {
         match *call {
             Call::Write { ino, offset, .. } if offset != END => {
@@ -77,17 +80,17 @@ impl Client {
         }
     }
 
-    /// The metadata server has said whom the bytes are to be asked of.
+    /// The metadata server has replied whether the client may use the data servers.
     pub(crate) fn delegated(&mut self, call: &Call<'_>, delegation: Option<Box<Delegation>>) -> Next {
         let Some(ino) = call.stream() else { return Next::Answer(Err(Errno::EIO)) };
         let file = self.files.entry(ino).or_default();
-        // A write to a small file may have been answered so, which it then is no more.
+        // This may be the reply to a write to a small file, which has been unstuffed meanwhile.
         file.streamed = true;
         file.way = delegation.map_or(Way::MetadataServer, |given| Way::DataServers(Arc::from(given)));
         self.start(call)
     }
 
-    /// As [`Self::delegated`], of a write that is done.
+    /// As [`Self::delegated`], for a write that the metadata server has executed.
     pub(crate) fn outgrown(&mut self, call: &Call<'_>, delegation: Box<Delegation>) -> Next {
         let Call::Write { ino, ref data, .. } = *call else { return Next::Answer(Err(Errno::EIO)) };
         let file = self.files.entry(ino).or_default();
@@ -95,14 +98,15 @@ impl Client {
         Next::Answer(Ok(Answer::Written(data.len() as u32)))
     }
 
-    /// It may have been given the capabilities of a program, which the next write has to take away.
+    /// Forgets the delegation: `setxattr` may have set `security.capability`, which the next write
+    /// must remove.
     pub(crate) fn ask_anew(&mut self, ino: Ino) {
         if let Some(file) = self.files.get_mut(&ino) {
             file.way = Way::Unknown;
         }
     }
 
-    /// Data servers do not take a capability any more: how the call goes on with another.
+    /// The data servers refuse a capability; returns the step that gets another.
     pub fn stale(&mut self, call: &Call<'_>, delegation: &Arc<Delegation>) -> Next {
         if let Some(file) = call.stream().and_then(|ino| self.files.get_mut(&ino))
             && let Way::DataServers(known) = &file.way

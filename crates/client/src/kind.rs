@@ -1,4 +1,4 @@
-//! What operations are called, wherever they are counted or traced.
+//! Names of operations, for counters and traces.
 
 use espalier_proto::{DataRequest, Ino, NewNode, Request, StreamIo};
 
@@ -6,7 +6,7 @@ use crate::Call;
 
 macro_rules! kinds {
     ($($kind:ident = $name:literal),* $(,)?) => {
-        /// What an operation is, by the names of the system calls.
+        /// An operation, named after its system call.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Kind { $($kind),* }
 
@@ -33,7 +33,7 @@ kinds! {
 }
 
 impl Kind {
-    /// What a call is, and the inode it is about: the directory, where it carries a name.
+    /// The kind of a call and its inode; if the call carries a name, the inode of the directory.
     pub fn of(call: &Call<'_>) -> (Self, Ino) {
         match call {
             Call::Request(request) => Self::of_request(request),
@@ -46,7 +46,7 @@ impl Kind {
         }
     }
 
-    /// As [`Self::of`], of what is done with a stream.
+    /// As [`Self::of`], for stream I/O.
     pub fn of_stream(io: &StreamIo) -> (Self, Ino) {
         match *io {
             StreamIo::Read { ino, .. } => (Self::Read, ino),
@@ -57,7 +57,7 @@ impl Kind {
         }
     }
 
-    /// As [`Self::of`], of what a data server is asked: the system call that is most like it.
+    /// As [`Self::of`], for a request to a data server: the most similar system call.
     pub fn of_data(request: &DataRequest) -> (Self, Ino) {
         match *request {
             DataRequest::Read { ino, .. } => (Self::Read, ino),
@@ -80,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// As [`Self::of`], of a request.
+    /// As [`Self::of`], for a request to a metadata server.
     pub fn of_request(request: &Request) -> (Self, Ino) {
         match request {
             Request::Lookup { dir, .. } => (Self::Lookup, *dir),

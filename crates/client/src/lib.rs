@@ -1,7 +1,8 @@
-//! The client's state machine: what doors (FUSE, libraries) share. It leads a [`Call`] through its steps: what to ask
-//! of the metadata server, and what to read and write in streams. It waits for nothing.
+//! The client's state machine, shared by all frontends (FUSE, library). It advances a [`Call`]
+//! through its steps: requests to the metadata server, reads and writes of streams.
 //!
-//! `no_std` on purpose: the compiler then refuses a file, a socket, a clock or a thread here.
+//! It never blocks. The crate is `no_std`, so that the compiler rejects files, sockets, clocks and
+//! threads.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -39,10 +40,10 @@ pub use payload::Payload;
 pub use sessions::{Asked, DataAsk, ForDoor, Interrupt, Outcome, Sessions, Told};
 pub use striped::{Striped, Turn, Work};
 
-/// What a program wants, as a door understands it.
+/// An operation of a program, as a frontend receives it.
 #[derive(Clone, Debug)]
 pub enum Call<'a> {
-    /// All that is the metadata server's alone; also `Open`, `Create` and `TmpFile`.
+    /// Any request that only the metadata server handles; also `Open`, `Create` and `TmpFile`.
     Request(Request),
     Read {
         ino: Ino,
@@ -54,10 +55,11 @@ pub enum Call<'a> {
         ino: Ino,
         offset: u64,
         data: Payload<'a>,
-        /// The caller lacks `CAP_FSETID`: the file loses its set-id bits, here and in the calls below.
+        /// The caller lacks `CAP_FSETID`: the file loses its set-id bits. Also in the calls below.
         kill_suid_gid: bool,
     },
-    /// Only clients make these: pieces that callers have written to one file, and been told so. They are in order, and do not overlap.
+    /// Writes to one file that were acknowledged early, batched by write-behind. Only the client
+    /// itself makes this call. The pieces are sorted by offset and do not overlap.
     WriteList {
         ino: Ino,
         pieces: Arc<[(u64, Bytes)]>,
@@ -88,7 +90,7 @@ pub enum Call<'a> {
 }
 
 impl Call<'_> {
-    /// The file whose bytes it reads or changes, but for copies.
+    /// The file whose bytes the call reads or changes; `None` for copies.
     pub fn stream(&self) -> Option<Ino> {
         match *self {
             Call::Read { ino, .. }
@@ -100,7 +102,8 @@ impl Call<'_> {
         }
     }
 
-    /// The file of which a server's reply says that its mode has changed, before the call goes on.
+    /// The file whose mode the server has changed, according to a reply that precedes the rest of
+    /// the call.
     pub fn unprivileged(&self, reply: &Result<Reply, Errno>) -> Option<Ino> {
         match (self, reply) {
             (Call::Copy { to, .. }, Ok(Reply::PrivilegesRemoved { changed: true })) => Some(*to),
@@ -109,7 +112,7 @@ impl Call<'_> {
         }
     }
 
-    /// The file that it opens, if it does nothing else.
+    /// The file that a plain `open` call opens; `None` for other calls.
     pub fn opens(&self) -> Option<Ino> {
         match self {
             Call::Request(Request::Open { ino, .. }) => Some(*ino),
@@ -117,7 +120,7 @@ impl Call<'_> {
         }
     }
 
-    /// The file whose bytes it has changed, or may have.
+    /// The file whose bytes the call has changed or may have changed.
     fn changed(&self, result: &Result<Answer, Errno>) -> Option<Ino> {
         let truncated = |how: &OpenHow| how.truncate;
         match (self, result) {
@@ -134,7 +137,7 @@ impl Call<'_> {
         }
     }
 
-    /// The file that it has opened, if callers may write to it.
+    /// The file that the call has opened for writing.
     fn opened_to_write(&self, answer: &Answer) -> Option<Ino> {
         match (self, answer) {
             (Call::Request(Request::Open { how, .. }), Answer::Opened(opening)) => {
@@ -145,7 +148,7 @@ impl Call<'_> {
         }
     }
 
-    /// The same call, with all that it needs for itself, to be kept until it can go on.
+    /// The same call with owned data, so that it can be stored while it is pending.
     pub fn into_owned(self) -> Call<'static> {
         match self {
             Call::Write { ino, offset, data, kill_suid_gid } => {
@@ -166,28 +169,30 @@ impl Call<'_> {
     }
 }
 
-/// How a call goes on.
+/// The next step of a call.
 #[derive(Debug)]
 pub enum Next {
-    /// Ask the metadata server, and come back with its reply.
+    /// Send this request to the metadata server; its reply goes to [`Client::reply`].
     Ask(Request),
-    /// Ask the inode's rank for what a name stands for, and come back with that ([`Client::found`]).
+    /// The name was resolved to an inode at another rank: look the inode up there. The reply goes
+    /// to [`Client::found`].
     Find(Request, Sighting),
-    /// The metadata server must know, but nobody waits for its reply.
+    /// Answer the caller at once, and send this request; its reply is ignored.
     Tell(Request, Answer),
-    /// As [`Self::Tell`] of a release, and that may take a while.
+    /// As [`Self::Tell`], for the close of this file; it may be delayed and batched.
     Release(Ino),
-    /// Do this with streams; its result is the answer.
+    /// Do this I/O on streams; its result is the answer.
     Stream(StreamIo),
-    /// Do each piece of a [`Call::WriteList`] by itself.
+    /// Execute each piece of a [`Call::WriteList`] as a write of its own.
     Apart,
-    /// As [`Self::Stream`], by asking data servers; or [`Client::stale`] follows.
+    /// As [`Self::Stream`], by requests to data servers. If the capability is refused,
+    /// [`Client::stale`] follows.
     Data(Arc<Delegation>, Work),
     Answer(Result<Answer, Errno>),
 }
 
 impl Next {
-    /// What servers are asked says that the caller has been told already that it is done.
+    /// Marks the request as a write that the caller considers done already.
     fn tell_that_it_is_told(&mut self) {
         if let Self::Stream(StreamIo::Write { told, .. }) | Self::Ask(Request::Extend { told, .. }) = self {
             *told = true;
@@ -195,25 +200,27 @@ impl Next {
     }
 }
 
-/// A name of which its directory's rank has told, while the rank of the inode is asked for the rest.
+/// A remote dentry: the directory's rank has returned the name, and the inode's rank is asked for
+/// the attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sighting {
-    /// Of the name.
+    /// The directory that holds the name.
     pub dir: Ino,
     pub ino: Ino,
     pub kind: FileType,
     /// As in [`Entry`].
     pub cacheable: bool,
-    /// There is a lease on the name.
+    /// The reply carried a lease on the name.
     pub leased: bool,
 }
 
-/// What a call comes to.
+/// The result of a successful call.
 #[derive(Debug)]
 pub enum Answer {
     Done,
     Entry(Entry),
-    /// Of a lookup: the inode is on data servers, of which one cannot be reached, so that its size and times are not known.
+    /// The result of a lookup of a striped file when a data server is unreachable: its size and
+    /// times are unknown.
     Unmeasured(Entry),
     Absent {
         cacheable: bool,
@@ -238,49 +245,50 @@ pub enum Answer {
     InTheWay(Option<Lock>),
 }
 
-/// A file that has been opened.
+/// The result of opening a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opening {
     pub ino: Ino,
-    /// Its access time has changed by that.
+    /// The open updated the access time.
     pub accessed: bool,
-    /// Others have it open and may write to it.
+    /// Another client has the file open and may write to it.
     pub shared: bool,
-    /// What a kernel has kept of what it holds is so.
+    /// The kernel's cached pages are still valid.
     pub keep: bool,
-    /// The kernel may read and write the stream itself: it, and everyone else who has it open.
+    /// The kernel may read and write the stream itself (passthrough). All openings of a file agree
+    /// on this.
     pub passthrough: bool,
 }
 
-/// A file while it is open.
+/// State of an open file.
 #[derive(Debug, Default)]
 struct OpenFile {
     opens: u32,
     streamed: bool,
-    /// Whoever has it open reads and writes its stream through the kernel; otherwise nobody does.
+    /// The kernel passes reads and writes through, for all openings of the file or for none.
     passthrough: bool,
     way: Way,
-    /// Other clients may cache what it holds: what is written to it is announced.
+    /// Other clients may cache the file's bytes: each write is announced to the server.
     announces: bool,
-    /// The turn in which a server has last asked for that.
+    /// The cache's epoch in which a server last requested announcements.
     announces_since: u64,
 }
 
-/// The client's machine. See the crate's description.
+/// The state machine for calls. See the crate's documentation.
 #[derive(Debug, Default)]
 pub struct Client {
     files: HashMap<Ino, OpenFile, FxBuildHasher>,
-    /// The door can let the kernel read and write streams itself.
+    /// The frontend supports passthrough.
     pub can_pass_through: bool,
-    /// The door can ask data servers itself.
+    /// The frontend can send requests to data servers.
     pub can_ask_data_servers: bool,
-    /// A server does what is to be done with streams. It allows it in the same turn, and appends to streams itself: once, whatever is sent
-    /// again.
+    /// A server executes stream I/O. It checks permission in the same step, and it executes appends
+    /// exactly once, even if they are sent again.
     pub is_served: bool,
 }
 
 impl Client {
-    /// The first step of a call.
+    /// Returns the first step of a call.
     pub fn start(&mut self, call: &Call<'_>) -> Next {
         let streamed = |ino| self.is_streamed(ino);
         match *call {
@@ -309,13 +317,13 @@ impl Client {
                     self.change(call)
                 }
             }
-            // The caller then copies by reading and writing.
+            // The caller falls back to reading and writing.
             Call::Copy { .. } => Next::Answer(Err(Errno::EXDEV)),
             Call::Release { ino } => self.release(ino),
         }
     }
 
-    /// The step after the metadata server has replied.
+    /// Returns the step after a reply of the metadata server.
     pub fn reply(&mut self, call: &Call<'_>, reply: Result<Reply, Errno>) -> Next {
         let reply = match reply {
             Ok(reply) => reply,
@@ -366,12 +374,12 @@ impl Client {
                 return Next::Find(Request::Find { ino, kind: Some(kind), open }, sighting);
             }
             Reply::InTheWay(lock) => Answer::InTheWay(lock),
-            // Whoever takes calls keeps it until it has what it waits for.
+            // The session layer holds the call until the lock is granted.
             Reply::Waits => return Next::Answer(Err(Errno::EIO)),
             Reply::Granted => return self.granted(call),
             Reply::Delegated(delegation) => return self.delegated(call, delegation),
             Reply::Outgrown(delegation) => return self.outgrown(call, delegation),
-            // Sessions lead these on, and ask for numbers themselves.
+            // The session layer handles these replies and allocates inode numbers itself.
             Reply::Made(_)
             | Reply::Unmeasured(..)
             | Reply::Orphaned(..)
@@ -383,8 +391,8 @@ impl Client {
         }))
     }
 
-    /// The step after the rank of an inode has been asked for it. `again`: the inode is the one that it was already when the call was
-    /// begun anew.
+    /// Returns the step after the reply of the inode's rank. `again`: the call was restarted once,
+    /// and the name still resolves to the same inode.
     pub fn found(
         &mut self,
         call: &Call<'_>,
@@ -398,15 +406,17 @@ impl Client {
             Next::Answer(Ok(Answer::Created(entry, opening))) => {
                 Next::Answer(Ok(Answer::Created(sighting.name(entry), opening)))
             }
-            // It has been made, and that is to be said, whatever has become of it.
+            // The directory has been created; report success even if its attributes are
+            // unavailable.
             Next::Answer(Err(_)) if made => Next::Answer(Ok(Answer::Entry(sighting.bare()))),
-            // The name does not stand for it any more, unless names and inodes do not fit together.
+            // Another client has rebound the name. A second `ESTALE` means that name and inode are
+            // inconsistent.
             Next::Answer(Err(Errno::ESTALE)) if !again => self.start(call),
             next => next,
         }
     }
 
-    /// Changes a file's bytes, when set-id bits are removed.
+    /// Changes a file's bytes after its set-id bits have been removed.
     fn change(&self, call: &Call<'_>) -> Next {
         match *call {
             Call::Write { ino, .. } if self.is_streamed(ino) => self.write(call),
@@ -419,14 +429,14 @@ impl Client {
         }
     }
 
-    /// The file was stuffed when it was opened and is not any more.
+    /// The file was stuffed when it was opened and has been unstuffed since.
     fn turn_to_stream(&mut self, call: &Call<'_>) -> Next {
         let Some(ino) = call.stream() else { return Next::Answer(Err(Errno::EIO)) };
         self.files.entry(ino).or_default().streamed = true;
         self.start(call)
     }
 
-    /// The file's bytes were in a stream before its server has lost power, and are not any more.
+    /// The server has lost power: the unstuffing is undone, and the file is stuffed again.
     fn turn_from_stream(&mut self, call: &Call<'_>) -> Next {
         let files = match *call {
             Call::Copy { from, to, .. } => [Some(from), Some(to)],
@@ -458,44 +468,45 @@ impl Client {
         }
     }
 
-    /// The door could not do what [`Opening::passthrough`] says: the one opening there is goes without.
+    /// The frontend could not set up [`Opening::passthrough`] for the only opening of this file.
     pub fn without_passthrough(&mut self, ino: Ino) {
         if let Some(file) = self.files.get_mut(&ino) {
             file.passthrough = false;
         }
     }
 
-    /// Whether what callers write to a file is announced.
+    /// True if writes to this file must be announced.
     pub(crate) fn announces(&self, ino: Ino) -> bool {
         self.files.get(&ino).is_some_and(|file| file.announces)
     }
 
-    /// A server asks for that.
+    /// Handles a server's request for announcements.
     pub(crate) fn announce(&mut self, ino: Ino, turn: u64) {
         if let Some(file) = self.files.get_mut(&ino) {
             (file.announces, file.announces_since) = (true, turn);
         }
     }
 
-    /// A server has taken an announcement that began in a turn: whether the next write is to be announced, unless it has asked for that
-    /// since.
+    /// A server has acknowledged an announcement that began in epoch `since`. `again`: the next
+    /// write must be announced too. Ignored if the server has requested announcements after
+    /// `since`.
     pub(crate) fn announced(&mut self, ino: Ino, again: bool, since: u64) {
         if let Some(file) = self.files.get_mut(&ino).filter(|file| file.announces_since <= since) {
             file.announces = again;
         }
     }
 
-    /// Whether a file that is open has its bytes in a stream, as far as is known.
+    /// True if the file is open and, as far as the client knows, has its bytes in a stream.
     pub(crate) fn is_streamed(&self, ino: Ino) -> bool {
         self.files.get(&ino).is_some_and(|file| file.streamed)
     }
 
-    /// How often a file is open.
+    /// Number of openings of a file.
     pub(crate) fn opens(&self, ino: Ino) -> u32 {
         self.files.get(&ino).map_or(0, |file| file.opens)
     }
 
-    /// Whether anybody has a file open.
+    /// True if the file is open.
     pub(crate) fn is_open(&self, ino: Ino) -> bool {
         self.files.contains_key(&ino)
     }
@@ -509,18 +520,18 @@ impl Client {
                 self.files.remove(&ino);
             }
         }
-        // Nobody else may cache anything of a stream while it may be written to.
+        // A stream that is open for writing blocks other clients' caching: release it immediately.
         if streamed { Next::Tell(Request::Release { ino }, Answer::Done) } else { Next::Release(ino) }
     }
 }
 
 impl Sighting {
-    /// What is known of the name and the inode together.
+    /// The inode's entry with the name's lease and cacheability.
     fn name(&self, entry: Entry) -> Entry {
         Entry { cacheable: self.cacheable, name_leased: self.leased, ..entry }
     }
 
-    /// All that is known if the inode's rank tells nothing.
+    /// An entry with unknown attributes, used when the inode's rank fails.
     fn bare(&self) -> Entry {
         let (ino, kind, none) = (self.ino, self.kind, Time::default());
         let attr = Attr {
@@ -546,7 +557,7 @@ impl Sighting {
     }
 }
 
-/// To be written by the metadata server.
+/// Sends the write to the metadata server.
 fn write(call: &Call<'_>, kill_suid_gid: bool) -> Next {
     match *call {
         Call::Write { ino, offset, ref data, .. } => {
@@ -556,10 +567,10 @@ fn write(call: &Call<'_>, kill_suid_gid: bool) -> Next {
     }
 }
 
-/// A copy moves no more at once, so that it can be interrupted.
+/// Limit of one copy, in bytes; a longer copy could not be interrupted.
 const MAX_COPY_BYTES: u64 = 1 << 30;
 
-/// Before something is written to a stream: a quota may forbid it.
+/// Asks the metadata server before a write to a stream, since a quota may reject it.
 fn extend(call: &Call<'_>) -> Next {
     let length = if let Call::Write { data, .. } = call { data.len() as u64 } else { 0 };
     match to_stream(call) {
@@ -568,7 +579,7 @@ fn extend(call: &Call<'_>) -> Next {
     }
 }
 
-/// What a call changes in a stream, which it may.
+/// The stream I/O of a call that needs no permission of the metadata server.
 fn to_stream(call: &Call<'_>) -> Next {
     Next::Stream(match *call {
         Call::Write { ino, offset, .. } => StreamIo::Write { ino, offset, told: false },

@@ -1,6 +1,7 @@
-//! The client's end of its session with a metadata server. It numbers requests and keeps those that have not been answered, so
-//! that they are sent again after a lost connection or a server's restart and done once; and it knows what the server
-//! must be told after a restart: what the client holds.
+//! The client's end of its session with a metadata server.
+//! It numbers requests and stores unanswered ones: they are sent again after a lost connection or a
+//! restart, and the server executes each exactly once. It also records the inodes and locks that
+//! the client must reclaim after a restart.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -16,37 +17,37 @@ use rustc_hash::FxBuildHasher;
 use crate::data_link::UNDER_WAY;
 use crate::locks::{Asker, Locks, Noted};
 
-/// The client's end of a session. See the module's description.
+/// The client's end of a session. See the module's documentation.
 #[derive(Debug)]
 pub struct Link {
     next: u64,
-    /// What has been sent, or waits for the window, by number.
+    /// Requests that were sent or wait for the window, by number.
     unanswered: BTreeMap<u64, Message>,
-    /// All that have smaller numbers have been sent over this connection, or are `waiting`.
+    /// Requests with smaller numbers were sent over this connection, or are in `waiting`.
     sent: u64,
-    /// All that have smaller numbers have been sent at all.
+    /// Requests with smaller numbers were sent over some connection of this session.
     ever_sent: u64,
-    /// So many numbers from the first unanswered one on may be sent.
+    /// Maximum distance of a sent number from the first unanswered one.
     window: u64,
-    /// Bytes of files that go with what has been sent over this connection, or with its answers.
+    /// Bytes of file data in flight over this connection, in requests or expected replies.
     under_way: usize,
-    /// Numbers of what waits until they are few enough. What moves no bytes goes past it.
+    /// Requests that wait for the limit on `under_way`. Requests without file data overtake them.
     waiting: VecDeque<u64>,
     connected: bool,
-    /// The server's incarnation that knows what is held, or is being told.
+    /// The server incarnation that has received the reclaims, or is receiving them.
     incarnation: Option<u64>,
-    /// Numbers of the requests by which it is told.
+    /// Numbers of the reclaim requests.
     reclaims: BTreeSet<u64>,
-    /// Numbers of the requests that ask once more for locks that are waited for.
+    /// Numbers of repeated requests for locks that are waited for.
     asked_again: BTreeSet<u64>,
-    /// Numbers of the requests that make locks what they were before somebody was interrupted.
+    /// Numbers of requests that restore locks after an interrupted request.
     lowered: BTreeSet<u64>,
     held: HashMap<Ino, Hold, FxBuildHasher>,
     locks: Locks,
-    /// Not told yet.
+    /// Forgotten inodes and closed files of which the server has not been notified.
     forgotten: Vec<(Ino, u64)>,
     released: Vec<Ino>,
-    /// Some of these the client has made step by step.
+    /// `released` contains files that the client has created step by step (carns III.A).
     released_made: bool,
 }
 
@@ -57,7 +58,7 @@ enum Message {
 }
 
 impl Message {
-    /// Under which number nobody is to wait any longer.
+    /// The wait number that this request cancels.
     fn stops(&self) -> Option<u64> {
         match self {
             Self::Request(_, Request::StopWaiting { wait, .. }) => Some(*wait),
@@ -65,7 +66,7 @@ impl Message {
         }
     }
 
-    /// Bytes of a file that go with it, or with its answer.
+    /// Bytes of file data in this message or in its reply.
     fn bytes(&self) -> usize {
         match self {
             Self::Request(_, Request::Read { size, .. }) | Self::Stream(StreamIo::Read { size, .. }, _) => {
@@ -77,30 +78,31 @@ impl Message {
     }
 }
 
-/// What the server knows the client to hold of an inode.
+/// What the server records that the client holds of an inode.
 #[derive(Clone, Copy, Debug)]
 struct Hold {
     home: Home,
-    /// Where it was before that: a loss of power may have taken it back there.
+    /// The previous location: a power failure may have undone the move.
     before: Option<Home>,
     lookups: u64,
     opens: u32,
     told: u64,
     opened: u64,
-    /// It was opened for writing, and has been open since: that is what `opened` proves.
+    /// The file was opened for writing and has been open since; `opened` is the reclaim token for
+    /// that.
     writes: bool,
     /// As [`Opened::announced`].
     announced: bool,
 }
 
-/// What a session leaves when it has ended.
+/// What an ended session leaves behind.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// Nothing that was told in it may be cached any longer: no name, and nothing of these inodes.
+    /// Inodes to invalidate, with all names.
     pub distrust: Vec<Ino>,
-    /// Of these requests nobody knows whether they were done.
+    /// Requests with an unknown outcome.
     pub lost: Vec<RequestId>,
-    /// Files on which the client had locks, and has none any more: others may have had them since.
+    /// Files whose locks are lost; other clients may have locked them since.
     pub unlocked: Vec<Ino>,
 }
 
@@ -129,29 +131,30 @@ impl Default for Link {
 }
 
 impl Link {
-    /// Forgotten inodes that are told at once.
+    /// Maximum number of forgotten inodes in a request.
     const FORGOTTEN: usize = 512;
-    /// Held inodes in a request.
+    /// Maximum number of inodes or locks in a reclaim request.
     const RECLAIMED: usize = 1024;
 
-    /// The incarnation of the server that the session was last in; `None`: there is no session.
+    /// The server incarnation of the session; `None`: no session.
     pub fn incarnation(&self) -> Option<u64> {
         self.incarnation
     }
 
-    /// Asks. What is to be sent for it, now or as soon as it can be, is added to `out`.
+    /// Queues a request. Messages that can be sent are appended to `out`.
     pub fn ask(&mut self, caller: Caller, mut request: Request, out: &mut Vec<FromClient>) -> RequestId {
         if let Request::ReadDir { limit, .. } = &mut request {
             *limit = (*limit).min(Request::MAX_ENTRIES);
         }
-        // What the server takes for open it does not leave to the client to remove (carns III.A).
+        // The server does not let clients remove the datafiles of a file that it takes for open
+        // (carns III.A).
         if self.released_made && matches!(request, Request::Unlink { .. }) {
             self.tell_forgotten(out);
         }
         self.add(Message::Request(caller, request), out)
     }
 
-    /// As [`Self::ask`], of a stream.
+    /// As [`Self::ask`], for stream I/O.
     pub fn stream(&mut self, io: StreamIo, data: Bytes, out: &mut Vec<FromClient>) -> RequestId {
         self.add(Message::Stream(io, data), out)
     }
@@ -164,12 +167,14 @@ impl Link {
         RequestId(id)
     }
 
-    /// Whether what is asked now is sent at once, unless it moves bytes and too many are under way.
+    /// True if the next request is sent immediately, unless it carries data and too much is in
+    /// flight.
     pub fn is_ready(&self) -> bool {
         self.connected && self.next < self.first().saturating_add(self.window)
     }
 
-    /// The caller of a request no longer wants to wait. Whether the server is asked to give up; else nobody knows when it will answer.
+    /// Cancels a request for its caller. Returns true if the server was asked to give up; otherwise
+    /// the time of its answer is unknown.
     pub fn cancel(&mut self, id: RequestId, out: &mut Vec<FromClient>) -> bool {
         match self.unanswered.get(&id.0) {
             Some(_) if self.connected => out.push(FromClient::Cancel { id }),
@@ -185,7 +190,7 @@ impl Link {
         self.connected
     }
 
-    /// An inode that replies had named to the client `lookups` times is no longer known to it.
+    /// Queues the notification that the client has dropped `lookups` references to an inode.
     pub fn forget(&mut self, ino: Ino, lookups: u64, out: &mut Vec<FromClient>) {
         self.forgotten.push((ino, lookups));
         if self.forgotten.len() >= Self::FORGOTTEN {
@@ -193,7 +198,7 @@ impl Link {
         }
     }
 
-    /// Something is open once less, and nobody waits for the server to know.
+    /// Queues the notification that a file was closed; no caller waits for it.
     pub fn release(&mut self, ino: Ino, out: &mut Vec<FromClient>) {
         self.released.push(ino);
         if self.released.len() >= Self::FORGOTTEN {
@@ -201,13 +206,13 @@ impl Link {
         }
     }
 
-    /// As [`Self::release`], of a file that the client has made step by step.
+    /// As [`Self::release`], for a file that the client has created step by step.
     pub fn release_made(&mut self, ino: Ino, out: &mut Vec<FromClient>) {
         self.released_made = true;
         self.release(ino, out);
     }
 
-    /// Tells what has been forgotten and released and not told yet.
+    /// Sends the queued notifications of [`Self::forget`] and [`Self::release`].
     pub fn tell_forgotten(&mut self, out: &mut Vec<FromClient>) {
         if !(self.forgotten.is_empty() && self.released.is_empty()) {
             let inodes = core::mem::take(&mut self.forgotten);
@@ -217,8 +222,8 @@ impl Link {
         }
     }
 
-    /// An answer has come. What it gives is given back if nobody waits for it. Returns the number of a request for a lock that
-    /// has waited, if it is this that it has waited for.
+    /// Handles a reply. If no caller waits for it, references and openings that it grants are
+    /// returned. Returns the wait number of a request for a lock whose wait this reply ends.
     pub fn answered(
         &mut self,
         id: RequestId,
@@ -226,7 +231,7 @@ impl Link {
         is_waited_for: bool,
         out: &mut Vec<FromClient>,
     ) -> Option<u64> {
-        // It may have come before.
+        // A repeated request may be answered twice.
         let message = self.unanswered.remove(&id.0)?;
         self.under_way = self.under_way.saturating_sub(message.bytes());
         self.reclaims.remove(&id.0);
@@ -255,8 +260,8 @@ impl Link {
 
     // ---- Locks
 
-    /// Whether an owner may have anything of a file locked. What nobody has waited for the answer to may yet be given, and is given
-    /// back then.
+    /// True if an owner may have locks on a file. An unanswered request counts, even an abandoned
+    /// one: its lock may be granted and then returned.
     pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
         let asks = |message: &Message| match message {
             Message::Request(
@@ -268,13 +273,13 @@ impl Link {
         self.locks.has(ino, owner) || self.unanswered.values().any(asks)
     }
 
-    /// The server has given what a request waits for under this number.
+    /// The server has granted the lock with this wait number.
     pub fn locked(&mut self, wait: u64) {
         self.locks.granted(wait);
     }
 
-    /// A request that waits under this number is to wait no longer. Whether [`Self::answered`] will say what has come of it; else
-    /// nobody knows when the server will answer.
+    /// Stops waiting for a lock. Returns true if [`Self::answered`] will report the outcome;
+    /// otherwise the time of the server's answer is unknown.
     pub fn stop_waiting(&mut self, wait: u64, out: &mut Vec<FromClient>) -> bool {
         if let Some((ino, lock)) = self.locks.waits_for(wait) {
             self.ask(Caller::SERVER, Request::StopWaiting { ino, lock, wait }, out);
@@ -286,8 +291,8 @@ impl Link {
         self.connected
     }
 
-    /// Nobody wants any more what a request asks for that may be given all the same, or has been: what its owner had before that is what
-    /// he is to have. `asked`: the request's number, or that of the next.
+    /// Restores an owner's locks after an abandoned request that may still be granted. `asked`: the
+    /// number of that request, or the next number.
     fn take_back(&mut self, ino: Ino, lock: &Lock, asked: u64, out: &mut Vec<FromClient>) {
         let before = self.unanswered.range(..asked).filter_map(|(_, message)| match message {
             Message::Request(_, request) => Some(request),
@@ -328,7 +333,7 @@ impl Link {
         }
     }
 
-    /// Keeps account of what is held, as the server does.
+    /// Updates the records of what is held, as the server does.
     fn account(&mut self, message: &Message, result: &Result<Reply, Errno>) {
         match message {
             Message::Request(_, Request::ForgetAll { inodes, released }) => {
@@ -403,8 +408,8 @@ impl Link {
         });
     }
 
-    /// What the server knows the client to have, in the order of the inodes: how often it has been told of each, and has it open. `None` while
-    /// anything is under way or still to be told.
+    /// The inodes that the client holds, sorted, with lookup and open counts. `None` while requests
+    /// are unanswered or notifications are queued.
     pub fn holdings(&self) -> Option<Vec<(Ino, u64, u32)>> {
         let is_settled = self.connected
             && self.unanswered.is_empty()
@@ -418,12 +423,12 @@ impl Link {
         })
     }
 
-    /// Whether a server that is started anew believes that a file is open.
+    /// True if the client can reclaim openings of this file after a restart.
     pub fn proves_openings(&self, ino: Ino) -> bool {
         self.held.get(&ino).is_some_and(|hold| hold.opened != 0)
     }
 
-    /// A file is open so many times more, of which the server has not been told.
+    /// Adds openings of which the server has not been notified.
     pub fn opened(&mut self, ino: Ino, opens: u32) {
         self.change(ino, |hold| hold.opens = hold.opens.saturating_add(opens));
     }
@@ -438,8 +443,8 @@ impl Link {
         }
     }
 
-    /// The server has ended the session. Nothing comes of what was sent in it, as far as anybody knows; the next one is told what the client
-    /// still has.
+    /// Handles the end of the session by the server. The outcome of its requests is unknown; the
+    /// next session reclaims what the client still has.
     pub fn ended(&mut self) -> Ended {
         if self.incarnation.take().is_none() {
             return Ended::default();
@@ -457,9 +462,9 @@ impl Link {
         Ended { distrust: self.held.keys().copied().collect(), lost, unlocked: self.locks.lose() }
     }
 
-    /// What is sent over a new connection, after the server has answered the first message. `early`: directories of whose changes callers
-    /// have been told before the server has answered. If the server has been started anew since the last one: the inodes of which nothing
-    /// that was told earlier may be cached any longer, nor any name.
+    /// Handles the server's first message over a new connection. `early`: directories with pending
+    /// write-back operations. If the server has restarted, returns the inodes to
+    /// invalidate, with all names.
     pub fn connected(
         &mut self,
         welcome: &Welcome,
@@ -475,11 +480,11 @@ impl Link {
             for id in core::mem::take(&mut self.reclaims) {
                 self.unanswered.remove(&id);
             }
-            // In a new session nobody is alone any more.
+            // A new session has no exclusive leases.
             let none = BTreeSet::new();
             self.reclaim(if before.is_some() { early } else { &none });
         }
-        // That they have been given what they wait for may not have come.
+        // The notification of a grant may have been lost.
         for id in core::mem::take(&mut self.asked_again) {
             self.unanswered.remove(&id);
         }
@@ -489,7 +494,7 @@ impl Link {
             self.asked_again.insert(self.next);
             self.next += 1;
         }
-        // What is held comes before what is done with it.
+        // Reclaims precede the requests that depend on them.
         (self.sent, self.under_way) = (self.first(), 0);
         self.waiting.clear();
         let reclaims: Vec<_> = self.reclaims.iter().copied().collect();
@@ -504,7 +509,7 @@ impl Link {
         self.connected = false;
     }
 
-    /// Makes the requests that tell what is held.
+    /// Queues the reclaim requests.
     fn reclaim(&mut self, early: &BTreeSet<Ino>) {
         let held: Vec<_> = self
             .held
@@ -514,7 +519,7 @@ impl Link {
                 let exclusive = early.contains(ino);
                 let held = Held { ino: *ino, home, lookups, opens, told, opened, exclusive };
                 match before.filter(|before| lookups > 1 && matches!(before, Home::Dentry { .. })) {
-                    // One of the answers told that it was there.
+                    // One of the lookup replies reported the previous location.
                     Some(home) => {
                         let before = Held { home, lookups: 1, opens: 0, ..held };
                         [Some(Held { lookups: lookups - 1, ..held }), Some(before)]
@@ -551,7 +556,7 @@ impl Link {
         self.unanswered.first_key_value().map_or(self.next, |(id, _)| *id)
     }
 
-    /// Sends what the window lets through.
+    /// Sends what the window and the limit on bytes in flight permit.
     fn fill(&mut self, out: &mut Vec<FromClient>) {
         if !self.connected {
             return;
@@ -574,7 +579,8 @@ impl Link {
         }
     }
 
-    /// Whether the bytes that go with a message may be under way besides the others. One message always may.
+    /// True if the data of this message may be in flight with the rest. A single message always
+    /// may.
     fn takes(&self, id: u64) -> bool {
         let bytes = self.unanswered.get(&id).map_or(0, Message::bytes);
         self.under_way == 0 || self.under_way + bytes <= UNDER_WAY

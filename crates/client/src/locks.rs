@@ -1,4 +1,5 @@
-//! Which locks a client has, and which it waits for: as the server knows it, so that it can be told so after a restart.
+//! The locks that a client has or waits for, as its server records them, so that they can be
+//! reclaimed.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
@@ -8,7 +9,7 @@ use espalier_proto::{Errno, Ino, Lock, LockKind, LockOwner, LockRanges, Reply, R
 #[derive(Debug, Default)]
 pub(crate) struct Locks {
     held: BTreeMap<(Ino, LockOwner), Held>,
-    /// By the numbers under which they wait.
+    /// By wait number.
     waits: BTreeMap<u64, (Ino, Lock)>,
 }
 
@@ -18,23 +19,23 @@ struct Held {
     pid: u32,
 }
 
-/// Who has asked for a lock.
+/// Who requested a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asker {
-    /// Somebody who waits for the answer.
+    /// A caller that waits for the answer.
     Caller,
-    /// The link, once more.
+    /// The link, which has repeated the request.
     Again,
-    /// Somebody who has not waited for the answer.
+    /// A caller that has stopped waiting.
     Nobody,
 }
 
-/// What follows from an answer.
+/// Consequences of an answer.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Noted {
-    /// The request that waits under this number has waited for it.
+    /// The wait number whose wait is over.
     pub over: Option<u64>,
-    /// Nobody waits for what it waits for: the server must be told so.
+    /// A request to cancel a wait that no caller is interested in.
     pub unwanted: Option<Request>,
 }
 
@@ -43,7 +44,7 @@ impl Locks {
         self.held.contains_key(&(ino, owner))
     }
 
-    /// A request has been answered.
+    /// Applies the answer to a request.
     pub(crate) fn answered(
         &mut self,
         request: &Request,
@@ -84,7 +85,7 @@ impl Locks {
         noted
     }
 
-    /// What is waited for under this number has been given.
+    /// Applies the grant of the lock with this wait number.
     pub(crate) fn granted(&mut self, wait: u64) {
         if let Some((ino, lock)) = self.waits.remove(&wait) {
             self.set(ino, &lock, Some(lock.kind));
@@ -95,7 +96,8 @@ impl Locks {
         self.waits.get(&wait).copied()
     }
 
-    /// How an owner comes to have what he had before he got a lock. `before`: what was asked for before that and has not been answered.
+    /// The requests that restore an owner's locks to what they were before `lock`. `before`:
+    /// unanswered requests that precede it.
     pub(crate) fn without<'a>(
         &self,
         ino: Ino,
@@ -119,7 +121,7 @@ impl Locks {
             return requests;
         }
         if owner.flock {
-            // Whatever he had was given up first.
+            // A `flock` request gives up the previous lock first.
             had = LockRanges::default();
         }
         let mut unlock = |first, last| requests.push(Request::Unlock { ino, owner, first, last });
@@ -142,12 +144,12 @@ impl Locks {
         requests
     }
 
-    /// Nobody waits under this number any longer.
+    /// Ends a wait that no caller is interested in.
     pub(crate) fn abandon(&mut self, wait: u64) {
         self.waits.remove(&wait);
     }
 
-    /// A request is under way, and a server was started anew: what the request gives up others may have by now.
+    /// Before a reclaim: other clients may have acquired what this unanswered request releases.
     pub(crate) fn doubt(&mut self, request: &Request) {
         match request {
             Request::Lock { ino, lock, .. } if lock.owner.flock => {
@@ -171,7 +173,7 @@ impl Locks {
         }
     }
 
-    /// All that is held.
+    /// All locks that are held.
     pub(crate) fn all(&self) -> Vec<(Ino, Lock)> {
         let locks = self.held.iter().flat_map(|((ino, owner), held)| {
             held.ranges.iter().map(|range| {
@@ -182,14 +184,14 @@ impl Locks {
         locks.collect()
     }
 
-    /// What is held is so no longer. On which files that was.
+    /// Drops all locks; returns the files that were locked.
     pub(crate) fn lose(&mut self) -> Vec<Ino> {
         let mut files: Vec<Ino> = core::mem::take(&mut self.held).into_keys().map(|(ino, _)| ino).collect();
         files.dedup();
         files
     }
 
-    /// Asks for all that is waited for once more, and is to be waited for.
+    /// Repeats the requests for all locks that are waited for, except those in `stopping`.
     pub(crate) fn ask_again(&self, stopping: &BTreeSet<u64>) -> Vec<Request> {
         let ask = |(wait, (ino, lock)): (&u64, &(Ino, Lock))| Request::Lock {
             ino: *ino,
@@ -199,7 +201,7 @@ impl Locks {
         self.waits.iter().filter(|(wait, _)| !stopping.contains(wait)).map(ask).collect()
     }
 
-    /// With `flock(2)`, one kind is given up before the other is taken.
+    /// A `flock` conversion releases the old lock before it acquires the new one.
     fn give_up_other(&mut self, ino: Ino, lock: &Lock) {
         if lock.owner.flock {
             self.set(ino, lock, None);

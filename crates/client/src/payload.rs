@@ -1,25 +1,25 @@
-//! Bytes that a caller writes, from when he gives them until servers have them: copied once, when the call has to wait.
+//! The data of a write, from the caller to the servers. It is copied once, when the call must wait.
 
 use alloc::vec::Vec;
 use core::ops::Deref;
 
 use bytes::Bytes;
 
-/// See the module's description.
+/// See the module's documentation.
 #[derive(Clone, Debug)]
 pub enum Payload<'a> {
-    /// They are the caller's, who waits.
+    /// Borrowed from the caller, which waits.
     Borrowed(&'a [u8]),
     Shared(Bytes),
 }
 
 impl Payload<'_> {
-    /// The same, to be kept.
+    /// A copy that outlives the caller's buffer.
     pub fn into_owned(self) -> Payload<'static> {
         Payload::Shared(self.to_bytes())
     }
 
-    /// The same, to be kept and sent.
+    /// Bytes to store and send.
     pub fn to_bytes(&self) -> Bytes {
         match self {
             Self::Borrowed(bytes) => Bytes::copy_from_slice(bytes),

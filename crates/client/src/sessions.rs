@@ -1,5 +1,5 @@
-//! A client of a cluster: a session with each metadata server, what they have told, and the calls that wait for them. It leads each
-//! call of its door to its answer, whatever becomes of connections and servers meanwhile.
+//! The client of a cluster: sessions with all metadata servers, the cache, and pending calls. It
+//! advances each call to its answer across lost connections and server restarts.
 
 mod asking;
 mod behind;
@@ -38,22 +38,23 @@ use quiet::Quiet;
 pub use asking::Outcome;
 pub use told::{DataAsk, ForDoor, Interrupt, Told};
 
-/// Extended attributes that kernels ask for by themselves, whoever may read them.
+/// Extended attributes that kernels request themselves, independent of read permission.
 const ASKED_OFTEN: [&[u8]; 2] = [b"security.", b"system.posix_acl_"];
 
-/// A client's sessions. See the module's description. Times are milliseconds of one clock that nobody sets.
+/// The client's sessions. See the module's documentation. Times are milliseconds of a monotonic
+/// clock.
 #[derive(Debug)]
 pub struct Sessions<T> {
     client: Client,
     cache: Cache,
-    /// With those that have been needed yet.
+    /// Sessions with the servers that have been needed so far.
     ends: BTreeMap<Rank, End<T>>,
     ranks: usize,
-    /// What the door calls [`Ino::ROOT`]: servers may have restricted this client to a subtree.
+    /// The inode that the frontend calls [`Ino::ROOT`]: a restricted client's root is a subtree.
     root: Ino,
-    /// A kernel has checked that callers may search and list what they ask for.
+    /// A kernel checks search and read permission before it makes a call.
     is_checked: bool,
-    /// Callers are told of changes before servers have made them, where nobody else can see the difference.
+    /// Write-back is enabled.
     tells_early: bool,
     /// Calls that wait for data servers.
     asking: Asking<T>,
@@ -61,37 +62,37 @@ pub struct Sessions<T> {
     behind: Behind<T>,
     quiet: Quiet,
     kept: Kept,
-    /// Names of which callers have removed or moved what was there, the last ones: their kernel knows that,
-    /// and may have something else there by now.
+    /// The names last removed or renamed by callers: the kernel knows of these changes, and may
+    /// have bound a name again.
     vacated: VecDeque<(Ino, Name)>,
 }
 
-/// A call as it comes from the door.
+/// A call from the frontend.
 #[derive(Debug)]
 pub struct Asked<'a, T> {
-    /// Not 0, and unlike that of any other call that has not been answered.
+    /// Unique among unanswered calls, and not 0.
     pub call_id: u64,
     pub caller: Caller,
     pub call: Call<'a>,
-    /// What the door needs to answer it.
+    /// Identifies the call to the frontend.
     pub ticket: T,
 }
 
-/// [`Sessions::vacated`] names at most.
+/// Maximum number of names in [`Sessions::vacated`].
 const VACATED: usize = 256;
 
-/// Who waits for what comes of a call.
+/// The receiver of a call's result.
 #[derive(Debug)]
 enum Waiter<T> {
-    /// With what the door needs to answer it.
+    /// A call of the frontend, with its ticket.
     Door(T),
-    /// Nobody: the caller has been told that it is done. With the change's number.
+    /// No one: the caller was answered early. With the number of the pending operation.
     Nobody(u64),
 }
 
 impl<T> Sessions<T> {
-    /// Of a cluster with so many metadata servers. `is_checked`: callers may search and list the directories that they ask for, as a kernel
-    /// has checked; without it they are told what others have been told only where it is certain that they may.
+    /// `ranks`: number of metadata servers. `is_checked`: a kernel checks search and read
+    /// permission of directories; otherwise the cache answers only where permission is certain.
     pub fn new(cache: Cache, ranks: usize, is_checked: bool) -> Self {
         let (client, asking) = (Client { is_served: true, ..Client::default() }, Asking::default());
         let (ends, root) = (BTreeMap::new(), Ino::ROOT);
@@ -115,12 +116,12 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// From now on callers wait for servers with all changes.
+    /// Disables write-back: all calls wait for servers.
     pub fn wait_for_servers(&mut self) {
         self.tells_early = false;
     }
 
-    /// What [`Welcome::root`] says, before the first call.
+    /// Sets [`Welcome::root`], before the first call.
     pub fn set_root(&mut self, root: Ino) {
         self.root = root;
     }
@@ -129,17 +130,17 @@ impl<T> Sessions<T> {
         &mut self.cache
     }
 
-    /// How many metadata servers there are.
+    /// Number of metadata servers.
     pub fn ranks(&self) -> usize {
         self.ranks
     }
 
-    /// The servers of which anything has been wanted yet, in order.
+    /// The servers that have been needed so far, in order of rank.
     pub fn needed(&self) -> impl ExactSizeIterator<Item = Rank> {
         self.ends.keys().copied()
     }
 
-    /// The incarnation of the server that the session was last in; `None`: there is no session.
+    /// The server incarnation of the present session; `None`: no session.
     pub fn incarnation(&self, rank: Rank) -> Option<u64> {
         self.ends.get(&rank)?.link.incarnation()
     }
@@ -149,17 +150,17 @@ impl<T> Sessions<T> {
         self.ends.get(&rank)?.link.holdings()
     }
 
-    /// Calls that wait for a server.
+    /// Number of calls that wait for a server.
     pub fn waiting(&self, rank: Rank) -> usize {
         self.ends.get(&rank).map_or(0, |end| end.parked.len())
     }
 
-    /// The door's number of the call that has asked a server that.
+    /// The frontend's number of the call that made this request.
     pub fn call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
         self.ends.get(&rank)?.parked.get(&id).map(|parked| parked.call_id)
     }
 
-    /// The same of what data servers are asked ([`DataAsk::number`]).
+    /// As [`Self::call_of`], for requests to data servers ([`DataAsk::number`]).
     pub fn call_of_data(&self, number: u64) -> Option<u64> {
         let parked = self.asking.waits(number)?;
         match parked.ticket {
@@ -168,10 +169,10 @@ impl<T> Sessions<T> {
         }
     }
 
-    // ---- What the door wants
+    // ---- Calls of the frontend
 
-    /// Answers a call from what is known, with for how many milliseconds that may be cached: before anything else is given to the
-    /// machine, since that may revoke it.
+    /// Answers a call from the cache. Also returns how long the answer may be cached, in ms. No
+    /// other input may precede the delivery of the answer, since it may revoke the lease.
     pub fn answer(
         &mut self,
         now: u64,
@@ -210,25 +211,25 @@ impl<T> Sessions<T> {
         Some((Ok(self.shown(answer)), left))
     }
 
-    /// What a name stands for, if that is known.
+    /// The binding of a name, if cached.
     pub fn name(&self, dir: Ino, name: &Name, now: u64) -> Option<Binding> {
         self.cache.name(self.real(dir), name, now)
     }
 
-    /// An inode's attributes, if they are known.
+    /// The attributes of an inode, if cached and valid.
     pub fn attr(&self, ino: Ino, now: u64) -> Option<Attr> {
         Some(Attr { ino, ..self.cache.attr(self.real(ino), now)? })
     }
 
-    /// Whether there is a lease on an inode.
+    /// True if the client has a lease on this inode.
     pub fn is_leased(&self, ino: Ino, now: u64) -> bool {
         self.cache.is_leased(self.real(ino), now)
     }
 
-    /// Takes a call that [`Self::answer`] has no answer to.
+    /// Starts a call that [`Self::answer`] cannot answer.
     pub fn call(&mut self, now: u64, asked: Asked<'_, T>, told: &mut Told<T>) {
         let Asked { call_id, caller, call, ticket } = asked;
-        // What it writes is copied here, and all that keeps or sends it has a share.
+        // The data to write is copied here, and shared from here on.
         let mut asked = Asked { call_id, caller, call: call.into_owned(), ticket: Waiter::Door(ticket) };
         if let Call::Request(request) = &mut asked.call
             && self.root != Ino::ROOT
@@ -256,10 +257,10 @@ impl<T> Sessions<T> {
         self.take_after(now, asked, told);
     }
 
-    /// Takes a call when all is answered that it depends on.
+    /// Starts a call that is not blocked on pending operations.
     fn take_after(&mut self, now: u64, mut asked: Asked<'static, Waiter<T>>, told: &mut Told<T>) {
         if let Some(errno) = self.early_error(&asked.call) {
-            // It is closed all the same.
+            // The file is closed nevertheless.
             if let Call::Request(request @ Request::Unlock { ino, .. }) = &asked.call
                 && let Some(end) = self.end(ino.rank())
             {
@@ -283,19 +284,19 @@ impl<T> Sessions<T> {
         self.advance(now, (asked, course), next, lease, told);
     }
 
-    /// Callers have forgotten what replies have told them of an inode so many times.
+    /// Callers have forgotten `lookups` references to an inode.
     pub fn forget(&mut self, ino: Ino, lookups: u64) {
         self.cache.forget(ino, lookups);
     }
 
-    /// Tells servers what is known no longer.
+    /// Notifies servers of inodes that were forgotten.
     pub fn tell_forgotten(&mut self, told: &mut Told<T>) {
         self.give_up_forgotten();
         self.say(told);
     }
 
-    /// A signal has come to the caller of a call. `dies`: whether a thread of that number is about to end. `is_stuck`: whether some of
-    /// the data servers of such a file cannot be reached.
+    /// Handles a signal to a call's caller. `dies`: true for a thread that the signal ends.
+    /// `is_stuck`: true if a data server of such a layout is unreachable.
     pub fn interrupt(
         &mut self,
         call_id: u64,
@@ -325,13 +326,13 @@ impl<T> Sessions<T> {
         interrupt
     }
 
-    /// Whether an owner has locked anything of a file.
+    /// True if an owner may have locks on a file.
     pub fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool {
         let ino = self.real(ino);
         self.ends.get(&ino.rank()).is_some_and(|end| end.link.has_locks(ino, owner))
     }
 
-    /// Unlocks all that an owner has locked of a file. Nobody waits for it.
+    /// Releases all locks of an owner on a file; no caller waits for it.
     pub fn unlock(&mut self, ino: Ino, owner: LockOwner, told: &mut Told<T>) {
         let ino = self.real(ino);
         if let Some(end) = self.end(ino.rank()) {
@@ -340,31 +341,32 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    /// What a [`ForDoor::Revoke`] was for is cached no longer.
+    /// The frontend has executed a [`ForDoor::Revoke`].
     pub fn revoked(&mut self, rank: Rank, number: u64, told: &mut Told<T>) {
         if self.is_given_up(rank, number) {
             told.send.push((rank, FromClient::Revoked { number }));
         }
     }
 
-    /// The name of a [`ForDoor::Revoke`] cannot be given up, because its directory is locked for a pending call of the frontend. That
-    /// call may fail with `ESTALE`, having changed nothing: its caller is to look its names up again.
+    /// Reports that a [`ForDoor::Revoke`] of a name waits for a pending call of the frontend that has
+    /// the name's directory locked. The server may fail that call with `ESTALE` before it has changed
+    /// anything; its caller must look its names up again.
     pub fn blocked(&mut self, rank: Rank, number: u64, told: &mut Told<T>) {
         told.send.push((rank, FromClient::Blocked { number }));
     }
 
-    /// The groups that a [`ForDoor::Groups`] has asked for.
+    /// Answers a [`ForDoor::Groups`].
     pub fn groups(&mut self, rank: Rank, id: RequestId, groups: Arc<[u32]>, told: &mut Told<T>) {
         told.send.push((rank, FromClient::Groups { id, groups }));
     }
 
-    // ---- What servers say
+    // ---- Messages of servers
 
-    /// A connection to a server has begun.
+    /// Handles a new connection to a server.
     pub fn connected(&mut self, now: u64, rank: Rank, welcome: &Welcome, told: &mut Told<T>) {
         self.client.can_ask_data_servers = !welcome.servers.data.is_empty();
         if self.root != welcome.root {
-            // Another directory has come to its place.
+            // Another directory has taken its place.
             let names = self.cache.leased_names(|dir| dir == self.root);
             self.invalidate(names, [self.root].into(), told);
             self.root = welcome.root;
@@ -376,12 +378,13 @@ impl<T> Sessions<T> {
         quiet.into_iter().for_each(|(ino, opens)| end.link.opened(ino, opens));
         let distrust = end.link.connected(welcome, &early, &mut end.out);
         self.distrust(rank, distrust, told);
-        // Nothing stands for them any more.
+        // The leases that stood for these opens are lost.
         self.tell_openings(now, |ino, _| ino.rank() == rank);
         self.say(told);
     }
 
-    /// A server has ended the session, and refuses the connection for it. The next one begins another.
+    /// Handles the refusal of a connection because the session has ended. The next connection
+    /// starts a new session.
     pub fn ended(&mut self, now: u64, rank: Rank, told: &mut Told<T>) {
         let Some(end) = self.end(rank) else { return };
         let Ended { distrust, lost, unlocked } = end.link.ended();
@@ -400,7 +403,8 @@ impl<T> Sessions<T> {
         for parked in failed {
             let is_lookup = matches!(parked.call, Call::Request(Request::Lookup { .. }));
             if is_lookup && parked.course.own.is_none() && !parked.course.interrupted {
-                // It has changed nothing, and a kernel detaches what is mounted on a name whose lookup fails.
+                // It has changed nothing, and a kernel detaches mounts on a name whose lookup
+                // fails.
                 self.take_after(now, parked.into_asked().0, told);
             } else {
                 self.give_up(parked, Errno::EIO, told);
@@ -409,8 +413,8 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    /// What a server has told is cached no longer: it does not know of it any more if it has forgotten what it told of these inodes, and
-    /// what it tells again does not say what it has changed.
+    /// Invalidates what a rank has returned: the server may not revoke it, or its repeated replies
+    /// do not list the changes. `forgotten`: the inodes that a restarted server does not know.
     fn distrust(&mut self, rank: Rank, forgotten: Option<Vec<Ino>>, told: &mut Told<T>) {
         if let Some(inos) = forgotten {
             self.behind.forget_revoked(rank);
@@ -421,7 +425,7 @@ impl<T> Sessions<T> {
         self.forget_seen(|dir| dir.rank() == rank);
     }
 
-    /// Has the door drop what it has cached of names and inodes.
+    /// Makes the frontend drop its cached state of names and inodes.
     fn invalidate(&self, mut names: Vec<(Ino, Name)>, inos: Vec<Ino>, told: &mut Told<T>) {
         names.iter_mut().for_each(|(dir, _)| *dir = self.shown_as(*dir));
         told.door.push(ForDoor::Distrust { names, inos: self.shown_all(inos) });
@@ -430,12 +434,12 @@ impl<T> Sessions<T> {
     pub fn disconnected(&mut self, rank: Rank) {
         if let Some(end) = self.ends.get_mut(&rank) {
             end.link.disconnected();
-            // It is said again.
+            // It is repeated over the next connection.
             end.out.clear();
         }
     }
 
-    /// Comes a few times a second. `is_stuck`: as in [`Self::interrupt`].
+    /// Called several times per second. `is_stuck`: as in [`Self::interrupt`].
     pub fn tick(&mut self, now: u64, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
         self.tell_quiet_in_time(now);
         self.renew_kept(now, told);
@@ -444,7 +448,7 @@ impl<T> Sessions<T> {
         self.go_on_behind(now, told);
         self.send_gathered(|_| true, told);
         for (rank, end) in &mut self.ends {
-            // What lingers, too: what has been sent before may wait for long.
+            // Including lingering messages, since the reply that they wait for may be late.
             told.send.extend(end.out.drain(..).map(|message| (*rank, message)));
             end.link.tell_forgotten(&mut end.out);
         }
@@ -459,7 +463,7 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    /// Takes what has come from a server.
+    /// Processes a message of a server.
     pub fn received(&mut self, now: u64, rank: Rank, message: FromServer, told: &mut Told<T>) {
         self.cache.next_turn();
         let Some(end) = self.end(rank) else { return };
@@ -489,7 +493,7 @@ impl<T> Sessions<T> {
                 self.tell_quiet(now, dir);
                 self.revoke_early(rank, number, dir);
                 if let Lease::Exclusive { .. } = lease {
-                    // Callers cache nothing by it.
+                    // Callers cache nothing under this lease.
                     self.revoked(rank, number, told);
                     return self.say(told);
                 }
@@ -529,9 +533,9 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    /// Data servers have done what they were asked under that number, or want another capability.
+    /// Handles the outcome of requests to data servers.
     pub fn data_came(&mut self, now: u64, number: u64, outcome: Outcome, told: &mut Told<T>) {
-        // It may have been given up just now.
+        // The call may have been abandoned meanwhile.
         let Some((parked, delegation)) = self.asking.came(number) else { return };
         match outcome {
             Outcome::Done(result) => self.lead_on(now, parked, result, 0, told),
@@ -550,13 +554,13 @@ impl<T> Sessions<T> {
         self.say(told);
     }
 
-    // ---- What is left
+    // ---- Output
 
     fn end(&mut self, rank: Rank) -> Option<&mut End<T>> {
         (usize::from(rank.0) < self.ranks).then(|| self.ends.entry(rank).or_default())
     }
 
-    /// Has what there is to say to servers sent, but for what may wait.
+    /// Emits the queued messages to servers, except those that may linger for a batch.
     fn say(&mut self, told: &mut Told<T>) {
         self.end_behind(told);
         self.send_wanted(told);
@@ -569,7 +573,7 @@ impl<T> Sessions<T> {
         self.ends = ends;
     }
 
-    /// What the cache knows no longer the servers need not know to be known.
+    /// Tells servers to drop lookup counts of evicted inodes.
     fn give_up_forgotten(&mut self) {
         for (ino, lookups) in self.cache.forgotten() {
             if let Some(end) = self.end(ino.rank()) {
@@ -578,9 +582,9 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// There are no leases any more on names in these directories.
+    /// Ends leases on remote dentries in these directories for pending calls.
     fn forget_seen(&mut self, is_one: impl Fn(Ino) -> bool) {
-        // A cluster with one rank has none.
+        // A cluster with one rank has no remote dentries.
         if self.ranks > 1 {
             for parked in self.ends.values_mut().flat_map(|end| end.parked.values_mut()) {
                 if parked.course.seen.sighting.is_some_and(|sighting| is_one(sighting.dir)) {

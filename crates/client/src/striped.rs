@@ -1,5 +1,5 @@
-//! What is done with a file whose bytes are distributed over data servers: which parts each of them is asked for, and what their
-//! answers come to. It goes in rounds; the next begins when all answers of the last have come.
+//! I/O on striped files: splits it into requests to data servers, and combines their replies.
+//! It proceeds in rounds; a round begins when all replies of the previous one have arrived.
 
 use alloc::sync::Arc;
 use alloc::vec;
@@ -11,18 +11,18 @@ use espalier_proto::{
     StreamStat, pieces_of, write_list,
 };
 
-/// What is to be done with a striped file.
+/// An operation on a striped file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
     Stream(StreamIo),
-    /// Its datafiles are to be made, durably with `sync` where writes are.
+    /// Create the datafiles; with `sync`, durably if the servers' writes are durable.
     Create {
         ino: Ino,
         sync: bool,
     },
-    /// The attributes are to be completed.
+    /// Complete these attributes with the size and times of the datafiles.
     Measure(Attr),
-    /// Its datafiles are to be removed.
+    /// Remove the datafiles.
     Remove(Ino),
 }
 
@@ -32,56 +32,56 @@ impl From<StreamIo> for Work {
     }
 }
 
-/// Something that is being done with a striped file. See the module's description.
+/// An operation in progress on a striped file. See the module's documentation.
 #[derive(Debug)]
 pub struct Striped {
     layout: Arc<Layout>,
     round: Round,
 }
 
-/// What the servers have been asked for.
+/// The requests of the current round.
 #[derive(Debug)]
 enum Round {
     Read(Read),
-    /// How long the datafiles are, to find out what of a short read is a hole.
+    /// The sizes of the datafiles, to tell holes from the end of the file after a short read.
     Measure(Read),
-    /// What was missing, once more.
+    /// A second read of the missing parts.
     ReadAgain(Read),
     Write {
         length: usize,
     },
-    /// Something that each does, or has done, and says no more of.
+    /// Requests whose replies carry no data.
     Each,
-    /// What there is of each.
+    /// The attributes of each datafile.
     Attr(Attr),
-    /// How long the datafiles are, and where in each.
+    /// The sizes of the datafiles, and the offset found in each.
     Seek {
         offset: u64,
         what: SeekWhat,
     },
 }
 
-/// A read under way.
+/// A read in progress.
 #[derive(Debug)]
 struct Read {
     ino: Ino,
     offset: u64,
     length: u64,
-    /// What has been asked for, and what has come of the datafile of each place.
+    /// The requested parts, and the bytes received from the datafile at each place.
     parts: Vec<Segment>,
     bytes: Vec<Bytes>,
 }
 
-/// What is to be done next.
+/// The result of a round.
 #[derive(Debug)]
 pub enum Turn {
-    /// Ask these servers, and come back with all answers, in this order.
+    /// Send these requests; [`Striped::go_on`] takes all replies in this order.
     Ask(Vec<(ServerId, DataRequest)>),
     Done(Result<Reply, Errno>),
 }
 
 impl Striped {
-    /// Begins. `data`: what is written.
+    /// Starts an operation. `data`: the bytes to write.
     pub fn start(layout: Arc<Layout>, work: impl Into<Work>, data: Bytes) -> (Self, Turn) {
         let (round, turn) = match work.into() {
             Work::Stream(io) => begin(&layout, io, data),
@@ -92,7 +92,7 @@ impl Striped {
         (Self { layout, round }, turn)
     }
 
-    /// The answers have come.
+    /// Continues with the replies of the round.
     pub fn go_on(&mut self, replies: Vec<Result<DataReply, Errno>>) -> Turn {
         match self.proceed(replies) {
             Ok(turn) => turn,
@@ -141,17 +141,17 @@ fn begin(layout: &Layout, io: StreamIo, data: Bytes) -> (Round, Turn) {
             }));
             (Round::Seek { offset, what }, Turn::Ask(asks))
         }
-        // The caller then copies by reading and writing.
+        // The caller falls back to reading and writing.
         StreamIo::Copy { .. } => done(Err(Errno::EXDEV)),
     }
 }
 
-/// Offsets are signed in system calls.
+/// Offsets in system calls are signed.
 fn is_too_far(offset: u64, length: u64) -> bool {
     offset.checked_add(length).is_none_or(|end| i64::try_from(end).is_err())
 }
 
-/// Asks all servers how long the datafiles are.
+/// Requests the sizes of all datafiles.
 fn measure(layout: &Layout, ino: Ino) -> Vec<(ServerId, DataRequest)> {
     layout.servers().iter().map(|server| (*server, DataRequest::Stat { inos: vec![ino] })).collect()
 }
@@ -193,7 +193,7 @@ fn write(layout: &Layout, ino: Ino, offset: u64, data: Bytes) -> (Round, Turn) {
     (Round::Write { length }, Turn::Ask(asks))
 }
 
-/// Each server gets a list of what is its own.
+/// Sends each server the list of the pieces that it stores.
 fn write_pieces(layout: &Layout, ino: Ino, list: &Bytes) -> (Round, Turn) {
     let pieces = match pieces_of(list) {
         Ok(pieces) => pieces,
@@ -253,8 +253,9 @@ impl Read {
         done(Ok(Reply::Bytes(self.gather(layout))))
     }
 
-    /// What is missing before the end of the file is a hole; but only if it is still missing now, for it may have been written
-    /// between the first reading and the measuring, before what the end is due to.
+    /// Bytes missing before the end of the file are a hole only if a second read does not find them
+    /// either: they may have been written after the first read and before the write that determined
+    /// the size.
     fn measured(mut self, layout: &Layout, size: u64) -> (Round, Turn) {
         self.length = self.length.min(size.saturating_sub(self.offset));
         self.parts = layout.parts(self.offset, self.length);
@@ -286,7 +287,7 @@ impl Read {
     }
 }
 
-/// `replies`: the lengths of all datafiles, then what was found in each.
+/// `replies`: the sizes of all datafiles, then the offset found in each.
 fn found(layout: &Layout, offset: u64, what: SeekWhat, replies: &[DataReply]) -> Result<Reply, Errno> {
     let (stats, places) = replies.split_at_checked(layout.servers().len()).ok_or(Errno::EIO)?;
     let size = layout.size(sizes(stats)?);
@@ -301,7 +302,7 @@ fn found(layout: &Layout, offset: u64, what: SeekWhat, replies: &[DataReply]) ->
         let DataReply::Found(found) = reply else { return Err(Errno::EIO) };
         let local = match what {
             SeekWhat::Data => *found,
-            // Beyond its end a datafile is all hole.
+            // A datafile is a hole beyond its end.
             SeekWhat::Hole => Some(found.unwrap_or(layout.local_size(place, offset))),
         };
         let candidate = local.map(|local| layout.logical(place, local));

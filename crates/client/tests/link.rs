@@ -1,4 +1,4 @@
-//! A client's end of its session: what is sent over which connection, and what a server that was started anew is told.
+//! The client's end of a session: transmission over connections, and reclaims after a restart.
 #![allow(clippy::unwrap_used)]
 
 use espalier_client::{Ended, Link};
@@ -29,7 +29,7 @@ fn stat(ino: u64) -> Request {
     Request::GetAttr { ino: Ino(ino) }
 }
 
-/// The numbers of the requests among messages, and from which on the answers are wanted.
+/// The numbers of the requests in `out`, each with the first number whose answer is wanted.
 fn numbers(out: &mut Vec<FromClient>) -> Vec<(u64, u64)> {
     let number = |message: FromClient| match message {
         FromClient::Request { id, below, .. } | FromClient::Stream { id, below, .. } => Some((id.0, below.0)),
@@ -85,11 +85,11 @@ fn created(ino: u64) -> Result<Reply, Errno> {
     Ok(Reply::Created(entry(ino), Opened { proof: 6, ..Opened::default() }))
 }
 
-/// A link whose first connection has begun.
+/// A link with its first connection.
 fn connected() -> Link {
     let (mut link, mut out) = (Link::default(), Vec::new());
     assert_eq!(link.connected(&welcome(1), &[].into(), &mut out), None);
-    // A new session holds nothing, and says so.
+    // A new session reclaims nothing.
     assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![] }]);
     link.answered(RequestId(1), &Ok(Reply::Done), true, &mut out);
     assert_eq!(out, []);
@@ -103,7 +103,7 @@ fn what_the_window_does_not_let_through_waits() {
         link.ask(Caller::SERVER, stat(ino), &mut out);
     }
     assert_eq!(numbers(&mut out), [(2, 2), (3, 2), (4, 2), (5, 2)]);
-    // Only the first unanswered one moves the window.
+    // Only the first unanswered request moves the window.
     link.answered(RequestId(3), &Err(Errno::ENOENT), true, &mut out);
     assert_eq!(out, []);
     link.answered(RequestId(2), &Err(Errno::ENOENT), true, &mut out);
@@ -140,7 +140,7 @@ fn few_bytes_are_under_way_and_what_moves_none_goes_past_those_that_wait() {
     assert_eq!(sent(&mut out), [4, 5, 7]);
     assert_eq!(answered(&mut link, 4), []);
     assert_eq!(answered(&mut link, 5), []);
-    // More than may be under way goes alone.
+    // A message above the limit is sent alone.
     assert_eq!(answered(&mut link, 7), [8]);
 }
 
@@ -153,7 +153,7 @@ fn what_was_not_answered_is_sent_again() {
     link.answered(RequestId(3), &Err(Errno::ENOENT), true, &mut out);
     link.disconnected();
     out.clear();
-    // Nothing is sent without a connection, and it cannot be said when an answer would come.
+    // Without a connection nothing is sent, and the time of an answer is unknown.
     let late = link.ask(Caller::SERVER, stat(9), &mut out);
     assert!(!link.cancel(late, &mut out) && out.is_empty());
     assert_eq!(link.connected(&welcome(1), &[].into(), &mut out), None);
@@ -169,7 +169,7 @@ fn a_server_that_was_started_anew_is_told_first_what_is_held() {
     link.answered(id, &created(5), true, &mut out);
     let id = link.ask(Caller::SERVER, Request::Lookup { dir: Ino::ROOT, name: name() }, &mut out);
     for _ in 0..2 {
-        // A second copy counts for nothing.
+        // A duplicate reply has no effect.
         link.answered(id, &Ok(Reply::Entry(entry(6))), true, &mut out);
     }
     link.ask(Caller::SERVER, stat(5), &mut out);
@@ -222,7 +222,7 @@ fn what_was_opened_for_writing_is_proved_to_be() {
     assert_eq!(proved(&mut link), 12);
     (0..3).for_each(|_| release(&mut link));
     open(&mut link, Access::READ, 11);
-    assert_eq!(proved(&mut link), 11, "since then it was closed");
+    assert_eq!(proved(&mut link), 11, "the file was closed in between");
 }
 
 #[test]
@@ -259,7 +259,7 @@ fn of_a_lost_session_nobody_knows_what_was_done() {
     assert_eq!((ended.distrust, ended.lost), (vec![], (2..=5).map(RequestId).collect()));
     assert_eq!((link.incarnation(), link.ended()), (None, Ended::default()));
     assert_eq!(link.connected(&welcome(1), &[].into(), &mut out), None);
-    // The fifth had waited for the window.
+    // The fifth request waited for the window.
     assert_eq!(requests(&mut out), [Request::Reclaim { held: vec![], last: true, again: vec![] }, stat(5)]);
 }
 
@@ -308,7 +308,8 @@ fn lock(flock: bool, kind: LockKind, (first, last): (u64, u64)) -> Lock {
     Lock { owner: LockOwner { flock, number: 1 }, kind, first, last, pid: 9 }
 }
 
-/// A server may have given it up before it ended, and others may have it since.
+/// The server may have released the lock before it crashed, and another client may have acquired
+/// it.
 #[test]
 fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
     use LockKind::{Exclusive, Shared};
@@ -357,7 +358,7 @@ fn what_a_request_under_way_gives_up_is_not_said_to_be_held() {
             .collect();
         let said: Vec<_> = said.into_iter().map(|lock| (Ino(2), lock)).collect();
         assert_eq!(told, said, "{held:?}, {under_way:?}");
-        assert_eq!(requests.last(), Some(&under_way), "it is asked for again");
+        assert_eq!(requests.last(), Some(&under_way), "the request is repeated");
     }
 }
 

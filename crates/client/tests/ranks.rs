@@ -1,4 +1,4 @@
-//! Calls whose name lies at one rank, and the inode at another.
+//! Calls on a remote dentry: the name is at one rank, the inode at another.
 
 use espalier_client::{Answer, Call, Client, Next, Sighting};
 use espalier_proto::{
@@ -25,7 +25,7 @@ fn mkdir() -> Call<'static> {
     })
 }
 
-/// What the name's rank says.
+/// The reply of the name's rank.
 fn sight(client: &mut Client, call: &Call<'_>) -> Sighting {
     let (ino, kind, cacheable, name_leased) = (FAR, FileType::Directory, true, true);
     match client.reply(call, Ok(Reply::Elsewhere { ino, kind, cacheable, name_leased })) {
@@ -86,7 +86,7 @@ fn an_inode_that_is_gone_is_looked_up_again_once() {
     let sighting = sight(&mut client, &lookup());
     let next = client.found(&lookup(), &sighting, false, Err(Errno::ESTALE));
     assert!(matches!(next, Next::Ask(Request::Lookup { .. })), "{next:?}");
-    // The name stands for it still: that will not end.
+    // The name is still bound to the inode: a retry would loop forever.
     let next = client.found(&lookup(), &sighting, true, Err(Errno::ESTALE));
     assert!(matches!(next, Next::Answer(Err(Errno::ESTALE))), "{next:?}");
     let next = client.found(&lookup(), &sighting, false, Err(Errno::EINTR));
@@ -100,10 +100,10 @@ fn a_directory_that_has_been_made_has_been_made_whatever_becomes_of_it() {
     let next = client.found(&mkdir(), &sighting, false, Err(Errno::ESTALE));
     let Next::Answer(Ok(Answer::Entry(made))) = next else { panic!("{next:?}") };
     assert_eq!((made.attr.ino, made.attr.kind), (FAR, FileType::Directory));
-    assert!(!made.name_leased && !made.attr_leased, "nothing is known of it");
+    assert!(!made.name_leased && !made.attr_leased, "it carries no lease");
 }
 
-/// The caller copies by reading and writing then.
+/// The caller falls back to reading and writing.
 #[test]
 fn what_lies_at_two_ranks_is_not_copied_by_either() {
     let mut client = Client::default();

@@ -1,4 +1,4 @@
-//! Calls through sessions with servers: what is cached, and what becomes of connections.
+//! Calls through sessions with servers: caching, and loss of connections.
 
 use std::sync::Arc;
 
@@ -78,9 +78,9 @@ fn reply(id: RequestId, lease_ms: u32, result: Result<Reply, Errno>) -> FromServ
     FromServer::Reply { id, lease_ms, announced: false, touched: Touched::default(), result }
 }
 
-/// Makes a call that is not answered at once; the request that is sent last for it.
+/// Makes a call that is not answered at once; returns the last request for it.
 fn call(sessions: &mut Sessions<u64>, now: u64, ticket: u64, call: Call<'static>) -> (Rank, RequestId) {
-    assert!(sessions.answer(now, &Caller::SERVER, &call).is_none(), "nobody has told that");
+    assert!(sessions.answer(now, &Caller::SERVER, &call).is_none(), "nothing is cached");
     let mut told = Told::default();
     let asked = Asked { call_id: ticket, caller: Caller::SERVER, call, ticket };
     sessions.call(now, asked, &mut told);
@@ -94,7 +94,7 @@ fn sent(told: &Told<u64>) -> (Rank, RequestId) {
     }
 }
 
-/// Names in the root are cached only while it is leased itself.
+/// Names in the root are cached only while the root itself is leased.
 fn lease_root(sessions: &mut Sessions<u64>) {
     let get_attr = Call::Request(Request::GetAttr { ino: Ino::ROOT });
     let (rank, id) = call(sessions, 0, 0, get_attr);
@@ -117,12 +117,12 @@ fn a_lease_begins_when_it_is_asked_for_and_ends_when_it_is_revoked() {
         sessions.answer(1900, &Caller::SERVER, &lookup()),
         Some((Ok(Answer::Entry(_)), 1..=100))
     ));
-    assert!(sessions.answer(2001, &Caller::SERVER, &lookup()).is_none(), "1000 ms after it was asked for");
+    assert!(sessions.answer(2001, &Caller::SERVER, &lookup()).is_none(), "1000 ms after the request");
     let lease = Lease::Name { dir: Ino::ROOT, name: name() };
     let mut told = Told::default();
     sessions.received(1500, rank, FromServer::Revoke { number: 3, lease }, &mut told);
     assert!(matches!(told.door[..], [ForDoor::Revoke { rank: NEAR, number: 3, is_own: false, .. }]));
-    assert!(told.send.is_empty(), "the door has not given it up yet");
+    assert!(told.send.is_empty(), "the frontend has not given it up");
     assert!(sessions.answer(1500, &Caller::SERVER, &lookup()).is_none());
     sessions.revoked(rank, 3, &mut told);
     assert!(matches!(told.send[..], [(NEAR, FromClient::Revoked { number: 3 })]));
@@ -155,7 +155,8 @@ fn only_the_new_name_of_a_rename_between_ranks_is_revoked_from_its_own_client() 
     }
 }
 
-/// A rename of a name with a lease to another rank, whose reply has none: what the new name is looked up with.
+/// Renames a leased name to another rank; the reply has no lease. Returns the number of the lookup
+/// of the new name.
 fn renamed_without_lease(sessions: &mut Sessions<u64>) -> RequestId {
     lease_root(sessions);
     let (rank, id) = call(sessions, 0, 1, lookup());
@@ -278,7 +279,7 @@ fn who_does_not_wait_for_a_server_that_is_away_distrusts_what_it_says_later() {
     assert!(matches!(told.door[..], [ForDoor::Answer { ticket: 1, result: Err(Errno::EINTR), .. }]));
     assert_eq!(sessions.interrupt(1, |_| true, |_| false, &mut told), Interrupt::Unknown);
     let told = connect(&mut sessions, NEAR, 1);
-    assert_eq!(sent(&told), (rank, id), "it is sent again, for it may have been done");
+    assert_eq!(sent(&told), (rank, id), "it is sent again, since its outcome is unknown");
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 1000, Ok(Reply::Entry(entry(Ino(9))))), &mut told);
     assert!(matches!(told.door[..], [ForDoor::Distrust { .. }]), "{:?}", told.door);
@@ -333,7 +334,7 @@ fn restart_of_a_server_distrusts_the_names_that_it_has_leased() {
     };
     sessions.disconnected(FAR);
     let told = connect(&mut sessions, FAR, 2);
-    assert_eq!(names_of(told).collect::<Vec<_>>(), [(vec![], false)], "another server's are leased still");
+    assert_eq!(names_of(told).collect::<Vec<_>>(), [(vec![], false)], "the other server's are leased");
     sessions.disconnected(NEAR);
     let told = connect(&mut sessions, NEAR, 2);
     assert_eq!(names_of(told).collect::<Vec<_>>(), [(vec![(Ino::ROOT, name())], true)]);
@@ -377,7 +378,7 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     assert!(is_root(&known), "{known:?}");
     assert_eq!(sessions.attr(Ino::ROOT, 1).map(|attr| attr.ino), Some(Ino::ROOT));
     assert!(sessions.is_leased(Ino::ROOT, 1));
-    // A name in it is leased, and ends, under the number that the door knows.
+    // The lease on a name in the root is granted and revoked under the frontend's number.
     let (rank, id) = call(&mut sessions, 2, 2, lookup());
     assert_eq!(rank, FAR);
     let found = reply(id, 1000, Ok(Reply::Entry(entry(Ino(THERE.0 + 1)))));
@@ -392,7 +393,7 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     let mut told = Told::default();
     sessions.received(4, FAR, FromServer::Changed(vec![THERE, Ino(9)]), &mut told);
     assert!(matches!(&told.door[..], [ForDoor::Changed(inos)] if inos[..] == [Ino::ROOT, Ino(9)]));
-    // Another directory in its place: what was told of names in the root is not so any more.
+    // Another directory takes its place: cached names in the root are invalid.
     let told = connect_below(Ino(5), &mut sessions, NEAR, 2);
     assert!(
         told.door.iter().any(|it| matches!(it, ForDoor::Distrust { inos, .. } if inos.contains(&Ino::ROOT)))
@@ -400,7 +401,7 @@ fn a_root_at_another_rank_is_the_root_to_the_door() {
     assert_eq!(call(&mut sessions, 5, 3, get_attr()).0, NEAR);
 }
 
-/// As told of an inode of number 7, of which data servers know the rest.
+/// The reply for inode 7 whose size and times the data servers have.
 fn unmeasured(told: Reply) -> Result<Reply, Errno> {
     let (ino, access, server, seal) = (Ino(7), Access::empty(), ServerId(0), [0; 32]);
     let (incarnation, session, since, announced) = (1, 1, 0, false);
@@ -422,7 +423,7 @@ fn a_name_is_told_without_data_servers_that_cannot_be_reached() {
 
     let mut told = Told::default();
     sessions.tick(0, |_| false, &mut told);
-    assert!(told.door.is_empty(), "they can be reached");
+    assert!(told.door.is_empty(), "the data servers are reachable");
     sessions.tick(0, |layout| layout.servers() == [ServerId(0)], &mut told);
     let [ForDoor::Answer { ticket: 1, result: Ok(Answer::Unmeasured(entry)), lease_ms: 0 }] = &told.door[..]
     else {
@@ -430,9 +431,10 @@ fn a_name_is_told_without_data_servers_that_cannot_be_reached() {
     };
     assert_eq!(entry.attr.ino, Ino(7));
     assert_eq!(told.abandoned, [number]);
-    assert_eq!(sessions.attr(Ino(7), 0), None, "nothing of it is known");
+    assert_eq!(sessions.attr(Ino(7), 0), None, "its attributes are not cached");
 
-    // It is looked up once more if data servers want another capability, and may have been measured by then.
+    // If the data servers want another capability, the file is looked up again; the server may have
+    // measured it by then.
     let (rank, id) = call(&mut sessions, 0, 2, lookup());
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Entry(found))), &mut told);
@@ -450,7 +452,7 @@ fn a_name_is_told_without_data_servers_that_cannot_be_reached() {
         told.door
     );
 
-    // Who asks for its attributes waits.
+    // A `getattr` waits.
     let (rank, id) = call(&mut sessions, 0, 3, Call::Request(Request::GetAttr { ino: Ino(7) }));
     let mut told = Told::default();
     sessions.received(0, rank, reply(id, 60_000, unmeasured(Reply::Attr(found.attr))), &mut told);
@@ -478,7 +480,7 @@ fn what_was_changed_before_it_could_be_measured_is_not_changed_once_more() {
         told.send
     );
 
-    // Somebody else has changed it since, which is not what this call has come to.
+    // Another client has changed the file since, which does not affect this call.
     let ((rank, id), mut told) = (sent(&told), Told::default());
     sessions.received(0, rank, reply(id, 0, unmeasured(Attr { perm: 0o777, ..changed })), &mut told);
     let (number, mut told) = (data(&told), Told::default());

@@ -1,4 +1,4 @@
-//! Whether a file's bytes are in a stream is what its server has said last.
+//! Whether a file is streamed is determined by its server's last reply.
 #![allow(clippy::unwrap_used)]
 
 use espalier_client::{Call, Client, Next};
@@ -17,11 +17,11 @@ fn a_stream_that_a_loss_of_power_has_taken_is_asked_for_no_more() {
     assert!(matches!(client.reply(&write, Ok(Reply::Granted)), Next::Stream(StreamIo::Write { .. })));
     assert!(matches!(client.reply(&write, Ok(Reply::Stuffed)), Next::Ask(Request::Write { .. })));
     assert!(matches!(client.start(&write), Next::Ask(Request::Write { .. })));
-    // It may outgrow the strip another time.
+    // The file may outgrow the strip again.
     assert!(matches!(client.reply(&write, Ok(Reply::Streamed)), Next::Ask(Request::Extend { .. })));
 }
 
-/// A server allows what is written in the turn in which it comes.
+/// A server permits a write in the step in which it executes it.
 #[test]
 fn a_server_is_not_asked_before_it_is_sent_what_is_written() {
     let ino = Ino(7);
@@ -42,7 +42,7 @@ fn a_server_is_not_asked_before_it_is_sent_what_is_written() {
     }
 }
 
-/// A caller without `CAP_FSETID`: whoever continues knows from the reply that the mode has changed.
+/// A caller without `CAP_FSETID`: the driver learns from the reply that the mode has changed.
 #[test]
 fn set_id_bits_are_removed_before_bytes_change() {
     let ino = Ino(7);
@@ -76,7 +76,7 @@ fn set_id_bits_are_removed_before_bytes_change() {
             }
         }
     }
-    // A small file's server removes them when it is to write.
+    // A small file's server removes them with the write.
     let mut client = Client::default();
     let write = &calls[0];
     assert!(matches!(client.start(write), Next::Ask(Request::Write { kill_suid_gid: true, .. })));

@@ -1,4 +1,4 @@
-//! Striped files against a model: one line of bytes, some of them holes. The datafiles are such lines, too.
+//! Striped files against a model: a sequence of bytes with holes. Datafiles are modelled likewise.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use fastrand::Rng;
 
 const INO: Ino = Ino(5);
 
-/// Bytes, of which `None` were never written.
+/// Bytes; `None` was never written.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Bytes(Vec<Option<u8>>);
 
@@ -36,7 +36,7 @@ impl Bytes {
         if !mode.contains(AllocateMode::KEEP_SIZE) {
             self.reach(offset + length);
         }
-        // Space without bytes counts as a hole.
+        // Allocated space without bytes counts as a hole.
         if mode.contains(AllocateMode::PUNCH_HOLE) {
             self.0.iter_mut().skip(offset).take(length).for_each(|byte| *byte = None);
         }
@@ -75,12 +75,12 @@ impl Bytes {
                 let stat = StreamStat { size: self.0.len() as u64, ..StreamStat::default() };
                 DataReply::Stats(vec![stat; inos.len()])
             }
-            other => panic!("{other:?} is nothing for clients"),
+            other => panic!("{other:?} is no client request"),
         })
     }
 }
 
-/// At least one for each server.
+/// At least one strip for each server.
 fn strips(random: &mut Rng, servers: usize) -> Vec<Strip> {
     let mut places: Vec<_> = (0..servers as u16).collect();
     places.extend((0..random.usize(..4)).map(|_| random.u16(..servers as u16)));
@@ -95,7 +95,7 @@ struct Cluster {
 
 impl Cluster {
     fn new(random: &mut Rng, width: u16) -> Self {
-        // Numbers need not be places.
+        // Server numbers need not be places.
         let servers: Vec<_> = (0..width).map(|place| ServerId(100 - place)).collect();
         let distribution = match random.u8(0..3) {
             0 if servers.len() == 1 => Distribution::Basic,
@@ -106,7 +106,7 @@ impl Cluster {
         Self { layout: Arc::new(layout), servers: vec![Bytes::default(); usize::from(width)] }
     }
 
-    /// `between`: what others do between two rounds.
+    /// `between`: other clients' operations between two rounds.
     fn act(
         &mut self,
         random: &mut Rng,
@@ -133,7 +133,7 @@ impl Cluster {
             between(self);
             turn = striped.go_on(replies);
         }
-        panic!("it does not come to an end");
+        panic!("the operation does not end");
     }
 
     fn truncate(&mut self, size: usize) {
@@ -205,7 +205,7 @@ fn striped_files_are_as_whole_ones() {
     }
 }
 
-/// A log grows while it is read: what is read of it is never zeros that nobody has written.
+/// A log grows while it is read: a read never returns zeros that were not written.
 #[test]
 fn what_is_appended_meanwhile_is_no_hole() {
     for seed in 0..200 {

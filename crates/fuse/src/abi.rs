@@ -1,30 +1,31 @@
-//! The kernel's side of the contract: message layouts, opcodes and flag bits, as of ABI 7.45.
+//! Message layouts, opcodes and flags of the kernel's FUSE interface, version 7.45.
 //!
-//! Only what this crate reads or writes is here. Fields with a leading underscore are on the wire and of no interest.
+//! Only what this crate uses is defined here. Fields with a leading underscore exist in the
+//! messages but are not used.
 
 use bitflags::bitflags;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 pub(crate) const MAJOR: u32 = 7;
 pub(crate) const MINOR: u32 = 45;
-/// 7.36 brought the second word of INIT flags. Nothing older is worth a second code path.
+/// Version 7.36 introduced the second word of INIT flags. Older kernels are not supported.
 pub(crate) const MINOR_MIN: u32 = 36;
 
-/// The first minor whose kernels understand [`notify::INC_EPOCH`].
+/// The first minor version with [`notify::INC_EPOCH`].
 pub(crate) const MINOR_EPOCH: u32 = 44;
-/// The first minor whose kernels understand [`notify::PRUNE`].
+/// The first minor version with [`notify::PRUNE`].
 pub(crate) const MINOR_PRUNE: u32 = 45;
-/// The first minor whose kernels drop what they have cached after a direct write as well as before.
+/// The first minor version whose kernels drop cached pages after a direct write as well as before.
 pub(crate) const MINOR_COHERENT: u32 = 45;
 
 pub(crate) const PAGE: usize = 4096;
 
-/// The node id of the mount's root, fixed by the protocol.
+/// The node number of the mount's root, fixed by the protocol.
 pub const ROOT_NODE: u64 = 1;
 
 macro_rules! opcodes {
     ($($name:ident = $value:literal),* $(,)?) => {
-        /// What a request asks for, as numbered by the kernel.
+        /// The kernel's request codes.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u32)]
         pub(crate) enum Opcode { $($name = $value),* }
@@ -49,14 +50,14 @@ opcodes! {
     LSeek = 46, CopyFileRange = 47, SyncFs = 50, TmpFile = 51, StatX = 52, CopyFileRange64 = 53,
 }
 
-/// Codes that stand in the `error` field of a message the kernel did not ask for.
+/// Notification codes, in the `error` field of a message that answers no request.
 pub(crate) mod notify {
     pub(crate) const INVAL_INODE: i32 = 2;
     pub(crate) const INVAL_ENTRY: i32 = 3;
     pub(crate) const DELETE: i32 = 6;
     pub(crate) const INC_EPOCH: i32 = 8;
     pub(crate) const PRUNE: i32 = 9;
-    /// In `NotifyEntryOut::flags`: let the name expire instead of dropping what hangs below it.
+    /// In `NotifyEntryOut::flags`: expire the name, and keep what is mounted below it.
     pub(crate) const EXPIRE_ONLY: u32 = 1;
 }
 
@@ -68,20 +69,21 @@ pub(crate) mod ioctl {
     pub(crate) const BACKING_CLOSE: Opcode = opcode::write::<u32>(MAGIC, 2);
 }
 
-/// Commands to a queue over io_uring.
+/// Commands of a queue over io_uring.
 pub(crate) mod uring {
     pub(crate) const REGISTER: u32 = 1;
     pub(crate) const COMMIT_AND_FETCH: u32 = 2;
 }
 
-/// A request's header over io_uring: 128 bytes for the [`InHeader`] (the [`OutHeader`] of its answer), 128 for what
-/// comes first among the operation's arguments, and a [`UringEntry`]. Names and data are in the payload.
+/// Size of a request's header over io_uring: 128 bytes for the [`InHeader`] (or the [`OutHeader`]
+/// of its reply), 128 for the operation's first argument, and a [`UringEntry`]. Names and data are
+/// in the payload.
 pub(crate) const URING_HEADER: usize = URING_ENTRY_AT + size_of::<UringEntry>();
 pub(crate) const URING_ARGUMENTS_AT: usize = 128;
 pub(crate) const URING_ENTRY_AT: usize = 256;
 
 bitflags! {
-    /// What the kernel offers at INIT and what we take of it.
+    /// Features that the kernel offers at INIT, and those that are accepted.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct InitFlags: u64 {
         const ASYNC_READ = 1;
@@ -122,7 +124,7 @@ bitflags! {
         const _ = !0;
     }
 
-    /// How the kernel shall treat a file or directory just opened.
+    /// Properties of an open file or directory.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
     pub struct OpenedFlags: u32 {
         const DIRECT_IO = 1;
@@ -135,7 +137,7 @@ bitflags! {
         const PASSTHROUGH = 1 << 7;
     }
 
-    /// Which fields of a `SetAttrIn` count.
+    /// The valid fields of a `SetAttrIn`.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     pub(crate) struct SetAttrValid: u32 {
         const MODE = 1;
@@ -164,7 +166,7 @@ pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 1 << 1;
 pub(crate) const FSYNC_DATA_ONLY: u32 = 1;
 pub(crate) const LOCK_FLOCK: u32 = 1;
 pub(crate) const SETXATTR_ACL_KILL_SGID: u32 = 1;
-/// Extension record that carries supplementary groups.
+/// Extension record with supplementary groups.
 pub(crate) const EXT_GROUPS: u32 = 32;
 
 macro_rules! wire {
@@ -178,12 +180,12 @@ macro_rules! wire {
 
 // Headers.
 wire! {
-    /// `extensions` is the length of what follows the arguments, in units of eight bytes.
+    /// `extensions`: length of the data after the arguments, in units of eight bytes.
     struct InHeader {
         len: u32, opcode: u32, unique: u64, node: u64, uid: u32, gid: u32, pid: u32,
         extensions: u16, _pad: u16,
     }
-    /// `error` is zero, a negative errno, or, when `unique` is zero, a notification's code.
+    /// `error`: zero or a negative errno; with `unique` zero, the code of a notification.
     struct OutHeader { len: u32, error: i32, unique: u64 }
     struct ExtensionHeader { size: u32, kind: u32 }
 }
@@ -272,7 +274,7 @@ wire! {
     struct DirEntryHead { ino: u64, next: u64, name_len: u32, kind: u32 }
 }
 
-// Bodies of notifications and of ioctls.
+// Bodies of notifications and ioctls.
 wire! {
     struct NotifyInodeOut { node: u64, offset: i64, length: i64 }
     struct NotifyEntryOut { parent: u64, name_len: u32, flags: u32 }
@@ -281,7 +283,7 @@ wire! {
     struct BackingMap { fd: i32, flags: u32, _pad: u64 }
 }
 
-// What goes over io_uring beside the messages.
+// Structures of io_uring queues.
 wire! {
     struct UringEntry { _flags: u64, commit_id: u64, payload: u32, _pad: u32, _reserved: u64 }
     struct UringCommand { _flags: u64, commit_id: u64, queue: u16, _pad: [u8; 6] }
@@ -289,7 +291,7 @@ wire! {
     struct Area { base: u64, length: u64 }
 }
 
-/// What precedes the data in a WRITE.
+/// Bytes before the data of a WRITE.
 pub(crate) const WRITE_PREFIX: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! An open `/dev/fuse`: where requests come from and replies go to.
+//! An open `/dev/fuse`, which passes requests and replies.
 //!
-//! Over io_uring (`ring.rs`) it carries only interrupts, forgotten nodes and notifications.
+//! Over io_uring (`ring.rs`) it passes only interrupts, forgets and notifications.
 
 use crate::abi::{self, OutHeader};
 use rustix::fs::{Mode, OFlags};
@@ -12,23 +12,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use zerocopy::IntoBytes;
 
-/// A connection to the kernel. Clones share one queue; [`Channel::clone_queue`] makes another.
+/// A connection to the kernel. Clones share one queue; [`Channel::clone_queue`] opens another.
 #[derive(Debug, Clone)]
 pub struct Channel(Arc<OwnedFd>);
 
-/// Names a file that the kernel reads and writes by itself, see [`Channel::backing_open`].
+/// Identifies a file that the kernel reads and writes itself ([`Channel::backing_open`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BackingId(pub(crate) i32);
 
 pub(crate) enum Received {
     Message(usize),
-    /// Nothing this time: a signal, or the caller gave up before we got to it.
+    /// No request: a signal, or the caller has given up.
     Nothing,
-    /// Unmounted or aborted. There will be no more.
+    /// Unmounted or aborted; no more requests follow.
     Closed,
 }
 
-/// How many pieces a body may have without an allocation for the list of them.
+/// Maximum number of pieces of a body without an allocation.
 const PIECES: usize = 16;
 
 impl Channel {
@@ -36,29 +36,31 @@ impl Channel {
         rustix::fs::open("/dev/fuse", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map(Channel::from)
     }
 
-    /// A second queue to the same mount. A request is answered on the queue it was read from, so the workers of
-    /// different queues do not share a lock in the kernel.
+    /// Opens another queue of the same mount. A request is answered on its queue, so threads with
+    /// different queues share no lock in the kernel.
     pub fn clone_queue(&self) -> io::Result<Channel> {
         let queue = Channel::open()?;
         let request = Argument { opcode: abi::ioctl::CLONE, value: self.0.as_raw_fd() as u32 };
-        // SAFETY: CLONE reads one u32, a descriptor number, through its pointer; it writes no memory of ours.
+        // SAFETY: CLONE reads one u32, a descriptor number, through its pointer; it writes no
+        // memory of ours.
         unsafe { rustix::ioctl::ioctl(&queue.0, request) }?;
         Ok(queue)
     }
 
-    /// Hands `file` to the kernel, which then serves reads and writes of each open file that was answered with the id
-    /// (see [`crate::Opened`]) without asking us. Needs PASSTHROUGH granted and CAP_SYS_ADMIN.
+    /// Registers `file` for passthrough: the kernel serves reads and writes of each open file whose
+    /// reply contains the identifier (see [`crate::Opened`]). Needs PASSTHROUGH and CAP_SYS_ADMIN.
     pub fn backing_open(&self, file: BorrowedFd<'_>) -> io::Result<BackingId> {
         let map = abi::BackingMap { fd: file.as_raw_fd(), ..Default::default() };
-        // SAFETY: BACKING_OPEN reads one BackingMap through its pointer; it writes no memory of ours.
+        // SAFETY: BACKING_OPEN reads one BackingMap through its pointer; it writes no memory of
+        // ours.
         let id = unsafe {
             rustix::ioctl::ioctl(&self.0, Argument { opcode: abi::ioctl::BACKING_OPEN, value: map })
         }?;
         Ok(BackingId(id))
     }
 
-    /// Gives the id back. The right time is the RELEASE of the last file opened with it: an OPEN that was answered may
-    /// not have been acted on yet, and fails if the id is gone by then.
+    /// Unregisters a file. Call it at the RELEASE of the last open file that uses it: a reply to an
+    /// OPEN may not have been processed yet, and would fail without it.
     pub fn backing_close(&self, id: BackingId) -> io::Result<()> {
         let request = Argument { opcode: abi::ioctl::BACKING_CLOSE, value: id.0 };
         // SAFETY: BACKING_CLOSE reads one u32 through its pointer; it writes no memory of ours.
@@ -75,7 +77,7 @@ impl Channel {
         }
     }
 
-    /// Writes one message: a reply, or with `unique` zero a notification whose code is `error`.
+    /// Sends a message: a reply, or with `unique` zero a notification with the code `error`.
     pub(crate) fn send(&self, unique: u64, error: i32, body: &[IoSlice<'_>]) -> rustix::io::Result<()> {
         let length = size_of::<OutHeader>() + body.iter().map(|piece| piece.len()).sum::<usize>();
         let header = OutHeader { len: u32::try_from(length).map_err(|_| Errno::TOOBIG)?, error, unique };
@@ -95,7 +97,7 @@ impl Channel {
 }
 
 impl From<OwnedFd> for Channel {
-    /// The descriptor of a mounted FUSE device, for instance one that a helper passed over a socket.
+    /// Takes the descriptor of a mounted FUSE device, such as one received from a helper.
     fn from(device: OwnedFd) -> Channel {
         Channel(Arc::new(device))
     }
@@ -113,7 +115,8 @@ struct Argument<T> {
     value: T,
 }
 
-// SAFETY: `as_ptr` points to a live `T`, nothing is written through it, and the output is the plain return value.
+// SAFETY: `as_ptr` points to a live `T`, nothing is written through it, and the output is the plain
+// return value.
 unsafe impl<T> Ioctl for Argument<T> {
     type Output = i32;
     const IS_MUTATING: bool = false;

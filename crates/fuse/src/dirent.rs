@@ -1,10 +1,10 @@
-//! Packs directory entries the way READDIR and READDIRPLUS want them.
+//! Encodes directory entries for READDIR and READDIRPLUS.
 
 use crate::abi::DirEntryHead;
 use crate::reply::Entry;
 use zerocopy::IntoBytes;
 
-/// Fills a buffer of the caller's up to the size that the kernel asked for.
+/// A buffer for entries, limited to the size of the kernel's request.
 #[derive(Debug)]
 pub struct DirBuffer<'a> {
     bytes: &'a mut Vec<u8>,
@@ -12,20 +12,21 @@ pub struct DirBuffer<'a> {
 }
 
 impl<'a> DirBuffer<'a> {
-    /// Clears `bytes`, whose allocation is thus used again and again.
+    /// Clears `bytes` and reuses its allocation.
     pub fn new(bytes: &'a mut Vec<u8>, limit: u32) -> DirBuffer<'a> {
         bytes.clear();
         DirBuffer { bytes, limit: limit as usize }
     }
 
-    /// Adds a name. `next` is where a later READDIR continues after it, `mode` gives its type. False, and nothing is
-    /// added, when there is no room.
+    /// Appends an entry. `next`: the offset at which a later READDIR continues; `mode`: contains
+    /// the type. Returns false, without a change, if there is no room.
     pub fn push(&mut self, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
         self.append(None, ino, next, mode, name)
     }
 
-    /// Adds a name with its attributes. The kernel counts a lookup of the entry's node, unless that is zero (as it
-    /// must be for `.` and `..`). False, and nothing is added, when there is no room.
+    /// Appends an entry with attributes. The kernel counts a lookup of the entry's node, unless it
+    /// is zero, as it must be for `.` and `..`. Returns false, without a change, if there is no
+    /// room.
     pub fn push_plus(&mut self, entry: &Entry, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
         self.append(Some(entry), ino, next, mode, name)
     }
@@ -34,13 +35,13 @@ impl<'a> DirBuffer<'a> {
         self.bytes.is_empty()
     }
 
-    /// What to answer with.
+    /// The reply's data.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes
     }
 
     fn append(&mut self, entry: Option<&Entry>, ino: u64, next: u64, mode: u32, name: &[u8]) -> bool {
-        debug_assert!(!name.is_empty() && !name.contains(&b'/'), "the kernel refuses the whole listing");
+        debug_assert!(!name.is_empty() && !name.contains(&b'/'), "the kernel would reject the whole listing");
         let Ok(name_len) = u32::try_from(name.len()) else { return false };
         let plus = if entry.is_some() { size_of::<crate::abi::EntryOut>() } else { 0 };
         let size = (plus + size_of::<DirEntryHead>() + name.len()).next_multiple_of(8);
@@ -88,7 +89,7 @@ mod tests {
         assert_eq!(buffer.as_bytes().len(), 64);
         let mut buffer = DirBuffer::new(&mut bytes, 31);
         assert!(!buffer.push(1, 1, 0, b"a"));
-        assert!(buffer.is_empty(), "and a new one starts empty");
+        assert!(buffer.is_empty(), "a new buffer is empty");
     }
 
     #[test]

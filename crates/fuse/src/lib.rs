@@ -1,13 +1,14 @@
-//! The Linux FUSE protocol, spoken to `/dev/fuse` directly.
+//! The Linux FUSE protocol over `/dev/fuse` and io_uring, without libfuse.
 //!
-//! Bytes from the kernel become a [`Request`] that borrows from the worker's buffer; a [`Filesystem`] gets it together
-//! with a [`Reply`] to be used up once, now or later, on any thread. What the requests mean is not this crate's affair.
+//! A message of the kernel becomes a [`Request`] that borrows from the thread's buffer. A
+//! [`Filesystem`] receives it with a [`Reply`], which it uses once, immediately or later, on any
+//! thread. The crate knows no particular file system.
 //!
 //! ```no_run
 //! use espalier_fuse::{Attr, Filesystem, MountOptions, Op, Reply, Request, Session, Wanted};
 //! use std::{path::Path, sync::Arc, time::Duration};
 //!
-//! /// A mount with an empty directory and nothing else.
+//! /// A file system with an empty root directory.
 //! struct Empty;
 //!
 //! impl Filesystem for Empty {
@@ -29,17 +30,17 @@
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let session = Session::mount("empty", Path::new("/mnt"), &MountOptions::default(), &Wanted::default())?;
-//! session.run(2, Arc::new(Empty))?; // until somebody unmounts
+//! session.run(2, Arc::new(Empty))?; // until it is unmounted
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Three things to know when implementing [`Filesystem`]:
+//! Rules for implementations of [`Filesystem`]:
 //!
-//! - ENOSYS is remembered: the kernel stops sending that operation for as long as the mount lives.
-//! - Each entry that is answered counts a lookup of its node, until a `Forget` takes it back.
-//! - The kernel may hold locks while it waits for an answer, so a handler must not use its own mount, and cached
-//!   data is dropped through a [`Notifier`], never in the handler itself.
+//! - After ENOSYS the kernel does not send that operation again during the life of the mount.
+//! - Each entry in a reply counts a lookup of its node, until a `Forget` cancels it.
+//! - The kernel may hold locks while it waits for a reply, so a handler must not access its own
+//!   mount, and invalidates cached data only through a [`Notifier`].
 
 mod abi;
 mod channel;

@@ -1,4 +1,4 @@
-//! Attaching a FUSE device to a directory, and taking it off again, alive or dead.
+//! Mounts and unmounts a FUSE device, also a dead one.
 
 use crate::channel::Channel;
 use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
@@ -15,14 +15,15 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How to mount. The default is a plain writable mount for the mounting user alone.
+/// Mount options. The default is a writable mount for the mounting user alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MountOptions {
     /// Shown as `fuse.<subtype>` in the mount table.
     pub subtype: String,
-    /// Users other than the one who mounts may enter.
+    /// Permits access by other users.
     pub allow_other: bool,
-    /// The kernel checks modes itself, at the price of fetching a directory's attributes before each change of it.
+    /// The kernel checks permissions itself, and requests a directory's attributes before each
+    /// change of it.
     pub default_permissions: bool,
     pub read_only: bool,
     pub no_suid: bool,
@@ -33,13 +34,13 @@ pub struct MountOptions {
     pub strict_atime: bool,
     pub no_sym_follow: bool,
     pub lazy_time: bool,
-    /// The kernel logs fewer complaints about the mount.
+    /// The kernel logs fewer messages about the mount.
     pub silent: bool,
     pub sync: bool,
     pub dir_sync: bool,
-    /// Options of the kernel's security module, such as `context`: a name and a value.
+    /// Options of the kernel's security module, such as `context`, as name and value.
     pub security: Vec<(String, String)>,
-    /// Largest READ, if smaller than what was negotiated.
+    /// Maximum size of a READ, if below the negotiated one.
     pub max_read: Option<u32>,
 }
 
@@ -108,12 +109,12 @@ impl MountOptions {
         .filter_map(|(is_set, flag, name)| is_set.then_some((flag, name)))
     }
 
-    /// The flags of `mount(2)`, also for a remount.
+    /// The flags for `mount(2)`, also for a remount.
     pub fn flags(&self) -> MountFlags {
         self.named_flags().map(|(flag, _)| flag).collect()
     }
 
-    /// Options that FUSE itself understands, each with a comma before it.
+    /// FUSE's own options, each preceded by a comma.
     fn fuse_options(&self) -> String {
         let mut options = String::new();
         if self.default_permissions {
@@ -131,10 +132,10 @@ impl MountOptions {
         options
     }
 
-    /// The same wishes in the words of fusermount3.
+    /// The options in the syntax of fusermount3.
     fn helper_options(&self, source: &str) -> String {
         let mut options = format!("fsname={},subtype={}", escaped(source), escaped(&self.subtype));
-        // The helper does not know these; the server obeys them without the kernel, or they are hints.
+        // The helper rejects these options; the server implements them, or they are hints.
         let unknown =
             MountFlags::NODIRATIME | MountFlags::STRICTATIME | MountFlags::LAZYTIME | MountFlags::SILENT;
         for (_, name) in self.named_flags().filter(|(flag, _)| !unknown.contains(*flag)) {
@@ -149,7 +150,7 @@ fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace(',', "\\,")
 }
 
-/// Mounts and returns the device. The kernel's INIT is then waiting in it.
+/// Mounts and returns the device, on which the kernel's INIT is pending.
 pub(crate) fn mount(source: &str, mountpoint: &Path, options: &MountOptions) -> Result<Channel, MountError> {
     if rustix::process::geteuid().is_root() {
         mount_as_root(source, mountpoint, options)
@@ -175,8 +176,8 @@ fn mount_as_root(source: &str, mountpoint: &Path, options: &MountOptions) -> Res
     Ok(channel)
 }
 
-/// The helper is set-uid root. It mounts for us and passes the device back over the socket it finds as its standard
-/// input: that one is inherited without ado.
+/// Mounts through the set-uid helper, which sends the device over the socket that is its standard
+/// input.
 fn mount_by_helper(source: &str, mountpoint: &Path, options: &MountOptions) -> Result<Channel, MountError> {
     let (ours, theirs) = UnixStream::pair().map_err(MountError::Helper)?;
     let mut child = Command::new("fusermount3")
@@ -216,11 +217,11 @@ fn receive_device(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     }))
 }
 
-/// For so long an unmount waits for who uses the mount.
+/// Time for which an unmount waits for users of the mount.
 const MOMENT: Duration = Duration::from_millis(500);
 
-/// Unmounts; EBUSY if anything below stays in use for a moment: whoever is just done with it, or only looks at it, is waited for, but not
-/// where fusermount3 unmounts, which does not say why it could not.
+/// Unmounts. Returns EBUSY if the mount stays in use for a moment; brief users are waited for,
+/// except with fusermount3, which does not report why it fails.
 pub fn unmount(mountpoint: &Path) -> io::Result<()> {
     let begun = Instant::now();
     loop {
@@ -233,28 +234,29 @@ pub fn unmount(mountpoint: &Path) -> io::Result<()> {
     }
 }
 
-/// Ends the connection, so that every request fails with ENOTCONN instead of waiting, and detaches the mount whether
-/// in use or not.
+/// Aborts the connection, so that all requests fail with ENOTCONN, and detaches the mount even if
+/// it is in use.
 pub fn force_unmount(mountpoint: &Path) -> io::Result<()> {
     if let Some(device) = mounted_device(mountpoint)? {
-        // Not all systems mount this directory, and not all users may write there. MNT_FORCE does the same.
+        // This directory may not be mounted or writable. MNT_FORCE has the same effect.
         let _ = std::fs::write(format!("/sys/fs/fuse/connections/{device}/abort"), "1");
     }
     let flags = UnmountFlags::NOFOLLOW | UnmountFlags::FORCE | UnmountFlags::DETACH;
     unmount_with(mountpoint, flags, "-uz")
 }
 
-/// Whether a FUSE mount whose server is gone sits at `path`. Asks the server if there is one, and so waits for it.
+/// True if a FUSE mount without a server is at `path`. A live server receives a request, and this
+/// waits for its answer.
 pub fn is_dead(path: &Path) -> io::Result<bool> {
     match rustix::fs::statx(CWD, path, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS) {
-        // A ring that is being torn down with its server says that it was cancelled.
+        // A ring that ends with its server reports a cancellation.
         Err(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED) => Ok(true),
         Ok(_) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Removes a dead mount from `path`, if there is one.
+/// Detaches a dead mount at `path`; returns false if there is none.
 pub fn detach_dead(path: &Path) -> io::Result<bool> {
     let dead = is_dead(path)?;
     if dead {
@@ -263,7 +265,8 @@ pub fn detach_dead(path: &Path) -> io::Result<bool> {
     Ok(dead)
 }
 
-/// The minor number of the device mounted at `path`, if something without a block device is. Asks no server.
+/// The minor number of the device mounted at `path`, if it has no block device. Sends no request to
+/// a server.
 pub fn mounted_device(path: &Path) -> io::Result<Option<u32>> {
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::empty())?;
@@ -271,10 +274,10 @@ pub fn mounted_device(path: &Path) -> io::Result<Option<u32>> {
     Ok((is_root && stat.stx_dev_major == 0).then_some(stat.stx_dev_minor))
 }
 
-/// Which mount has its root at `path`, if one has: a number that no other mount gets, before Linux 6.8 none at the same time. That of a
-/// device does not say it: the next device has the number of the one that is gone. Asks no server.
+/// The identifier of the mount at `path`, unique among all mounts (before Linux 6.8, among present
+/// ones). A device number is reused by the next mount. Sends no request to a server.
 pub(crate) fn mount_at(path: &Path) -> io::Result<Option<u64>> {
-    /// `STATX_MNT_ID_UNIQUE`. Older kernels do not know it, and tell the other number.
+    /// `STATX_MNT_ID_UNIQUE`; older kernels ignore it and return the reusable identifier.
     const UNIQUE: StatxFlags = StatxFlags::from_bits_retain(0x4000);
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
     let stat = rustix::fs::statx(CWD, path, flags, StatxFlags::MNT_ID | UNIQUE)?;

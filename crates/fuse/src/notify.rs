@@ -1,7 +1,8 @@
-//! Tells the kernel to forget what it has cached.
+//! Notifications that invalidate the kernel's caches.
 //!
-//! A notification can wait for a lock or a page that a request in flight holds, and the thread that serves that
-//! request may be the one that wants to notify. So they go through a queue to a thread of their own.
+//! A notification can block on a lock or page of a request in flight, and the thread that serves
+//! that request may be the notifying one. So notifications go through a queue to threads of their
+//! own.
 
 use crate::abi::{self, notify};
 use crate::channel::Channel;
@@ -15,8 +16,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// A bounded queue of notifications. Notifications of one inode or directory are sent in order. Each method returns
-/// false when the queue is full or the mount is gone; nothing is then queued and nothing older is lost.
+/// A bounded queue of notifications. Those of one inode or directory are sent in order. Each method
+/// returns false if the queue is full or the mount is gone; the notification is then not queued.
 #[derive(Clone)]
 pub struct Notifier(Arc<Shared>);
 
@@ -26,24 +27,24 @@ struct Shared {
     capacity: usize,
     channel: Channel,
     slots: Arc<Slots>,
-    /// Whether the kernel can expire a name. Else it drops the name.
+    /// The kernel can expire a name; otherwise the name is dropped.
     can_expire: bool,
 }
 
 #[derive(Default)]
 struct Queue {
     notes: VecDeque<(u64, Note)>,
-    /// The number of the next note.
+    /// The number of the next notification.
     next: u64,
-    /// One for each note that a thread is sending.
+    /// The notifications that threads are sending.
     sending: Vec<Sending>,
     threads: usize,
-    /// Threads that wait for a note. More than one are not needed.
+    /// Threads that wait for a notification; one is enough.
     idle: usize,
     closed: bool,
 }
 
-/// A note that the kernel has and may not have acted on.
+/// A notification that the kernel is processing.
 struct Sending {
     number: u64,
     /// The directory that the kernel locks for it.
@@ -62,7 +63,7 @@ enum Note {
 type Action = Box<dyn FnOnce() + Send>;
 
 impl Notifier {
-    /// Threads that may wait for the kernel at a time.
+    /// Maximum number of threads, all of which may block in the kernel.
     const THREADS: usize = 64;
 
     pub(crate) fn start(
@@ -84,7 +85,8 @@ impl Notifier {
         Ok(())
     }
 
-    /// Starts another thread if all threads have waited for the kernel for so long, and there is more to send.
+    /// Starts another thread if all have been blocked in the kernel for this long, and the queue is
+    /// not empty.
     pub fn relieve(&self, patience: Duration) {
         let mut queue = self.0.lock();
         let is_stuck = queue.idle == 0 && queue.sending.iter().all(|it| it.since.elapsed() >= patience);
@@ -99,59 +101,61 @@ impl Notifier {
         }
     }
 
-    /// Drops cached attributes, and pages from `offset` on: `length` bytes, to the end if zero, none if `offset` is
-    /// negative.
+    /// Invalidates cached attributes, and `length` bytes of pages from `offset` on: up to the end
+    /// if `length` is zero, none if `offset` is negative.
     pub fn inval_inode(&self, node: u64, offset: i64, length: i64) -> bool {
         self.push(Note::Inode { node, offset, length })
     }
 
-    /// Drops cached attributes at once and by the caller's thread: the kernel takes no lock for it.
+    /// Invalidates cached attributes immediately, on the caller's thread: the kernel takes no lock
+    /// for it.
     pub fn inval_attributes(&self, node: u64) {
         Note::Inode { node, offset: -1, length: 0 }.send(&self.0.channel);
     }
 
-    /// Drops a name and all that is cached below it, and detaches what is mounted there. Calls `done`, as
-    /// [`Self::fence`] does, once the kernel has dropped the name.
+    /// Drops a name with everything cached below it, and detaches mounts there. Calls `done`, as
+    /// [`Self::fence`] does, when the kernel has dropped the name.
     pub fn inval_entry(&self, parent: u64, name: &[u8], done: Option<Action>) -> bool {
         self.push(Note::Entry { parent, name: name.into(), expire: false, done })
     }
 
-    /// Makes the kernel look a name up again at its next use, which keeps what is mounted below it if it stands for
-    /// the same node. Without HAS_EXPIRE_ONLY granted this is [`Self::inval_entry`].
+    /// Makes the kernel look a name up again at its next use, which keeps mounts below it if it is
+    /// bound to the same node. Without HAS_EXPIRE_ONLY this is [`Self::inval_entry`].
     ///
-    /// A lookup that was answered just before can undo this: the kernel revalidates a cached name without its
-    /// directory's lock and sets the timeout when it gets to the answer.
+    /// A lookup that was answered just before can undo this: the kernel revalidates a cached name
+    /// without its directory's lock, and sets the timeout when it processes the reply.
     pub fn expire_entry(&self, parent: u64, name: &[u8]) -> bool {
         self.push(Note::Entry { parent, name: name.into(), expire: self.0.can_expire, done: None })
     }
 
-    /// Tells that a name was removed elsewhere, so that inotify watchers hear of it.
+    /// Reports the removal of a name, also to inotify watchers.
     pub fn delete(&self, parent: u64, node: u64, name: &[u8]) -> bool {
         self.push(Note::Delete { parent, node, name: name.into() })
     }
 
-    /// Asks the kernel to give up nodes that nobody uses, and their names. It locks no directory for that. Needs
+    /// Asks the kernel to drop unused nodes with their names. It locks no directory for that. Needs
     /// [`crate::Granted::prune`].
     pub fn prune(&self, nodes: &[u64]) -> bool {
         self.push(Note::Prune(nodes.into()))
     }
 
-    /// Invalidates every cached name, at once and by the caller's thread: the kernel takes no lock for it. It
-    /// detaches what is mounted below, so this is for when a name cannot be expired. Needs
+    /// Invalidates all cached names immediately, on the caller's thread: the kernel takes no lock
+    /// for it. It detaches mounts below, so it is the fallback if a name cannot be expired. Needs
     /// [`crate::Granted::epoch`].
     pub fn inc_epoch(&self) {
         if let Err(error) = self.0.channel.send(0, notify::INC_EPOCH, &[]) {
-            tracing::debug!(%error, "the kernel refused a notification");
+            tracing::debug!(%error, "the kernel rejected a notification");
         }
     }
 
-    /// At least half full: what can wait had better.
+    /// True if the queue is at least half full; optional notifications should be skipped then.
     pub fn is_busy(&self) -> bool {
         self.0.lock().notes.len() >= self.0.capacity / 2
     }
 
-    /// Calls `done`, on the queue's thread, once the kernel has acted on all that was queued before. `done` must not
-    /// wait for the mount. It is dropped uncalled if the mount goes first.
+    /// Calls `done`, on a thread of the queue, when the kernel has processed all earlier
+    /// notifications. `done` must not wait for the mount. It is dropped without a call if the mount
+    /// ends first.
     pub fn fence(&self, done: impl FnOnce() + Send + 'static) -> bool {
         self.push(Note::Fence(Box::new(done)))
     }
@@ -171,7 +175,7 @@ impl Notifier {
         if queue.closed || queue.notes.len() >= self.0.capacity {
             return false;
         }
-        // What has been queued last, and not sent, comes after what this is for, too.
+        // An equal notification at the end of the queue covers this one.
         if !queue.notes.back().is_some_and(|(_, last)| note.is_as(last)) {
             let number = queue.next;
             queue.next += 1;
@@ -191,11 +195,11 @@ impl fmt::Debug for Notifier {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // No code of others runs under the lock, so a poisoned queue is a whole one.
+        // No foreign code runs under the lock, so a poisoned queue is consistent.
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends notes until another thread waits for the next one, or the mount is gone.
+    /// Sends notifications until another thread waits for the next one, or the mount is gone.
     fn send_all(&self) {
         let mut queue = self.lock();
         while !queue.closed {
@@ -230,8 +234,8 @@ impl Queue {
         Some((number, note))
     }
 
-    /// The place of the first note that can be sent now. A name waits for others of its directory, because the kernel
-    /// locks that for each; a fence waits for all notes before it.
+    /// The position of the first notification that can be sent. A name waits for others of its
+    /// directory, which the kernel locks for each; a fence waits for all earlier ones.
     fn ready(&self) -> Option<usize> {
         self.notes.iter().enumerate().position(|(place, (number, note))| match note {
             Note::Fence(_) => place == 0 && self.sending.iter().all(|it| it.number > *number),
@@ -254,7 +258,7 @@ impl Note {
         }
     }
 
-    /// Whether it is about what an answer may have told that is still on its way over io_uring.
+    /// True if it invalidates data of a reply that may still be in flight over io_uring.
     fn takes_back(&self) -> bool {
         matches!(self, Note::Inode { .. } | Note::Entry { .. } | Note::Delete { .. })
     }
@@ -294,9 +298,9 @@ impl Note {
             }
         };
         match sent {
-            // What was not cached need not be forgotten; what is unmounted neither.
+            // The data was not cached, or the mount is gone.
             Ok(()) | Err(Errno::NOENT | Errno::NOTDIR | Errno::NODEV | Errno::NOTCONN) => {}
-            Err(error) => tracing::debug!(%error, "the kernel refused a notification"),
+            Err(error) => tracing::debug!(%error, "the kernel rejected a notification"),
         }
         if let Some(done) = then {
             done();
@@ -304,7 +308,7 @@ impl Note {
     }
 }
 
-/// Names in notifications end with a NUL that their length does not count.
+/// A name in a notification is followed by a NUL that its length does not count.
 fn named<'a>(head: &'a [u8], name: &'a [u8]) -> [IoSlice<'a>; 3] {
     [IoSlice::new(head), IoSlice::new(name), IoSlice::new(&[0])]
 }

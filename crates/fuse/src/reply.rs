@@ -1,4 +1,5 @@
-//! The answer to one request. Each method consumes the reply, so there is exactly one; dropping it answers EIO.
+//! The reply to a request. Each method consumes it, so there is exactly one; dropping it replies
+//! EIO.
 
 use crate::abi::{self, AttrBody, Opcode, OpenedFlags};
 use crate::channel::{BackingId, Channel};
@@ -9,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{Immutable, IntoBytes};
 
-/// The obligation to answer one request, from any thread, at any time.
+/// The obligation to reply to one request, from any thread at any time.
 #[derive(Debug)]
 pub struct Reply {
     way: Way,
@@ -18,7 +19,7 @@ pub struct Reply {
     owed: Owed,
 }
 
-/// Where the answer goes.
+/// The destination of a reply.
 #[derive(Debug, Clone)]
 pub(crate) enum Way {
     Device(Channel),
@@ -27,11 +28,11 @@ pub(crate) enum Way {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Owed {
-    /// Somebody waits.
+    /// A caller waits for the reply.
     Answer,
-    /// May be answered (INTERRUPT).
+    /// A reply is optional (INTERRUPT).
     Optional,
-    /// Must not be answered (FORGET), or has been.
+    /// No reply is permitted (FORGET), or it has been sent.
     Nothing,
 }
 
@@ -45,7 +46,7 @@ pub struct Attr {
     pub atime: (i64, u32),
     pub mtime: (i64, u32),
     pub ctime: (i64, u32),
-    /// With the file type bits.
+    /// Includes the file type.
     pub mode: u32,
     pub nlink: u32,
     pub uid: u32,
@@ -54,7 +55,8 @@ pub struct Attr {
     pub blksize: u32,
 }
 
-/// A name's node, and how long the kernel may believe either. The default (node zero) says that there is none.
+/// The node of a name, and the validity of both. The default (node zero) means that the name does
+/// not exist.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry {
     pub node: u64,
@@ -69,7 +71,7 @@ pub struct Entry {
 pub struct Opened {
     pub handle: u64,
     pub flags: OpenedFlags,
-    /// Sets PASSTHROUGH, and clears the flags that the kernel refuses together with it.
+    /// Enables passthrough, and clears the flags that the kernel rejects together with it.
     pub backing: Option<BackingId>,
 }
 
@@ -85,7 +87,7 @@ pub struct StatFs {
     pub name_max: u32,
 }
 
-/// What statx(2) tells beyond [`Attr`].
+/// Attributes of statx(2) beyond [`Attr`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StatXExtra {
     pub btime: Option<(i64, u32)>,
@@ -96,7 +98,7 @@ pub struct StatXExtra {
 impl Reply {
     pub(crate) fn new(way: Way, unique: u64, opcode: u32) -> Reply {
         let owed = match Opcode::from_wire(opcode) {
-            // The entry is free for the next request only when this one is answered, whatever it is.
+            // The ring entry is reusable only after a reply, even for these requests.
             _ if matches!(way, Way::Uring(_)) => Owed::Answer,
             Some(Opcode::Forget | Opcode::BatchForget) => Owed::Nothing,
             Some(Opcode::Interrupt) => Owed::Optional,
@@ -105,7 +107,7 @@ impl Reply {
         Reply { way, unique, opcode, owed }
     }
 
-    /// A connection to the kernel; a place to register backing files.
+    /// The connection to the kernel, for registering backing files.
     pub fn channel(&self) -> &Channel {
         match &self.way {
             Way::Device(channel) => channel,
@@ -113,30 +115,31 @@ impl Reply {
         }
     }
 
-    /// Success, with nothing to tell.
+    /// Success without data.
     pub fn ok(mut self) {
         self.send(0, &[]);
     }
 
-    /// Failure. What is no errno becomes EIO, because the kernel would refuse the message and let the caller wait.
+    /// An error. An invalid errno becomes EIO, because the kernel would reject the message and keep
+    /// the caller waiting.
     pub fn error(mut self, errno: i32) {
         self.fail(errno);
     }
 
-    /// For requests that have no answer: FORGET, INTERRUPT. For others it is EIO, like any other drop.
+    /// For requests without a reply: FORGET, INTERRUPT. Other requests get EIO, as on a drop.
     pub fn none(self) {}
 
-    /// Bytes: of a file, a directory, a link's target, an attribute's value.
+    /// Data of a file, directory, symbolic link or attribute.
     pub fn data(mut self, data: &[u8]) {
         self.send(0, &[IoSlice::new(data)]);
     }
 
-    /// Bytes that lie in several places. Up to sixteen pieces go without an allocation.
+    /// Data in several pieces; up to sixteen need no allocation.
     pub fn data_vectored(mut self, data: &[IoSlice<'_>]) {
         self.send(0, data);
     }
 
-    /// LOOKUP, MKNOD, MKDIR, SYMLINK, LINK. The kernel then holds one more lookup of the node.
+    /// LOOKUP, MKNOD, MKDIR, SYMLINK, LINK. The kernel counts a lookup of the node.
     pub fn entry(mut self, entry: &Entry) {
         self.send_body(&entry.to_wire());
     }
@@ -168,7 +171,8 @@ impl Reply {
         self.send_body(&abi::WriteOut { size, ..Default::default() });
     }
 
-    /// COPY_FILE_RANGE, in either width. The narrow one reports at most 4 GiB less one, as a short copy.
+    /// COPY_FILE_RANGE, in either width. The narrow one reports at most 4 GiB minus 1, as a short
+    /// copy.
     pub fn copied(mut self, bytes: u64) {
         if self.opcode == Opcode::CopyFileRange64 as u32 {
             self.send_body(&abi::CopiedOut { bytes });
@@ -192,7 +196,7 @@ impl Reply {
         });
     }
 
-    /// GETXATTR and LISTXATTR that asked for the size.
+    /// GETXATTR and LISTXATTR with size zero.
     pub fn xattr_size(mut self, size: u32) {
         self.send_body(&abi::XattrSizeOut { size, ..Default::default() });
     }
@@ -201,7 +205,7 @@ impl Reply {
         self.send_body(&abi::LSeekOut { offset });
     }
 
-    /// GETLK: the lock in the way, or one of kind `F_UNLCK`.
+    /// GETLK: the conflicting lock, or one of kind `F_UNLCK`.
     pub fn lock(mut self, start: u64, end: u64, kind: u32, pid: u32) {
         self.send_body(&abi::LockOut { start, end, kind, pid });
     }
@@ -239,11 +243,12 @@ impl Reply {
         }
         self.owed = Owed::Nothing;
         match self.way.send(self.unique, error, body) {
-            // The caller was killed, or the mount is gone: nobody waits.
+            // The caller was killed, or the mount is gone: no caller waits.
             Ok(()) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
             Err(refused) => {
-                tracing::error!(opcode = self.opcode, error = %refused, "the kernel refused a reply");
-                // If the message was refused before it was matched with its request, the caller still waits.
+                tracing::error!(opcode = self.opcode, error = %refused, "the kernel rejected a reply");
+                // If the kernel rejected the message before matching it with its request, the
+                // caller still waits.
                 let _ = self.way.send(self.unique, -Errno::IO.raw_os_error(), &[]);
             }
         }
@@ -296,7 +301,7 @@ impl Attr {
 }
 
 impl Entry {
-    /// "There is no such name", which the kernel remembers for `valid`.
+    /// A negative entry, which the kernel caches for `valid`.
     pub fn absent(valid: Duration) -> Entry {
         Entry { entry_valid: valid, ..Entry::default() }
     }
@@ -351,7 +356,8 @@ fn statx_out(attr: &Attr, extra: &StatXExtra, valid: Duration) -> abi::StatXOut 
         btime: time(extra.btime.unwrap_or_default()),
         ctime: time(attr.ctime),
         mtime: time(attr.mtime),
-        // The 32 bits of the protocol's rdev: minor's low byte, major's twelve, the rest of minor.
+        // The protocol's rdev has 32 bits: the minor's low byte, the major's twelve bits, the rest
+        // of the minor.
         rdev_major: (attr.rdev >> 8) & 0xfff,
         rdev_minor: (attr.rdev & 0xff) | ((attr.rdev >> 12) & 0xfff00),
         ..Default::default()

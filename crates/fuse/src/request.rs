@@ -1,40 +1,42 @@
-//! From the bytes read off the device to a typed request that borrows from them.
+//! Decodes the kernel's messages into typed requests that borrow from them.
 //!
-//! Nothing here allocates and nothing here panics, whatever the bytes are. Bytes beyond what an operation needs are
-//! ignored: the protocol grows by appending.
+//! Decoding does not allocate, and does not panic on any input. Excess bytes after an operation's
+//! arguments are ignored, since the protocol is extended by appending.
 
 mod parse;
 
 use crate::abi::{self, InHeader};
 use zerocopy::FromBytes;
 
-/// One request of the kernel's.
+/// A request of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Request<'a> {
-    /// Names the request until it is answered; an [`Op::Interrupt`] refers to it.
+    /// Identifies the request until the reply; an [`Op::Interrupt`] refers to it.
     pub unique: u64,
-    /// The node it is about: the parent, where the operation carries a name.
+    /// The node of the request; if the operation carries a name, the parent.
     pub node: u64,
     pub uid: u32,
     pub gid: u32,
-    /// Zero when the kernel acts for itself, for instance when it writes back pages.
+    /// Zero for the kernel's own requests, such as writeback.
     pub pid: u32,
-    /// The caller's supplementary group that owns the parent, when CREATE_SUPP_GROUP was granted and there is one.
+    /// The caller's supplementary group that owns the parent, if CREATE_SUPP_GROUP was granted and
+    /// there is one.
     pub parent_group: Option<u32>,
     pub op: Op<'a>,
 }
 
-/// What is asked, with its arguments. Flags named `flags` are the system call's own (`O_*`, `RENAME_*`, `XATTR_*`).
+/// The operation and its arguments. `flags` are those of the system call (`O_*`, `RENAME_*`,
+/// `XATTR_*`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Op<'a> {
     Lookup {
         name: &'a [u8],
     },
-    /// Not answered.
+    /// Has no reply.
     Forget {
         lookups: u64,
     },
-    /// Not answered.
+    /// Has no reply.
     BatchForget(Forgets<'a>),
     GetAttr {
         handle: Option<u64>,
@@ -68,7 +70,7 @@ pub enum Op<'a> {
         new_name: &'a [u8],
         flags: u32,
     },
-    /// The request's node is the directory that receives the name; `node` is what gets it.
+    /// The request's node is the directory that receives the name; `node` is the linked one.
     Link {
         node: u64,
         new_name: &'a [u8],
@@ -84,7 +86,8 @@ pub enum Op<'a> {
         flags: u32,
         lock_owner: Option<u64>,
     },
-    /// `cache` tells that the page cache writes back: the handle is then a guess and the caller unknown.
+    /// `cache`: written back from the page cache; the handle is then a guess, and the caller is
+    /// unknown.
     Write {
         handle: u64,
         offset: u64,
@@ -112,12 +115,12 @@ pub enum Op<'a> {
         flags: u32,
         acl_kill_sgid: bool,
     },
-    /// Size zero asks for the size only.
+    /// Size zero requests the size only.
     GetXattr {
         name: &'a [u8],
         size: u32,
     },
-    /// Size zero asks for the size only.
+    /// Size zero requests the size only.
     ListXattr {
         size: u32,
     },
@@ -153,7 +156,7 @@ pub enum Op<'a> {
     },
     GetLk(Lock),
     SetLk(Lock),
-    /// Like `SetLk`, but waits.
+    /// As `SetLk`, but waits.
     SetLkW(Lock),
     Access {
         mask: u32,
@@ -170,7 +173,8 @@ pub enum Op<'a> {
         mode: u32,
         umask: u32,
     },
-    /// The caller of request `unique` got a signal. Answering is optional; ENOSYS ends these requests for good.
+    /// The caller of request `unique` got a signal. A reply is optional; ENOSYS disables these
+    /// requests.
     Interrupt {
         unique: u64,
     },
@@ -220,11 +224,11 @@ pub enum Op<'a> {
         flags: u32,
         mask: u32,
     },
-    /// An opcode this crate does not know. ENOSYS is the answer.
+    /// An unknown opcode; the reply should be ENOSYS.
     Unknown(u32),
 }
 
-/// A change of attributes; what is `None` stays.
+/// A change of attributes; `None` leaves one unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SetAttr {
     pub mode: Option<u32>,
@@ -242,12 +246,12 @@ pub struct SetAttr {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SetTime {
-    /// The server's own clock. Permission is weaker for this than for a time of the caller's choice.
+    /// The server's present time, which needs less permission than an explicit time.
     Now,
     To(i64, u32),
 }
 
-/// A byte-range lock, or a whole-file one if `flock`.
+/// A byte-range lock, or with `flock` a lock of the whole file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lock {
     pub handle: u64,
@@ -261,7 +265,7 @@ pub struct Lock {
     pub flock: bool,
 }
 
-/// The kernel's opening offer.
+/// The kernel's offer at INIT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Init {
     pub major: u32,
@@ -270,7 +274,7 @@ pub struct Init {
     pub flags: abi::InitFlags,
 }
 
-/// The nodes of a BATCH_FORGET with the lookups to subtract from each.
+/// The nodes of a BATCH_FORGET, with the number of lookups to subtract from each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Forgets<'a>(&'a [u8]);
 
@@ -284,11 +288,11 @@ impl Iterator for Forgets<'_> {
     }
 }
 
-/// A message that breaks the protocol.
+/// A message that violates the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("malformed request (opcode {opcode:?}): {flaw}")]
 pub struct Malformed {
-    /// Whom to answer, if the header could be read.
+    /// The request to answer, if the header is valid.
     pub unique: Option<u64>,
     pub opcode: Option<u32>,
     pub flaw: Flaw,
@@ -298,7 +302,7 @@ pub struct Malformed {
 pub enum Flaw {
     #[error("{needs} bytes expected, {has} left")]
     Short { needs: usize, has: usize },
-    #[error("header tells {told} bytes, {read} were read")]
+    #[error("the header states {told} bytes, {read} were read")]
     Length { told: usize, read: usize },
     #[error("name without end")]
     Unterminated,

@@ -1,9 +1,10 @@
-//! One entry of one of the kernel's queues, over io_uring.
+//! One entry of a kernel queue over io_uring.
 //!
-//! The kernel has a queue for each CPU, and puts a request to the queue of the CPU that its caller runs on. An entry is a
-//! [`Slot`] that waits there. Each entry has an io_uring of its own, served by one thread: the kernel can hand over
-//! a request only while the thread that waits for it is in a system call of the ring's, so a thread that is busy must not
-//! have a second entry waiting. One system call commits an answer and waits for the next request.
+//! The kernel has one queue per CPU, and puts a request into the queue of the caller's CPU. An
+//! entry is a [`Slot`] that waits there. Each entry has its own io_uring, served by one thread: the
+//! kernel delivers a request only while the thread is in a system call of the ring, so a busy
+//! thread must not have a second entry waiting. One system call commits a reply and waits for the
+//! next request.
 
 use crate::abi::{Area, UringCommand, uring};
 use crate::channel::Channel;
@@ -25,20 +26,21 @@ pub(crate) struct Ring {
     queue: u16,
     /// Read by the kernel when the entry is registered.
     areas: Box<[Area; 2]>,
-    /// The result of a command that has ended and has not been looked at.
+    /// The result of a finished command that has not been processed.
     completed: Option<i32>,
-    /// Names the request that is being served.
+    /// Identifies the request being served.
     commit_id: u64,
 }
 
 impl Ring {
-    /// Takes everything from the system that it needs. `queue`: a CPU's number.
+    /// Allocates all resources. `queue`: a CPU number.
     pub(crate) fn new(device: &Channel, queue: u16, payload_max: usize) -> io::Result<Ring> {
         let slot = Arc::new(Slot::new(device.clone(), payload_max)?);
         let uring = IoUring::builder()
             .setup_single_issuer()
             .setup_defer_taskrun()
-            // Whoever enables it is the one issuer: the thread that will serve, not the one that prepares.
+            // The thread that enables the ring becomes its single issuer; that must be the serving
+            // thread.
             .setup_r_disabled()
             .build(1)?;
         let areas = Box::new(slot.areas());
@@ -49,35 +51,37 @@ impl Ring {
         &self.slot
     }
 
-    /// The CPU whose requests come here.
+    /// The CPU whose requests this entry serves.
     pub(crate) fn queue(&self) -> u16 {
         self.queue
     }
 
-    /// Puts the entry into the kernel's queue. From here on the ring is this thread's. False if the kernel refuses: it
-    /// then does without io_uring, unless all queues have an entry already.
+    /// Registers the entry. From here on the ring belongs to this thread. Returns false if the
+    /// kernel rejects it; the kernel then does without io_uring, unless all queues have an entry
+    /// already.
     pub(crate) fn register(&mut self) -> io::Result<bool> {
         self.uring.submitter().register_enable_rings()?;
         self.slot.open();
         let mut command = self.command(uring::REGISTER, 0, Some(self.areas.as_ptr() as u64));
-        // SAFETY: `Entry128` has the layout of the kernel's `io_uring_sqe`, whose field `len` is a u32 at byte 24. The
-        // crate does not name it, as most commands have no use for it.
+        // SAFETY: `Entry128` has the layout of the kernel's `io_uring_sqe`, whose u32 field `len`
+        // is at byte 24. The crate does not name it, as most commands do not use it.
         unsafe { (&raw mut command).cast::<u32>().add(6).write(self.areas.len() as u32) };
         self.push(&command)?;
         self.uring.submit()?;
-        // A refusal is told at once. What else there may be is the first request.
+        // A rejection is reported immediately; any other completion is the first request.
         self.completed = self.uring.completion().next().map(|done| done.result());
         match self.completed {
             Some(result) if result < 0 => {
                 let error = io::Error::from_raw_os_error(-result);
-                tracing::debug!(queue = self.queue, %error, "the kernel refused an entry for its queue");
+                tracing::debug!(queue = self.queue, %error, "the kernel rejected a queue entry");
                 Ok(false)
             }
             _ => Ok(true),
         }
     }
 
-    /// Sends the last answer, if there is one, and waits for a request. `None`: there will be no more.
+    /// Commits the last reply, if there is one, and waits for a request. `None`: no more requests
+    /// follow.
     pub(crate) fn receive(&mut self) -> io::Result<Option<&[u8]>> {
         let result = loop {
             if let Some(result) = self.completed.take() {
@@ -90,24 +94,26 @@ impl Ring {
             self.completed = self.uring.completion().next().map(|done| done.result());
         };
         if result < 0 {
-            // Unmounted or aborted, maybe while the last answer was on its way.
+            // Unmounted or aborted, possibly during the commit of the last reply.
             let gone = [Errno::NOTCONN, Errno::CONNABORTED, Errno::NODEV, Errno::CANCELED, Errno::NOENT];
             if gone.iter().any(|errno| errno.raw_os_error() == -result) {
                 return Ok(None);
             }
             return Err(io::Error::from_raw_os_error(-result));
         }
-        // SAFETY: the kernel has handed the slot's memory over with the completion, and gets it back by the command of
-        // `answer`, which the message's borrow of the ring does not allow before it is dropped.
+        // SAFETY: the kernel has handed the slot's memory over with the completion, and gets it
+        // back by the command of `answer`, which the message's borrow of the ring does not allow
+        // before it is dropped.
         let (message, commit_id) = unsafe { self.slot.message() };
         self.commit_id = commit_id;
         Ok(Some(message))
     }
 
-    /// Waits until the request is answered. The kernel is told with the next [`Ring::receive`]. False if the mount is
-    /// gone.
+    /// Waits for the reply to the request. The next [`Ring::receive`] commits it. Returns false if
+    /// the mount is gone.
     pub(crate) fn answer(&mut self) -> io::Result<bool> {
-        // SAFETY: the memory is ours until the command is submitted, and nobody holds the message, see `receive`.
+        // SAFETY: the memory is ours until the command is submitted, and nobody holds the message,
+        // see `receive`.
         if !unsafe { self.slot.settle(self.commit_id) } {
             return Ok(false);
         }
@@ -125,8 +131,9 @@ impl Ring {
     }
 
     fn push(&mut self, command: &squeue::Entry128) -> io::Result<()> {
-        // SAFETY: what the command points to, the areas and the slot's memory, lives as long as the ring, and the
-        // kernel does not use it after that: a command ends at the latest with its ring.
+        // SAFETY: what the command points to, the areas and the slot's memory, lives as long as the
+        // ring, and the kernel does not use it after that: a command ends at the latest with its
+        // ring.
         unsafe { self.uring.submission().push(command) }.map_err(|_| Errno::BUSY.into())
     }
 }
@@ -137,15 +144,15 @@ impl fmt::Debug for Ring {
     }
 }
 
-/// The kernel's switch, which is off by default: whether it offers io_uring to what is mounted.
+/// The kernel's setting, off by default, that permits io_uring for new mounts.
 const ENABLED: &str = "/sys/module/fuse/parameters/enable_uring";
 
-/// Turns the kernel's switch on for a mount of ours and its opening exchange, and back when dropped. A mount keeps what
-/// it was granted.
+/// Permits io_uring during the INIT of a mount; dropping it restores the setting. A mount keeps
+/// what it was granted.
 pub(crate) struct Enabled(File);
 
 impl Enabled {
-    /// Nothing if it is on already, or not ours to turn: that is for root.
+    /// `None` if it is permitted already, or cannot be changed without root.
     pub(crate) fn for_a_mount() -> io::Result<Option<Enabled>> {
         let switch = match OpenOptions::new().read(true).write(true).open(ENABLED) {
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
@@ -153,7 +160,7 @@ impl Enabled {
             }
             switch => switch?,
         };
-        // Another who mounts must not take our setting for the one to go back to.
+        // Another mounting process must not take this temporary value for the original one.
         flock(&switch, FlockOperation::LockExclusive)?;
         let mut state = [0];
         switch.read_exact_at(&mut state, 0)?;
@@ -168,18 +175,18 @@ impl Enabled {
 impl Drop for Enabled {
     fn drop(&mut self) {
         if let Err(error) = self.0.write_all_at(b"N", 0) {
-            tracing::warn!(%error, "cannot turn {ENABLED} off again");
+            tracing::warn!(%error, "cannot restore {ENABLED}");
         }
     }
 }
 
-/// How many queues the kernel has: one for each CPU that there may ever be.
+/// Number of the kernel's queues: one per possible CPU.
 pub(crate) fn queues() -> io::Result<u16> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/possible")?;
-    count(list.trim()).ok_or_else(|| io::Error::other(format!("a strange list of CPUs: {list}")))
+    count(list.trim()).ok_or_else(|| io::Error::other(format!("malformed list of CPUs: {list}")))
 }
 
-/// The length of a list as `0-3,8,10-11`.
+/// Number of elements of a list such as `0-3,8,10-11`.
 fn count(list: &str) -> Option<u16> {
     list.split(',').try_fold(0u16, |sum, range| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

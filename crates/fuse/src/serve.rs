@@ -1,14 +1,15 @@
 //! The threads that serve a mount, over either transport.
 //!
-//! A request that takes long, as an fsync does, must not hold up another, so somebody always waits for the next one:
+//! A long request, such as an fsync, must not delay others, so a thread always waits for the next
+//! one:
 //!
-//! - Over device queues, each thread reads a clone of the device, and whatever thread is free takes the next request.
-//!   Who takes one and leaves nobody waiting first starts another thread, as long as there may be more. Who comes back
-//!   to find enough of them waiting ends.
-//! - Over io_uring the kernel has a queue for each CPU, with threads of its own, most of which are there from the start.
-//!   Who takes a request and leaves nearly nobody waiting starts another thread, as long as there may be more. The kernel
-//!   does not look for requests that it has put off when another entry is registered, only when an answer is committed:
-//!   so it is nudged then. Interrupts and forgotten nodes still come from the device.
+//! - Over device queues, each thread reads a clone of the device, and any free thread takes the
+//!   next request. A thread that takes one and leaves none waiting first starts another, up to the
+//!   limit. A thread that finishes and finds enough others waiting ends.
+//! - Over io_uring the kernel has one queue per CPU, with its own threads, most of which exist from
+//!   the start. A thread that takes a request and leaves few waiting starts another, up to the
+//!   limit. The kernel reconsiders delayed requests only when a reply is committed, not when an
+//!   entry is registered, so it is nudged then. Interrupts and forgets still come from the device.
 
 use crate::abi::{self, InitFlags, Opcode};
 use crate::channel::{Channel, Received};
@@ -28,13 +29,13 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::{self, Scope};
 
-/// Over io_uring each CPU has so many threads at least, unless that makes more than [`RINGS_MAX`] of them.
+/// Minimum number of threads per CPU over io_uring, unless that exceeds [`RINGS_MAX`].
 const DEPTH_MIN: usize = 4;
 /// Each ring is an open file.
 pub(crate) const RINGS_MAX: usize = 256;
-/// So many entries of a queue are to be waiting, if there may be more.
+/// Number of waiting entries per queue below which more are added.
 const SPARE: usize = 4;
-/// Serves until the file system is unmounted. `rings`: one for each CPU, or none.
+/// Serves until the file system is unmounted. `rings`: one per CPU, or none.
 pub(crate) fn serve<F: Filesystem + ?Sized>(
     session: &Session,
     mut rings: Vec<Ring>,
@@ -63,15 +64,15 @@ pub(crate) fn serve<F: Filesystem + ?Sized>(
             }
         }
         drop(report);
-        // With an entry in each queue the kernel uses them all. Otherwise it has refused one, and goes on with the
-        // device.
+        // The kernel uses io_uring only if each queue has an entry. Otherwise it has rejected one,
+        // and continues with the device.
         let registered: BTreeSet<u16> = reports.iter().collect();
         *gate = queues > 0 && registered.len() == queues;
         let mut granted = *session.granted();
         granted.flags.set(InitFlags::OVER_IO_URING, *gate);
         filesystem.init(&granted);
         if *gate {
-            // What still comes by the device is quickly done.
+            // The remaining requests on the device are short.
             service.device.limit(2);
         }
         drop(gate);
@@ -82,7 +83,7 @@ pub(crate) fn serve<F: Filesystem + ?Sized>(
     service.outcome.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds to the one ring of each queue what is its share of the threads.
+/// Adds rings to each queue, according to the number of threads.
 fn deepen(session: &Session, rings: &mut Vec<Ring>, threads: usize) -> io::Result<()> {
     let queues = rings.len();
     let depth = threads.checked_div(queues).unwrap_or(0).max(DEPTH_MIN);
@@ -96,11 +97,11 @@ struct Service<'a, F: ?Sized> {
     session: &'a Session,
     filesystem: &'a F,
     device: Crew,
-    /// Entries that wait, by queue.
+    /// Waiting entries by queue.
     free: Vec<AtomicUsize>,
-    /// How many more rings there may be.
+    /// Number of rings that may still be added.
     vacant: AtomicUsize,
-    /// Held until the file system knows how it is served. Whether it is over io_uring.
+    /// Locked until the transport is decided; true: io_uring.
     gate: RwLock<bool>,
     outcome: Mutex<Result<(), RunError>>,
 }
@@ -108,18 +109,19 @@ struct Service<'a, F: ?Sized> {
 /// Counts the threads that read the device.
 struct Crew {
     counts: Mutex<Counts>,
-    /// So many wait at most: the kernel wakes them in turn, so that each of many would find its memory cold.
+    /// Maximum number of waiting threads. The kernel wakes them in turn, so with many of them each
+    /// would have a cold cache.
     waiting_max: usize,
 }
 
 struct Counts {
     waiting: usize,
-    /// How many more threads there may be.
+    /// Number of threads that may still be started.
     vacant: usize,
 }
 
 impl Crew {
-    /// With one thread, which waits.
+    /// Starts with one waiting thread.
     fn new(threads: usize) -> Crew {
         let counts = Mutex::new(Counts { waiting: 1, vacant: threads.saturating_sub(1) });
         let waiting_max = thread::available_parallelism().map_or(2, NonZero::get).max(2);
@@ -130,7 +132,8 @@ impl Crew {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A thread has got a request. True if it is to start another, which is counted already.
+    /// A thread has taken a request. Returns true if it must start another, which is counted
+    /// already.
     fn leave(&self) -> bool {
         let mut counts = self.counts();
         counts.waiting -= 1;
@@ -141,7 +144,7 @@ impl Crew {
         more
     }
 
-    /// A thread is free again. True if it is to wait for the next request, false if it is to end.
+    /// A thread is free again. Returns true if it must wait for a request, false if it must end.
     fn come_back(&self) -> bool {
         let mut counts = self.counts();
         let wait = counts.waiting < self.waiting_max;
@@ -153,12 +156,12 @@ impl Crew {
         wait
     }
 
-    /// A thread that was counted could not be started. Its place stays taken, so that nobody tries for ever.
+    /// A counted thread could not be started. Its place stays taken, to avoid endless retries.
     fn lose(&self) {
         self.counts().waiting -= 1;
     }
 
-    /// There shall be no more threads than this, before any but the first was started.
+    /// Limits the number of threads; called before any but the first is started.
     fn limit(&self, threads: usize) {
         self.counts().vacant = threads.saturating_sub(1);
     }
@@ -186,7 +189,7 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
         self.session.slots().add(ring.slot());
         let work = move || {
             let _alarm = Alarm(self);
-            // Near its callers; anywhere is not wrong, only slower.
+            // Best near its callers; elsewhere is only slower.
             run_on(ring.queue());
             let is_late = report.is_none();
             let registered = match ring.register() {
@@ -195,7 +198,7 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
             };
             if registered {
                 self.free_of(ring.queue()).fetch_add(1, Ordering::SeqCst);
-                // The one who listens outlives this thread.
+                // The receiver outlives this thread.
                 let _ = report.as_ref().map(|report| report.send(ring.queue()));
             }
             drop(report);
@@ -233,11 +236,11 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
     }
 
     fn free_of(&self, queue: u16) -> &AtomicUsize {
-        // There is a ring for each queue, or none at all.
+        // There is one ring for each queue, or none at all.
         &self.free[usize::from(queue) % self.free.len().max(1)]
     }
 
-    /// Nearly nobody waits at a queue: another does from now on, if there may be more.
+    /// Few entries of a queue are waiting: adds another, up to the limit.
     fn grow<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, queue: u16) {
         let taken =
             self.vacant.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |vacant| vacant.checked_sub(1));
@@ -248,8 +251,9 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
         }
     }
 
-    /// Has somebody ask something, for what is asked goes to the entry of a queue that waits: when that is answered the kernel
-    /// finds what it has put off. Another process does, for one that waits for itself could not be killed.
+    /// Makes another process send a request, which a waiting entry of the queue takes; its reply
+    /// makes the kernel reconsider delayed requests. A process that waited for its own mount could
+    /// not be killed.
     fn nudge<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, queue: u16) {
         let work = move || {
             run_on(queue);
@@ -274,7 +278,7 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
                 Ok(None) => return self.close(),
                 Err(error) => return self.fail(RunError::Transport(error)),
             };
-            // It may have to wait long for its answer.
+            // The request may wait long for its reply.
             if free.fetch_sub(1, Ordering::SeqCst) <= SPARE {
                 self.grow(scope, queue);
             }
@@ -289,12 +293,12 @@ impl<F: Filesystem + ?Sized> Service<'_, F> {
 }
 
 impl<F: ?Sized> Service<'_, F> {
-    /// The mount is gone: nobody shall wait for answers to what it has asked.
+    /// The mount is gone: releases all threads that wait for replies.
     fn close(&self) {
         self.session.slots().close();
     }
 
-    /// The other threads would serve on, but nobody would know that one is missing.
+    /// The other threads would continue, and the missing one would go unnoticed.
     fn fail(&self, error: RunError) {
         let mut outcome = self.outcome.lock().unwrap_or_else(PoisonError::into_inner);
         if outcome.is_ok() {
@@ -306,7 +310,7 @@ impl<F: ?Sized> Service<'_, F> {
     }
 }
 
-/// Ends the mount if a thread panics outside of a handler: whoever waits for that thread would wait for ever.
+/// Ends the mount if a thread panics outside of a handler, since others would wait for it forever.
 struct Alarm<'a, 'b, F: ?Sized>(&'a Service<'b, F>);
 
 impl<F: ?Sized> Drop for Alarm<'_, '_, F> {
@@ -318,7 +322,7 @@ impl<F: ?Sized> Drop for Alarm<'_, '_, F> {
     }
 }
 
-/// Decodes one message and gives it to the file system, whose panic costs this request only.
+/// Decodes a message and passes it to the file system. A panic there affects only this request.
 fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
     let request = match Request::parse(message) {
         Ok(request) => request,
@@ -338,7 +342,7 @@ fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
         Op::Destroy => reply.ok(),
         _ => {
             let (unique, node) = (request.unique, request.node);
-            // The reply is dropped while unwinding, which answers EIO.
+            // Unwinding drops the reply, which sends EIO.
             if catch_unwind(AssertUnwindSafe(|| filesystem.request(request, reply))).is_err() {
                 tracing::error!(opcode = ?Opcode::from_wire(opcode), unique, node, "a request's handler panicked");
             }
@@ -346,7 +350,7 @@ fn dispatch<F: Filesystem + ?Sized>(way: Way, message: &[u8], filesystem: &F) {
     }
 }
 
-/// Binds the thread to a CPU, if that can be.
+/// Binds the thread to a CPU, if possible.
 fn run_on(cpu: u16) {
     let mut cpus = CpuSet::new();
     cpus.set(usize::from(cpu));
@@ -367,10 +371,10 @@ mod tests {
     #[test]
     fn threads_come_when_nobody_waits_and_end_when_enough_do() {
         let crew = Crew { waiting_max: 2, ..Crew::new(4) };
-        // Each request finds nobody left who waits, until there are as many threads as may be.
+        // Each request finds no thread waiting, up to the limit.
         assert_eq!([(); 4].map(|()| crew.leave()), [true, true, true, false]);
         assert_eq!([(); 4].map(|()| crew.come_back()), [true, true, false, false]);
-        // The places of those who ended are free again.
+        // The places of ended threads are free again.
         assert_eq!([(); 3].map(|()| crew.leave()), [false, true, true]);
     }
 

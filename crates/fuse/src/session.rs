@@ -1,4 +1,4 @@
-//! One mount from its first message to its last: the opening exchange, then the threads that serve.
+//! The life of a mount: INIT, then the serving threads.
 
 use crate::abi::{self, InitFlags, Opcode};
 use crate::channel::{Channel, Received};
@@ -14,30 +14,30 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A file system, as seen by the kernel.
+/// A file system, as the kernel uses it.
 pub trait Filesystem: Send + Sync + 'static {
     /// Called once, before the first request.
     fn init(&self, granted: &Granted) {
         let _ = granted;
     }
 
-    /// One request, on one of several threads. The request borrows that thread's buffer; the reply may outlive the
-    /// call and be sent from anywhere.
+    /// Handles a request, on one of several threads. The request borrows the thread's buffer; the
+    /// reply may outlive the call and be sent from any thread.
     fn request(&self, request: Request<'_>, reply: Reply);
 
     /// Called once, after the last request.
     fn destroy(&self) {}
 }
 
-/// What to ask of the kernel.
+/// Features to request from the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wanted {
-    /// Taken as far as the kernel offers them.
+    /// Used as far as the kernel offers them.
     pub flags: InitFlags,
-    /// Largest WRITE and READ, rounded up to pages.
+    /// Maximum size of a WRITE or READ, rounded up to pages.
     pub max_write: u32,
     pub max_readahead: u32,
-    /// How many readahead and asynchronous requests may be under way.
+    /// Maximum number of readahead and asynchronous requests in progress.
     pub max_background: u16,
 }
 
@@ -55,29 +55,29 @@ impl Default for Wanted {
     }
 }
 
-/// What the kernel and we have agreed on.
+/// The negotiated features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Granted {
-    /// The protocol is 7.`minor`.
+    /// The protocol version is 7.`minor`.
     pub minor: u32,
     pub flags: InitFlags,
     pub max_write: u32,
     pub max_readahead: u32,
-    /// [`Notifier::inc_epoch`] works.
+    /// [`Notifier::inc_epoch`] is available.
     pub epoch: bool,
-    /// [`Notifier::prune`] works.
+    /// [`Notifier::prune`] is available.
     pub prune: bool,
-    /// What is written through an opening with [`OpenedFlags::DIRECT_IO`](crate::OpenedFlags) is taken out of the
-    /// kernel's cache of the file, so that all others see it.
+    /// A write through an opening with [`OpenedFlags::DIRECT_IO`](crate::OpenedFlags) removes its
+    /// range from the page cache, so it is visible to other openings.
     pub coherent_direct_writes: bool,
 }
 
-/// How requests come from the kernel and answers go back.
+/// How requests and replies are passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Transport {
-    /// By reading and writing clones of the device.
+    /// By reads and writes of clones of the device.
     Queues,
-    /// By shared memory and an io_uring for each thread.
+    /// By shared memory, with an io_uring for each thread.
     Uring,
 }
 
@@ -97,28 +97,29 @@ pub enum RunError {
     Transport(#[source] io::Error),
 }
 
-/// A mounted file system that nobody serves yet. Dropping it unmounts.
+/// A mounted file system that is not served yet. Dropping it unmounts.
 #[derive(Debug)]
 pub struct Session {
     channel: Channel,
     mountpoint: PathBuf,
     mount: Option<u64>,
     granted: Granted,
-    /// One for each of the kernel's queues; none without io_uring.
+    /// One for each kernel queue; empty without io_uring.
     rings: Vec<Ring>,
     slots: Arc<Slots>,
     notifiers: Vec<Notifier>,
 }
 
-/// How many threads serve a mount.
+/// The number of threads that serve a mount.
 #[derive(Clone, Copy, Debug)]
 pub struct Threads {
-    /// Over device queues, at most: they are started as they are needed.
+    /// Maximum with device queues; threads are started on demand.
     pub device: usize,
-    /// Over io_uring, from the beginning. They are shared out among the CPUs, each of which has four at least; as many requests
-    /// of a CPU may be unanswered before the kernel puts off the next.
+    /// Initial number over io_uring, distributed among the CPUs, at least four per CPU. A CPU can
+    /// have as many unanswered requests before the kernel delays the next.
     pub rings: usize,
-    /// Over io_uring, at most: more are started where nearly all of a CPU have unanswered requests.
+    /// Maximum over io_uring; threads are added to a CPU when nearly all of its threads have
+    /// unanswered requests.
     pub rings_max: usize,
 }
 
@@ -128,16 +129,17 @@ impl From<usize> for Threads {
     }
 }
 
-/// Without these the decoder would need a second form of some messages. Every kernel that we accept offers them.
+/// Without these, some messages have another layout. All supported kernels offer them.
 const ALWAYS: InitFlags = InitFlags::INIT_EXT
     .union(InitFlags::MAX_PAGES)
     .union(InitFlags::BIG_WRITES)
     .union(InitFlags::SETXATTR_EXT);
 
 impl Session {
-    /// Mounts, and settles the protocol with the kernel. `source` is what the mount table shows as the device.
+    /// Mounts, and negotiates with the kernel. `source`: the device in the mount table.
     ///
-    /// Whoever uses the mount waits until [`Session::run`] is called; so the caller must not, on this thread.
+    /// Accesses to the mount block until [`Session::run`] is called, so this thread must not access
+    /// it before.
     pub fn mount(
         source: &str,
         mountpoint: &Path,
@@ -177,12 +179,13 @@ impl Session {
         &self.mountpoint
     }
 
-    /// For registering backing files outside of a request.
+    /// The connection, for registering backing files outside of a request.
     pub fn channel(&self) -> &Channel {
         &self.channel
     }
 
-    /// Starts a queue of at most `capacity` notifications, and its thread. It closes when the session ends.
+    /// Starts a queue of at most `capacity` notifications, and its thread. It ends with the
+    /// session.
     pub fn notifier(&mut self, capacity: usize) -> io::Result<Notifier> {
         let can_expire = self.granted.flags.contains(InitFlags::HAS_EXPIRE_ONLY);
         let notifier = Notifier::start(self.channel.clone(), Arc::clone(&self.slots), capacity, can_expire)?;
@@ -202,8 +205,8 @@ impl Session {
         outcome
     }
 
-    /// Another queue. Who was mounted by the helper may have no right to open one; sharing the first is slower, not
-    /// wrong.
+    /// Another device queue. After a mount by the helper, this process may have no permission to
+    /// open one; sharing the first is only slower.
     pub(crate) fn queue(&self) -> Channel {
         self.channel.clone_queue().unwrap_or_else(|error| {
             tracing::info!(%error, "the threads share a queue");
@@ -215,12 +218,12 @@ impl Session {
         &self.slots
     }
 
-    /// An entry for one of the kernel's queues over io_uring.
+    /// A new entry for a kernel queue over io_uring.
     pub(crate) fn ring(&self, queue: u16) -> io::Result<Ring> {
         Ring::new(&self.channel, queue, self.granted.max_write as usize)
     }
 
-    /// Unmounts, unless something else is mounted there by now.
+    /// Unmounts, unless another mount has taken the place.
     pub(crate) fn abort(&self) {
         let ours = self.mount.is_some() && mount::mount_at(&self.mountpoint).ok() == Some(self.mount);
         if ours && let Err(error) = mount::force_unmount(&self.mountpoint) {
@@ -238,8 +241,8 @@ impl Drop for Session {
     }
 }
 
-/// Reads the kernel's INIT and answers it. The rings are there if io_uring was agreed on: from the answer on, the
-/// kernel waits for them, so that nothing may be missing then.
+/// Reads the kernel's INIT and replies. If io_uring is negotiated, the rings are ready before the
+/// reply, since the kernel then waits for them.
 fn handshake(channel: &Channel, wanted: &Wanted) -> Result<(Granted, Vec<Ring>), MountError> {
     let mut buffer = Buffer::new(abi::PAGE);
     let length = loop {
@@ -264,7 +267,7 @@ fn handshake(channel: &Channel, wanted: &Wanted) -> Result<(Granted, Vec<Ring>),
     let mut rings = Vec::new();
     if granted.flags.contains(InitFlags::OVER_IO_URING) {
         rings = prepare(channel, &granted).unwrap_or_else(|error| {
-            tracing::debug!(%error, "no io_uring can be had: going on with device queues");
+            tracing::debug!(%error, "io_uring is unavailable: using device queues");
             Vec::new()
         });
         if rings.is_empty() {
@@ -276,7 +279,7 @@ fn handshake(channel: &Channel, wanted: &Wanted) -> Result<(Granted, Vec<Ring>),
     Ok((granted, rings))
 }
 
-/// One ring for each of the kernel's queues.
+/// Creates one ring for each kernel queue.
 fn prepare(channel: &Channel, granted: &Granted) -> io::Result<Vec<Ring>> {
     let queues = ring::queues()?;
     if usize::from(queues) > RINGS_MAX {
@@ -285,7 +288,7 @@ fn prepare(channel: &Channel, granted: &Granted) -> io::Result<Vec<Ring>> {
     (0..queues).map(|queue| Ring::new(channel, queue, granted.max_write as usize)).collect()
 }
 
-/// The agreement, and how it is put to the kernel.
+/// The negotiated features and the reply to INIT.
 fn negotiate(offer: &Init, wanted: &Wanted) -> (Granted, abi::InitOut) {
     let minor = offer.minor.min(abi::MINOR);
     let flags = offer.flags & (wanted.flags | ALWAYS);
@@ -312,14 +315,14 @@ fn negotiate(offer: &Init, wanted: &Wanted) -> (Granted, abi::InitOut) {
         max_write,
         time_granularity: 1,
         max_pages,
-        // Backing files must not lie on a stacked file system themselves.
+        // Backing files must not be on a stacked file system.
         max_stack_depth: u32::from(flags.contains(InitFlags::PASSTHROUGH)),
         ..Default::default()
     };
     (granted, out)
 }
 
-/// A receive buffer placed so that the data of a WRITE starts on a page.
+/// A receive buffer in which the data of a WRITE is page-aligned.
 pub(crate) struct Buffer {
     bytes: Vec<u8>,
     start: usize,
@@ -327,7 +330,8 @@ pub(crate) struct Buffer {
 
 impl Buffer {
     pub(crate) fn new(max_write: usize) -> Buffer {
-        // One page for alignment, one for the headers, and one because the kernel asks for 8 KiB at the least.
+        // One page for alignment, one for the headers, and one because the kernel requires 8 KiB at
+        // least.
         let bytes = vec![0; max_write + 3 * abi::PAGE];
         let data = (bytes.as_ptr() as usize + abi::WRITE_PREFIX).next_multiple_of(abi::PAGE);
         let start = data - abi::WRITE_PREFIX - bytes.as_ptr() as usize;
@@ -400,7 +404,7 @@ mod tests {
         if session.granted().transport() == Transport::Queues {
             return eprintln!("skipped: the kernel offers no io_uring");
         }
-        // Beyond what we take a machine to have.
+        // More CPUs than the machine has.
         session.rings = vec![Ring::new(&session.channel, 1000, 1 << 20).expect("a ring")];
         let filesystem = Arc::new(Empty(Default::default()));
         let served = Arc::clone(&filesystem);

@@ -1,8 +1,9 @@
-//! Where the kernel puts one request at a time over io_uring, and where its answer is put.
+//! Memory for one request at a time over io_uring, and for its reply.
 //!
-//! Header and payload lie in memory that we share with the kernel. It is the kernel's from the time that an answer is
-//! committed until the next request has come, and ours from then on. The kernel reads an answer's payload from where
-//! it has put the request's, which the handler may still be reading: such an answer is kept aside until it is committed.
+//! Header and payload are shared with the kernel. It owns them from the commit of a reply until the
+//! next request arrives; this process owns them otherwise. The kernel reads a reply's payload from
+//! the place of the request's, which the handler may still be reading: such a reply is buffered
+//! until it is committed.
 
 use crate::abi::{self, InHeader, OutHeader, UringEntry};
 use crate::channel::Channel;
@@ -14,7 +15,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::{FromBytes, IntoBytes};
 
-/// One request at a time. Its reply may outlive the thread that serves it, and so holds the slot.
+/// One request at a time. Its reply may outlive the serving thread, and so holds the slot.
 #[derive(Debug)]
 pub(crate) struct Slot {
     device: Channel,
@@ -26,32 +27,32 @@ pub(crate) struct Slot {
 #[derive(Debug)]
 struct Answer {
     state: State,
-    /// Nothing of the request lies in the payload, so that the answer may be put there at once.
+    /// The request has no data in the payload, so the reply can be stored there immediately.
     direct: bool,
     aside: Vec<u8>,
-    /// Answers until now.
+    /// Number of replies so far.
     number: u64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Owed,
-    /// Owed, and the slot's thread sleeps until it is given.
+    /// A reply is owed, and the slot's thread sleeps until it is given.
     Awaited,
     Given {
         error: i32,
         length: usize,
     },
-    /// The slot's thread tells the kernel.
+    /// The slot's thread commits the reply.
     Told,
-    /// The mount is gone, and nobody waits for an answer.
+    /// The mount is gone, and no caller waits for a reply.
     Closed,
 }
 
 impl Slot {
-    /// `payload_max`: the bytes of the largest request or answer without their headers.
+    /// `payload_max`: size of the largest request or reply without headers.
     pub(crate) fn new(device: Channel, payload_max: usize) -> rustix::io::Result<Slot> {
-        // The kernel takes no less than two pages, whatever was agreed on.
+        // The kernel requires two pages at least.
         let memory = Memory::new(abi::PAGE + payload_max.max(2 * abi::PAGE))?;
         let answer = Answer { state: State::Closed, direct: true, aside: Vec::new(), number: 0 };
         Ok(Slot { device, memory, answer: Mutex::new(answer), changed: Condvar::new() })
@@ -61,7 +62,7 @@ impl Slot {
         &self.device
     }
 
-    /// The addresses and sizes of header and payload, as the kernel wants to be told of them.
+    /// Addresses and sizes of header and payload, for registration.
     pub(crate) fn areas(&self) -> [abi::Area; 2] {
         let base = self.memory.base.as_ptr() as u64;
         let header = abi::Area { base, length: abi::URING_HEADER as u64 };
@@ -69,18 +70,18 @@ impl Slot {
         [header, payload]
     }
 
-    /// The request that the kernel has put here, as it would have come from the device, and the id by which its answer
-    /// is committed.
+    /// The present request, in the format of the device, and the identifier for its commit.
     ///
     /// # Safety
-    /// The memory is ours and stays so, and this is not called again, while the message is in use.
+    /// This process owns the memory, and continues to own it while the message is in use. The
+    /// function is not called again while the message is in use.
     pub(crate) unsafe fn message(&self) -> (&[u8], u64) {
         // SAFETY: the memory is ours.
         let (header, entry) =
             unsafe { (self.memory.read::<InHeader>(0), self.memory.read::<UringEntry>(abi::URING_ENTRY_AT)) };
         let payload = entry.payload as usize;
         let arguments = (header.len as usize).wrapping_sub(size_of::<InHeader>() + payload);
-        // What does not fit is refused by the decoder for its length.
+        // The decoder rejects an excessive length.
         let fits =
             arguments <= abi::URING_ENTRY_AT - abi::URING_ARGUMENTS_AT && payload <= self.payload_max();
         let (arguments, payload) = if fits { (arguments, payload) } else { (0, 0) };
@@ -90,8 +91,9 @@ impl Slot {
             (answer.state, answer.direct) = (State::Owed, payload == 0);
         }
         drop(answer);
-        // SAFETY: the memory is ours, and no answer is put into the part that the message covers while `direct` is not
-        // set; without a payload it covers none of what an answer is put into.
+        // SAFETY: the memory is ours, and no answer is put into the part that the message covers
+        // while `direct` is not set; without a payload it covers none of what an answer is put
+        // into.
         let message = unsafe {
             self.memory.copy(0, start, size_of::<InHeader>());
             self.memory.copy(abi::URING_ARGUMENTS_AT, start + size_of::<InHeader>(), arguments);
@@ -100,7 +102,7 @@ impl Slot {
         (message, entry.commit_id)
     }
 
-    /// Takes the answer to the request that is here.
+    /// Stores the reply to the present request.
     pub(crate) fn send(&self, error: i32, body: &[IoSlice<'_>]) -> rustix::io::Result<()> {
         let length = body.iter().map(|piece| piece.len()).sum();
         if length > self.payload_max() {
@@ -115,8 +117,8 @@ impl Slot {
         if answer.direct {
             let mut at = abi::PAGE;
             for piece in body {
-                // SAFETY: the memory is ours until the answer is committed, which waits for the lock, and a direct
-                // answer's request does not reach into the payload.
+                // SAFETY: the memory is ours until the answer is committed, which waits for the
+                // lock, and a direct answer's request does not reach into the payload.
                 unsafe { self.memory.write(at, piece) };
                 at += piece.len();
             }
@@ -133,10 +135,10 @@ impl Slot {
         Ok(())
     }
 
-    /// Waits for the answer and puts it where the kernel will look for it. False if the mount is gone.
+    /// Waits for the reply and places it for the kernel. Returns false if the mount is gone.
     ///
     /// # Safety
-    /// The memory is ours, and the message is not in use any more.
+    /// This process owns the memory, and the message is not in use.
     pub(crate) unsafe fn settle(&self, unique: u64) -> bool {
         let mut answer = self.lock();
         let (error, length) = loop {
@@ -161,18 +163,18 @@ impl Slot {
         true
     }
 
-    /// The number of the answer that was given and that the kernel has not been told of, if there is one.
+    /// The number of a reply that was given and not committed, if there is one.
     fn untold(&self) -> Option<u64> {
         let answer = self.lock();
         matches!(answer.state, State::Given { .. }).then_some(answer.number)
     }
 
-    /// A thread serves this slot from now on.
+    /// A thread serves this slot from here on.
     pub(crate) fn open(&self) {
         self.lock().state = State::Owed;
     }
 
-    /// The mount is gone: wakes the thread that waits for an answer.
+    /// The mount is gone: wakes the thread that waits for a reply.
     pub(crate) fn close(&self) {
         self.lock().state = State::Closed;
         self.changed.notify_one();
@@ -183,7 +185,7 @@ impl Slot {
     }
 
     fn lock(&self) -> MutexGuard<'_, Answer> {
-        // Nothing under the lock leaves it half done.
+        // No code under the lock can leave an inconsistent state.
         self.answer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -197,7 +199,8 @@ impl Slots {
         self.lock().push(Arc::clone(slot));
     }
 
-    /// Waits until the kernel is told all answers that were given until now: their threads have them, and need but run.
+    /// Waits until all replies given so far are committed; their threads have them and only need to
+    /// run.
     pub(crate) fn settle(&self) {
         const PAUSE: Duration = Duration::from_micros(20);
         let untold: Vec<_> =
@@ -209,7 +212,7 @@ impl Slots {
         }
     }
 
-    /// The mount is gone: nobody shall wait for answers to what it has asked.
+    /// The mount is gone: releases all threads that wait for replies.
     pub(crate) fn close(&self) {
         self.lock().iter().for_each(|slot| slot.close());
     }
@@ -219,14 +222,15 @@ impl Slots {
     }
 }
 
-/// Zeroed pages of our own, taken from the system as they are first used.
+/// Zeroed pages, allocated on first use.
 #[derive(Debug)]
 struct Memory {
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the pages belong to no thread; who may touch them when is for the callers of its methods to say.
+// SAFETY: the pages belong to no thread; who may touch them when is for the callers of its methods
+// to say.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -247,32 +251,33 @@ impl Memory {
     }
 
     /// # Safety
-    /// For this and the next three: nobody else writes what is read, or reads or writes what is written.
+    /// For this and the next three: no one else writes what is read, or accesses what is written.
     unsafe fn read<T: FromBytes>(&self, at: usize) -> T {
-        // SAFETY: any bytes make a T; the rest is the caller's promise.
+        // SAFETY: any bytes are a valid T; the caller guarantees the rest.
         unsafe { self.at(at, size_of::<T>()).cast::<T>().read_unaligned() }
     }
 
     unsafe fn write(&self, at: usize, bytes: &[u8]) {
-        // SAFETY: the caller's promise; a slice from elsewhere does not overlap.
+        // SAFETY: guaranteed by the caller; a slice from elsewhere does not overlap.
         unsafe { self.at(at, bytes.len()).copy_from(NonNull::from(bytes).cast(), bytes.len()) };
     }
 
     unsafe fn copy(&self, from: usize, to: usize, length: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.at(to, length).copy_from(self.at(from, length), length) };
     }
 
     unsafe fn slice(&self, at: usize, length: usize) -> &[u8] {
-        // SAFETY: the pages are initialised; nobody writes them while the slice is in use, as the caller promises.
+        // SAFETY: the pages are initialised; the caller guarantees that they are not written while
+        // the slice is in use.
         unsafe { std::slice::from_raw_parts(self.at(at, length).as_ptr(), length) }
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, which nothing refers to any more. The kernel has given it back: it uses the memory
-        // only in calls of the thread that serves the slot.
+        // SAFETY: our own mapping, which nothing refers to any more. The kernel has given it back:
+        // it uses the memory only in calls of the thread that serves the slot.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
     }
 }

@@ -1,4 +1,4 @@
-//! Mounts a small file system for real. Needs root and `/dev/fuse`.
+//! Mounts a small file system. Needs root and `/dev/fuse`.
 #![allow(clippy::unwrap_used)]
 
 use espalier_fuse::{
@@ -24,11 +24,11 @@ const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// One directory of files in memory. Some names misbehave, see `lookup`.
+/// A directory of files in memory. Some names misbehave, see `lookup`.
 #[derive(Default)]
 struct Memory {
     state: Mutex<State>,
-    /// What passthrough opens lead to.
+    /// The backing file of passthrough opens.
     backing: Option<File>,
     lookups: AtomicU64,
     forgets: AtomicU64,
@@ -37,13 +37,13 @@ struct Memory {
     ended: AtomicU64,
     closed: AtomicU64,
     transport: Mutex<Option<Transport>>,
-    /// What an `fsync` waits for.
+    /// Controls how long an `fsync` takes.
     syncs: Syncs,
-    /// The lookup of the name `held`.
+    /// The pending lookup of the name `held`.
     held: Mutex<Option<Reply>>,
 }
 
-/// Every other `fsync` keeps its thread until it may end, and the others are answered then.
+/// Every other `fsync` blocks its thread until `end`, and the others are answered then.
 #[derive(Default)]
 struct Syncs {
     state: Mutex<(u64, bool, Vec<Reply>)>,
@@ -135,7 +135,7 @@ impl Filesystem for Memory {
                 b"panic" => panic!("as told"),
                 b"held" => return *self.held.lock().unwrap() = Some(reply),
                 b"later" => {
-                    // Answered by another thread after this one has gone on to other requests.
+                    // Another thread answers while this one serves other requests.
                     std::thread::spawn(move || {
                         std::thread::sleep(Duration::from_millis(50));
                         reply.error(ENOENT);
@@ -245,7 +245,7 @@ impl Filesystem for Memory {
             Op::Release { .. } => {
                 if let Some(id) = state.open.take() {
                     reply.channel().backing_close(id).unwrap();
-                    assert!(reply.channel().backing_close(id).is_err(), "it is gone");
+                    assert!(reply.channel().backing_close(id).is_err(), "it is closed already");
                     self.closed.fetch_add(1, Ordering::Relaxed);
                 }
                 reply.ok();
@@ -256,7 +256,7 @@ impl Filesystem for Memory {
     }
 }
 
-/// A served mount, which its end unmounts.
+/// A served mount; dropping it unmounts.
 struct Mounted {
     directory: tempfile::TempDir,
     filesystem: Arc<Memory>,
@@ -265,7 +265,7 @@ struct Mounted {
     server: Option<JoinHandle<()>>,
 }
 
-/// At most so many threads, of which each CPU has its share.
+/// Maximum number of threads, which the CPUs share.
 const THREADS: usize = 32;
 
 fn wanted(transport: Transport) -> Wanted {
@@ -291,7 +291,7 @@ impl Mounted {
         self.directory.path().join(name)
     }
 
-    /// Waits until the kernel has acted on what the notifier was told.
+    /// Waits until the kernel has processed the queued notifications.
     fn settle(&self) {
         let (done, settled) = mpsc::sync_channel(1);
         while !self.notifier.fence({
@@ -310,7 +310,7 @@ impl Mounted {
     }
 
     fn end(mut self) {
-        // Unmounted before the rings are registered, it would be served over queues for its short life.
+        // If it were unmounted before the rings are registered, it would be served over queues.
         while self.filesystem.begun.load(Ordering::Relaxed) == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -319,7 +319,7 @@ impl Mounted {
         assert_eq!(self.filesystem.begun.load(Ordering::Relaxed), 1);
         assert_eq!(*self.filesystem.transport.lock().unwrap(), Some(self.granted.transport()));
         assert_eq!(self.filesystem.ended.load(Ordering::Relaxed), 1);
-        assert!(!self.notifier.inval_entry(ROOT_NODE, b"a", None), "the queue ended with its session");
+        assert!(!self.notifier.inval_entry(ROOT_NODE, b"a", None), "the queue ends with its session");
     }
 }
 
@@ -369,7 +369,7 @@ over_both_transports! {
     an_abort_ends_what_is_never_answered,
 }
 
-/// While there is one, the kernel offers io_uring. The last one puts the machine's setting back.
+/// Permits io_uring while any of these exists. The last one restores the machine's setting.
 struct UringEnabled;
 
 static ENABLED: Mutex<(usize, String)> = Mutex::new((0, String::new()));
@@ -487,7 +487,7 @@ fn a_reply_may_come_later_and_from_another_thread(transport: Transport) {
             scope.spawn(|| assert_eq!(errno(fs::metadata(mounted.path("later"))), ENOENT));
         }
     });
-    // Lookups of one name wait for each other, but no worker is lost to them.
+    // Lookups of one name wait for each other without holding threads.
     assert!(start.elapsed() < Duration::from_secs(60));
     mounted.end();
 }
@@ -496,7 +496,7 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
     let mounted = mount(transport, Memory::default(), &MountOptions::default());
     fs::write(mounted.path("a"), b"hello").unwrap();
     let look = || assert!(fs::metadata(mounted.path("a")).is_ok());
-    assert_eq!(mounted.lookups_during(look), 0, "believed for an hour");
+    assert_eq!(mounted.lookups_during(look), 0, "cached for an hour");
 
     let (dropped, done) = mpsc::channel();
     let then = Box::new(move || dropped.send(()).unwrap());
@@ -510,7 +510,7 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
     mounted.settle();
     assert_eq!(mounted.lookups_during(look), 1);
 
-    // The file changes behind the kernel's back.
+    // The file changes without the kernel's knowledge.
     let node = fs::metadata(mounted.path("a")).unwrap().ino();
     let read = || fs::read(mounted.path("a")).unwrap();
     assert_eq!(read(), b"hello");
@@ -520,7 +520,7 @@ fn notifications_make_the_kernel_forget(transport: Transport) {
     mounted.settle();
     assert_eq!(read(), b"world");
 
-    // And it goes.
+    // The file disappears.
     mounted.filesystem.state.lock().unwrap().names.clear();
     assert!(mounted.notifier.delete(ROOT_NODE, node, b"a"));
     mounted.settle();
@@ -545,7 +545,7 @@ fn expired_names_keep_what_is_mounted_on_them(transport: Transport) {
         mounted.settle();
         assert_eq!(read(), b"on top");
     }
-    // The name stands for something else.
+    // The name is bound to another node.
     assert!(mounted.notifier.expire_entry(ROOT_NODE, b"a"));
     mounted.settle();
     mounted.filesystem.state.lock().unwrap().add(b"a");
@@ -589,7 +589,7 @@ fn pruned_nodes_are_forgotten(transport: Transport) {
     }
     fs::write(mounted.path("a"), b"hello").unwrap();
     let node = fs::metadata(mounted.path("a")).unwrap().ino();
-    // Closing a file is asynchronous, and a node in use is kept: so ask more than once.
+    // A close is asynchronous, and a node in use is kept, so repeat the request.
     let deadline = Instant::now() + Duration::from_secs(60);
     while mounted.filesystem.forgets.load(Ordering::Relaxed) == 0 {
         assert!(Instant::now() < deadline);
@@ -614,7 +614,7 @@ fn a_full_notifier_says_so(transport: Transport) {
         assert!(mounted.notifier.inval_inode(node, -1, 0));
         assert!(
             node > ROOT_NODE || mounted.notifier.inval_inode(node, -1, 0),
-            "the same again takes no room"
+            "a duplicate takes no space in the queue"
         );
     }
     assert!(!mounted.notifier.inval_inode(ROOT_NODE, -1, 0));
@@ -630,7 +630,7 @@ fn a_full_notifier_says_so(transport: Transport) {
 }
 
 fn a_backing_file_is_read_and_written_without_us(transport: Transport) {
-    // Where the backing file lies: a disk's file system, and memory.
+    // The backing file is on a disk file system, and on tmpfs.
     for place in [std::env::temp_dir(), PathBuf::from("/dev/shm")] {
         let mut file = tempfile::tempfile_in(place).unwrap();
         file.write_all(b"from the backing file").unwrap();
@@ -640,7 +640,7 @@ fn a_backing_file_is_read_and_written_without_us(transport: Transport) {
         {
             let mut state = mounted.filesystem.state.lock().unwrap();
             let node = state.add(b"a");
-            // The kernel does not read past the size that it was told.
+            // The kernel does not read beyond the reported size.
             state.data.insert(node, vec![0; 21]);
         }
         let opened = OpenOptions::new().read(true).write(true).open(mounted.path("a")).unwrap();
@@ -652,7 +652,7 @@ fn a_backing_file_is_read_and_written_without_us(transport: Transport) {
         assert_eq!(&bytes, b"INTO the backing file");
         assert_eq!(mounted.filesystem.state.lock().unwrap().data[&2], [0; 21]);
         drop(opened);
-        // The kernel tells of a release when it likes, and not at all once it is unmounting.
+        // The kernel sends a release with delay, and none during an unmount.
         let started = std::time::Instant::now();
         while mounted.filesystem.closed.load(Ordering::Relaxed) != 1 {
             assert!(started.elapsed() < Duration::from_secs(30), "the release never came");
@@ -676,7 +676,7 @@ fn a_request_that_takes_long_holds_up_no_other(transport: Transport) {
         let mounted = &mounted;
         scope.spawn(move || {
             eventually("they do not wait for each other", || syncs.begun() == SYNCS);
-            // From every CPU, as each may have a queue of its own.
+            // From every CPU, as each may have its own queue.
             for n in 0..64 {
                 let name = mounted.path(&format!("other{n}"));
                 std::thread::scope(|scope| {
@@ -688,7 +688,7 @@ fn a_request_that_takes_long_holds_up_no_other(transport: Transport) {
         let outcome = others.recv_timeout(Duration::from_secs(120));
         // Also when the test has failed, so that it ends.
         syncs.end();
-        outcome.expect("others were served meanwhile");
+        outcome.expect("other requests are served");
     });
     drop(files);
     mounted.end();
@@ -706,11 +706,11 @@ fn an_abort_ends_what_is_never_answered(transport: Transport) {
             assert!(caller.join().unwrap().is_err());
         }
     });
-    // One of them keeps its thread, and only that one.
+    // One of them holds its thread.
     filesystem.syncs.state.lock().unwrap().1 = true;
     filesystem.syncs.ended.notify_all();
     mounted.server.take().unwrap().join().unwrap();
-    // The other is answered when the mount is long gone.
+    // The other is answered long after the unmount.
     filesystem.syncs.end();
 }
 
@@ -749,7 +749,7 @@ fn a_busy_mount_is_detached_by_force_only(transport: Transport) {
     force_unmount(mounted.directory.path()).unwrap();
     mounted.server.take().unwrap().join().unwrap();
     assert!(open.read(&mut [0; 8]).is_err());
-    assert_eq!(fs::read_dir(mounted.directory.path()).unwrap().count(), 0, "the directory is its own again");
+    assert_eq!(fs::read_dir(mounted.directory.path()).unwrap().count(), 0, "the directory is unmounted");
 }
 
 fn a_session_that_never_runs_unmounts_itself(transport: Transport) {
@@ -766,13 +766,13 @@ fn a_session_that_ends_late_leaves_the_next_mount_alone(transport: Transport) {
     let first = Session::mount("first", directory.path(), &options, &wanted(transport)).unwrap();
     let number = mounted_device(directory.path()).unwrap();
     force_unmount(directory.path()).unwrap();
-    // The kernel gives the next device the number of the last one, unless another test has it by now.
+    // The kernel reuses the number of the last device, unless another test has it.
     let second = Session::mount("second", directory.path(), &options, &wanted(transport)).unwrap();
     if mounted_device(directory.path()).unwrap() != number {
         eprintln!("the number was taken");
     }
     drop(first);
-    assert!(mounted_device(directory.path()).unwrap().is_some(), "it is still mounted");
+    assert!(mounted_device(directory.path()).unwrap().is_some(), "the second mount exists");
     drop(second);
     assert_eq!(mounted_device(directory.path()).unwrap(), None);
 }
@@ -821,7 +821,7 @@ fn serve_in_a_process() {
     let mut transport = if uring { Transport::Uring } else { Transport::Queues };
     let asked = wanted(transport);
     if std::env::var_os(DESCRIPTORS).is_some() {
-        // One is left, for the device.
+        // One remains, for the device.
         let next = File::open("/dev/null").unwrap().as_raw_fd() as u64;
         let limit = Rlimit { current: Some(next + 1), maximum: Some(next + 1) };
         setrlimit(Resource::Nofile, limit).unwrap();
@@ -869,7 +869,7 @@ fn the_mount_of_a_dead_server_is_recognised_and_removed(transport: Transport) {
     assert!(detach_dead(directory.path()).unwrap());
     assert!(!detach_dead(directory.path()).unwrap());
     assert_eq!(device(directory.path()), outside);
-    // The place can be used again at once.
+    // The mount point can be used again immediately.
     let mut server = serve_elsewhere(directory.path(), transport, None);
     fs::write(directory.path().join("a"), b"hello").unwrap();
     unmount(directory.path()).unwrap();

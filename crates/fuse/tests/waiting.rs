@@ -1,4 +1,4 @@
-//! Requests that wait long for their answers keep no others from being taken, also over io_uring. Needs root and `/dev/fuse`.
+//! Requests with late replies do not delay others, also over io_uring. Needs root and `/dev/fuse`.
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
@@ -14,7 +14,7 @@ use espalier_fuse::{
 const ENOENT: i32 = 2;
 const ENOSYS: i32 = 38;
 
-/// An empty directory. What `wait` names is not answered for now.
+/// An empty directory. Lookups of `wait` are left unanswered.
 #[derive(Default)]
 struct Waiting(Mutex<Vec<Reply>>);
 
@@ -55,7 +55,7 @@ fn many_requests_that_wait_keep_no_others_from_being_taken() {
         while filesystem.0.lock().unwrap().len() < MANY {
             let (taken, time) = (filesystem.0.lock().unwrap().len(), began.elapsed());
             if time > Duration::from_secs(60) {
-                // Nobody is to wait for ever for a test that fails.
+                // A failed test must not wait forever.
                 filesystem.0.lock().unwrap().clear();
                 force_unmount(root).unwrap();
                 panic!("{taken} are taken after {time:?}");
@@ -68,7 +68,7 @@ fn many_requests_that_wait_keep_no_others_from_being_taken() {
         filesystem.0.lock().unwrap().drain(..).for_each(|reply| reply.error(ENOENT));
         assert_eq!(answer, Ok(ErrorKind::NotFound));
     });
-    // What nudges the kernel may still be on its way.
+    // The nudge of the kernel may still be pending.
     let ends = Instant::now() + Duration::from_secs(60);
     while let Err(error) = unmount(root) {
         assert!(Instant::now() < ends, "{error}");

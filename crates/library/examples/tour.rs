@@ -1,4 +1,5 @@
-//! Makes a directory, a file in it, and removes both: `cargo run -p espalier-library --example tour -- URL [CREDENTIALS]`.
+//! Creates and removes a directory with a file: `cargo run -p espalier-library --example tour --
+//! URL [CREDENTIALS]`.
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;

@@ -1,5 +1,5 @@
-//! The same for programs without a runtime: each call waits for its answer. Any number of threads may call. Not to be used
-//! within a runtime of tokio, whose threads must not wait.
+//! Blocking variants of the calls, for programs without a tokio runtime. They may be called from
+//! several threads, but not within a tokio runtime, whose threads must not block.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -36,7 +36,7 @@ impl FileSystem {
     /// As [`crate::FileSystem::connect`].
     ///
     /// # Errors
-    /// What is wrong, in words that say what to do.
+    /// [`ConnectError`]; its text says what to do.
     pub fn connect(url: &str, credentials: &Credentials) -> Result<Self, ConnectError> {
         Self::connect_with(&ConnectOptions::new(), url, credentials)
     }
@@ -64,12 +64,12 @@ impl FileSystem {
         Ok(Self { shared: Arc::new(Shared { runtime, fs }) })
     }
 
-    /// What has been sent and received until now.
+    /// Counts of messages sent and received.
     pub fn messages(&self) -> Messages {
         self.shared.fs.messages()
     }
 
-    /// Opens a file as the options say.
+    /// Opens a file with options.
     ///
     /// # Errors
     /// As [`OpenOptions::open`].
@@ -90,7 +90,7 @@ impl FileSystem {
         self.open_with(OpenOptions::new().write(true).create(true).truncate(true), path)
     }
 
-    /// All entries of a directory.
+    /// Lists all entries of a directory.
     ///
     /// # Errors
     /// As [`crate::FileSystem::read_dir`].
@@ -106,7 +106,7 @@ impl FileSystem {
     }
 }
 
-/// Methods that wait for those of the same names.
+/// Blocking variants of the methods of the same names.
 macro_rules! blocking {
     ($($name:ident($($argument:ident: $kind:ty),*) -> $told:ty;)*) => {
         impl FileSystem {
@@ -148,7 +148,7 @@ blocking! {
 /// As [`crate::File`].
 #[derive(Debug)]
 pub struct File {
-    // Dropped before what it needs for that.
+    // Dropped before `shared`, whose runtime closes it.
     file: crate::File,
     shared: Arc<Shared>,
 }

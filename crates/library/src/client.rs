@@ -1,4 +1,4 @@
-//! The client's machine as it is, for tools that bring paths and open files of their own.
+//! Low-level access to the client for tools that manage paths and open files themselves.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use espalier_runtime::{Messages, Traced};
 use crate::options::ConnectOptions;
 use crate::session::{ConnectError, Credentials, Session};
 
-/// A connection over which calls are made by inode numbers, as a kernel makes them. What has been looked up and opened is whoever calls to
-/// forget and to release. It needs a runtime of tokio.
+/// A connection for calls by inode number, as a kernel makes them. The caller must forget what it
+/// looks up and release what it opens. It needs a tokio runtime.
 #[derive(Clone, Debug)]
 pub struct Client(Arc<Session>);
 
 impl Client {
-    /// `leases`: whether it caches.
+    /// `leases`: whether the client caches.
     ///
     /// # Errors
     /// [`ConnectError`]
@@ -25,7 +25,7 @@ impl Client {
     }
 
     /// # Errors
-    /// As the servers answer; `EIO`: the client has been closed.
+    /// The server's error; `EIO` if the client is closed.
     pub async fn call(&self, caller: Caller, call: Call<'_>) -> Result<Answer, Errno> {
         let told = self.0.begin_for(caller, call).await.unwrap_or(Err(Errno::EIO))?;
         if let Some(handle) = told.handle {
@@ -34,12 +34,12 @@ impl Client {
         Ok(told.answer)
     }
 
-    /// Forgets what it has cached.
+    /// Drops all cached entries.
     pub fn forget(&self) {
         self.0.cached(|sessions, _| sessions.cache().distrust());
     }
 
-    /// What has been sent and received so far.
+    /// Counts of messages sent and received.
     pub fn messages(&self) -> Messages {
         self.0.messages()
     }
@@ -49,7 +49,7 @@ impl Client {
         self.0.trace(since, lasting)
     }
 
-    /// Ends the session, and waits until the servers have been told.
+    /// Ends the session and waits until the servers know.
     pub async fn close(self) {
         self.0.close().await;
     }

@@ -1,4 +1,4 @@
-//! The door of this library: calls come from tasks, which wait for their answers.
+//! The library frontend: tasks make calls and wait for the answers.
 
 use std::ops::Range;
 use std::sync::Weak;
@@ -12,19 +12,19 @@ use tokio::sync::oneshot;
 
 use crate::session::{Handle, Session};
 
-/// Answers tasks.
+/// Delivers answers to tasks.
 pub(crate) struct LibraryDoor {
     /// See [`ConnectOptions::early`](crate::ConnectOptions::early).
     pub(crate) is_early: bool,
 }
 
-/// A task that waits.
+/// A task that waits for an answer.
 pub(crate) struct Ticket {
     pub(crate) session: Weak<Session>,
     pub(crate) told: oneshot::Sender<Result<Told, Errno>>,
 }
 
-/// An answer; and what it has opened, which is released if nobody takes it.
+/// An answer and the handle that the call has opened; an unclaimed handle is closed.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) answer: Answer,
@@ -51,7 +51,7 @@ impl Door for LibraryDoor {
             };
             Told { answer, handle: opened.map(|ino| Handle { session, ino }) }
         });
-        // Whoever asked may not wait any longer.
+        // The task may have stopped waiting.
         let _ = told.send(answer);
     }
 

@@ -11,10 +11,10 @@ use crate::file_system::{FileSystem, error};
 use crate::metadata::Metadata;
 use crate::session::{Handle, Session};
 
-/// No more is asked for at once.
+/// Maximum size of one read or write request, in bytes.
 const CHUNK: usize = 1 << 20;
 
-/// How a file is opened, as [`std::fs::OpenOptions`] has it.
+/// Options for opening a file, as in [`std::fs::OpenOptions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenOptions {
     read: bool,
@@ -32,7 +32,7 @@ impl Default for OpenOptions {
 }
 
 impl OpenOptions {
-    /// Nothing is allowed yet; new files get the permissions 0o666 but for the umask.
+    /// No access; new files get the permissions 0o666, less the umask.
     pub fn new() -> Self {
         Self { read: false, write: false, truncate: false, create: false, create_new: false, mode: 0o666 }
     }
@@ -52,13 +52,13 @@ impl OpenOptions {
         self
     }
 
-    /// Make the file if it is not there.
+    /// Creates the file if it does not exist.
     pub fn create(&mut self, create: bool) -> &mut Self {
         self.create = create;
         self
     }
 
-    /// Make the file, which must not be there.
+    /// Creates the file, which must not exist.
     pub fn create_new(&mut self, create_new: bool) -> &mut Self {
         self.create_new = create_new;
         self
@@ -71,7 +71,7 @@ impl OpenOptions {
     }
 
     /// # Errors
-    /// As open(2) has them; `EINVAL` if nothing is allowed, or what needs writing without it.
+    /// As open(2); `EINVAL` without any access, or without write access where it is needed.
     pub async fn open(&self, fs: &FileSystem, path: impl AsRef<Path>) -> io::Result<File> {
         let path = path.as_ref();
         let file = fs.retry(|| self.open_once(&fs.0, path)).await?;
@@ -111,7 +111,7 @@ impl OpenOptions {
             };
             match session.request(request).await {
                 Ok(told) => return told.handle.ok_or(Errno::EIO),
-                // What the symbolic link names is opened; if there is nothing, nothing is made.
+                // Open the target of the symbolic link; do not create it.
                 Err(Errno::ELOOP) => {}
                 Err(errno) => return Err(errno),
             }
@@ -127,7 +127,7 @@ impl OpenOptions {
 fn not_a_file(kind: FileType) -> Errno {
     match kind {
         FileType::Directory => Errno::EISDIR,
-        // There is no kernel here that could open it.
+        // No kernel opens this file type here.
         _ => Errno::ENXIO,
     }
 }
@@ -136,7 +136,7 @@ pub(crate) async fn open(session: &Arc<Session>, ino: Ino, how: OpenHow) -> Resu
     session.request(Request::Open { ino, how }).await?.handle.ok_or(Errno::EIO)
 }
 
-/// An open file. It is there until it is closed by being dropped, also without a name.
+/// An open file. It can be used until it is dropped, even if it is unlinked.
 #[derive(Debug)]
 pub struct File {
     session: Arc<Session>,
@@ -146,10 +146,10 @@ pub struct File {
 }
 
 impl File {
-    /// Reads from an offset on, until the buffer is full or the file ends; the number of bytes.
+    /// Reads at an offset until the buffer is full or the file ends; returns the number of bytes.
     ///
     /// # Errors
-    /// `EBADF`: it was not opened for reading. What else read(2) may say.
+    /// As read(2); `EBADF` if the file was not opened for reading.
     pub async fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         self.may(self.read)?;
         let mut done = 0;
@@ -173,10 +173,10 @@ impl File {
         Ok(done)
     }
 
-    /// Writes all of it at an offset.
+    /// Writes all of `data` at an offset.
     ///
     /// # Errors
-    /// `EBADF`: it was not opened for writing. What else write(2) may say; some of it may have been written.
+    /// As write(2); `EBADF` if the file was not opened for writing. A part may have been written.
     pub async fn write_all_at(&self, data: &[u8], offset: u64) -> io::Result<()> {
         let mut done = 0;
         while done < data.len() {
@@ -186,7 +186,7 @@ impl File {
         Ok(())
     }
 
-    /// Writes where the file ends. What is longer than 1 MiB may come to lie apart if others append, too.
+    /// Appends to the file. Data of more than 1 MiB may be interleaved with other appends.
     ///
     /// # Errors
     /// As [`Self::write_all_at`].
@@ -212,23 +212,23 @@ impl File {
         }
     }
 
-    /// Returns when all that was written before, by anyone, is durable.
+    /// Returns when all earlier writes to the file, by any client, are durable.
     ///
     /// # Errors
-    /// As fsync(2) has them.
+    /// As fsync(2).
     pub async fn sync_all(&self) -> io::Result<()> {
         self.session.ask(Request::Fsync { ino: self.handle.ino }).await.map_err(error)?;
         Ok(())
     }
 
     /// # Errors
-    /// `ESTALE`: the server has lost what was open.
+    /// As fstat(2); `ESTALE` if the server has lost the open file.
     pub async fn metadata(&self) -> io::Result<Metadata> {
         self.session.attr(self.handle.ino).await.map(Metadata).map_err(error)
     }
 
     /// # Errors
-    /// `EBADF`: it was not opened for writing. What else ftruncate(2) may say.
+    /// As ftruncate(2); `EBADF` if the file was not opened for writing.
     pub async fn set_len(&self, size: u64) -> io::Result<()> {
         self.may(self.write)?;
         let kill_suid_gid = !self.session.caller().is_superuser();

@@ -1,4 +1,4 @@
-//! A file system on servers, by paths.
+//! A file system by paths.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -20,13 +20,14 @@ use crate::options::ConnectOptions;
 use crate::session::{ConnectError, Credentials, Handle, Session, User};
 use crate::walk::Place;
 
-/// A connection to a file system, used by all clones of this. Paths begin at its root, with or without a slash.
+/// A connection to a file system; clones share it. Paths start at the root, with or without a
+/// slash.
 #[derive(Clone, Debug)]
 pub struct FileSystem(pub(crate) Arc<Session>);
 
-/// Inodes that have been forgotten while a path was walked are looked up again so often.
+/// How often a call is retried when an inode is forgotten during path resolution.
 const TRIES: u32 = 4;
-/// Entries of a directory that are asked for at once.
+/// Maximum number of entries in a listing request.
 const ENTRIES: u32 = 512;
 
 pub(crate) fn error(errno: Errno) -> io::Error {
@@ -34,16 +35,16 @@ pub(crate) fn error(errno: Errno) -> io::Error {
 }
 
 impl FileSystem {
-    /// Connects to a server of `espalier://HOST:PORT,HOST:PORT/`, as the user of this process. A connection that is lost
-    /// later is made again: calls wait for it.
+    /// Connects to a server, with a URL `espalier://HOST:PORT,HOST:PORT/`, as the user of this
+    /// process. A lost connection is re-established; calls wait for it.
     ///
     /// # Errors
-    /// What is wrong, in words that say what to do.
+    /// [`ConnectError`]; its text says what to do.
     pub async fn connect(url: &str, credentials: &Credentials) -> Result<Self, ConnectError> {
         ConnectOptions::new().connect(url, credentials).await
     }
 
-    /// As [`Self::connect`], as another user, which the server's configuration may forbid.
+    /// As [`Self::connect`], as another user. The server's configuration may forbid it.
     ///
     /// # Errors
     /// As [`Self::connect`].
@@ -51,24 +52,24 @@ impl FileSystem {
         ConnectOptions::new().user(user).connect(url, credentials).await
     }
 
-    /// Ends the session, and waits until the server knows. Whatever is still open or clones are good for nothing then. Without
-    /// it the session ends when the last of them is dropped.
+    /// Ends the session and waits until the server knows. Open files and clones become unusable.
+    /// Without this call, the session ends when the last of them is dropped.
     pub async fn close(self) {
         self.0.close().await;
     }
 
-    /// What has been sent and received until now.
+    /// Counts of messages sent and received.
     pub fn messages(&self) -> Messages {
         self.0.messages()
     }
 
-    /// The spans of this client's operations (docs/tracing.md) with these numbers and larger ones; `None`: none yet. From now on, for the time
-    /// `lasting` at least, they are written.
+    /// Spans of this client's operations with numbers from `since` on; `None` returns none
+    /// (docs/tracing.md). Recording stays on for at least `lasting`.
     pub fn trace(&self, since: Option<u64>, lasting: Duration) -> Traced {
         self.0.trace(since, lasting)
     }
 
-    /// Does it again if an inode has been forgotten between being found and being used.
+    /// Retries if an inode is forgotten between lookup and use.
     pub(crate) async fn retry<T, F: Future<Output = Result<T, Errno>>>(
         &self,
         attempt: impl Fn() -> F,
@@ -82,17 +83,17 @@ impl FileSystem {
         attempt().await.map_err(error)
     }
 
-    /// Returns when all that was changed before, by anyone, is durable. `path`: of a directory in which files have been made or removed, or
-    /// of a file.
+    /// Returns when all earlier changes, by any client, are durable. `path`: a changed file, or the
+    /// directory of created or removed entries.
     ///
     /// # Errors
-    /// As fsync(2) has them; once, why something could not be done there of which the program had been told
+    /// As fsync(2). Reports an operation that was acknowledged early and has failed, once
     /// ([`ConnectOptions::early`](crate::ConnectOptions::early)).
     pub async fn sync_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.at(path.as_ref(), true, |ino| Request::Fsync { ino }).await.map(drop)
     }
 
-    /// Asks for what a path's last name is in.
+    /// Makes a request on the directory entry of a path's last component.
     async fn change(
         &self,
         path: &Path,
@@ -102,7 +103,7 @@ impl FileSystem {
         self.retry(async || self.0.ask(request(self.0.place(path, otherwise).await?)?).await).await
     }
 
-    /// Asks for what a path names.
+    /// Makes a request on the inode of a path.
     async fn at(&self, path: &Path, follow: bool, request: impl Fn(Ino) -> Request) -> io::Result<Answer> {
         self.retry(async || self.0.ask(request(self.0.find(path, follow).await?.ino)).await).await
     }
@@ -119,15 +120,15 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As stat(2) has them.
+    /// As stat(2).
     pub async fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
         self.stat(path.as_ref(), true).await
     }
 
-    /// As [`Self::metadata`], of a symbolic link itself.
+    /// As [`Self::metadata`], without following a symbolic link.
     ///
     /// # Errors
-    /// As lstat(2) has them.
+    /// As lstat(2).
     pub async fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
         self.stat(path.as_ref(), false).await
     }
@@ -135,15 +136,15 @@ impl FileSystem {
     /// Opens a file for reading.
     ///
     /// # Errors
-    /// As open(2) has them.
+    /// As open(2).
     pub async fn open(&self, path: impl AsRef<Path>) -> io::Result<File> {
         OpenOptions::new().read(true).open(self, path).await
     }
 
-    /// Opens a file for writing, new or emptied.
+    /// Opens a file for writing; creates or truncates it.
     ///
     /// # Errors
-    /// As open(2) has them.
+    /// As open(2).
     pub async fn create(&self, path: impl AsRef<Path>) -> io::Result<File> {
         OpenOptions::new().write(true).create(true).truncate(true).open(self, path).await
     }
@@ -161,24 +162,24 @@ impl FileSystem {
         self.change(path, Errno::EEXIST, request).await.map(drop)
     }
 
-    /// Makes an empty file without opening it, which takes one message.
+    /// Creates an empty file without opening it, in one message.
     ///
     /// # Errors
-    /// As mknod(2) has them.
+    /// As mknod(2).
     pub async fn create_file(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         self.make(path.as_ref(), NewNode::Regular, mode).await
     }
 
     /// # Errors
-    /// As mkdir(2) has them.
+    /// As mkdir(2).
     pub async fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         self.make(path.as_ref(), NewNode::Directory, 0o777).await
     }
 
-    /// Makes `link`, which names `target`.
+    /// Creates a symbolic link `link` to `target`.
     ///
     /// # Errors
-    /// As symlink(2) has them.
+    /// As symlink(2).
     pub async fn symlink(&self, target: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let target = target.as_ref().as_os_str().as_bytes();
         if target.is_empty() {
@@ -188,7 +189,7 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As readlink(2) has them.
+    /// As readlink(2).
     pub async fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let path = path.as_ref();
         let target = self.retry(async || {
@@ -201,10 +202,10 @@ impl FileSystem {
         Ok(OsString::from_vec(target.await?).into())
     }
 
-    /// Makes `link`, another name of the file `original`.
+    /// Creates `link`, another name of the file `original`.
     ///
     /// # Errors
-    /// As link(2) has them.
+    /// As link(2).
     pub async fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
         let (original, link) = (original.as_ref(), link.as_ref());
         let linked = self.retry(async || {
@@ -219,7 +220,7 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As unlink(2) has them.
+    /// As unlink(2).
     pub async fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let request = |Place { dir, name, is_dir }| match is_dir {
             true => Err(Errno::ENOTDIR),
@@ -229,14 +230,14 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As rmdir(2) has them.
+    /// As rmdir(2).
     pub async fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let request = |Place { dir, name, .. }| Ok(Request::RmDir { dir, name, time: None });
         self.change(path.as_ref(), Errno::EBUSY, request).await.map(drop)
     }
 
     /// # Errors
-    /// As rename(2) has them.
+    /// As rename(2).
     pub async fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (old, new) = (from.as_ref(), to.as_ref());
         let renamed = self.retry(async || {
@@ -259,13 +260,13 @@ impl FileSystem {
     /// `mode`: permission bits, at most 0o7777.
     ///
     /// # Errors
-    /// As chmod(2) has them.
+    /// As chmod(2).
     pub async fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         self.set(path.as_ref(), SetAttr { perm: Some(mode & 0o7777), ..SetAttr::default() }).await
     }
 
     /// # Errors
-    /// As chown(2) has them.
+    /// As chown(2).
     pub async fn set_owner(
         &self,
         path: impl AsRef<Path>,
@@ -277,7 +278,7 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As utimensat(2) has them.
+    /// As utimensat(2).
     pub async fn set_times(
         &self,
         path: impl AsRef<Path>,
@@ -289,7 +290,7 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As opendir(3) has them.
+    /// As opendir(3).
     pub async fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir> {
         let path = path.as_ref();
         let how = OpenHow { access: Access::READ, ..OpenHow::default() };
@@ -310,10 +311,10 @@ impl FileSystem {
         })
     }
 
-    /// An extended attribute, as `user.colour`.
+    /// Reads an extended attribute, such as `user.colour`.
     ///
     /// # Errors
-    /// As getxattr(2) has them.
+    /// As getxattr(2).
     pub async fn get_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<Vec<u8>> {
         let name = name.as_ref().as_bytes();
         let answer = self.at(path.as_ref(), true, |ino| Request::GetXattr { ino, name: name.into() }).await?;
@@ -321,7 +322,7 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As setxattr(2) has them.
+    /// As setxattr(2).
     pub async fn set_xattr(
         &self,
         path: impl AsRef<Path>,
@@ -340,7 +341,7 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As listxattr(2) has them.
+    /// As listxattr(2).
     pub async fn list_xattrs(&self, path: impl AsRef<Path>) -> io::Result<Vec<OsString>> {
         let listed = bytes(self.at(path.as_ref(), true, |ino| Request::ListXattr { ino }).await?)?;
         let names = listed.split(|byte| *byte == 0).filter(|name| !name.is_empty());
@@ -348,20 +349,20 @@ impl FileSystem {
     }
 
     /// # Errors
-    /// As removexattr(2) has them.
+    /// As removexattr(2).
     pub async fn remove_xattr(&self, path: impl AsRef<Path>, name: impl AsRef<OsStr>) -> io::Result<()> {
         let name = name.as_ref().as_bytes();
-        // Servers let those who may write to a file remove its capabilities, for kernels.
+        // Servers permit writers of a file to remove `security.capability`, for kernels.
         if name.starts_with(b"security.") && !self.0.caller().is_superuser() {
             return Err(error(Errno::EPERM));
         }
         self.at(path.as_ref(), true, |ino| Request::RemoveXattr { ino, name: name.into() }).await.map(drop)
     }
 
-    /// Room, where a path leads: quotas there bound it.
+    /// Free and total space at a path, limited by quotas that apply there.
     ///
     /// # Errors
-    /// As statfs(2) has them.
+    /// As statfs(2).
     pub async fn capacity(&self, path: impl AsRef<Path>) -> io::Result<Capacity> {
         match self.at(path.as_ref(), true, |ino| Request::StatFs { ino }).await? {
             Answer::StatFs(capacity) => Ok(capacity),
@@ -369,17 +370,17 @@ impl FileSystem {
         }
     }
 
-    /// All that is in a file.
+    /// Reads a file completely.
     ///
     /// # Errors
-    /// As open(2) and read(2) have them.
+    /// As open(2) and read(2).
     pub async fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
         const STEP: usize = 64 << 10;
         let file = self.open(path).await?;
         let mut all = Vec::new();
         loop {
             let begin = all.len();
-            // At first no more than small files have, then as much again as has come.
+            // The first request suffices for a small file; each further one doubles the buffer.
             all.resize(begin + begin.max(STEP), 0);
             let read = file.read_at(&mut all[begin..], begin as u64).await?;
             if begin + read < all.len() {
@@ -389,10 +390,10 @@ impl FileSystem {
         }
     }
 
-    /// Makes a file of these bytes, in place of what was there.
+    /// Creates or replaces a file with these bytes.
     ///
     /// # Errors
-    /// As open(2) and write(2) have them.
+    /// As open(2) and write(2).
     pub async fn write(&self, path: impl AsRef<Path>, data: &[u8]) -> io::Result<()> {
         self.create(path).await?.write_all_at(data, 0).await
     }
@@ -405,7 +406,7 @@ fn bytes(answer: Answer) -> io::Result<Vec<u8>> {
     }
 }
 
-/// A directory that is being listed, without `.` and `..`.
+/// A directory listing in progress, without `.` and `..`.
 #[derive(Debug)]
 pub struct ReadDir {
     session: Arc<Session>,
@@ -416,10 +417,10 @@ pub struct ReadDir {
 }
 
 impl ReadDir {
-    /// `None`: that was all.
+    /// The next entry; `None` at the end.
     ///
     /// # Errors
-    /// As readdir(3) has them.
+    /// As readdir(3).
     pub async fn next_entry(&mut self) -> io::Result<Option<DirEntry>> {
         while self.entries.is_empty() && !self.is_end {
             let request =

@@ -1,4 +1,5 @@
-//! Espalier without mounting it: programs use a file system that servers have, by paths, as [`std::fs`] has them.
+//! Access to an Espalier file system from a program, without a mount. The interface is that of
+//! [`std::fs`].
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,12 +15,13 @@
 //! # }
 //! ```
 //!
-//! It needs a runtime of [tokio](https://docs.rs/tokio); [`blocking`] brings one with it. Many calls may be under way at once,
-//! and are sent over one connection. A future that is dropped stops waiting; the call itself may still be done.
+//! The crate needs a [tokio](https://docs.rs/tokio) runtime; [`blocking`] starts one itself. Calls
+//! run concurrently over one connection. Dropping a future abandons the result; the server may
+//! still execute the call.
 //!
-//! Names and attributes are cached under leases, so that what others change is seen at once, and what nobody changes costs no
-//! message. An error is an [`std::io::Error`] with the number that a system call would have set
-//! ([`raw_os_error`](std::io::Error::raw_os_error)).
+//! Names and attributes are cached under leases: a change by another client is visible immediately,
+//! and an access to unchanged files needs no message. Errors are [`std::io::Error`]s with the error
+//! number of the corresponding system call ([`raw_os_error`](std::io::Error::raw_os_error)).
 #![forbid(unsafe_code)]
 
 pub mod blocking;

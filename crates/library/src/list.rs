@@ -1,4 +1,4 @@
-//! Listings with attributes (carns III.E's readdirplus).
+//! Listings with attributes (`readdirplus`, carns III.E).
 
 use std::ffi::OsString;
 use std::io;
@@ -15,15 +15,16 @@ use crate::file_system::FileSystem;
 use crate::metadata::{DirEntry, Listed, Metadata};
 use crate::session::Session;
 
-/// What comes in the second round.
+/// A pending request of the second round.
 type Waits = oneshot::Receiver<Result<Told, Errno>>;
 
 impl FileSystem {
-    /// All entries of a directory with what is told of them, but for `.` and `..`, in no order. It takes a message for each 2048 entries, and
-    /// then, all at once, one for each directory that another metadata server has, and for each symbolic link.
+    /// Lists a directory with attributes, without `.` and `..`, in no particular order. Takes one
+    /// message per 2048 entries; then, concurrently, one per remote directory and per symbolic
+    /// link.
     ///
     /// # Errors
-    /// As opendir(3) and readdir(3) have them.
+    /// As opendir(3) and readdir(3).
     pub async fn read_dir_plus(&self, path: impl AsRef<Path>) -> io::Result<Vec<Listed>> {
         let path = path.as_ref();
         self.retry(async || {
@@ -60,7 +61,7 @@ async fn list(session: &Arc<Session>, dir: Ino) -> Result<Vec<Listed>, Errno> {
     let mut listed = Vec::with_capacity(asked.len());
     for (entry, attr, target) in asked {
         match complete(session, entry, attr, target).await {
-            // It was removed meanwhile.
+            // The entry was removed meanwhile.
             Err(Errno::ENOENT | Errno::ESTALE) => {}
             entry => listed.push(entry?),
         }
@@ -68,7 +69,8 @@ async fn list(session: &Arc<Session>, dir: Ino) -> Result<Vec<Listed>, Errno> {
     Ok(listed)
 }
 
-/// What a listing does not tell: of what another rank has, or of a file that is on data servers of which one is away.
+/// Requests what the listing lacks: remote attributes, link targets, and attributes of files on an
+/// unreachable data server.
 fn ask_for(session: &Arc<Session>, dir: Ino, entry: &Dirent) -> Waits {
     let Dirent { name, ino, kind, .. } = entry;
     let request = match ino.rank() == dir.rank() {

@@ -1,4 +1,4 @@
-//! What is told of files.
+//! File attributes and directory entries.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use espalier_proto::{Attr, FileType, Ino, SetTime, Time};
 
-/// What `stat` tells of a file. The access time may be older than it is, for nobody is told when it changes.
+/// The attributes of a file, as `stat` returns them. The access time may be stale, since leases do
+/// not cover it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metadata(pub(crate) Attr);
 
@@ -27,13 +28,13 @@ impl Metadata {
         self.0.kind == FileType::Symlink
     }
 
-    /// Bytes.
+    /// Size in bytes.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.0.size
     }
 
-    /// Space taken, in units of 512 bytes.
+    /// Allocated space in units of 512 bytes.
     pub fn blocks(&self) -> u64 {
         self.0.blocks
     }
@@ -67,7 +68,7 @@ impl Metadata {
         system_time(self.0.mtime)
     }
 
-    /// When it or what is told of it was changed.
+    /// Time of the last change of the contents or the attributes (ctime).
     pub fn changed(&self) -> SystemTime {
         system_time(self.0.ctime)
     }
@@ -77,7 +78,7 @@ impl Metadata {
     }
 }
 
-/// An entry of a directory.
+/// A directory entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DirEntry {
     pub(crate) name: OsString,
@@ -85,12 +86,12 @@ pub struct DirEntry {
     pub(crate) kind: FileType,
 }
 
-/// An entry of a directory, with what is told of it.
+/// A directory entry with attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     pub entry: DirEntry,
     pub metadata: Metadata,
-    /// What a symbolic link names.
+    /// The target of a symbolic link.
     pub target: Option<PathBuf>,
 }
 

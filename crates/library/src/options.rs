@@ -1,9 +1,9 @@
-//! How a program connects.
+//! Connection options.
 
 use crate::file_system::FileSystem;
 use crate::session::{ConnectError, Credentials, Session, User};
 
-/// How a program connects, where that is to be otherwise than by [`FileSystem::connect`].
+/// Options for a connection; [`FileSystem::connect`] uses the defaults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectOptions {
     pub(crate) user: User,
@@ -17,20 +17,22 @@ impl Default for ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// As the user of this process, and not early.
+    /// The user of this process, without write-back.
     pub fn new() -> Self {
         Self { user: User::current(), early: false }
     }
 
-    /// As another user, which the server's configuration may forbid.
+    /// Acts as another user. The server's configuration may forbid it.
     pub fn user(&mut self, user: User) -> &mut Self {
         self.user = user;
         self
     }
 
-    /// In a directory that no other client knows, making and removing files and writing to new ones is answered at once, while the server
-    /// does it. What cannot be done then is an error of the next [`FileSystem::sync_all`] or [`File::sync_all`](crate::File::sync_all). The client
-    /// ends with the program: unless that closes the file system, or has synced, its last 64 changes may not be done when it ends.
+    /// Enables write-back: creates, removals and writes to new files in a directory that no other
+    /// client knows are acknowledged before the server applies them. The next
+    /// [`FileSystem::sync_all`] or [`File::sync_all`](crate::File::sync_all) reports an operation
+    /// that failed. The last 64 operations may be lost if the program ends without `sync_all` or
+    /// [`FileSystem::close`].
     pub fn early(&mut self, early: bool) -> &mut Self {
         self.early = early;
         self

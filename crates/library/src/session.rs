@@ -1,4 +1,4 @@
-//! The session with a server that all handles of a file system share.
+//! The client's session, shared by all handles of a file system.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,34 +15,35 @@ use tokio::task::JoinHandle;
 use crate::door::{LibraryDoor, Ticket, Told};
 use crate::options::ConnectOptions;
 
-/// Inodes that are cached, and as many names: some 20 MiB, and up to 64 MiB of what files hold.
+/// Maximum number of cached inodes, and of names: about 20 MiB, and up to 64 MiB of file contents.
 const CACHED: usize = 1 << 16;
-/// So often the server is told what is no longer known.
+/// Interval of the client's timer, which reports forgotten inodes to servers.
 const TICK: Duration = Duration::from_millis(200);
 
-/// How a program shows who it is.
+/// How a program authenticates itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Credentials {
-    /// The directory with `ca.pem`, `certificate.pem` and `key.pem`, which `espalier cluster init` or
-    /// `espalier cluster client` has made.
+    /// A directory with `ca.pem`, `certificate.pem` and `key.pem`, created by `espalier cluster
+    /// init` or `espalier cluster client`.
     Directory(PathBuf),
-    /// No TLS, for trials on one machine: whoever reads or changes what is sent does so unnoticed.
+    /// No TLS, for trials on one machine: the traffic can be read and changed by others.
     Insecure,
 }
 
-/// On whose behalf a program asks. The server takes its word for it, as far as its certificate goes.
+/// The user on whose behalf a program acts. The server trusts this as far as the certificate
+/// permits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     pub uid: u32,
     pub gid: u32,
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Permissions that new files and directories do not get.
+    /// Permission bits that new files and directories do not get.
     pub umask: u32,
 }
 
 impl User {
-    /// The process's effective user and groups, and a umask of 022.
+    /// The effective user and groups of the process, and umask 022.
     pub fn current() -> Self {
         let groups = rustix::process::getgroups().unwrap_or_default();
         Self {
@@ -54,7 +55,7 @@ impl User {
     }
 }
 
-/// Why there is no connection.
+/// Why a connection could not be established.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error(transparent)]
@@ -63,7 +64,7 @@ pub enum ConnectError {
     Credentials(#[from] SecurityError),
     #[error(transparent)]
     Server(#[from] NetConnectError),
-    #[error("the server does not show its root directory: {0}")]
+    #[error("cannot read the server's root directory: {0}")]
     Root(Errno),
     #[error("cannot start threads: {0}")]
     Threads(std::io::Error),
@@ -71,7 +72,7 @@ pub enum ConnectError {
     Random(std::io::Error),
 }
 
-/// See the module's description.
+/// See the module's documentation.
 pub(crate) struct Session {
     remote: Arc<Remote<LibraryDoor>>,
     caller: Caller,
@@ -79,11 +80,11 @@ pub(crate) struct Session {
     next: AtomicU64,
     root_asked: AtomicU64,
     is_closed: AtomicBool,
-    /// It ends when its sender is dropped.
+    /// The background task; it ends when the sender is dropped.
     serving: Mutex<Option<(oneshot::Sender<()>, JoinHandle<()>)>>,
 }
 
-/// Something that is open; released when dropped.
+/// An open file; dropping it closes the file.
 #[derive(Debug)]
 pub(crate) struct Handle {
     pub(crate) session: Weak<Session>,
@@ -91,7 +92,7 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// Whoever has it open releases it.
+    /// Leaves the file open; someone else closes it.
     pub(crate) fn leave(mut self) {
         self.session = Weak::new();
     }
@@ -100,7 +101,7 @@ impl Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         if let Some(session) = self.session.upgrade() {
-            // Nobody waits for the answer.
+            // No one waits for the answer.
             drop(session.begin(Call::Release { ino: self.ino }));
         }
     }
@@ -169,7 +170,7 @@ impl Session {
         self.remote.tracer().tell(since, lasting)
     }
 
-    /// Sends what begins a call. It goes on even if nobody waits for it.
+    /// Starts a call. It continues if the receiver is dropped.
     pub(crate) fn begin(self: &Arc<Self>, call: Call<'_>) -> oneshot::Receiver<Result<Told, Errno>> {
         self.begin_for(self.caller.clone(), call)
     }
@@ -196,12 +197,12 @@ impl Session {
         self.call(Call::Request(request)).await
     }
 
-    /// As [`Self::request`], for what opens nothing.
+    /// As [`Self::request`], for a request that opens nothing.
     pub(crate) async fn ask(self: &Arc<Self>, request: Request) -> Result<Answer, Errno> {
         Ok(self.request(request).await?.answer)
     }
 
-    /// Whether nobody has asked for the root for a while: who hears that does.
+    /// Rate limit for renewals of the root's lease, in ms: returns true to one caller per period.
     pub(crate) fn may_ask_for_root(&self, now: u64) -> bool {
         const PAUSE: u64 = 100;
         let asked = self.root_asked.load(Ordering::Relaxed);
@@ -209,7 +210,7 @@ impl Session {
             && self.root_asked.compare_exchange(asked, now, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 
-    /// Ends the session, and waits until the server has been told.
+    /// Ends the session and waits until the server knows.
     pub(crate) async fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
         let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -220,7 +221,7 @@ impl Session {
     }
 }
 
-/// Keeps the session alive until it is stopped, and then takes leave.
+/// Serves the connections until the session is stopped, and then says goodbye to the servers.
 async fn serve(
     remote: Arc<Remote<LibraryDoor>>,
     servers: Servers,
@@ -234,7 +235,7 @@ async fn serve(
             remote.tick();
         }
     };
-    // While the connection is still served: otherwise it would end at once.
+    // The goodbye needs the connections that the other branch serves.
     let farewell = async {
         let _ = stopped.await;
         remote.farewell().await;

@@ -1,4 +1,4 @@
-//! Finds what a path names, with what is cached, and with what the server is asked.
+//! Path resolution, from the cache where possible.
 
 use std::borrow::Cow;
 use std::os::unix::ffi::OsStrExt;
@@ -11,27 +11,27 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::session::Session;
 
-/// As many symbolic links as Linux follows.
+/// Linux's limit of symbolic links in a resolution.
 const MAX_LINKS: u32 = 40;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub(crate) ino: Ino,
     pub(crate) kind: FileType,
-    /// If they have come with it, or are cached.
+    /// The attributes, if they came with the lookup or are cached.
     pub(crate) attr: Option<Attr>,
 }
 
-/// Where a name is, or is to be.
+/// A directory entry that exists or is to be created.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) dir: Ino,
     pub(crate) name: Name,
-    /// The path ends with a slash.
+    /// The path ends with a slash, or with `/.`.
     pub(crate) is_dir: bool,
 }
 
-/// What a path ends at.
+/// The result of a resolution.
 enum End {
     Found(Found),
     Place(Place),
@@ -39,32 +39,32 @@ enum End {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
-    /// Is not looked up.
+    /// The last component is not looked up.
     Place,
     Follow,
     NoFollow,
 }
 
-/// A path that is walked: what is known of it without asking.
+/// A resolution in progress.
 struct Walk<'a> {
-    /// What symbolic links have made of it.
+    /// The path with symbolic links expanded.
     path: Cow<'a, [u8]>,
-    /// Where what is left of it begins.
+    /// Offset of the unresolved part.
     at: usize,
-    /// From the root to where it has come.
+    /// The directories from the root to the present one.
     dirs: SmallVec<[Ino; 8]>,
     links: u32,
     last: Last,
     is_dir: bool,
 }
 
-/// What a walk needs to go on.
+/// The next step of a resolution.
 enum Step {
     End(End),
-    /// The root has no name by which its lease could be renewed, so that is done now and then.
+    /// Renew the lease on the root. It has no name whose lookup would do so.
     Root,
     LookUp(Ino, Name),
-    /// What this symbolic link names.
+    /// Read this symbolic link.
     Follow(Ino),
 }
 
@@ -108,7 +108,7 @@ impl<'a> Walk<'a> {
         Ok(Step::End(End::Found(Found { ino, kind: FileType::Directory, attr })))
     }
 
-    /// The component that was taken last stands for this.
+    /// Enters the inode of the last component.
     fn enter(&mut self, found: Found) -> Result<Option<Step>, Errno> {
         let is_last = self.is_last();
         let must_be_dir = !is_last || self.is_dir;
@@ -129,7 +129,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// The component that was taken last is a symbolic link to this.
+    /// Expands the symbolic link of the last component.
     fn follow(&mut self, target: &[u8]) {
         if target.starts_with(b"/") {
             self.dirs.truncate(1);
@@ -147,7 +147,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The component of a path that begins there, or after that.
+/// The next component of a path from offset `at`; advances `at`.
 fn next<'a>(path: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
     while *at < path.len() {
         let rest = &path[*at..];
@@ -161,7 +161,7 @@ fn next<'a>(path: &'a [u8], at: &mut usize) -> Option<&'a [u8]> {
 }
 
 impl Session {
-    /// What a path names. `follow`: if that is a symbolic link, what that names.
+    /// Resolves a path. `follow`: follow a symbolic link in the last component.
     pub(crate) async fn find(self: &Arc<Self>, path: &Path, follow: bool) -> Result<Found, Errno> {
         match self.walk(path, if follow { Last::Follow } else { Last::NoFollow }).await? {
             End::Found(found) => Ok(found),
@@ -169,7 +169,7 @@ impl Session {
         }
     }
 
-    /// The directory that a path's last name is in. `otherwise`: the error if there is none, as in `/`.
+    /// Resolves a path up to its last component. `otherwise`: the error if it has none, as `/`.
     pub(crate) async fn place(self: &Arc<Self>, path: &Path, otherwise: Errno) -> Result<Place, Errno> {
         match self.walk(path, Last::Place).await? {
             End::Place(place) => Ok(place),
@@ -193,7 +193,7 @@ impl Session {
             );
             match step? {
                 Step::End(end) => return Ok(end),
-                // Without it everything is asked, which is slower and no error.
+                // Without this lease nothing can be cached, which is slow but correct.
                 Step::Root => drop(self.ask(Request::GetAttr { ino: Ino::ROOT }).await),
                 Step::LookUp(dir, name) => decided = walk.enter(self.look_up(dir, name).await?)?,
                 Step::Follow(ino) => walk.follow(&self.target(ino).await?),
@@ -214,7 +214,7 @@ impl Session {
         }
     }
 
-    /// What a symbolic link names.
+    /// Reads a symbolic link.
     pub(crate) async fn target(self: &Arc<Self>, ino: Ino) -> Result<Vec<u8>, Errno> {
         match self.ask(Request::ReadLink { ino }).await? {
             Answer::Bytes(target) => Ok(target.into()),
@@ -222,7 +222,7 @@ impl Session {
         }
     }
 
-    /// An inode's attributes.
+    /// The attributes of an inode, from the cache if possible.
     pub(crate) async fn attr(self: &Arc<Self>, ino: Ino) -> Result<Attr, Errno> {
         let cached = self.cached(|sessions, now| sessions.attr(ino, now));
         match cached.flatten() {

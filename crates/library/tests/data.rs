@@ -1,4 +1,4 @@
-//! The library, with data servers: it reads and writes big files there itself.
+//! The library with data servers: it accesses big files there directly.
 
 use crate::common;
 
@@ -18,11 +18,11 @@ async fn big_files_are_on_data_servers() {
     one.write("/big", &bytes).await.unwrap();
     assert_eq!(other.metadata("/big").await.unwrap().len(), 3_000_000);
     assert!(other.read("/big").await.unwrap() == bytes);
-    // The metadata server has seen none of them.
+    // The bytes do not pass through the metadata server.
     assert!(one.messages().data > 0 && other.messages().data > 0);
     assert_eq!((one.messages().streams, other.messages().streams), (0, 0));
 
-    // Both have it open, and each sees what the other has written.
+    // Both have the file open, and each reads the other's writes.
     let mut open = OpenOptions::new();
     let (ours, theirs) = (
         open.read(true).write(true).open(&one, "/big").await.unwrap(),
@@ -36,7 +36,7 @@ async fn big_files_are_on_data_servers() {
         assert_eq!(reader.read_at(&mut read, at).await.unwrap(), 7);
         assert_eq!(&read, b"written");
     }
-    // All that is appended is there once, whoever does it and when.
+    // Each append is in the file exactly once.
     let append = |file: espalier_library::File, text: &'static [u8]| async move {
         for _ in 0..20 {
             file.append(text).await.unwrap();
@@ -57,14 +57,14 @@ async fn big_files_are_on_data_servers() {
     ours.set_len(1_000_000).await.unwrap();
     ours.sync_all().await.unwrap();
     assert!(other.read("/big").await.unwrap() == bytes[..1_000_000]);
-    // It is there for as long as somebody has it open.
+    // An unlinked file exists while it is open.
     other.remove_file("/big").await.unwrap();
     let mut read = [0; 10];
     assert_eq!(ours.read_at(&mut read, 500_000).await.unwrap(), 10);
     assert_eq!(read, bytes[500_000..500_010]);
 }
 
-/// As PVFS's clients do; to everybody they are files as any others.
+/// Client-driven create, stat and remove, as in PVFS, are invisible to other clients.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_make_measure_and_remove_files_themselves() {
     let url = common::with_data_servers(3);
@@ -74,10 +74,10 @@ async fn clients_make_measure_and_remove_files_themselves() {
         one.set_xattr("/dir", format!("user.espalier.{setting}"), value.as_bytes()).await.unwrap();
     }
     one.create_file("/dir/empty", 0o640).await.unwrap();
-    assert_eq!(one.messages().data, 1, "it has made the datafiles");
+    assert_eq!(one.messages().data, 1, "the client creates the datafiles");
     let met = other.metadata("/dir/empty").await.unwrap();
     assert_eq!((met.len(), met.nlink(), met.permissions() & 0o777), (0, 1, 0o640));
-    assert_eq!(other.messages().data, 1, "it has asked how long they are");
+    assert_eq!(other.messages().data, 1, "the client requests their sizes");
     let mut new = OpenOptions::new();
     new.write(true).create_new(true);
     assert_eq!(new.open(&other, "/dir/empty").await.unwrap_err().kind(), ErrorKind::AlreadyExists);
@@ -87,7 +87,7 @@ async fn clients_make_measure_and_remove_files_themselves() {
     let (met, before) = (other.metadata("/dir/file").await.unwrap(), other.messages().data);
     assert_eq!((met.len(), other.read("/dir/file").await.unwrap()), (200_000, bytes));
     assert!(other.messages().data > before);
-    // Who has it open has its bytes when it has no name any more.
+    // An open file can be read after its unlink.
     let open = OpenOptions::new().read(true).open(&other, "/dir/file").await.unwrap();
     one.remove_file("/dir/file").await.unwrap();
     assert_eq!(one.metadata("/dir/file").await.unwrap_err().kind(), ErrorKind::NotFound);

@@ -1,4 +1,4 @@
-//! More bytes asked for at once than a server lets wait for a client.
+//! More data requested at once than a server queues for a client.
 
 use crate::common;
 
@@ -22,7 +22,7 @@ async fn all(mut tasks: JoinSet<()>) {
             done.unwrap();
         }
     };
-    timeout(Duration::from_secs(120), ends).await.expect("it hangs");
+    timeout(Duration::from_secs(120), ends).await.expect("the reads finish");
 }
 
 async fn many_pieces_at_once(url: &str) {

@@ -1,4 +1,4 @@
-//! The library, with one server.
+//! The library with one server.
 #![allow(clippy::unwrap_used)]
 
 const RANKS: u16 = 1;

@@ -1,4 +1,4 @@
-//! What programs meet besides what calls do (`library.rs`, `ranks.rs`): data servers, deep trees, silence, races, tracing.
+//! Tests beyond single calls: data servers, deep queues, silent clients, races, tracing.
 #![allow(clippy::unwrap_used)]
 
 mod common;

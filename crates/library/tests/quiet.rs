@@ -1,4 +1,4 @@
-//! A client that is connected and asks for nothing, and one that is out of reach for longer than its session lasts.
+//! A connected client without requests, and a client that is unreachable until its session expires.
 
 use std::io::copy;
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::common;
 const SESSION_MS: u32 = 4000;
 const MORE_THAN_A_SESSION: Duration = Duration::from_millis(SESSION_MS as u64 * 5 / 2);
 
-/// A file that has lost its name, and is open.
+/// An open file without a name.
 fn nameless(fs: &blocking::FileSystem) -> blocking::File {
     let file = fs.open_with(OpenOptions::new().read(true).write(true).create(true), "/file").unwrap();
     file.write_all_at(b"bytes", 0).unwrap();
@@ -33,7 +33,7 @@ fn keeps_its_session_and_what_it_has_open() {
     assert_eq!(&bytes[..5], b"bytes");
 }
 
-/// The way from a client to a server.
+/// A proxy between a client and a server.
 #[derive(Clone, Default)]
 struct Way {
     is_cut: Arc<AtomicBool>,
@@ -41,7 +41,7 @@ struct Way {
 }
 
 impl Way {
-    /// To the server of a URL; the URL that leads there by this way.
+    /// Starts a proxy to the server of `url`; also returns the URL of the proxy.
     fn to(url: &str) -> (Self, String) {
         let server = url.trim_start_matches("espalier://").trim_end_matches('/').to_owned();
         let (way, listener) = (Self::default(), TcpListener::bind("127.0.0.1:0").unwrap());
@@ -85,11 +85,11 @@ fn knows_that_its_session_has_ended_and_goes_on_in_another() {
     thread::sleep(MORE_THAN_A_SESSION);
     way.cut(false);
     fs.create_dir("/dir").unwrap();
-    assert!(lost.read_at(&mut [0; 9], 0).is_err(), "nobody has kept it");
+    assert!(lost.read_at(&mut [0; 9], 0).is_err(), "the server has released the file");
     kept.write_all_at(b"bytes", 0).unwrap();
     drop(kept);
     assert_eq!(fs.read("/kept").unwrap(), b"bytes");
-    // The new session goes on as the first did.
+    // The new session works like the first.
     let file = nameless(&fs);
     way.cut(false);
     assert_eq!(file.read_at(&mut [0; 9], 0).unwrap(), 5);

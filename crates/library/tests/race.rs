@@ -1,5 +1,5 @@
-//! Clients that cache under leases, racing: some order of their operations explains what they saw, without the liberties that
-//! Linux takes where several mounts race.
+//! Racing clients that cache under leases: some order of their operations explains all results,
+//! without the exceptions that Linux needs for races of several mounts.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! The library, where three servers share the tree.
+//! The library with three metadata servers.
 #![allow(clippy::unwrap_used)]
 
 const RANKS: u16 = 3;

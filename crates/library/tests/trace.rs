@@ -1,4 +1,5 @@
-//! What was done for an operation, on servers: the spans of all of them are one tree, whose parts lie within each other.
+//! Tracing: the spans of an operation on all servers form one tree, in which each part lies within
+//! its parent.
 
 use crate::common;
 
@@ -12,10 +13,10 @@ use espalier_library::{Credentials, FileSystem, Traced};
 use espalier_runtime::trace_of;
 use espalier_timeline::{Id, Operation, Place, Span, operations};
 
-/// Longer than the test takes.
+/// Longer than the test runs.
 const LASTING: Duration = Duration::from_secs(600);
 
-/// Where spans are, and from which number on.
+/// Where spans are recorded, and the first number to read.
 struct Traces<'a> {
     client: &'a FileSystem,
     stores: Vec<PathBuf>,
@@ -41,7 +42,7 @@ impl<'a> Traces<'a> {
     }
 }
 
-/// The operation, as what is done for what, each by place and kind; and that each part lies within what it is a part of.
+/// The tree of an operation by depth, place and kind; checks that each part lies within its parent.
 fn shape(operation: &Operation<'_>) -> Vec<(usize, String)> {
     let mut above: Vec<&Span> = Vec::new();
     let mut shape = Vec::new();
@@ -68,7 +69,7 @@ async fn the_spans_of_an_operation_are_one_tree() {
     fs.create_dir("/untraced").await.unwrap();
     let traces = Traces::begin(&fs, stores);
     fs.create_file("/small", 0o644).await.unwrap();
-    // Both data servers have a strip of it.
+    // Each data server has a strip of the file.
     fs.write("/big", &vec![1; 200_000]).await.unwrap();
     assert_eq!(fs.read("/big").await.unwrap().len(), 200_000);
 
@@ -80,15 +81,15 @@ async fn the_spans_of_an_operation_are_one_tree() {
         [(0, "client: mknod"), (1, "client: mknod"), (2, "rank 0: mknod"), (3, "rank 0: journal append")];
     let expected: Vec<_> = expected.iter().map(|(depth, text)| (*depth, text.to_string())).collect();
     assert_eq!(of("client: mknod"), [&expected]);
-    assert!(of("client: mkdir").is_empty(), "it was before");
-    // Data servers are asked by the client itself, and do what is asked.
+    assert!(of("client: mkdir").is_empty(), "it precedes the requested numbers");
+    // The client itself sends requests to data servers.
     let reads: Vec<_> = of("client: read").into_iter().flatten().collect();
     for number in 0..2 {
         let step = (2, format!("data server {number}: read"));
         assert!(reads.contains(&&step), "{reads:?}");
         assert!(reads.contains(&&(3, step.1)), "{reads:?}");
     }
-    // Nothing that a data server has done for a client is apart from what the client has done.
+    // Each span of a data server has a parent at the client.
     let is_alone = |id: &Id| matches!((id.from, id.to), (Place::Client(_), Place::Data(_)));
     assert_eq!(operations.iter().filter_map(|operation| operation.root().id).find(is_alone), None);
     fs.close().await;
@@ -107,7 +108,7 @@ async fn who_serves_nothing_or_asks_nonsense_is_told_so() {
     let nobody = tempfile::tempdir().unwrap();
     let error = trace_of(nobody.path(), None, LASTING).unwrap_err().to_string();
     assert!(error.contains("is it mounted or served"), "{error}");
-    // Somebody else's socket.
+    // The socket of another program.
     let listener = std::os::unix::net::UnixListener::bind(nobody.path().join("control")).unwrap();
     let other = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();

@@ -1,4 +1,4 @@
-//! A mount of a cluster's file system: the kernel's requests become a server's.
+//! A mount of a cluster's file system: forwards the kernel's requests to servers.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -18,15 +18,17 @@ use crate::record::Recorder;
 use crate::remote::Remote;
 use crate::servers::{Servers, keep_connected};
 
-/// So often the server is told what it need not know at once, and revocations are looked after.
+/// Interval of the client's timer, for queued notifications and delayed revocations.
 const TICK: Duration = Duration::from_millis(50);
-/// So many inodes and as many names are cached, with up to 256 MiB of what files hold: up to some 350 MiB.
+/// Maximum number of cached inodes, and of names; with up to 256 MiB of file contents about 350
+/// MiB.
 const CACHED: usize = 1 << 18;
 
-/// So many calls may wait for servers at a time over io_uring, each with a thread and an open file: most of them for locks.
+/// Maximum number of calls that wait for servers over io_uring, each with a thread and an open
+/// file. Most wait for locks.
 pub const WAITING_MAX: usize = 1024;
 
-/// Mounts and serves until somebody unmounts. `ready` is called once the mount point is usable.
+/// Mounts and serves until it is unmounted. `ready` is called when the mount point is usable.
 pub fn mount_servers(
     servers: &Servers,
     source: &str,
@@ -34,13 +36,13 @@ pub fn mount_servers(
     options: &MountOptions,
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
-    // One task receives, and another thread would only be woken to find nothing to do.
+    // A single task receives; another thread would only be woken for nothing.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
         .build()
         .map_err(|source| Error::Io { what: "cannot start threads".into(), source })?;
-    // Before mounting, so that whoever may not connect is told so.
+    // Before mounting, so that a refused connection is reported.
     let first = runtime.block_on(servers.reach())?;
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let mut session = start_session(source, mountpoint, options, true)?;
@@ -78,7 +80,8 @@ pub fn mount_servers(
         is_shared: true,
         transport: options.transport,
     };
-    // Over the device none of them waits for a server: more would only come and go. Over io_uring each does.
+    // With device queues, no thread waits for a server, so few suffice. With io_uring each
+    // unanswered call holds one.
     let cpus = std::thread::available_parallelism().map_or(2, NonZero::get).max(2);
     let threads =
         Threads { device: options.threads.min(cpus), rings: options.threads, rings_max: WAITING_MAX };
@@ -98,7 +101,7 @@ pub fn mount_servers(
     Ok(outcome?)
 }
 
-/// What tells how a mount is.
+/// Answers status queries of a mount.
 struct Mount {
     remote: Arc<Remote<FuseDoor>>,
     url: String,
@@ -111,7 +114,7 @@ impl Mount {
         match words {
             ["status"] => serde_json::to_string(&self.status()),
             ["trace", since, millis] => control::answer_trace(self.remote.tracer(), since, millis),
-            _ => control::refused("what its server does is told by `espalier top` of the server's store"),
+            _ => control::refused("use `espalier top` on the server's store: this is a mount of a server"),
         }
     }
 

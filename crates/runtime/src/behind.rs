@@ -1,9 +1,10 @@
-//! What follows, at a distance, whoever writes a big file from beginning to end.
+//! Flush-behind for files that are written sequentially.
 //!
-//! What the writer has left behind is handed to the disk at once, so that an fsync at the end does not have to wait for all of it.
+//! Bytes behind the writer are submitted to the disk early, so that a final fsync need not wait for
+//! the whole file.
 //!
-//! The kernel passes a file through only from its next opening on, so that a new file's bytes all come by here, and lie
-//! in the kernel's cache twice: as ours and as the store's. The door may have our copy dropped.
+//! The kernel passes a file through only from its next open on. Until then the bytes of a new file
+//! are cached twice, as this mount's and as the store's; the frontend may drop the mount's copy.
 
 use std::fs::File;
 use std::ops::Range;
@@ -12,26 +13,27 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
 
-/// The distance. Large enough for the disk, and for temporary files that will be gone before they need be written.
+/// The distance behind the writer, in bytes. It leaves the disk time, and short-lived files are
+/// never written.
 const WINDOW: u64 = 8 << 20;
 
-/// What a write that ends a file has left behind, if it was the first to end in another window: the window before the
-/// one that has just been filled.
+/// The window to flush after a write that is the first to end in a new window: the one before the
+/// window just filled.
 fn left_behind(offset: u64, end: u64) -> Option<Range<u64>> {
     let filled = end / WINDOW * WINDOW;
     (offset < filled).then(|| filled.checked_sub(2 * WINDOW))?.map(|start| start..start + WINDOW)
 }
 
-/// A thread that starts writing out, once there is anything to write.
+/// A thread that starts writeback; created at its first use.
 #[derive(Default)]
 pub(crate) struct Writeback(OnceLock<Option<(SyncSender<Job>, JoinHandle<()>)>>);
 
-/// Up to which offset.
+/// A file, and the offset up to which it is written out.
 type Job = (Arc<File>, u64);
 
 impl Writeback {
-    /// After bytes were written at an offset. If that was a piece of a growing file's and the file is a big one, starts to write it out,
-    /// and tells what its writer has left behind.
+    /// Called after a write. If it extends a big file, starts writeback and returns the range
+    /// behind the writer.
     pub(crate) fn follow(
         &self,
         offset: u64,
@@ -48,13 +50,13 @@ impl Writeback {
         Some(left)
     }
 
-    /// Starts writing out a file's bytes before `end`. Does not wait: while the disk is busy with the last request, this
-    /// one is forgotten, for the next one comprises it.
+    /// Starts writeback of a file up to `end`, without waiting. A request while the disk is busy is
+    /// dropped, since the next one includes it.
     fn start(&self, file: Arc<File>, end: u64) {
         let worker = self.0.get_or_init(|| {
             let (queue, jobs) = sync_channel(1);
             let thread = Builder::new().name("writeback".into()).spawn(|| serve(jobs));
-            // Without the thread, the kernel writes in its own time.
+            // Without the thread, the kernel writes pages back by its own schedule.
             thread
                 .inspect_err(|error| tracing::debug!(%error, "no thread"))
                 .ok()
@@ -67,7 +69,7 @@ impl Writeback {
 }
 
 impl Drop for Writeback {
-    /// Lets go of all files.
+    /// Closes all files.
     fn drop(&mut self) {
         if let Some((queue, thread)) = self.0.take().flatten() {
             drop(queue);
@@ -78,9 +80,9 @@ impl Drop for Writeback {
 
 fn serve(jobs: Receiver<Job>) {
     for (file, end) in jobs {
-        // What cannot be written, the kernel tells whoever syncs the file.
+        // The kernel reports write errors to the next sync of the file.
         if let Err(error) = start_writing(&file, end) {
-            tracing::debug!(%error, "cannot write out early");
+            tracing::debug!(%error, "cannot start writeback");
         }
     }
 }
@@ -126,7 +128,7 @@ mod tests {
         assert_eq!(follow(u64::MAX), None);
         assert_eq!(writeback.follow(2 * WINDOW - MIB, MIB, || None), None);
         file.set_len(3 * WINDOW).unwrap();
-        assert_eq!(follow(2 * WINDOW - MIB), None, "it was written to before its end");
+        assert_eq!(follow(2 * WINDOW - MIB), None, "the write does not extend the file");
     }
 
     #[test]

@@ -1,6 +1,6 @@
-//! Bulk work, as it comes from `espalier rm` and `cp`: by extended attributes of directories that nobody else has a use for.
-//! The kernel names the directory and the caller then, and it lets nobody change a directory through a read-only mount, which
-//! it would by an ioctl. Those attributes are not listed.
+//! Bulk operations of `espalier rm` and `espalier cp`: the commands use extended attributes of
+//! directories. Unlike an ioctl, this passes the directory and the caller, and the kernel rejects
+//! changes on a read-only mount. The attributes are not listed.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -10,23 +10,25 @@ use espalier_meta::{decode, encode};
 use espalier_proto::{Copied, CopyLevel, CopyTree, Errno, Ino};
 use serde::{Deserialize, Serialize};
 
-/// Setting it removes the directory with all below it.
+/// Setting it removes the directory with its contents.
 pub const REMOVE_TREE: &str = "system.espalier.remove";
-/// Reading it from a directory is answered, with nothing, when the kernel has been told of all changes until then. While an
-/// attribute is set the kernel holds the directory's lock, and whoever it is told of may wait for that.
+/// Reading it from a directory returns an empty value when the kernel has been notified of all
+/// earlier changes. Setting an attribute cannot wait for that, since the kernel holds the
+/// directory's lock, for which notifications may wait.
 pub const TOLD: &str = "system.espalier.told";
-/// Reading it from any file is answered, with nothing, when everything is durable that the file system has acknowledged: what `syncfs` does
-/// where the kernel forwards it.
+/// Reading it from any file returns an empty value when all acknowledged changes are durable. It
+/// does what `syncfs` does where the kernel forwards that.
 pub const SYNC: &str = "system.espalier.sync";
-/// Reading it from a directory, with a [`CopyKey`] behind it, says that what is in the directory is to be copied.
+/// Reading it from a directory, with a [`CopyKey`] appended, selects the directory as the source of
+/// a copy.
 const COPY_FROM: &str = "system.espalier.copy-from.";
-/// Setting it on a directory, with the same key behind it, copies some of that into the directory; reading it then tells what
-/// has come of it, a [`CopyReport`].
+/// Setting it on a directory, with the same key, copies a part of the source into it. Reading it
+/// then returns a [`CopyReport`].
 const COPY_TO: &str = "system.espalier.copy-to.";
-/// Copies that may be under way: of more, those that were begun first are forgotten.
+/// Maximum number of copies in progress; beyond it, the oldest are dropped.
 const MAX_COPIES: usize = 1024;
 
-/// Names a copy that is under way: a secret of the process that copies.
+/// Identifies a copy in progress; known only to the copying process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CopyKey(pub u128);
 
@@ -46,10 +48,11 @@ impl CopyKey {
     }
 }
 
-/// How the entries of a directory are to be copied.
+/// Options of a copy.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub struct CopyHow {
-    /// With owners, permissions, times, links and extended attributes, as far as the caller may set them.
+    /// Preserve owners, permissions, times, links and extended attributes, as far as the caller may
+    /// set them.
     pub preserve: bool,
     pub umask: u32,
 }
@@ -60,27 +63,28 @@ impl CopyHow {
     }
 }
 
-/// What a step of copying has come to.
+/// The result of a step of a copy.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct CopyReport {
-    /// Nothing more is to be copied.
+    /// The copy is complete.
     pub done: bool,
-    /// What the caller is to copy itself before the next step: paths below the directory.
+    /// Paths below the directory that the caller must copy itself before the next step.
     pub left: Vec<Vec<u8>>,
 }
 
 impl CopyReport {
-    /// The longest that there is, in bytes.
+    /// Maximum encoded size in bytes.
     pub const MAX_BYTES: usize = 64 << 10;
 
-    /// `None`: it is none.
+    /// `None` if the bytes are no report.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         decode(bytes).ok()
     }
 }
 
-/// Whether a process may do as root what no kernel checks for it here: a container's root may be allowed less. Of one that is
-/// not in sight, as in another namespace of processes, that is not known.
+/// True if a process has root's capabilities for operations that the kernel does not check; a
+/// container's root may lack them. Also true for a process that is not visible, as in another PID
+/// namespace.
 pub(crate) fn is_capable(pid: u32) -> bool {
     // CHOWN, DAC_OVERRIDE, FOWNER and FSETID.
     const NEEDED: u64 = 0b11011;
@@ -90,7 +94,7 @@ pub(crate) fn is_capable(pid: u32) -> bool {
     effective.is_some_and(|effective| effective & NEEDED == NEEDED)
 }
 
-/// The copies under way.
+/// The copies in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Copies(Mutex<VecDeque<(CopyKey, Copying)>>);
 
@@ -98,13 +102,13 @@ pub(crate) struct Copies(Mutex<VecDeque<(CopyKey, Copying)>>);
 struct Copying {
     uid: u32,
     from: Ino,
-    /// Where to, and how far it has come, once it has begun.
+    /// The target and the position, once copying has begun.
     to: Option<(Ino, Vec<CopyLevel>)>,
     report: Option<CopyReport>,
 }
 
 impl Copies {
-    /// An attribute of a directory is read. `None`: it is another's.
+    /// Handles the read of a directory's attribute. `None`: the attribute is not one of these.
     pub(crate) fn get(&self, uid: u32, dir: Ino, name: &[u8], room: usize) -> Option<Result<Vec<u8>, Errno>> {
         if let Some(key) = CopyKey::parse(name, COPY_FROM) {
             let mut all = self.lock();
@@ -138,7 +142,8 @@ impl Copies {
         Ok(bytes)
     }
 
-    /// An attribute of a directory is set: the step that is asked for. `None`: it is another's attribute.
+    /// Handles the setting of a directory's attribute; returns the step to execute. `None`: the
+    /// attribute is not one of these.
     pub(crate) fn set(
         &self,
         uid: u32,
@@ -164,7 +169,7 @@ impl Copies {
         Ok(CopyTree { levels: levels.clone(), preserve, umask })
     }
 
-    /// A step has been made.
+    /// Records the result of a step.
     pub(crate) fn made(&self, key: CopyKey, copied: &mut Copied) {
         let mut all = self.lock();
         if let Some((_, copying)) = all.iter_mut().find(|(other, _)| *other == key) {
@@ -177,7 +182,7 @@ impl Copies {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<(CopyKey, Copying)>> {
-        // Each change of it is a single one.
+        // Each update is a single statement.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -204,18 +209,18 @@ mod tests {
         let (from, to) = (key.from_name(), key.to_name());
         let set = |dir, uid| copies.set(uid, Ino(dir), to.as_bytes(), &HOW.encode()).expect("ours");
         assert!(copies.get(5, Ino(1), b"user.other", 9).is_none());
-        assert_eq!(set(3, 5), Err(Errno::ENOENT), "nothing was named to copy");
+        assert_eq!(set(3, 5), Err(Errno::ENOENT), "no source was selected");
         assert_eq!(copies.get(5, Ino(2), from.as_bytes(), 0), Some(Ok(vec![])));
         assert_eq!(copies.get(5, Ino(2), from.as_bytes(), 0), Some(Err(Errno::EEXIST)));
         assert_eq!(set(3, 6), Err(Errno::ENOENT), "another's");
         let first = CopyLevel { from: Ino(2), to: Ino(3), after: 0 };
         let step = CopyTree { levels: vec![first], preserve: true, umask: 0o22 };
         assert_eq!(set(3, 5), Ok((step, key)));
-        assert_eq!(set(4, 5), Err(Errno::EINVAL), "into two directories");
+        assert_eq!(set(4, 5), Err(Errno::EINVAL), "the copy has another target");
         let next = CopyLevel { after: 9, ..first };
         let mut copied = Copied { levels: vec![next], left: vec![b"a/b".to_vec()], ..Copied::default() };
         copies.made(key, &mut copied);
-        assert_eq!(set(3, 5), Err(Errno::EBUSY), "what is left is to be read first");
+        assert_eq!(set(3, 5), Err(Errno::EBUSY), "the report must be read first");
         let get = |room| copies.get(5, Ino(3), to.as_bytes(), room).expect("ours");
         assert_eq!(get(1), Err(Errno::ERANGE));
         let report = CopyReport::decode(&get(99).expect("a report")).expect("a report");
@@ -223,7 +228,7 @@ mod tests {
         assert_eq!(set(3, 5).map(|(step, _)| step.levels), Ok(vec![next]));
         copies.made(key, &mut Copied::default());
         assert!(CopyReport::decode(&get(99).expect("a report")).expect("a report").done);
-        assert_eq!(set(3, 5), Err(Errno::ENOENT), "it is done");
+        assert_eq!(set(3, 5), Err(Errno::ENOENT), "the copy is complete");
     }
 
     #[test]

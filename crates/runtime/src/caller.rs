@@ -1,18 +1,18 @@
-//! What the kernel knows of a caller and does not say.
+//! Facts about callers that the kernel does not include in requests.
 
 use std::sync::Arc;
 
 use libc::{SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH};
 
-/// The supplementary groups of a thread; none if it is gone.
+/// The supplementary groups of a thread; empty if it has ended.
 pub fn groups(pid: u32) -> Arc<[u32]> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
     line.split_whitespace().filter_map(|gid| gid.parse().ok()).collect()
 }
 
-/// Whether a thread is about to end, for a signal has come that it neither handles nor ignores. So it is said of threads that are gone, or
-/// cannot be seen from here.
+/// True if a pending signal, neither handled nor ignored, will end the thread. Also true for a
+/// thread that has ended or is not visible here.
 pub fn dies(pid: u32) -> bool {
     let Ok(status) = std::fs::read_to_string(format!("/proc/{pid}/status")) else { return true };
     let signals = |field| {
@@ -23,7 +23,7 @@ pub fn dies(pid: u32) -> bool {
     pending & !(signals("SigBlk:") | signals("SigIgn:") | signals("SigCgt:") | HARMLESS) != 0
 }
 
-/// Signals that end nobody who does not handle them: they are ignored, or stop a process, or let it go on.
+/// Signals whose default action ends no process: ignore, stop or continue.
 const HARMLESS: u64 = set(&[SIGCHLD, SIGCONT, SIGSTOP, SIGTSTP, SIGTTIN, SIGTTOU, SIGURG, SIGWINCH]);
 
 const fn set(signals: &[i32]) -> u64 {
@@ -43,7 +43,7 @@ mod tests {
 
     use super::*;
 
-    /// A process that is stopped acts on no signal, so that these stay pending.
+    /// A stopped process acts on no signal, so its signals stay pending.
     fn stopped(script: &str) -> Child {
         let child = Command::new("sh").args(["-c", script]).spawn().expect("a shell");
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", child.id())).expect("a process");
@@ -69,7 +69,7 @@ mod tests {
             assert_eq!(dies(child.id()), ends, "{script}, {signal:?}");
             kill_process(pid, Signal::KILL).expect("a process");
             child.wait().expect("its end");
-            assert!(dies(pid.as_raw_nonzero().get() as u32), "it is gone");
+            assert!(dies(pid.as_raw_nonzero().get() as u32), "the process has ended");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What doors and those who take their calls know of each other.
+//! The interface between frontends and the clients that execute their calls.
 
 use std::fs::File;
 use std::ops::Range;
@@ -8,22 +8,22 @@ use std::time::Duration;
 use espalier_client::{Answer, Call, Interrupt};
 use espalier_proto::{Caller, Errno, Ino, Lease, LockOwner, Name, Recall, Request};
 
-/// Where calls come from and answers go to.
+/// A source of calls and receiver of answers.
 pub trait Door: Sized + Send + Sync + 'static {
-    /// What a door needs to answer a call.
+    /// Identifies a pending call to the frontend.
     type Ticket: Send;
 
-    /// Whether a kernel has checked that callers may search and list the directories that they ask for.
+    /// True if a kernel checks search and read permission of directories.
     fn is_checked(&self) -> bool {
         false
     }
 
-    /// Whether callers are told of changes before servers have made them, where nobody else can see the difference.
+    /// True if calls may be acknowledged before servers have applied them (write-back).
     fn is_early(&self) -> bool {
         true
     }
 
-    /// `lease`: how long callers may cache what they are told.
+    /// `lease`: how long callers may cache the answer.
     fn answer(
         &self,
         calls: &impl Calls<Self>,
@@ -32,9 +32,9 @@ pub trait Door: Sized + Send + Sync + 'static {
         lease: Duration,
     );
 
-    /// Calls `done` when what the lease is for is cached no longer. `is_own`: what
-    /// a call through the door changes waits for that.
-    /// `blocked`: to be called if that takes long because a call through the door holds a lock.
+    /// Drops what the lease covers, then calls `done`. `is_own`: a pending rename of this frontend
+    /// waits for the revocation. `blocked` is called if a pending call of the frontend holds a lock
+    /// that dropping needs.
     fn revoke(
         &self,
         lease: &Lease,
@@ -43,65 +43,65 @@ pub trait Door: Sized + Send + Sync + 'static {
         done: impl FnOnce() + Send + 'static,
     );
 
-    /// No name may be cached any longer.
+    /// Invalidates all cached names.
     fn distrust_names(&self);
 
-    /// Nothing of these names and inodes may be cached any longer.
+    /// Invalidates everything cached of these names and inodes.
     fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]);
 
-    /// Those who call through the door need not know these inodes any longer. `removed`: names of those that are directories and have
-    /// none any more.
+    /// Asks callers to forget these inodes. `removed`: former names of removed directories.
     fn recall(&self, recalls: &[Recall], removed: &[(Ino, Name)]);
 
-    /// These have other attributes than those who call through the door have been told.
+    /// The attributes or contents of these inodes have changed.
     fn changed(&self, inos: &[Ino]);
 
-    /// The writer of a growing file has left these bytes behind; callers need not keep copies of them.
+    /// Flush-behind has begun to write these bytes of a growing file; callers need not cache them.
     fn left_behind(&self, ino: Ino, bytes: Range<u64>);
 }
 
-/// What a door is told of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub enum Outcome<'a> {
     Answer(Answer),
-    /// What was read.
+    /// Bytes that were read.
     Data(&'a [u8]),
 }
 
-/// Who takes a door's calls: the machines of this process, or servers.
+/// Executes the calls of a frontend: the state machines of this process, or a client of servers.
 pub trait Calls<D: Door>: Send + Sync {
-    /// Runs a call. It is answered through the door, now or later. `id`: not 0, and unique among unanswered calls.
+    /// Starts a call, which is answered through the frontend. `id`: unique among unanswered calls,
+    /// and not 0.
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket);
 
-    /// How many metadata servers there are.
+    /// Number of metadata servers.
     fn ranks(&self) -> usize;
 
-    /// Tells what callers have forgotten, which has no answer.
+    /// Processes forget requests, which have no answer.
     fn forget(&self, requests: impl IntoIterator<Item = Request>);
 
-    /// A signal has come to the caller of a call. `dies`: whether a thread of that number is about to end.
+    /// Handles a signal to a call's caller. `dies`: true for a thread that the signal ends.
     fn interrupt(&self, id: u64, dies: impl Fn(u32) -> bool) -> Interrupt;
 
-    /// Whether an owner has locked anything of a file, where locks are not the kernel's own business.
+    /// True if the owner may hold locks on the file that a server manages.
     fn has_locks(&self, ino: Ino, owner: LockOwner) -> bool;
 
-    /// Whether it is to unlock a file when it closes it, or to wait for what it was told to be written, or to be told that it could not be.
+    /// True if a close must release locks, wait for pending writes, or report an error.
     fn must_flush(&self, ino: Ino, owner: LockOwner) -> bool;
 
-    /// Unlocks all that an owner has locked of a file. Nobody waits for it.
+    /// Releases all locks of an owner on a file; no caller waits for it.
     fn unlock(&self, ino: Ino, owner: LockOwner);
 
-    /// The file that holds a stream, if it is one of this machine's: for the kernel to read and write itself.
+    /// The local file of a stream, for passthrough.
     fn stream_file(&self, ino: Ino) -> Option<Arc<File>>;
 
-    /// The door can let the kernel read and write streams itself.
+    /// Enables passthrough.
     fn pass_through(&self);
 
-    /// A file that was said to be passed through could not be.
+    /// Passthrough could not be set up for this file.
     fn without_passthrough(&self, ino: Ino);
 
-    /// A kernel opens a directory, which needs nobody's leave: whether it may keep the listing that it is told, and if so, what it has kept
-    /// before. [`Self::close_dir`] follows.
+    /// Handles an open of a directory by the kernel. Returns whether its cached listing is valid;
+    /// `None`: it may not cache one. [`Self::close_dir`] follows.
     fn open_dir(&self, dir: Ino) -> Option<bool>;
 
     fn close_dir(&self, dir: Ino);

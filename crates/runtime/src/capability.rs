@@ -1,4 +1,4 @@
-//! How capabilities are sealed: for one client, as data servers see it.
+//! Seals of capabilities: each is valid for one client at one data server.
 
 use std::hash::Hasher;
 
@@ -6,7 +6,7 @@ use espalier_net::{Identity, SealKey};
 use espalier_proto::{Capability, ClientId};
 use siphasher::sip::SipHasher24;
 
-/// A client as every server of the cluster knows it: by its certificate, and by the number that it gives itself.
+/// A client as all servers of the cluster identify it: by its certificate and its own number.
 #[derive(Clone, Debug)]
 pub struct Holder {
     identity: String,
@@ -14,7 +14,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// `identity`: `None` where nobody shows any.
+    /// `identity`: `None` where clients have no certificates.
     pub fn new(identity: Option<&Identity>, client: ClientId) -> Self {
         Self { identity: identity.map(ToString::to_string).unwrap_or_default(), client }
     }
@@ -27,7 +27,7 @@ impl Holder {
         key.is_sealed(&self.bytes(capability), &capability.seal)
     }
 
-    /// A number for it that nobody can find who does not know the secret.
+    /// A session number that cannot be computed without the secret.
     pub fn number(&self, secret: &[u8; 16]) -> ClientId {
         let mut hasher = SipHasher24::new_with_key(secret);
         hasher.write(self.identity.as_bytes());
@@ -35,7 +35,7 @@ impl Holder {
         ClientId(hasher.finish())
     }
 
-    /// Of known lengths, but for the last: so no two capabilities have the same.
+    /// Only the last field has variable length, so different capabilities have different bytes.
     fn bytes(&self, capability: &Capability) -> Vec<u8> {
         let Capability { ino, access, server, incarnation, session, since, announced, seal: _ } = capability;
         let mut bytes = b"espalier capability 1".to_vec();

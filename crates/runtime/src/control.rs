@@ -1,5 +1,5 @@
-//! A socket by which a mounted or served file system tells how it is: in its store, or if that is on another machine, where the
-//! system keeps such things.
+//! The control socket of a mounted or served file system, which answers status queries. It is in
+//! the store; for a remote store, in the system's runtime directory.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -19,32 +19,32 @@ use crate::remote::{Messages, SessionState};
 use crate::tracer::{Traced, Tracer};
 use crate::watch::{Figures, MachineFigures, Top, Watch};
 
-/// What is told instead of an answer.
+/// The reply to a query that failed.
 #[derive(Serialize, Deserialize)]
 struct Refused {
     error: String,
 }
 
-/// Who can say how a file system is: whoever has its machine.
+/// Answers status queries; the process that runs the state machine implements it.
 pub(crate) trait Told: Sync {
-    /// Inodes in use, and what is wrong, if anything is.
+    /// Number of inodes in use, and the failure of the machine, if any.
     fn state(&self) -> (u64, Option<Errno>);
     fn figures(&self) -> MachineFigures;
     fn watch(&self) -> &Watch;
     fn tracer(&self) -> &Tracer;
-    /// As far as it is in memory.
+    /// The path of an inode, as far as it is cached.
     fn path_of(&self, ino: Ino) -> Option<String>;
-    /// What does not depend on the machine.
+    /// Adds what the machine does not know.
     fn complete(&self, status: &mut Status);
 }
 
-/// How a file system is.
+/// The status of a file system.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     pub uuid: String,
     pub label: String,
     pub format: u32,
-    /// Where it is mounted, if it is: not while it only writes out what it had not written when it was unmounted.
+    /// The mount point; `None` also while the last changes are written out after an unmount.
     pub mountpoint: Option<PathBuf>,
     /// The process that serves it.
     pub pid: Option<u32>,
@@ -52,64 +52,64 @@ pub struct Status {
     /// Inodes in use; known while mounted.
     pub files: Option<u64>,
     pub journal_used_bytes: Option<u64>,
-    /// Memory that inodes, dentries and small files take; known while mounted.
+    /// Memory of cached inodes, dentries and small files, in bytes; known while mounted.
     pub cache_bytes: Option<u64>,
     pub journal_bytes: u64,
-    /// Why nothing can be changed any more, or what has been changed stays in the journal for now.
+    /// Why the file system is read-only, or why checkpoints cannot be written.
     pub failure: Option<String>,
-    /// Big files are read and written by the kernel itself.
+    /// True if the kernel reads and writes big files itself (passthrough).
     pub passthrough: Option<bool>,
-    /// How requests come from the kernel: `uring` or `queues`.
+    /// The transport of kernel requests: `uring` or `queues`.
     pub transport: Option<String>,
-    /// The version of the kernel's protocol.
+    /// The version of the FUSE protocol.
     pub fuse: Option<String>,
-    /// Where it is served, if it is.
+    /// The URL where it is served.
     pub url: Option<String>,
-    /// Clients that are connected to its server.
+    /// Number of connected clients.
     pub clients: Option<usize>,
-    /// Of a server that shares the tree with others.
+    /// Status of the connections to the other ranks.
     pub ranks: Option<RanksStatus>,
-    /// What it has done; known while mounted or served.
+    /// Statistics; known while mounted or served.
     pub figures: Option<Figures>,
 }
 
-/// How a metadata server is with the others.
+/// Status of a metadata server among the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct RanksStatus {
     pub rank: u16,
-    /// How many share the tree.
+    /// Number of metadata servers.
     pub ranks: u16,
-    /// Those that are connected to it.
+    /// The connected ranks.
     pub connected: Vec<u16>,
-    /// Operations with others that are not at their end.
+    /// Number of unfinished transactions with other ranks.
     pub open: usize,
 }
 
-/// How a mount of servers is.
+/// The status of a mount of servers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct MountStatus {
-    /// What is mounted.
+    /// The mounted URL.
     pub url: String,
     pub mountpoint: PathBuf,
     /// The process that serves it.
     pub pid: u32,
-    /// How requests come from the kernel: `uring` or `queues`.
+    /// The transport of kernel requests: `uring` or `queues`.
     pub transport: String,
-    /// The version of the kernel's protocol.
+    /// The version of the FUSE protocol.
     pub fuse: String,
-    /// Whether there are connections to all metadata servers now.
+    /// True if all metadata servers are connected.
     pub connected: bool,
-    /// Calls that wait for a server.
+    /// Number of calls that wait for servers.
     pub waiting: usize,
     /// The sessions with the metadata servers, by rank.
     pub ranks: Vec<SessionState>,
-    /// What has been sent and received since it was mounted.
+    /// Counts of messages since mounting.
     pub messages: Messages,
-    /// Of these what was asked of servers, by operation.
+    /// Counts of requests to servers, by operation.
     pub asked: BTreeMap<String, u64>,
-    /// Calls that were answered without a message.
+    /// Calls that the cache answered.
     pub cache_hits: u64,
-    /// Inodes that are known, and names that are cached.
+    /// Cached inodes and names.
     pub cache_inodes: u64,
     pub cache_names: u64,
 }
@@ -139,14 +139,15 @@ impl Status {
     }
 }
 
-/// For whoever watches and then does not ask any more, operations are not counted longer than this.
+/// Maximum time for which counting continues after a viewer's last query.
 const LONGEST_WATCH: Duration = Duration::from_secs(600);
 
 fn socket_path(store: &Path) -> PathBuf {
     store.join("control")
 }
 
-/// Where mounts of servers tell how they are: by the number of the device that is mounted, which no two have at a time.
+/// The socket of a mount of servers, named after the mounted device's number, which is unique at a
+/// time.
 fn mount_socket_path(device: u32) -> Option<PathBuf> {
     let is_root = rustix::process::geteuid().is_root();
     let base = if is_root { "/run".into() } else { PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?) };
@@ -173,12 +174,12 @@ fn ask_mount<T: DeserializeOwned>(mountpoint: &Path, question: &str) -> Result<T
 
 /// The status of a store, mounted or not.
 pub fn status_of(store: &Path) -> Result<Status, Error> {
-    // Who serves it knows, even if its disk fails.
+    // The serving process answers even if its disk has failed.
     ask(store, "status").or_else(|_| Ok(Status::of(&espalier_store::superblock::read(store)?)))
 }
 
-/// Who does what in a mounted file system, since the same viewer last asked: at most so many processes and directories.
-/// They are counted from the first question on, as long as the next comes within the time `lasting`.
+/// Activity by process and directory since the viewer's last query, at most `rows` of each.
+/// Counting starts with the first query and continues while the next one comes within `lasting`.
 pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Result<Top, Error> {
     ask(store, &format!("top {viewer} {} {rows}", lasting.as_millis())).map_err(|source| Error::Io {
         what: format!(
@@ -189,11 +190,11 @@ pub fn top_of(store: &Path, viewer: u64, lasting: Duration, rows: usize) -> Resu
     })
 }
 
-/// The spans with these numbers and larger ones of the machine that has a store; `None`: none yet. From now on, for the time `lasting` at least,
-/// they are written.
+/// Spans of a store's machine with numbers from `since` on; `None` returns none. Keeps tracing on
+/// for `lasting`.
 ///
 /// # Errors
-/// Nobody serves the store, or somebody else does.
+/// No process serves the store, or another user's does.
 pub fn trace_of(store: &Path, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
     ask(store, &trace_question(since, lasting)).map_err(|source| Error::Io {
         what: format!(
@@ -204,10 +205,10 @@ pub fn trace_of(store: &Path, since: Option<u64>, lasting: Duration) -> Result<T
     })
 }
 
-/// As [`trace_of`], of a mount of servers.
+/// As [`trace_of`], for a mount of servers.
 ///
 /// # Errors
-/// It is none, or somebody else's.
+/// It is not such a mount, or another user's.
 pub fn trace_of_mount(mountpoint: &Path, since: Option<u64>, lasting: Duration) -> Result<Traced, Error> {
     ask_mount(mountpoint, &trace_question(since, lasting))
 }
@@ -217,7 +218,7 @@ fn trace_question(since: Option<u64>, lasting: Duration) -> String {
     format!("trace {since} {}", lasting.as_millis())
 }
 
-/// What is said to the words of such a question after the first.
+/// Answers a trace query with these arguments.
 pub(crate) fn answer_trace(tracer: &Tracer, since: &str, millis: &str) -> serde_json::Result<String> {
     let number = if since == "-" { Some(None) } else { since.parse().ok().map(Some) };
     let (Some(since), Ok(millis)) = (number, millis.parse()) else { return refused("malformed question") };
@@ -241,27 +242,27 @@ fn ask_at<T: DeserializeOwned>(socket: &Path, question: &str) -> std::io::Result
     )
 }
 
-/// The listening end of a socket.
+/// A listening control socket.
 pub(crate) struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// What is at the path: who comes after us may have put another there.
+    /// Identity of the socket's file: a later process may have replaced it.
     file: Option<(u64, u64)>,
     stopped: AtomicBool,
 }
 
-/// Which file it is.
+/// Device and inode number of a file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
 impl Listener {
-    /// Of a store's machine.
+    /// The socket of a store's machine.
     pub(crate) fn of_store(store: &Path) -> Option<Self> {
         Self::bind(socket_path(store))
     }
 
-    /// Of a mount of servers.
+    /// The socket of a mount of servers.
     pub(crate) fn of_mount(mountpoint: &Path) -> Option<Self> {
         let device = espalier_fuse::mounted_device(mountpoint).ok().flatten()?;
         let path = mount_socket_path(device)?;
@@ -269,17 +270,18 @@ impl Listener {
         Self::bind(path)
     }
 
-    /// `None`, with a warning, where there can be no socket: a file system is no worse to use without.
+    /// Binds a socket. On an error it logs a warning and returns `None`, since the file system
+    /// works without it.
     fn bind(path: PathBuf) -> Option<Self> {
-        // Whoever was there has ended: the store is locked, or the device another.
+        // The previous owner has ended: this process has locked the store, or the device is new.
         let _ = std::fs::remove_file(&path);
         let socket = UnixListener::bind(&path)
-            .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "no status will be told"))
+            .inspect_err(|error| tracing::warn!(%error, path = %path.display(), "cannot open the control socket: no status is available"))
             .ok()?;
         Some(Self { socket, file: identity(&path), path, stopped: AtomicBool::new(false) })
     }
 
-    /// `answer`: what is said to the words of a question.
+    /// `answer` replies to the words of a query.
     pub(crate) fn serve(&self, answer: impl Fn(&[&str]) -> serde_json::Result<String>) {
         for stream in self.socket.incoming() {
             if self.stopped.load(Ordering::Acquire) {
@@ -287,7 +289,7 @@ impl Listener {
             }
             let outcome = stream.and_then(|stream| converse(&stream, &answer));
             if let Err(error) = outcome {
-                tracing::debug!(%error, "a question about the status was not answered");
+                tracing::debug!(%error, "cannot answer a status query");
             }
         }
         if identity(&self.path) == self.file {
@@ -297,7 +299,7 @@ impl Listener {
 
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        // Wakes the thread that accepts; nobody need find the way to the socket for that.
+        // Wakes the accepting thread, without the need to reach the socket by its path.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 }
@@ -318,7 +320,7 @@ pub(crate) fn refused(error: &str) -> serde_json::Result<String> {
     serde_json::to_string(&Refused { error: error.into() })
 }
 
-/// What a store's machine says to a question.
+/// Answers a query of a store's machine.
 pub(crate) fn answer(
     superblock: &Superblock,
     told: &impl Told,
@@ -329,7 +331,7 @@ pub(crate) fn answer(
         ["top", viewer, millis, rows] => match top_request(viewer, millis, rows) {
             Some(request) => match told.watch().top(request, told.figures(), |ino| told.path_of(ino)) {
                 Some(top) => serde_json::to_string(&top),
-                None => refused("too many are watching already"),
+                None => refused("too many viewers"),
             },
             None => refused("malformed question"),
         },

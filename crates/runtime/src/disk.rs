@@ -1,4 +1,4 @@
-//! The I/O that the machines ask for, done on the store and its journal.
+//! Executes the state machines' I/O on the store and its journal.
 
 use std::fs::File;
 use std::ops::{Bound, Range};
@@ -14,22 +14,22 @@ use crate::behind::Writeback;
 use crate::caller::groups;
 use crate::tracer::{Layer, Steps};
 
-/// Between two steps of what nobody waits for: so it takes a small part of a processor.
+/// Pause between two steps of background work, which limits its share of the processor.
 const REST: Duration = Duration::from_millis(2);
 
-/// Between an event that nobody waits for and the writing of its frame.
+/// Delay before an event that no caller waits for is written to the journal.
 pub(crate) const WRITE_DELAY: Duration = Duration::from_millis(10);
 
-/// The local store and the journal beside it.
+/// The local store and its journal.
 pub struct Disk {
     pub store: LocalStore,
-    /// Every change of a stream is durable when it has been made.
+    /// Each change of a stream is made durable.
     pub sync: bool,
     journal: Mutex<Journal<RealFile>>,
     writeback: Writeback,
 }
 
-/// What has been read of a stream.
+/// A read of a stream in progress.
 #[derive(Debug, Default)]
 pub struct Reading {
     buffer: Vec<u8>,
@@ -42,7 +42,7 @@ impl Disk {
         Self { store, sync, journal: Mutex::new(journal), writeback: Writeback::default() }
     }
 
-    /// Does one I/O. What goes wrong is logged here, where it is known best.
+    /// Executes one I/O. Errors are logged here, where the details are known.
     pub fn execute(&self, io: Io, steps: Steps<'_>) -> Result<IoDone, Errno> {
         let name = io.name();
         match io {
@@ -51,22 +51,22 @@ impl Disk {
             Io::Stream(call, layouts) if layouts.is_empty() => {
                 steps.step(Layer::Store, name, || self.stream_call(call)).map(IoDone::Stream).map_err(logged)
             }
-            // It stays an orphan.
+            // The inode remains an orphan.
             Io::Stream(StreamCall::Remove { .. }, _) => Err(Errno::ENODEV),
             Io::Stream(..) => {
-                tracing::error!("a file lies on data servers, and only a server knows where these are");
+                tracing::error!("a file is stored on data servers, which only a server can reach");
                 Err(Errno::ENODEV)
             }
             Io::Journal { frame, sync } => {
                 if sync {
-                    // An event may name a stream that was made for it.
+                    // An event may refer to a new stream.
                     self.store.sync_new_streams().map_err(logged)?;
                 }
                 self.append(frame, sync, steps).map_err(|error| not_written(&error))
             }
             Io::Sync => {
                 self.store.sync_new_streams().map_err(logged)?;
-                // Others may append meanwhile.
+                // Other threads may append during the sync.
                 let handle = self.journal().sync_handle();
                 let synced = steps.step(Layer::Disk, name, || handle.sync());
                 synced.map(|_| IoDone::Synced).map_err(|error| not_written(&error))
@@ -76,16 +76,16 @@ impl Disk {
                 staged.map(|()| IoDone::Staged).map_err(logged)
             }
             Io::Publish { trim } => {
-                // What is trimmed would remove them once more.
+                // Trimming would lose the events that repeat the removals.
                 self.store.sync_removed_streams().map_err(logged)?;
-                // The tables may name streams whose events have only been appended.
+                // The tables may refer to streams whose events are not durable yet.
                 self.store.sync_new_streams().map_err(logged)?;
                 steps.step(Layer::Disk, name, || self.store.publish()).map_err(logged)?;
                 let mut journal = self.journal();
                 journal.trim(trim);
                 Ok(IoDone::Published { used: journal.used() })
             }
-            // Of data servers, whom a disk does not know.
+            // Only a server has data servers.
             Io::Admit { .. } => Err(Errno::EIO),
             Io::Yield => {
                 std::thread::yield_now();
@@ -115,7 +115,7 @@ impl Disk {
     }
 
     fn journal(&self) -> std::sync::MutexGuard<'_, Journal<RealFile>> {
-        // Each of its methods leaves it whole, even by a panic: there is nothing to distrust.
+        // Every method leaves the journal consistent, even after a panic.
         self.journal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -154,13 +154,13 @@ impl Disk {
             StreamCall::Sync { ino } => store.stream_sync(ino)?,
             StreamCall::Remove { ino } => store.stream_remove(ino)?,
             StreamCall::SyncStore => store.sync_all()?,
-            // These are of data servers alone.
+            // For data servers only.
             StreamCall::Precreate | StreamCall::Discard | StreamCall::SyncServers => {}
         }
         Ok(StreamDone::Done)
     }
 
-    /// Reads into a buffer that is kept for it.
+    /// Reads into the thread's buffer.
     pub fn read_stream<'a>(
         &self,
         ino: Ino,
@@ -176,16 +176,16 @@ impl Disk {
         Ok(&buffer[..read])
     }
 
-    /// Reads what takes no waiting for a disk. Whether that is all.
+    /// Reads what the page cache has; returns true if that is everything.
     pub fn read_cached(&self, ino: Ino, offset: u64, size: u32, reading: &mut Reading) -> bool {
         reading.buffer.resize(size as usize, 0);
-        // What cannot be read so is tried again.
+        // On an error the read is repeated from the disk.
         let read = self.store.stream_read_cached(ino, offset, &mut reading.buffer).unwrap_or_default();
         (reading.read, reading.is_whole) = read;
         reading.is_whole
     }
 
-    /// The bytes, when what has not been read yet is.
+    /// Reads the rest from the disk and returns the bytes.
     pub fn read_rest(&self, ino: Ino, offset: u64, size: u32, reading: Reading) -> Result<Vec<u8>, Errno> {
         let Reading { mut buffer, mut read, is_whole } = reading;
         if !is_whole {
@@ -197,7 +197,7 @@ impl Disk {
         Ok(buffer)
     }
 
-    /// The other things that are done with streams for a call. `data`: what is to be written.
+    /// Executes stream I/O other than reads. `data`: the bytes to write.
     pub fn stream_io(&self, io: StreamIo, data: &[u8]) -> Result<Answer, Errno> {
         let store = &self.store;
         let answer = match io {
@@ -227,7 +227,8 @@ impl Disk {
         answer.map_err(logged)
     }
 
-    /// After `length` bytes were written to an open file's stream at `offset`: what its writer has left behind, which is being written out.
+    /// Flush-behind after a write of `length` bytes at `offset`: returns the range that is being
+    /// written out.
     pub fn follow(&self, ino: Ino, offset: u64, length: u64) -> Option<Range<u64>> {
         if self.sync {
             return None;
@@ -235,12 +236,12 @@ impl Disk {
         self.writeback.follow(offset, length, || self.stream_file(ino))
     }
 
-    /// A stream has been changed.
+    /// Makes a change durable if the option `sync` requires it.
     fn changed(&self, ino: Ino) -> Result<(), StoreError> {
         if self.sync { self.store.stream_sync(ino) } else { Ok(()) }
     }
 
-    /// The file that holds a stream, for the kernel to read and write itself.
+    /// The file of a stream, for passthrough.
     pub fn stream_file(&self, ino: Ino) -> Option<Arc<File>> {
         self.store.stream_file(ino).map_err(logged).ok().flatten()
     }
@@ -253,10 +254,10 @@ impl Disk {
         self.store.space().map(|space| space.available)
     }
 
-    /// A round of the tables' upkeep. Returns whether there is more to do.
+    /// One step of table maintenance; returns true if there is more to do.
     pub fn maintain(&self) -> bool {
         self.store.maintain().unwrap_or_else(|error| {
-            tracing::warn!(%error, "the tables' upkeep failed, and will be tried again");
+            tracing::warn!(%error, "maintenance of the tables failed and will be retried");
             false
         })
     }
@@ -267,7 +268,7 @@ fn not_written(error: &JournalError) -> Errno {
     Errno::EIO
 }
 
-/// Reads what a load asks for.
+/// Reads the records of a load.
 pub fn load(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
     let done = match load {
         Load::Record { object, key } => store.get(*object, key).map(IoDone::Record),
@@ -279,13 +280,13 @@ pub fn load(store: &LocalStore, load: &Load) -> Result<IoDone, Errno> {
     done.map_err(logged)
 }
 
-/// The errno of an error, which is logged unless it is the caller's own doing.
+/// The error number of a store error; errors other than the caller's are logged.
 pub fn logged(error: StoreError) -> Errno {
     let errno = error.errno();
     if matches!(errno, Errno::EIO | Errno::ENOSPC) && !matches!(error, StoreError::Failed { .. }) {
         tracing::error!(%error, "the store failed");
     } else {
-        tracing::debug!(%error, "the store refused");
+        tracing::debug!(%error, "the store rejected an operation");
     }
     errno
 }

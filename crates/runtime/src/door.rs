@@ -1,4 +1,5 @@
-//! The FUSE door: turns the kernel's requests into calls; what comes of them, `answer.rs` puts into the kernel's replies.
+//! The FUSE frontend: turns the kernel's requests into calls. `answer.rs` turns the results into
+//! replies.
 
 mod answer;
 mod flags;
@@ -33,7 +34,7 @@ use crate::caller::dies;
 use crate::calls::Calls;
 use crate::record::{Begun, Recorder};
 
-/// The kernel is the only client of an embedded file system: what it has cached holds until it changes it itself.
+/// Cache validity for an embedded file system: the kernel is its only client.
 pub const FOREVER: Duration = Duration::from_secs(24 * 60 * 60);
 const O_ACCMODE: u32 = 0o3;
 const O_WRONLY: u32 = 0o1;
@@ -44,21 +45,21 @@ const O_NOATIME: u32 = 0o1_000_000;
 const O_CREAT: u32 = 0o100;
 const O_EXCL: u32 = 0o200;
 const O_DSYNC: u32 = 0o10000;
-/// The kernel's own flag for opening in order to execute.
+/// The kernel's internal flag for an open by `execve`.
 const FMODE_EXEC: u32 = 0x20;
 
-/// Answers to the kernel.
+/// The kernel's side of the frontend: replies and notifications.
 pub struct FuseDoor {
-    /// The kernel can be asked to forget inodes by their numbers.
+    /// The kernel supports a request to forget inodes by number.
     can_prune: bool,
     has_epochs: bool,
-    /// What is written past the kernel's cache, the kernel also takes out of it.
+    /// Writes past the page cache also invalidate its pages.
     writes_directly: bool,
     /// See [`MountOptions::ttl`](crate::MountOptions::ttl).
     ttl: Option<Duration>,
-    /// The kernel may open directories without asking.
+    /// The kernel opens directories without a request.
     kernel_opens_directories: bool,
-    /// Locks on files are the servers' business, not the kernel's: then openings have handles that tell them apart.
+    /// Locks on files are the servers' business, not the kernel's: handles identify the openings.
     shares_locks: bool,
     next_handle: AtomicU64,
     lockers: Lockers,
@@ -66,19 +67,19 @@ pub struct FuseDoor {
     overlaps: Overlaps<Ticket>,
     notifiers: OnceLock<Notifiers>,
     recorder: OnceLock<Recorder>,
-    /// Known once the first request may come, as is the next.
+    /// Set before the first request, like the next field.
     transport: OnceLock<Transport>,
-    /// Streams may be passed through.
+    /// Passthrough is available.
     passthrough: AtomicBool,
     /// Streams that the kernel reads and writes itself, while they are open.
     backing: Mutex<HashMap<Ino, Backing>>,
-    /// Streams that the kernel may have mapped past us: it has passed them through to openings for reading and writing.
-    /// A map does not keep its opening.
+    /// Streams that may be mapped past this process: they were passed through to openings for
+    /// reading and writing. A map does not keep its opening.
     mapped_through: Mutex<HashSet<Ino>>,
     copies: Copies,
-    /// Calls whose callers have got a signal that did not end them. The kernel does not tell of the next one.
+    /// Calls whose callers got a signal and survived. The kernel does not report a second signal.
     signalled: Mutex<Vec<u64>>,
-    /// Revocations of names that the kernel has not carried out yet.
+    /// Revocations of names that the kernel has not acknowledged.
     revoking: Mutex<Vec<Revoking>>,
 }
 
@@ -95,55 +96,55 @@ struct Backing {
     opens: u32,
 }
 
-/// A request of the kernel's that is to be answered.
+/// A kernel request to be answered.
 pub struct Ticket {
     reply: fuse::Reply,
     form: Form,
-    /// If it is recorded.
+    /// Set if the call is recorded.
     begun: Option<Box<Begun>>,
 }
 
-/// What the kernel is told without having asked.
+/// Notification queues to the kernel.
 #[derive(Clone, Debug)]
 pub struct Notifiers {
-    /// Of names, which the kernel forgets with their directories locked.
+    /// For names, which the kernel expires with their directories locked.
     pub names: Notifier,
-    /// Of inodes, for which it waits for nobody who might have such a lock.
+    /// For inodes, where the kernel waits for no holder of such a lock.
     pub inodes: Notifier,
 }
 
-/// How an answer is to be put.
+/// The form of a reply.
 enum Form {
     Plain,
-    /// An extended attribute's value or a list of names, of which only the size is asked with 0.
+    /// An extended attribute's value or a list of names; size 0 requests the size only.
     Xattr(u32),
-    /// Of these names, on a mount of servers. The kernel gives the names that it has moved the validity of the old ones.
+    /// A rename of these names on a mount of servers: the kernel keeps the validity of the old
+    /// names.
     Moving(Box<[(Ino, Name); 2]>),
-    /// Of a file that is opened with these flags. `uncached`: others may write to it, and it is opened to be appended to, or past the cache. It
-    /// may end elsewhere than the kernel believes, which reads nothing behind that, nor caches what is written, unless it is told to leave
-    /// both to us.
+    /// An open with these flags. `uncached`: bypass the page cache, for append or `O_DIRECT` on a
+    /// shared mount; the kernel would use its own, possibly stale, file size for cached I/O.
     Opening {
         flags: u32,
         uncached: bool,
     },
     /// See `overlap.rs`.
     Read(Box<Read>),
-    /// Of whole pages of this file, past the kernel's cache, or for a memory map.
+    /// A read of whole pages of this file, past the page cache or for a memory map.
     Pages(Ino),
-    /// Of a write under this number. `sync`: past the kernel's cache, and to be durable when it returns: the kernel sends no FSYNC
-    /// after it.
+    /// A write with this request number. `sync`: a direct write that must be durable when it
+    /// returns; the kernel sends no `FSYNC` after it.
     Write {
         ino: Ino,
         unique: u64,
         sync: bool,
         cached: bool,
     },
-    /// Of the FSYNC after that, so many bytes.
+    /// The sync after such a write of this many bytes.
     Written(u32),
     Flush,
-    /// Of a request under this number to lock a file as `flock` does, without waiting.
+    /// A `flock` request with this number that does not wait.
     TryLock(u64, Ino, Lock),
-    /// Of this directory with all that is below it.
+    /// The removal of this directory tree.
     Removing(Ino),
     Copying(CopyKey),
     StatX,
@@ -151,7 +152,7 @@ enum Form {
     /// See `mapped.rs`.
     Mapped(Box<Mapped>),
     Copy,
-    /// A listing of a directory: the offset, the room, and whether with attributes.
+    /// A directory listing: offset, buffer size, and whether it includes attributes.
     Listing {
         dir: Ino,
         offset: u64,
@@ -159,8 +160,8 @@ enum Form {
         plus: bool,
     },
     StatFs,
-    /// Of this rank's part of a request under this number to sync all of the file system. `xattr`: it came as the reading of an extended
-    /// attribute, with so much room.
+    /// One rank's part of a sync of the whole file system. `xattr`: it was requested as an extended
+    /// attribute, with a buffer of this size.
     SyncFs {
         unique: u64,
         rank: Rank,
@@ -173,9 +174,9 @@ pub struct Mounted<C> {
     pub calls: Arc<C>,
     /// The kernel may read and write streams itself.
     pub may_pass_through: bool,
-    /// Others may write to the same files: where one ends the kernel does not know.
+    /// Other clients may write to the same files, so the kernel does not know their sizes.
     pub is_shared: bool,
-    /// What was asked for by name.
+    /// The transport that the mount options request.
     pub transport: Option<Transport>,
 }
 
@@ -210,7 +211,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
             }
             Op::Interrupt { unique } => {
                 return match self.calls.door().interrupt(&*self.calls, *unique) {
-                    // It may have overtaken what it is about: the kernel then sends it again.
+                    // The interrupt may have overtaken its request: the kernel repeats it.
                     Interrupt::Unknown => reply.error(Errno::EAGAIN.raw()),
                     Interrupt::Heard => reply.none(),
                     Interrupt::Survived => {
@@ -254,7 +255,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
                 self.calls.door().openings.close(Ino(node), handle, used);
                 self.calls.door().closed(&*self.calls, Ino(node), handle);
             }
-            // A process has closed a file, which it nearly always has not locked.
+            // A process has closed a file; it rarely holds locks.
             Op::Flush { handle, lock_owner } if self.calls.door().shares_locks => {
                 self.calls.door().closing(handle);
                 if !self.calls.must_flush(Ino(node), process(lock_owner)) {
@@ -272,7 +273,7 @@ impl<C: Calls<FuseDoor> + 'static> Filesystem for Mounted<C> {
                 let ticket = Ticket { reply, form, begun };
                 let door = self.calls.door();
                 if sets_mtime(&call) && door.openings.may_be_mapped(Ino(node)) {
-                    // The kernel may send what was stored through a map before only afterwards, as a write.
+                    // The kernel may send earlier stores through a map only later, as a write.
                     let (calls, call) = (Arc::clone(&self.calls), call.into_owned());
                     let set = move || calls.call(unique, caller, call, ticket);
                     return door.after_written_back(Ino(node), 0..u64::MAX, set);
@@ -303,7 +304,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             })
         };
         match request.op {
-            // Of a file handle, whose inode the kernel has evicted, and of a directory with one.
+            // A file handle whose inode the kernel has evicted, or a directory with one.
             Op::Lookup { name: b"." } => plain(Request::Find { ino, kind: None, open: None }),
             Op::Lookup { name: b".." } => plain(Request::Parent { dir: ino }),
             Op::Lookup { name: bytes } => plain(Request::Lookup { dir: ino, name: name(bytes)? }),
@@ -312,8 +313,8 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::SetAttr(ref set) => {
                 let mut to_set = set_attr(set);
                 if to_set == SetAttr::default() {
-                    // It sets nothing: bytes of a file with set-id bits are about to change, also by a
-                    // write that the kernel passes through, or `chown(path, -1, -1)` was called.
+                    // It sets nothing: the bytes of a file with set-id bits are about to change,
+                    // possibly by a passthrough write, or the call is `chown(path, -1, -1)`.
                     to_set.kill_suid_gid = true;
                     to_set.through_handle = self.calls.door().is_passed_through(ino);
                 }
@@ -366,12 +367,12 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 Ok((Call::Request(request), form))
             }
             Op::Open { flags, kill_suid_gid } => {
-                // The kernel truncates by itself, when the file is open.
+                // The kernel truncates the file itself after the open.
                 let how = open_how(flags & !O_TRUNC, kill_suid_gid);
                 Ok((Call::Request(Request::Open { ino, how }), self.opening_form(flags)))
             }
-            // The kernel asks no second time, opens directories by itself, and caches listings until it changes them or
-            // is told that they have changed.
+            // The kernel does not ask again: it opens directories itself and caches listings until
+            // it changes them or is notified of a change.
             Op::OpenDir { .. } if self.calls.door().kernel_opens_directories => Err(Errno::ENOSYS),
             Op::OpenDir { .. } => {
                 let how = OpenHow { access: Access::READ, ..OpenHow::default() };
@@ -406,7 +407,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
                 let owner = process(lock_owner);
                 plain(Request::Unlock { ino, owner, first: 0, last: u64::MAX })
             }
-            // Nothing is kept back that closing would have to write.
+            // The client buffers nothing that a close must flush.
             Op::Flush { .. } => Ok((Call::Request(Request::GetAttr { ino }), Form::Flush)),
             Op::FSync { .. } | Op::FSyncDir { .. } => plain(Request::Fsync { ino }),
             Op::SyncFs => Ok(sync_fs(unique, None)),
@@ -477,7 +478,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
             Op::SetLkW(ref lock) if self.calls.door().shares_locks => {
                 plain(self.calls.door().lock_request(ino, lock, Some(request.unique))?)
             }
-            // Polls and block maps, and locks on one machine, are the kernel's own business.
+            // Polls, block maps and local locks are handled by the kernel.
             _ => Err(Errno::ENOSYS),
         }
     }
@@ -488,7 +489,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
     }
 
     fn listing<'a>(&self, dir: Ino, offset: u64, size: u32, plus: bool) -> (Call<'a>, Form) {
-        // Even the shortest entries take so many bytes.
+        // Size in bytes of the shortest entry.
         let shortest = if plus { 160 } else { 32 };
         let (after, limit) = (if offset < 3 { 0 } else { offset }, size / shortest + 1);
         let call = Call::Request(Request::ReadDir { dir, after, limit, plus });
@@ -497,7 +498,7 @@ impl<C: Calls<FuseDoor>> Mounted<C> {
 }
 
 impl FuseDoor {
-    /// `atime`: who reads directories is to be seen each time only with [`Atime::Always`].
+    /// `atime`: the kernel may skip directory reads unless it is [`Atime::Always`].
     pub fn new(atime: Atime, ttl: Option<Duration>, granted: &Granted) -> Self {
         let kernel_can = granted.flags.contains(fuse::InitFlags::NO_OPENDIR_SUPPORT);
         Self {
@@ -525,17 +526,17 @@ impl FuseDoor {
         }
     }
 
-    /// Before the first request.
+    /// Called before the first request.
     pub fn set_notifiers(&self, notifiers: Notifiers) {
         let _ = self.notifiers.set(notifiers);
     }
 
-    /// Before the first request.
+    /// Called before the first request.
     pub fn set_recorder(&self, recorder: Recorder) {
         let _ = self.recorder.set(recorder);
     }
 
-    /// All calls have been answered.
+    /// Called when all calls are answered.
     pub fn finish_recording(&self) {
         if let Some(recorder) = self.recorder.get() {
             recorder.finish();
@@ -546,7 +547,7 @@ impl FuseDoor {
         self.signalled.lock().unwrap_or_else(PoisonError::into_inner).push(call);
     }
 
-    /// Comes often: looks after callers that have got signals.
+    /// Checks periodically whether callers with signals are ending.
     pub(crate) fn look_after_signals(&self, calls: &impl Calls<Self>) {
         let signalled = std::mem::take(&mut *self.signalled.lock().unwrap_or_else(PoisonError::into_inner));
         for call in signalled {
@@ -561,18 +562,18 @@ impl FuseDoor {
     }
 }
 
-/// All ranks are synced, one after the other.
+/// Syncs all ranks, one after the other.
 fn sync_fs<'a>(unique: u64, xattr: Option<u32>) -> (Call<'a>, Form) {
     let rank = Rank(0);
     (Call::Request(Request::SyncFs { rank }), Form::SyncFs { unique, rank, xattr })
 }
 
-/// The owner of a process's locks.
+/// The owner of a process's `fcntl` locks.
 fn process(number: u64) -> LockOwner {
     LockOwner { flock: false, number }
 }
 
-/// As a kernel reads for a memory map.
+/// True for a read of whole pages, as for a memory map.
 fn is_of_pages(offset: u64, size: u32) -> bool {
     let page = page_size() as u64;
     offset.is_multiple_of(page) && u64::from(size).is_multiple_of(page)
@@ -582,7 +583,7 @@ fn sets_mtime(call: &Call<'_>) -> bool {
     matches!(call, Call::Request(Request::SetAttr { set: SetAttr { mtime: Some(_), .. }, .. }))
 }
 
-/// Bulk work of root's is checked by nobody else.
+/// Checks the capabilities of root for bulk operations; no other code does.
 fn check_root(request: &fuse::Request<'_>) -> Result<(), Errno> {
     if request.uid == 0 && !bulk::is_capable(request.pid) { Err(Errno::EPERM) } else { Ok(()) }
 }
@@ -605,9 +606,10 @@ fn open_how(flags: u32, kill_suid_gid: bool) -> OpenHow {
         1 => Access::WRITE,
         _ => Access::READ | Access::WRITE,
     };
-    // O_SYNC has this bit too. The kernel follows each such write with an FSYNC, but where it passes files through.
+    // `O_SYNC` includes this bit. The kernel follows such writes with an `FSYNC`, except for
+    // passthrough files.
     let sync = flags & O_DSYNC != 0 && access.contains(Access::WRITE);
-    // What is read without being an access is asked for.
+    // With `O_NOATIME`, reads are sent to the server.
     let reads = if flags & O_NOATIME != 0 { Reads::Server } else { Reads::Whole };
     let (truncate, append) = (flags & O_TRUNC != 0, flags & O_APPEND != 0);
     OpenHow { access, kill_suid_gid, truncate, sync, append, reads }

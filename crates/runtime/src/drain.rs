@@ -1,4 +1,4 @@
-//! Moves all files away from a data server of a cluster that does not run.
+//! Moves all files off a data server, in a cluster that is not running.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -15,23 +15,23 @@ use crate::fsck::checkpoint;
 use crate::ranks::{open_ranks, settle_ranks};
 use crate::volume::OpenOptions;
 
-/// What has come of it.
+/// The result of a drain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drained {
-    /// Files that were moved.
+    /// Number of files that were moved.
     pub moved: u64,
-    /// Files that lie on all of the other servers, too, and stay.
+    /// Number of files that stay because they are striped over all other servers, too.
     pub left: u64,
 }
 
-/// A piece of a datafile that is copied at a time.
+/// Unit of copying, in bytes.
 const PIECE: u64 = 1 << 20;
 
-/// Moves the datafiles of a data server to others that the files do not lie on yet: to those of `to`. It can be done again whenever
-/// it was interrupted: a file is where it was until all that is moved has been synced.
+/// Moves the datafiles of a data server to servers in `to` that the files do not use yet. An
+/// interrupted drain can be repeated: the original is removed only after all copies are durable.
 ///
 /// # Errors
-/// Those of stores, also that one is in use; and operations among ranks that do not come to their end.
+/// Errors of the stores, also if one is in use; unfinished operations between ranks.
 pub fn drain(
     ranks: &[PathBuf],
     from: (ServerId, PathBuf),
@@ -50,7 +50,7 @@ pub fn drain(
         moved += drain_rank(&disk, &from, &to, &mut left)?;
     }
     for (ino, _) in from.datafiles()? {
-        // Also what an earlier attempt has moved.
+        // Includes files that an earlier attempt has moved.
         if !left.contains(&ino) {
             from.execute(DataRequest::Remove { ino }).map_err(Error::Drain)?;
         }
@@ -59,7 +59,7 @@ pub fn drain(
     Ok(Drained { moved, left: left.len() as u64 })
 }
 
-/// Of the files of one metadata server. Returns how many were moved.
+/// Drains the files of one metadata server; returns the number of moved files.
 fn drain_rank(
     disk: &Disk,
     from: &DataStore,
@@ -75,7 +75,7 @@ fn drain_rank(
                 return None;
             }
             let others: Vec<_> = to.iter().filter(|one| !layout.servers().contains(&one.number())).collect();
-            // Files follow on each other, so that the servers get them in turn.
+            // Inode numbers are consecutive, so this distributes the files evenly.
             let Some(other) = others.get((ino.0 % others.len().max(1) as u64) as usize) else {
                 left.insert(ino);
                 return None;
@@ -94,13 +94,13 @@ fn drain_rank(
     Ok(moved)
 }
 
-/// Copies a datafile with its holes and its time, durably.
+/// Copies a datafile with its holes and its mtime, durably.
 fn copy(from: &DataStore, to: &DataStore, ino: Ino) -> Result<(), Errno> {
     let DataReply::Stats(stats) = from.execute(DataRequest::Stat { inos: vec![ino] })? else {
         return Err(Errno::EIO);
     };
     let stat = *stats.first().ok_or(Errno::EIO)?;
-    // One of no bytes need not be there.
+    // An empty datafile need not exist.
     to.execute(DataRequest::Fill {
         ino,
         data: Bytes::new(),

@@ -1,4 +1,5 @@
-//! The I/O that the machines ask for: done at once by whoever has given them an input, or in the background.
+//! I/O that the state machines request: executed immediately by the calling thread, or in the
+//! background.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,30 +13,30 @@ use crate::disk::{Disk, WRITE_DELAY};
 use crate::tracer::{Id, Tracer};
 use crate::watch::{IoKind, Watch};
 
-/// For the background threads: what may take long and nobody waits for.
+/// Passes slow I/O that no call waits for to background threads.
 pub struct Errands {
     pub disk: Arc<Disk>,
     pub watch: Watch,
     pub tracer: Arc<Tracer>,
     /// Pieces of a checkpoint, one at a time.
     checkpoint: SyncSender<Errand>,
-    /// Frames of the journal, one at a time, and the delays before they are written.
+    /// Journal frames, one at a time, and the delays before they are written.
     journal: SyncSender<Errand>,
-    /// Rests between the steps in which the trash is freed.
+    /// Pauses between the steps of freeing the trash.
     sweep: SyncSender<Errand>,
-    /// A checkpoint has added to the tables.
+    /// Maintenance of the tables after a checkpoint.
     upkeep: SyncSender<Errand>,
     stopping: AtomicBool,
 }
 
 enum Errand {
-    /// With the operations that wait for it, while somebody traces.
+    /// I/O with the operations that wait for it, while tracing is on.
     Io(IoId, Io, Vec<Id>),
     Upkeep,
     Stop,
 }
 
-/// What the background threads are to be run with ([`Errands::run`]).
+/// The receiving ends for the background threads ([`Errands::run`]).
 pub struct Background {
     checkpoints: Receiver<Errand>,
     frames: Receiver<Errand>,
@@ -45,7 +46,7 @@ pub struct Background {
 
 impl Errands {
     pub fn new(disk: Arc<Disk>, watch: Watch, tracer: Arc<Tracer>) -> (Self, Background) {
-        // Each has one errand under way at a time and may be told to stop, so that a short queue never blocks.
+        // Each queue has at most one entry and a request to stop, so sending never blocks.
         let (checkpoint, checkpoints) = sync_channel(2);
         let (journal, frames) = sync_channel(2);
         let (sweep, sweeps) = sync_channel(2);
@@ -57,7 +58,8 @@ impl Errands {
         )
     }
 
-    /// Does an I/O, unless it is one for the background. `causes`: the operations that wait for it, while somebody traces.
+    /// Executes an I/O, or passes it to the background. `causes`: the operations that wait for it,
+    /// while tracing is on.
     pub fn execute(&self, id: IoId, io: Io, causes: Vec<Id>) -> Option<(IoId, Result<IoDone, Errno>)> {
         let errands = match io {
             Io::Stage { .. } | Io::Publish { .. } => &self.checkpoint,
@@ -65,17 +67,17 @@ impl Errands {
             Io::Rest => &self.sweep,
             _ => return Some((id, self.timed(io, &causes))),
         };
-        // It fails only when the background thread is gone, at the very end.
+        // It fails only at shutdown, when the background thread is gone.
         let _ = errands.send(Errand::Io(id, io, causes));
         None
     }
 
-    /// Has the journal synced in the background, though somebody waits for it.
+    /// Syncs the journal in the background, although a call waits for it.
     pub fn put_off(&self, id: IoId, io: Io, causes: Vec<Id>) {
         let _ = self.journal.send(Errand::Io(id, io, causes));
     }
 
-    /// Does an I/O at once.
+    /// Executes an I/O immediately.
     pub fn timed(&self, io: Io, causes: &[Id]) -> Result<IoDone, Errno> {
         let (kind, began) = (IoKind::of(&io), Instant::now());
         let result = self.disk.execute(io, self.tracer.steps(causes));
@@ -85,7 +87,7 @@ impl Errands {
         result
     }
 
-    /// Runs errands until [`Self::stop`]. `done`: what has come of each.
+    /// Runs background work until [`Self::stop`]. `done` gets each result.
     pub fn run(
         &self,
         Background { checkpoints, frames, sweeps, upkeeps }: Background,
@@ -111,7 +113,7 @@ impl Errands {
         });
     }
 
-    /// Frames are not held up by a delay that runs meanwhile.
+    /// Writes frames; a pending delay does not block them.
     fn run_frames(&self, errands: &Receiver<Errand>, done: &impl Fn(IoId, Result<IoDone, Errno>)) {
         let mut delay = None;
         loop {
@@ -146,14 +148,14 @@ impl Errands {
             if published {
                 self.watch.record_checkpoint(began.elapsed(), records, result.is_ok());
                 (checkpoint, records) = (None, 0);
-                // If it is full, the upkeep is behind already.
+                // If the queue is full, maintenance is requested already.
                 let _ = self.upkeep.try_send(Errand::Upkeep);
             }
             done(id, result);
         }
     }
 
-    /// Lets what is under way come to its end.
+    /// Stops after the work in progress.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         for errands in [&self.checkpoint, &self.journal, &self.sweep, &self.upkeep] {

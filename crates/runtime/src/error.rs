@@ -4,7 +4,7 @@ use espalier_meta::RecoveryError;
 use espalier_proto::{Errno, Rank, ServerId};
 use espalier_store::{FormatError, JournalError, StoreError, SuperblockError};
 
-/// Why a file system cannot be made, opened, checked or mounted.
+/// Why a file system cannot be created, opened, checked or mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -19,7 +19,7 @@ pub enum Error {
     Recovery(#[from] RecoveryError),
     #[error("{} was not completely made: run `espalier mkfs --force` on it", .0.display())]
     Unfinished(PathBuf),
-    #[error("{} holds datafiles of a cluster, and no tree of files: name the cluster's directory, as in `espalier cluster fsck` and `espalier cluster dump`", .0.display())]
+    #[error("{} contains datafiles of a cluster, and no tree of files: pass the cluster's directory, as in `espalier cluster fsck` and `espalier cluster dump`", .0.display())]
     Datafiles(PathBuf),
     #[error("{0}")]
     Option(&'static str),
@@ -28,7 +28,7 @@ pub enum Error {
     )]
     Striped(PathBuf),
     #[error(
-        "{} has what metadata server {rank} of {ranks} has of a tree, which is nothing by itself: use `espalier cluster up`, or `espalier cluster fsck`, on the cluster's directory", path.display()
+        "{} is the store of metadata server {rank} of {ranks}, and cannot be used alone: use `espalier cluster up`, or `espalier cluster fsck`, on the cluster's directory", path.display()
     )]
     OneRank { path: PathBuf, rank: Rank, ranks: u16 },
     #[error(
@@ -36,35 +36,35 @@ pub enum Error {
     )]
     Ranks { path: PathBuf, ranks: u16, named: usize },
     #[error(
-        "these are not all the stores of one tree: the configurations must name that of each of its metadata servers"
+        "these are not all the stores of one tree: the configurations must list the store of each metadata server"
     )]
     OtherRanks,
     #[error("{} is not the store of data server {number}: `espalier cluster init` makes those", path.display())]
     NoDataStore { path: PathBuf, number: ServerId },
     #[error(
-        "this is no dump of an Espalier file system, or of one of another format: load it with the version that made it"
+        "this is no dump of an Espalier file system, or has another format: load it with the version that wrote it"
     )]
     ForeignDump,
-    /// `offset`: of the first frame that is not whole, or not where it belongs.
+    /// `offset`: of the first frame that is incomplete or misplaced.
     #[error("the dump is damaged at byte {offset}: {why}")]
     DamagedDump { offset: u64, why: &'static str },
-    #[error("this is not the dump that was interrupted: name that one, or begin anew without --resume")]
+    #[error("this is not the dump that was interrupted: name that one, or start over without --resume")]
     OtherDump,
-    #[error("the file system has changed since the dump was begun: begin anew, without --resume")]
+    #[error("the file system has changed since the dump was started: start over without --resume")]
     Changed,
     #[error("this is the dump of one of a cluster's servers: load all of them with `espalier cluster load`")]
     PartDump,
-    #[error("the dumps in {} are not of a cluster with as many metadata servers and the same data servers: `espalier cluster init` makes one", .0.display())]
+    #[error("the dumps in {} are of a cluster with other servers: create one with as many metadata servers and the same data servers by `espalier cluster init`", .0.display())]
     OtherShape(PathBuf),
-    #[error("{} is not empty: name a directory of its own for the dump, or --resume what was interrupted there", .0.display())]
+    #[error("{} is not empty: choose an empty directory for the dump, or --resume an interrupted one", .0.display())]
     NotEmpty(PathBuf),
     #[error("the cluster of {} holds files already: use --force to lose them, on all its servers", .0.display())]
     HoldsFiles(PathBuf),
-    #[error("{} was not completely loaded: run `espalier load --resume` (`espalier cluster load --resume`) with the same dump, or --force to begin anew", .0.display())]
+    #[error("{} was not completely loaded: run `espalier load --resume` (`espalier cluster load --resume`) with the same dump, or --force to start over", .0.display())]
     Loading(PathBuf),
     #[error("{} is a whole file system already: there is nothing to resume", .0.display())]
     Loaded(PathBuf),
-    #[error("no load was interrupted in {}: to begin anew, and lose what is there, use --force without --resume", .0.display())]
+    #[error("no load was interrupted in {}: to start over, and lose its contents, use --force without --resume", .0.display())]
     NoLoad(PathBuf),
     #[error("cannot mount on {}", .mountpoint.display())]
     Mount { mountpoint: PathBuf, source: espalier_fuse::MountError },
@@ -74,18 +74,18 @@ pub enum Error {
     Connect(#[from] espalier_net::ConnectError),
     #[error("{what}")]
     Io { what: String, source: std::io::Error },
-    #[error("a datafile could not be moved: {0}; see the log, and begin again")]
+    #[error("cannot move a datafile: {0}; see the log, and repeat the command")]
     Drain(Errno),
     #[error(
-        "operations among the metadata servers do not come to their end: start them all, and stop them again, or see `espalier cluster resolve`"
+        "transactions between metadata servers are unfinished: start all of them, and stop them again, or see `espalier cluster resolve`"
     )]
     Undecided,
-    #[error("not everything could be written when the file system was closed: {0}")]
+    #[error("cannot write all changes at shutdown: {0}")]
     Unwritten(Errno),
 }
 
 impl Error {
-    /// The store itself is damaged, as opposed to one that is in use, is none, or lies on a disk that fails.
+    /// The store itself is damaged; not: it is in use or missing, or the disk fails.
     pub(crate) fn is_damage(&self) -> bool {
         use JournalError::{Corrupt, Foreign, NoJournal, Truncated};
         match self {

@@ -18,30 +18,30 @@ use crate::ranks::{open_ranks, settle_ranks};
 use crate::volume::{OpenOptions, Volume};
 use crate::watch::Watch;
 
-/// What a check has found.
+/// The result of a check.
 #[derive(Debug, Default)]
 pub struct FsckReport {
-    /// Events that were replayed from the journal first.
+    /// Events replayed from the journal before the check.
     pub replayed: u64,
     pub records: u64,
     pub files: u64,
     pub directories: u64,
-    /// Empty: the file system is clean.
+    /// Empty if the file system is clean.
     pub findings: Vec<Finding>,
 }
 
-/// Replays the journal, as mounting would, and then checks that all records fit together. `progress` is told the
-/// number of records read, now and then.
+/// Replays the journal as mounting does, then checks all records for consistency. `progress`
+/// receives the number of records read.
 pub fn fsck(dir: &Path, progress: impl Fn(u64)) -> Result<FsckReport, Error> {
-    // One of several ranks' is refused here.
+    // Refuses the store of one of several ranks.
     told(
         Volume::open(dir, OpenOptions::read_once())
             .and_then(|volume| check_all(vec![volume], &[], &progress)),
     )
 }
 
-/// As [`fsck`], of the stores of all ranks; what they have begun together is brought to its end first. Compares the files with the
-/// datafiles that are in the other stores, if there are any: then in those of all data servers.
+/// As [`fsck`], for the stores of all ranks, after finishing transactions between them. Compares
+/// files with datafiles, if the stores of all data servers are given.
 pub fn fsck_cluster(
     ranks: &[PathBuf],
     data: &[(ServerId, PathBuf)],
@@ -55,7 +55,7 @@ pub fn fsck_cluster(
     }))
 }
 
-/// What is damaged is found.
+/// Reports damage as a finding.
 fn told(checked: Result<FsckReport, Error>) -> Result<FsckReport, Error> {
     match checked {
         Err(error) if error.is_damage() => {
@@ -86,7 +86,7 @@ fn check_all(volumes: Vec<Volume>, data: &[DataStore], progress: &impl Fn(u64)) 
     }
     for store in data {
         for (ino, size) in store.datafiles()? {
-            // What no rank could have the first one does not have.
+            // Inodes of impossible ranks are reported with the first rank.
             let rank = Some(usize::from(ino.rank().0)).filter(|rank| *rank < checks.len()).unwrap_or(0);
             if let Some(check) = checks.get_mut(rank) {
                 check.datafile(store.number(), ino, size);
@@ -101,7 +101,7 @@ fn check_all(volumes: Vec<Volume>, data: &[DataStore], progress: &impl Fn(u64)) 
     Ok(report)
 }
 
-/// Checks that all records of a store that is alone can be read and fit together.
+/// Checks the records of a single store for consistency.
 pub(crate) fn check(
     disk: &Disk,
     hash_key: [u8; 16],
@@ -114,7 +114,7 @@ pub(crate) fn check(
     Ok(FsckReport { replayed, records, files, directories, findings: check.finish() })
 }
 
-/// Shows a check all that is in a store.
+/// Feeds all records of a store to a check.
 fn read(disk: &Disk, hash_key: [u8; 16], progress: &impl Fn(u64)) -> Result<Check, Error> {
     disk.store.verify()?;
     let mut check = Check::new(hash_key);
@@ -131,7 +131,7 @@ fn read(disk: &Disk, hash_key: [u8; 16], progress: &impl Fn(u64)) -> Result<Chec
     Ok(check)
 }
 
-/// Brings the tables up to the journal.
+/// Writes the journal's events to the tables.
 pub(crate) fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
     let (node, background) = Node::new(volume.meta, Arc::clone(&volume.disk), Closed, Watch::new(1, None));
     std::thread::scope(|scope| {
@@ -143,7 +143,7 @@ pub(crate) fn checkpoint(volume: Volume) -> Result<Arc<Disk>, Error> {
     Ok(volume.disk)
 }
 
-/// No calls come in.
+/// A frontend without calls.
 struct Closed;
 
 impl Door for Closed {

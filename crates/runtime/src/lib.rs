@@ -1,4 +1,5 @@
-//! The driver for real life: opens a store, recovers the machines from it, and runs them for the kernel's requests.
+//! The production driver: opens a store, recovers the state machines, and runs them for kernel and
+//! network requests.
 
 mod attach;
 mod behind;

@@ -1,11 +1,11 @@
-//! How many files this process may have open.
+//! The limit on open files of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Lets the process open so many, besides a few that it needs itself, or as many as it is allowed to.
+/// Raises the limit to `files` plus a reserve for the process, as far as permitted.
 ///
 /// # Errors
-/// It may open fewer only: how many.
+/// The number of files, if it is lower.
 pub fn may_open(files: u64) -> Result<(), u64> {
     const OTHERS: u64 = 64;
     let limit = getrlimit(Resource::Nofile);

@@ -1,4 +1,4 @@
-//! A mounted file system, from the first request to the last byte written out.
+//! A mount of an embedded file system, from start to clean shutdown.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,34 +18,35 @@ use crate::tracer::Tracer;
 use crate::volume::Volume;
 use crate::watch::{MachineFigures, MetricsAddress, MetricsServer, Watch};
 
-/// How a file system is mounted, apart from how its store is opened.
+/// Mount options, except those of the store.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
-    /// Flags and options for the kernel.
+    /// Options and flags for the kernel.
     pub kernel: espalier_fuse::MountOptions,
-    /// At most so many threads serve requests.
+    /// Maximum number of threads that serve requests.
     pub threads: usize,
-    /// How requests come from the kernel; by itself the fastest that can be had.
+    /// The transport of requests; `None`: the fastest available.
     pub transport: Option<Transport>,
-    /// Locks on files are the kernel's own business even if they are a server's: those on other machines do not see them.
+    /// Locks on files of a server are local to this machine.
     pub local_locks: bool,
-    /// Of a server's: the kernel caches names and attributes for so long, whatever becomes of them meanwhile, and bytes not at all.
-    /// `None`: it caches under leases.
+    /// For mounts of servers: the kernel caches names and attributes for this time without
+    /// coherence, and no bytes. `None`: it caches under leases.
     pub ttl: Option<Duration>,
-    /// How long unmounting may take to write out what has not been written.
+    /// Time limit for writing out at unmount.
     pub drain: Duration,
-    /// Where figures are served for Prometheus, if they are.
+    /// Where metrics are served for Prometheus.
     pub metrics: Option<MetricsAddress>,
-    /// How long an operation may take without being logged as slow; `None`: as long as it likes.
+    /// Duration from which on an operation is logged as slow; `None`: never.
     pub slow: Option<Duration>,
-    /// A new file in which calls are recorded, to be replayed.
+    /// A new file that records the calls for a replay.
     pub record: Option<PathBuf>,
 }
 
-/// Notifications to the kernel that may be under way.
+/// Maximum number of queued notifications.
 const NOTIFICATIONS: usize = 8192;
 
-/// Mounts and serves until somebody unmounts. `ready` is called once the mount point is usable.
+/// Mounts a volume and serves it until it is unmounted. `ready` is called when the mount point is
+/// usable.
 pub fn mount(
     volume: Volume,
     source: &Path,
@@ -54,7 +55,7 @@ pub fn mount(
     ready: impl FnOnce(),
 ) -> Result<(), Error> {
     volume.require_whole(source)?;
-    // Before mounting, so that nothing is left behind if the address is taken.
+    // Before mounting, so that an address in use leaves nothing behind.
     let metrics = options.metrics.as_ref().map(MetricsServer::bind).transpose()?;
     let recorder = options.record.as_deref().map(Recorder::start).transpose()?;
     let name = source.to_string_lossy();
@@ -98,7 +99,7 @@ pub fn mount(
         ready();
         let outcome = session.run(
             options.threads,
-            // What the kernel writes itself is not synced as the option `sync` says, and not recorded.
+            // Passthrough writes would bypass the option `sync` and the recording.
             Arc::new(Mounted {
                 calls: Arc::clone(&node),
                 may_pass_through: !node.errands.disk.sync && !is_recorded,
@@ -122,7 +123,7 @@ pub fn mount(
     })
 }
 
-/// Mounts, for requests to be served. `is_shared`: others may change what the kernel
+/// Mounts and prepares to serve requests. `is_shared`: other clients may change what the kernel
 /// caches.
 pub(crate) fn start_session(
     name: &str,
@@ -135,13 +136,15 @@ pub(crate) fn start_session(
         what: format!("cannot remove a dead mount from {}", mountpoint.display()),
         source,
     })?;
-    // Names that the kernel has cached are good for every caller, so it must check who may search a directory.
+    // The kernel's cached names are valid for every caller, so the kernel must check search
+    // permission.
     let kernel = espalier_fuse::MountOptions { default_permissions: true, ..options.kernel.clone() };
     let mut wanted = wanted(options.transport);
     if is_shared {
-        // Streams are on other machines.
+        // The streams are on other machines.
         wanted.flags.remove(InitFlags::PASSTHROUGH);
-        // With leases the kernel is told what to drop. With this it would drop what it writes itself, too.
+        // With leases the kernel is notified of changes; this flag would also make it drop its own
+        // writes.
         wanted.flags.set(InitFlags::AUTO_INVAL_DATA, options.ttl.is_some());
         wanted.flags.set(InitFlags::POSIX_LOCKS | InitFlags::FLOCK_LOCKS, !options.local_locks);
     }
@@ -152,8 +155,8 @@ pub(crate) fn start_session(
     Ok(session)
 }
 
-/// What comes from other machines takes a while. A kernel by itself reads no more than 128 KiB ahead of who reads a file from its beginning on,
-/// and lets no file system of this kind have more but by this setting, which is root's.
+/// Increases the kernel's readahead for remote files from 128 KiB. FUSE file systems can do this
+/// only through sysfs, as root.
 fn read_further_ahead(mountpoint: &Path) {
     const KIB: u32 = 1024;
     let Some(device) = mounted_on(mountpoint) else { return };
@@ -172,11 +175,11 @@ pub(crate) fn set_notifiers(session: &mut Session, door: &FuseDoor) -> Result<()
     Ok(())
 }
 
-/// What tells how the file system is.
+/// Answers status queries of a mount.
 struct Mount {
     node: Arc<Node<FuseDoor>>,
     mountpoint: PathBuf,
-    /// What is mounted on the mount point while this file system is.
+    /// The device number of this mount at the mount point.
     device: Option<u32>,
     passthrough: bool,
     fuse: String,
@@ -212,7 +215,7 @@ impl Told for Mount {
     }
 }
 
-/// As it is told to people.
+/// The name of a transport for users.
 pub(crate) fn name_of(transport: Transport) -> &'static str {
     match transport {
         Transport::Uring => "uring",
@@ -224,7 +227,7 @@ fn mounted_on(mountpoint: &Path) -> Option<u32> {
     espalier_fuse::mounted_device(mountpoint).ok().flatten()
 }
 
-/// What is asked of the kernel at the first message.
+/// The features requested from the kernel at initialization.
 pub fn wanted(transport: Option<Transport>) -> Wanted {
     let mut flags = InitFlags::ASYNC_READ
         | InitFlags::DONT_MASK

@@ -1,7 +1,7 @@
-//! One process's machines and the threads that drive them.
+//! The driver of an embedded file system: the state machines of this process.
 //!
-//! The thread that brings a call runs the machines for it and does the I/O that it needs itself, so that a call takes
-//! no hop between threads. A call that must wait for others is parked, and whoever ends its waiting answers it.
+//! The thread that makes a call runs the machines and executes the I/O, so a call needs no hop
+//! between threads. A call that must wait is parked; the thread that ends the wait answers it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -22,10 +22,10 @@ use crate::errands::{Background, Errands};
 use crate::tracer::{Id, Layer, Place, Tracer};
 use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
-/// The machines of this process and their disk.
+/// The state machines of this process and their disk.
 pub struct Node<D: Door> {
     inner: Mutex<Inner<D::Ticket>>,
-    /// Calls that have come and have not been given to the machines.
+    /// Number of calls that wait for the lock.
     queued: AtomicUsize,
     pub errands: Errands,
     door: D,
@@ -34,7 +34,7 @@ pub struct Node<D: Door> {
 struct Inner<T> {
     meta: Meta,
     client: Client,
-    /// Calls that wait for the metadata machine, by the request's id.
+    /// Calls that wait for the metadata machine, by request number.
     parked: HashMap<RequestId, Parked<T>>,
 }
 
@@ -47,7 +47,7 @@ struct Parked<T> {
     span: Span,
 }
 
-/// A call whose last step is to be done without the lock.
+/// A call whose last step is executed without the lock.
 struct Finished<'a, T> {
     ticket: T,
     span: Span,
@@ -59,17 +59,17 @@ enum Last<'a> {
     Stream(Call<'a>, StreamIo),
 }
 
-/// Work that follows from inputs under the lock, to be done after it is let go.
+/// Results of inputs, to be executed after the lock is released.
 struct Work<'a, T> {
     out: Outbox,
     finished: Vec<Finished<'a, T>>,
-    /// In which inputs are being given to the machines.
+    /// The critical section of the inputs.
     turn: Turn,
 }
 
 impl<T> Work<'_, T> {
-    /// With room for the one answer that most inputs have: what a vector takes by itself is more than the allocator
-    /// gives without a lock.
+    /// Reserves room for one reply, the usual number: a vector's default capacity would exceed what
+    /// the allocator serves without a lock.
     fn new(turn: Turn) -> Self {
         let out = Outbox { replies: Vec::with_capacity(1), ..Outbox::default() };
         Self { out, finished: Vec::with_capacity(1), turn }
@@ -78,16 +78,16 @@ impl<T> Work<'_, T> {
 
 /// The only client: this process.
 const CLIENT: ClientId = ClientId(1);
-/// For requests whose answers nobody waits for.
+/// The request number for which no call waits.
 const NOBODY: RequestId = RequestId(0);
 
 thread_local! {
-    /// Where this thread reads streams into.
+    /// This thread's buffer for reads of streams.
     static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 impl<D: Door> Node<D> {
-    /// The node, and what its background threads are to run ([`Self::run_background`]).
+    /// Creates the node, and the state of its background threads ([`Self::run_background`]).
     pub fn new(meta: Meta, disk: Arc<Disk>, door: D, watch: Watch) -> (Self, Background) {
         let (errands, background) = Errands::new(disk, watch, Tracer::new(Place::Rank(0)));
         let inner = Inner { meta, client: Client::default(), parked: HashMap::new() };
@@ -95,22 +95,22 @@ impl<D: Door> Node<D> {
         (Self { inner, queued, errands, door }, background)
     }
 
-    /// Comes once a second: tells the time and the space left.
+    /// Called once per second: reports the time and the free space to the machine.
     pub fn tick(&self) {
         match self.errands.disk.free_space() {
             Ok(free) => self.feed(Input::Space { free }),
-            Err(error) => tracing::warn!(%error, "the store does not tell its free space"),
+            Err(error) => tracing::warn!(%error, "cannot determine the free space of the store"),
         }
         self.feed(Input::Tick);
         self.errands.watch.tick();
     }
 
-    /// Inodes in use, and what is wrong, if anything is: see [`Meta::failure`].
+    /// Number of inodes in use, and the failure of the machine, if any ([`Meta::failure`]).
     pub fn state(&self) -> (u64, Option<Errno>) {
         self.lock().map_or((0, Some(Errno::EIO)), |inner| (inner.meta.files(), inner.meta.failure()))
     }
 
-    /// What the machines tell to those who watch.
+    /// Statistics of the state machines.
     pub fn figures(&self) -> MachineFigures {
         let Ok(inner) = self.lock() else { return MachineFigures::default() };
         let now = Instant::now();
@@ -118,14 +118,14 @@ impl<D: Door> Node<D> {
         MachineFigures::of(&inner.meta, inner.parked.len(), waits.max().unwrap_or_default())
     }
 
-    /// What the file system has done since it was mounted, for Prometheus.
+    /// Statistics since mounting, for Prometheus.
     pub fn exposition(&self) -> String {
         let (totals, (files, broken)) = (self.errands.watch.totals(), self.state());
         let figures = self.errands.watch.figures(&totals, self.figures());
         exposition(totals, figures, files, broken.is_some())
     }
 
-    /// An inode's path in the file system, as far as it is in memory.
+    /// The path of an inode, as far as it is cached.
     pub fn path_of(&self, ino: Ino) -> Option<String> {
         let path = self.lock().ok()?.meta.path_of(ino)?;
         Some(String::from_utf8_lossy(&path).into_owned())
@@ -138,7 +138,7 @@ impl<D: Door> Node<D> {
         self.settle(inner, work);
     }
 
-    /// The machines, and when they were there. The clock is read once where nobody else had them.
+    /// Locks the machines and notes the time; without contention the clock is read once.
     fn turn(&self) -> Result<(Locked<'_, D::Ticket>, Turn), Errno> {
         let asked = Instant::now();
         if let Ok(inner) = self.inner.try_lock() {
@@ -148,7 +148,7 @@ impl<D: Door> Node<D> {
         Ok((inner, Turn { asked, began: Instant::now() }))
     }
 
-    /// Fails after a thread has panicked while it held the machines: what they hold cannot be trusted any more.
+    /// Fails after a panic under the lock: the machines' state is unreliable then.
     fn lock(&self) -> Result<Locked<'_, D::Ticket>, Errno> {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
@@ -162,7 +162,7 @@ impl<D: Door> Node<D> {
         inner.meta.on(now, input, &mut work.out);
     }
 
-    /// Leads a call on until it is finished or must wait.
+    /// Advances a call until it is finished or must wait.
     fn advance<'a>(
         &self,
         inner: &mut Inner<D::Ticket>,
@@ -176,7 +176,7 @@ impl<D: Door> Node<D> {
                 Next::Answer(result) => {
                     return work.finished.push(Finished { ticket, span, last: Last::Answer(result) });
                 }
-                // The store's own are all there is, and nothing is told early.
+                // All streams are in the local store, and there is no write-back.
                 Next::Data(..) | Next::Apart => next = Next::Answer(Err(Errno::EIO)),
                 Next::Stream(io) => {
                     return work.finished.push(Finished { ticket, span, last: Last::Stream(call, io) });
@@ -190,7 +190,7 @@ impl<D: Door> Node<D> {
                     let last = Last::Answer(Ok(Answer::Done));
                     return work.finished.push(Finished { ticket, span, last });
                 }
-                // The one rank there is names no other.
+                // There is only one rank, so it returns no remote reference.
                 Next::Ask(request) | Next::Find(request, _) => {
                     let input =
                         Input::Request { from: CLIENT, id, below: id, caller: caller.clone(), request };
@@ -208,7 +208,7 @@ impl<D: Door> Node<D> {
         }
     }
 
-    /// Does all that follows, and what follows from that, until nothing is left to do.
+    /// Executes all results, and the results of these, until nothing is left.
     fn settle<'a>(&'a self, mut inner: Locked<'a, D::Ticket>, mut work: Work<'a, D::Ticket>)
     where
         D::Ticket: 'a,
@@ -271,14 +271,14 @@ impl<D: Door> Node<D> {
 
     fn finish(&self, finished: Finished<'_, D::Ticket>) {
         let Finished { ticket, mut span, last } = finished;
-        // The machines are done with it; if anything is left to do, it is with streams.
+        // The machines are finished with the call; what remains is stream I/O.
         span.turn_to(Stage::Disk, Instant::now());
         match last {
             Last::Answer(Ok(Answer::Bytes(bytes))) => self.answer(ticket, span, Ok(Outcome::Data(&bytes))),
             Last::Answer(Ok(Answer::StatFs(mut capacity))) => {
                 let space = self.errands.disk.space();
                 if let Ok(Space { available, .. }) = space {
-                    // Who is told that there is space can use it.
+                    // The machine learns of the free space before it is reported.
                     self.feed(Input::Space { free: available });
                 }
                 let answer = space.map(|space| {
@@ -303,7 +303,7 @@ impl<D: Door> Node<D> {
                 let steps = self.errands.tracer.steps(&cause);
                 let result = steps.step(Layer::Store, kind, || self.errands.disk.stream_io(io, data));
                 span.turn_to(Stage::Work, Instant::now());
-                // Before the answer: after it the file may be removed at any time.
+                // Before the answer, after which the file may be removed.
                 let left = match io {
                     StreamIo::Write { ino, offset, .. } if result.is_ok() => {
                         self.errands.disk.follow(ino, offset, data.len() as u64).map(|bytes| (ino, bytes))
@@ -318,7 +318,7 @@ impl<D: Door> Node<D> {
         }
     }
 
-    /// How a call is named where operations are traced.
+    /// The identifier of a call in traces.
     fn id_of(&self, number: u64) -> Id {
         self.errands.tracer.served(Place::Client(CLIENT.0 as u32), number)
     }
@@ -332,7 +332,7 @@ impl<D: Door> Node<D> {
         inner.meta.causes_of(id).into_iter().filter_map(id_of).collect()
     }
 
-    /// Counts a call that has ended, and answers it.
+    /// Counts a finished call and answers it.
     fn answer(&self, ticket: D::Ticket, span: Span, outcome: Result<Outcome<'_>, Errno>) {
         self.errands.tracer.end(self.id_of(span.number));
         let failure = outcome.as_ref().err().copied();
@@ -359,12 +359,12 @@ impl<D: Door> Node<D> {
         );
     }
 
-    /// Does what is to be done in the background, until [`Errands::stop`].
+    /// Runs background work until [`Errands::stop`].
     pub fn run_background(&self, background: Background) {
         self.errands.run(background, |id, result| self.feed(Input::Done { id, result }));
     }
 
-    /// Writes everything out; until that is done, or has failed for good, or the time is over.
+    /// Writes everything out, until done, failed or timed out. Returns true on success.
     pub fn drain(&self, limit: std::time::Duration) -> bool {
         let deadline = std::time::Instant::now() + limit;
         loop {

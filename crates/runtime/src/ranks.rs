@@ -1,4 +1,4 @@
-//! The stores of all metadata servers that share a tree, opened by one process.
+//! Opens the stores of several metadata servers in one process.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use crate::fsck::checkpoint;
 use crate::tracer::Steps;
 use crate::volume::{OpenOptions, Volume};
 
-/// Each brings all transactions that can end a step further.
+/// Maximum number of rounds; each advances all transactions that can finish.
 const ROUNDS: u32 = 10;
 
-/// Opens the stores. Returns them by rank.
+/// Opens the stores and returns them by rank.
 ///
 /// # Errors
-/// Those of opening each; and they are not all that there are of one tree.
+/// Errors of opening a store; the stores are not those of one complete tree.
 pub(crate) fn open_ranks(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Error> {
     let volumes = open_all(dirs, options)?;
     let of_one = |(at, volume): (usize, &Volume)| {
@@ -28,7 +28,7 @@ pub(crate) fn open_ranks(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<
     if volumes.iter().enumerate().all(of_one) { Ok(volumes) } else { Err(Error::OtherRanks) }
 }
 
-/// Opens stores of some ranks. Returns them in the order of these.
+/// Opens the stores of some ranks, in the given order.
 fn open_all(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Error> {
     let options = OpenOptions { with_ranks: true, ..options.clone() };
     let open = |dir| Volume::open(dir, options.clone());
@@ -37,20 +37,21 @@ fn open_all(dirs: &[PathBuf], options: &OpenOptions) -> Result<Vec<Volume>, Erro
     Ok(volumes)
 }
 
-/// What a lost rank has had prepared at another.
+/// A transaction that a lost rank has left prepared at another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Undecided {
-    /// Where it is prepared.
+    /// The rank where it is prepared.
     pub rank: Rank,
-    /// What would be changed there.
+    /// The prepared changes.
     pub changes: Vec<String>,
 }
 
-/// Decides what a rank that will never be back has left undecided at the others, whose stores these are: it is undone. Ends what they
-/// have begun among themselves first. `confirm` is shown what would be undone, and says whether it is to be; returns that.
+/// Aborts the transactions that a permanently lost rank has left undecided at the other ranks,
+/// whose stores these are. Transactions among these ranks are finished first. `confirm` gets the
+/// changes to abort and decides; its result is returned.
 ///
 /// # Errors
-/// Those of opening each; and they are not all the others of one tree.
+/// Errors of opening a store; the stores are not all others of one tree.
 pub fn resolve_lost(
     dirs: &[PathBuf],
     lost: Rank,
@@ -84,8 +85,8 @@ pub fn resolve_lost(
     Ok(is_confirmed)
 }
 
-/// Brings what ranks have begun together to its end, as they do when they run and are connected. What remains open then is a
-/// fault.
+/// Finishes the transactions between ranks, as connected servers do. A transaction that remains
+/// unfinished is a fault.
 pub(crate) fn settle_ranks(volumes: &mut [Volume]) {
     let all: Vec<Rank> = volumes.iter().map(|volume| volume.superblock.rank).collect();
     let others = |own| all.iter().copied().filter(move |rank| *rank != own);
@@ -95,12 +96,12 @@ pub(crate) fn settle_ranks(volumes: &mut [Volume]) {
         if volumes.iter().all(|volume| volume.meta.open_transactions() == 0) {
             break;
         }
-        // What nobody waits for is made durable now.
+        // Background events are made durable, too.
         run(volumes, all.iter().map(|rank| (*rank, Input::Drain)).collect());
     }
 }
 
-/// Gives machines these inputs, and all that follow from them. What is said to a rank that is not there is lost.
+/// Runs the machines on these inputs and their results. Messages to absent ranks are dropped.
 fn run(volumes: &mut [Volume], mut inputs: VecDeque<(Rank, Input)>) {
     while let Some((rank, input)) = inputs.pop_front() {
         let volume = volumes.iter_mut().find(|volume| volume.superblock.rank == rank);

@@ -1,6 +1,7 @@
-//! Records what is asked of a mount, so that it can be replayed (`espalier sim --trace FILE`).
+//! Records the calls of a mount for a replay (`espalier sim --trace FILE`).
 //!
-//! A thread writes. Calls do not wait for it: if it cannot keep up, lines are left out, and the next says how many.
+//! A separate thread writes. Calls do not wait for it: if it cannot keep up, lines are dropped, and
+//! the next line contains their number.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -18,20 +19,20 @@ use espalier_recording::{Asked, Line, Told};
 use crate::calls::Outcome;
 use crate::error::Error;
 
-/// Lines that wait to be written: some 30 MiB.
+/// Maximum number of queued lines, about 30 MiB.
 const WAITING: usize = 1 << 16;
 
-/// A recording under way.
+/// A recording in progress.
 #[derive(Debug)]
 pub struct Recorder {
     started: Instant,
     lost: AtomicU64,
-    /// `None`: that was all.
+    /// `None` ends the recording.
     queue: SyncSender<Option<Line>>,
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A call that has not been answered yet.
+/// A recorded call without an answer yet.
 #[derive(Debug)]
 pub struct Begun {
     at: Duration,
@@ -42,10 +43,10 @@ pub struct Begun {
 }
 
 impl Recorder {
-    /// Records to a new file.
+    /// Starts recording to a new file.
     ///
     /// # Errors
-    /// The file cannot be made, or is there already.
+    /// The file exists or cannot be created.
     pub fn start(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Io { what: format!("cannot record to {}", path.display()), source };
         let file = File::create_new(path).map_err(failed)?;
@@ -61,13 +62,13 @@ impl Recorder {
         Ok(Self { started: Instant::now(), lost: AtomicU64::new(0), queue, writer })
     }
 
-    /// A call comes.
+    /// Records the start of a call.
     pub fn begin(&self, caller: &Caller, call: &Call<'_>) -> Box<Begun> {
         let (at, &Caller { pid, uid, gid, .. }) = (self.started.elapsed(), caller);
         Box::new(Begun { at, pid, uid, gid, asked: Asked::from(call) })
     }
 
-    /// It is answered.
+    /// Records the answer to a call.
     pub fn end(&self, begun: Begun, outcome: &Result<Outcome<'_>, Errno>) {
         let Begun { at, pid, uid, gid, asked } = begun;
         let told = match outcome {
@@ -84,11 +85,11 @@ impl Recorder {
         }
     }
 
-    /// Waits until all is written.
+    /// Waits until everything is written.
     pub fn finish(&self) {
         let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(writer) = writer {
-            // Fails if the writer has ended before: then there is nothing to wait for.
+            // Fails if the writer has already ended.
             let _ = self.queue.send(None);
             let _ = writer.join();
         }
@@ -96,7 +97,7 @@ impl Recorder {
         if lost > 0 {
             tracing::warn!(
                 lost,
-                "the last calls are not in the recording: it could not be written fast enough"
+                "the recording lacks the last calls, because it could not be written fast enough"
             );
         }
     }
@@ -105,7 +106,7 @@ impl Recorder {
 fn write(lines: &Receiver<Option<Line>>, file: File) -> std::io::Result<()> {
     let mut file = BufWriter::new(file);
     loop {
-        // What has been written can be read when nothing more comes.
+        // Flush when no line is queued.
         let next = match lines.try_recv() {
             Ok(next) => Ok(next),
             Err(TryRecvError::Empty) => {
@@ -133,7 +134,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("recording");
         let recorder = Recorder::start(&path).expect("a new file");
-        assert!(Recorder::start(&path).is_err(), "nothing is written over");
+        assert!(Recorder::start(&path).is_err(), "no file is overwritten");
         let caller = Caller { uid: 7, gid: 8, pid: 9, groups: None };
         let read = Call::Read { ino: Ino(5), offset: 3, size: 100, noatime: false };
         recorder.end(*recorder.begin(&caller, &read), &Ok(Outcome::Data(b"abc")));

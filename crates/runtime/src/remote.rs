@@ -1,7 +1,8 @@
-//! The calls of a door, taken by a cluster's metadata servers: the client's machine, connections, and the thread-safe rest around them.
+//! Executes a frontend's calls on a cluster: the client's state machine with its lock and
+//! connections.
 //!
-//! The thread that brings a call sends what it asks of a server; the task that receives the answer leads the call on and
-//! answers it. `direct.rs` has what is asked of data servers.
+//! The thread that makes a call sends its first request; the task that receives a reply advances
+//! the call and answers it. `direct.rs` handles data servers.
 
 mod direct;
 mod line;
@@ -30,16 +31,17 @@ use direct::Direct;
 use line::Line;
 pub use line::Messages;
 
-/// How long a server may take to do what callers have been told that it has done: no session lasts longer without a connection.
+/// Time limit at unmount for pending write-back operations. Without a connection no session lasts
+/// longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 const SETTLING: Duration = Duration::from_millis(5);
-/// How long it may take to tell servers that this client goes.
+/// Time limit for saying goodbye to the servers.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// A door's sessions with the metadata servers of a cluster.
+/// A frontend's sessions with the metadata servers of a cluster.
 pub struct Remote<D: Door> {
-    /// Held while what a server has sent is taken, before `inner`: what one tells of a name, and another of its inode, is told
-    /// together, and must be before either is revoked.
+    /// Held while a server's messages are processed; acquired before `inner`. It keeps the replies
+    /// of two ranks about a name and its inode together, before either can be revoked.
     receiving: Mutex<()>,
     inner: Mutex<Inner<Called<D::Ticket>>>,
     door: D,
@@ -48,23 +50,23 @@ pub struct Remote<D: Door> {
     own: Weak<Self>,
 }
 
-/// A call of a door, by its number, and what that needs to answer it.
+/// A call: its number, and the frontend's ticket.
 #[derive(Debug)]
 pub struct Called<T> {
     id: u64,
     ticket: T,
 }
 
-/// How a session with a server is.
+/// State of a session with a server.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 pub struct SessionState {
     pub connected: bool,
-    /// Calls that wait for the server.
+    /// Number of calls that wait for the server.
     pub waiting: usize,
     pub messages: Messages,
 }
 
-/// What is to be sent to servers, and the connections to those that are connected.
+/// Messages to send, and the connections to send them over.
 struct Addressed {
     messages: Vec<(Rank, FromClient)>,
     senders: SmallVec<[(Rank, Sender<FromClient>); 1]>,
@@ -72,16 +74,17 @@ struct Addressed {
 
 struct Inner<T> {
     sessions: Sessions<T>,
-    /// Since when the machine's clock runs.
+    /// Origin of the machine's clock.
     started: Instant,
-    /// By rank.
+    /// Connections by rank.
     lines: Vec<Line>,
-    /// What data servers are being asked, by number.
+    /// Operations on data servers in progress, by number.
     tasks: HashMap<u64, AbortHandle>,
 }
 
 impl<D: Door> Remote<D> {
-    /// Of the cluster of the server that has said this. `servers`: as who data servers are asked, in tasks of this thread's runtime.
+    /// Creates the sessions for the cluster of the server that sent `first`. Requests to data
+    /// servers use `servers`, in tasks of the current runtime.
     pub fn new(door: D, cache: Cache, servers: &Servers, first: &Welcome) -> Arc<Self> {
         let ranks = rank_count(first);
         let mut sessions = Sessions::new(cache, ranks, door.is_checked());
@@ -101,12 +104,12 @@ impl<D: Door> Remote<D> {
         Arc::new_cyclic(|own| Self { receiving, inner, door, tracer, direct, own: Weak::clone(own) })
     }
 
-    /// The incarnation of the server that the session was last in; `None`: there is no session.
+    /// The server incarnation of the present session; `None`: no session.
     pub fn incarnation(&self, rank: Rank) -> Option<u64> {
         self.lock().ok()?.sessions.incarnation(rank)
     }
 
-    /// How the sessions are, by rank.
+    /// State of the sessions, by rank.
     pub fn sessions(&self) -> Vec<SessionState> {
         let Ok(inner) = self.lock() else { return Vec::new() };
         let state = |(number, line): (usize, &Line)| SessionState {
@@ -117,12 +120,12 @@ impl<D: Door> Remote<D> {
         inner.lines.iter().enumerate().map(state).collect()
     }
 
-    /// What has been sent and received until now.
+    /// Counts of messages sent and received.
     pub fn messages(&self) -> Messages {
         self.sessions().iter().fold(Messages::default(), |sum, session| sum.plus(session.messages))
     }
 
-    /// What has been asked of servers until now, by operation.
+    /// Counts of requests to servers, by operation.
     pub fn asked(&self) -> BTreeMap<String, u64> {
         let Ok(inner) = self.lock() else { return BTreeMap::new() };
         let count = |kind: &Kind| inner.lines.iter().map(|line| line.kinds[*kind as usize]).sum();
@@ -134,14 +137,14 @@ impl<D: Door> Remote<D> {
         &self.tracer
     }
 
-    /// Looks at what is cached, at its time. `None` after a panic: what is cached cannot be trusted any more.
+    /// Accesses the cache at the present time. `None` after a panic: the cache is unreliable then.
     pub fn cached<R>(&self, look: impl FnOnce(&mut Sessions<Called<D::Ticket>>, u64) -> R) -> Option<R> {
         let mut inner = self.lock().ok()?;
         let now = inner.now();
         Some(look(&mut inner.sessions, now))
     }
 
-    /// A connection to a server has begun.
+    /// Handles a new connection to a server.
     pub fn connected(&self, rank: Rank, welcome: &Welcome, sender: Sender<FromClient>) {
         let _turn = self.receive();
         let Ok(mut inner) = self.lock() else { return };
@@ -152,12 +155,12 @@ impl<D: Door> Remote<D> {
         if let Some(line) = inner.lines.get_mut(usize::from(rank.0)) {
             line.sender = Some(sender);
         }
-        // Before anybody else sends: a server that was started anew wants to be told first what is held.
+        // Before other threads send: a restarted server must receive the reclaims first.
         send(inner.address(&mut told, &self.tracer));
         self.settle(inner, told);
     }
 
-    /// A server has ended the session.
+    /// Handles the end of a session by the server.
     pub fn ended(&self, rank: Rank) {
         let _turn = self.receive();
         self.with_machine(|sessions, now, told| sessions.ended(now, rank, told));
@@ -171,12 +174,12 @@ impl<D: Door> Remote<D> {
         inner.sessions.disconnected(rank);
     }
 
-    /// Comes a few times a second: tells servers what they need not know at once.
+    /// Called several times per second: sends notifications that were queued.
     pub fn tick(&self) {
         self.with_machine(|sessions, now, told| sessions.tick(now, self.is_stuck(), told));
     }
 
-    /// Takes what has come from a server.
+    /// Processes messages from a server.
     pub fn received(&self, rank: Rank, messages: impl IntoIterator<Item = FromServer>) {
         let _turn = self.receive();
         let Ok(mut inner) = self.lock() else { return };
@@ -193,7 +196,7 @@ impl<D: Door> Remote<D> {
         self.settle(inner, told);
     }
 
-    /// Waits until servers have done all that callers were told of, and tells them that this client goes.
+    /// Waits for pending write-back operations, and ends the sessions.
     pub async fn farewell(&self) {
         let left = || self.cached(|sessions, _| sessions.unanswered_changes()).unwrap_or(0);
         let settled = async {
@@ -204,11 +207,11 @@ impl<D: Door> Remote<D> {
         if tokio::time::timeout(PATIENCE, settled).await.is_err() {
             tracing::error!(
                 changes = left(),
-                "no server has answered changes of which programs have been told that they were made"
+                "acknowledged operations were not confirmed by any server and may be lost"
             );
         }
         if tokio::time::timeout(FAREWELL, self.say_goodbye()).await.is_err() {
-            tracing::warn!("a server could not be told that this client goes; it will notice");
+            tracing::warn!("cannot say goodbye to a server; the session will time out");
         }
     }
 
@@ -237,9 +240,9 @@ impl<D: Door> Remote<D> {
         Some(result)
     }
 
-    /// Does all that follows.
+    /// Executes the actions.
     fn settle(&self, mut inner: MutexGuard<'_, Inner<Called<D::Ticket>>>, mut told: Told<Called<D::Ticket>>) {
-        // Before a call goes on that has changed a mode, and others hear of its end.
+        // Attributes are invalidated before the call continues and before its answer.
         for for_door in &told.door {
             if let ForDoor::Changed(inos) = for_door {
                 self.door.changed(inos);
@@ -279,23 +282,23 @@ impl<D: Door> Remote<D> {
             ForDoor::DistrustNames => self.door.distrust_names(),
             ForDoor::Distrust { names, inos } => self.door.distrust(names, &inos),
             ForDoor::Recall { recalls, removed } => self.door.recall(&recalls, &removed),
-            // Done already.
+            // Handled above.
             ForDoor::Changed(_) => {}
             ForDoor::Groups { rank, id, pid } => self.tell_groups(rank, id, pid),
             ForDoor::Failed { dir, name: Some(name), errno, .. } => tracing::warn!(
                 dir = dir.0,
                 name = %String::from_utf8_lossy(&name),
                 %errno,
-                "a file could not be made or removed, of which its program has been told that it was"
+                "an acknowledged create or remove has failed"
             ),
             ForDoor::Failed { ino, name: None, errno, .. } => tracing::warn!(
                 ino = ino.0,
                 %errno,
-                "what a program has written to a new file could not be written"
+                "an acknowledged write has failed"
             ),
             ForDoor::Unlocked(files) => tracing::warn!(
                 files,
-                "the server has given up this client's locks, for it had not heard of it for too long"
+                "the server has dropped this client's locks, because the session timed out"
             ),
         }
     }
@@ -317,24 +320,24 @@ impl<D: Door> Remote<D> {
         |layout| self.direct.is_stuck(layout)
     }
 
-    /// It guards nothing that a panic could have left half done.
+    /// It guards nothing that a panic could leave inconsistent.
     fn receive(&self) -> MutexGuard<'_, ()> {
         self.receiving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails after a thread has panicked while it held the machine: what it holds cannot be trusted any more.
+    /// Fails after a panic under the lock: the machine's state is unreliable then.
     fn lock(&self) -> Result<MutexGuard<'_, Inner<Called<D::Ticket>>>, Errno> {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
 }
 
 impl<T> Inner<T> {
-    /// In milliseconds, for the machine.
+    /// The machine's clock, in ms.
     fn now(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
     }
 
-    /// What is to be sent, and over which connections.
+    /// Collects the messages to send and their connections.
     fn address(&mut self, told: &mut Told<T>, tracer: &Tracer) -> Addressed {
         let (messages, mut senders) = (mem::take(&mut told.send), SmallVec::<[(Rank, _); 1]>::new());
         for (rank, message) in &messages {
@@ -355,7 +358,7 @@ impl<T> Inner<T> {
     }
 }
 
-/// A request's number, and what it is.
+/// The number and kind of a request.
 fn asks(message: &FromClient) -> Option<(RequestId, Kind)> {
     match message {
         FromClient::Request { id, request, .. } => Some((*id, Kind::of_request(request).0)),
@@ -364,9 +367,9 @@ fn asks(message: &FromClient) -> Option<(RequestId, Kind)> {
     }
 }
 
-/// What a lost connection does not take any more is sent again by the next.
+/// Messages that a lost connection does not accept are repeated over the next.
 fn send(Addressed { messages, senders }: Addressed) {
-    let lost = |error| tracing::debug!(%error, "a message to a server was not sent");
+    let lost = |error| tracing::debug!(%error, "cannot send a message to a server");
     for (rank, message) in messages {
         if let Some((_, sender)) = senders.iter().find(|(to, _)| *to == rank) {
             sender.queue(message).unwrap_or_else(lost);
@@ -379,7 +382,7 @@ fn send(Addressed { messages, senders }: Addressed) {
 
 impl<D: Door> Calls<D> for Remote<D> {
     fn call(&self, id: u64, caller: Caller, call: Call<'_>, ticket: D::Ticket) {
-        // Who tells a listing locks the machine himself: then no other message is taken meanwhile.
+        // Delivering a listing locks the machine; meanwhile no other message may be processed.
         let turn = matches!(call, Call::Request(Request::ReadDir { .. })).then(|| self.receive());
         let mut inner = match self.lock() {
             Ok(inner) => inner,
@@ -390,8 +393,8 @@ impl<D: Door> Calls<D> for Remote<D> {
         self.tracer.begin(called, Kind::of(&call).0.name(), Vec::new);
         if let Some((answer, lease_ms)) = inner.sessions.answer(now, &caller, &call) {
             self.tracer.end(called);
-            // Under a lock: nothing of it can be revoked before it is told. But a read may be asked again, and who takes its bytes back
-            // waits for the page that it is for.
+            // Under the lock, so that it cannot be revoked before it is answered. Exempt are reads,
+            // which may be repeated, and whose revocation waits for the page that they fill.
             if turn.is_some() || matches!(answer, Ok(Answer::Bytes(_))) {
                 drop(inner);
             }

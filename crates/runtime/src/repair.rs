@@ -1,5 +1,6 @@
-//! Repairs a store that is not mounted: opens it as far as it can be opened, replays what can be replayed, and then makes
-//! the records fit together. Everything that is replaced or taken out is kept in the store's directory `quarantine`.
+//! Repairs a store that is not mounted: opens and replays as much as possible, then makes the
+//! records consistent. Everything that is replaced or removed is saved in the directory
+//! `quarantine` of the store.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -23,21 +24,21 @@ use crate::error::Error;
 use crate::fsck::{FsckReport, check, checkpoint};
 use crate::volume::{Volume, fetch, require_alone};
 
-/// What a repair has done.
+/// The result of a repair.
 #[derive(Debug)]
 pub struct RepairReport {
-    /// In words; empty: nothing was wrong.
+    /// The repairs; empty if nothing was wrong.
     pub done: Vec<Finding>,
-    /// Where the old records and files are, if there are any.
+    /// Where the old records and files are saved.
     pub quarantine: Option<PathBuf>,
-    /// The check afterwards.
+    /// The result of the final check.
     pub after: FsckReport,
 }
 
-/// Repairs a file system. One without faults is not changed but as mounting changes it.
+/// Repairs a file system. An undamaged one is changed only as by mounting.
 ///
 /// # Errors
-/// If the store is in use, or the disk fails. It can be done again then.
+/// The store is in use, or the disk fails. The repair can be repeated then.
 pub fn repair(dir: &Path, progress: impl Fn(u64)) -> Result<RepairReport, Error> {
     match try_repair(dir, progress) {
         Err(error) if error.is_damage() => {
@@ -92,7 +93,7 @@ fn say_mended(mended: &Mended, done: &mut Vec<Finding>) {
         let (read, blocks) = (salvage.read, salvage.lost_blocks);
         say(done, format!("{why}: of the tables {read} records could be read, {blocks} blocks could not"));
         for table in &salvage.lost_tables {
-            say(done, format!("nothing, or not all, of {table} could be read"));
+            say(done, format!("cannot read {table} completely"));
         }
         if salvage.unlisted {
             say(done, "the list of tables was damaged: files that were removed lately may be back".into());
@@ -106,7 +107,7 @@ fn say_mended(mended: &Mended, done: &mut Vec<Finding>) {
     }
 }
 
-/// Opens the store and replays what can be replayed. Events replayed.
+/// Opens the store and replays as much as possible; returns the number of replayed events.
 fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<Disk>, u64), Error> {
     let (store, mut journal) = LocalStore::open_with(dir, LocalOptions::default())?;
     match unfinished(&store, dir)? {
@@ -119,7 +120,8 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     }
     let first = store.get(ObjectId::SUPER, b"")?.filter(|first| Super::parse(first).is_some());
     let Some(first) = first else {
-        // A journal is of use only with a record that says where to begin. It must not be replayed from another place.
+        // A journal is usable only with the record of its start; it must not be replayed from
+        // another position.
         let journal = replaced(dir, quarantine, &store)?;
         say(done, "where to begin in the journal is not known: what only it held is lost".into());
         return Ok((Arc::new(Disk::new(store, journal, false)), 0));
@@ -127,7 +129,7 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     restore_root(&store, dir, quarantine, done)?;
     let superblock = store.superblock().clone();
     let mut config = Config::new(superblock.hash_key, superblock.strip_bytes, journal.capacity());
-    // Clients of a server that is not running keep what they have.
+    // Clients of a stopped server keep their sessions.
     config.session_ms = Some(u32::MAX);
     let mut orphans = store.scan(ObjectId::ORPHANS, Bound::Unbounded, usize::MAX)?;
     let mut sessions = store.scan(ObjectId::SESSIONS, Bound::Unbounded, usize::MAX)?;
@@ -143,7 +145,7 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
         );
     }
     if let Some((good, _)) = &failed {
-        // The old one stays until the tables have what was replayed.
+        // The old journal stays until a checkpoint contains the replayed events.
         journal = new_journal(dir, &superblock)?;
         journal.replay(*good, |_, _| ())?;
     }
@@ -156,7 +158,7 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     let (meta, mut calls) =
         recovery.finish(end, used, &new_streams, &sizes, &mut |load| fetch(&store, load))?;
     if failed.is_some() {
-        // Nothing is known to have come of these streams, but the lost events may have said so.
+        // The lost events may refer to these streams, so they are not removed.
         calls.retain(|call| !matches!(call, StreamCall::Remove { ino } if new_streams.contains(ino)));
     }
     let disk = Arc::new(Disk::new(store, journal, false));
@@ -171,7 +173,7 @@ fn open(dir: &Path, quarantine: &Path, done: &mut Vec<Finding>) -> Result<(Arc<D
     Ok((disk, replayed))
 }
 
-/// Says where the new journal begins, if no checkpoint did because nothing had changed.
+/// Records the start of the new journal, unless a checkpoint did so.
 fn begin_at(store: &LocalStore, before: Position, good: Position) -> Result<(), Error> {
     let first = store.get(ObjectId::SUPER, b"")?.and_then(|first| Super::parse(&first));
     if let Some(first) = first.filter(|first| first.journal == before.0) {
@@ -188,7 +190,7 @@ fn replaced(dir: &Path, quarantine: &Path, store: &LocalStore) -> Result<Journal
     Ok(journal)
 }
 
-/// Without a root directory nothing can be replayed.
+/// Creates a root directory if there is none, since replay needs one.
 fn restore_root(
     store: &LocalStore,
     dir: &Path,
@@ -198,7 +200,7 @@ fn restore_root(
     let root = Format { time: clock::now(), uid: 0, gid: 0, perm: 0o755 }.root();
     let there = store.get(root.object, &root.key)?.and_then(|value| decode::<Inode>(&value).ok());
     if !there.is_some_and(|inode| inode.is_dir()) {
-        say(done, "the root directory was missing or damaged, and is made anew".into());
+        say(done, "the root directory was missing or damaged, and is created again".into());
         let root = vec![root];
         keep(store, &root, dir, quarantine)?;
         store.stage(root)?;
@@ -207,7 +209,7 @@ fn restore_root(
     Ok(())
 }
 
-/// Replays up to the first damage: then the position after the last good frame, and what is wrong behind it.
+/// Replays up to the first damage. Returns the position after the last good frame, and the damage.
 fn replay(
     journal: &mut Journal<RealFile>,
     from: Position,
@@ -228,11 +230,11 @@ fn replay(
         Err(error @ JournalError::Corrupt { .. }) => failed = failed.or(Some(error.to_string())),
         Err(error) => return Err(error.into()),
     }
-    // Positions are multiples of 8, or nothing can be appended there.
+    // Positions are multiples of 8.
     Ok(failed.map(|why| (Position(good.0.next_multiple_of(8)), why)))
 }
 
-/// Keeps the records that are about to change: a line each, of object, key and value in hexadecimal digits.
+/// Saves the records that are about to change, one per line: object, key and value in hexadecimal.
 fn keep(store: &LocalStore, writes: &[TableWrite], dir: &Path, quarantine: &Path) -> Result<(), Error> {
     let path = quarantine.join("records");
     let failed = |source| Error::Io { what: format!("cannot write {}", path.display()), source };
@@ -257,7 +259,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// In this order, so that it can be done again from the beginning whenever it was interrupted.
+/// Writes the repairs in an order that permits repetition after an interruption.
 fn carry_out(store: &LocalStore, repaired: &Repaired) -> Result<(), StoreError> {
     for ino in &repaired.empty {
         store.stream_create(*ino)?;

@@ -1,4 +1,4 @@
-//! Where servers are, and how a client stays connected to them.
+//! Server addresses, and the connections of a client.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,38 +10,38 @@ use tokio::task::JoinSet;
 use crate::calls::Door;
 use crate::remote::Remote;
 
-/// Where a file system is served, and how to show who asks.
+/// Where a file system is served, and the client's credentials.
 #[derive(Clone, Debug)]
 pub struct Servers {
-    /// As `HOST:PORT`, of any metadata servers of the cluster.
+    /// Addresses of any metadata servers of the cluster, as `HOST:PORT`.
     pub addresses: Vec<String>,
     pub security: Security,
     pub limits: Limits,
-    /// Unlike any other client's.
+    /// Unique among all clients.
     pub client: ClientId,
-    /// Whether what they tell is to be leased.
+    /// True if the client wants leases.
     pub leases: bool,
     pub accesses: Accesses,
 }
 
-/// Before a lost connection is tried again, at first and at most.
+/// Minimum and maximum pause between connection attempts.
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 pub type Conversation = (Welcome, Connection<FromServer, FromClient>);
 
-/// A text is no URL of servers.
+/// A text is not a server URL.
 #[derive(Debug, thiserror::Error)]
-#[error("a server is named espalier://HOST:PORT/, and not {0}")]
+#[error("a server URL has the form espalier://HOST:PORT/, unlike {0}")]
 pub struct UrlError(String);
 
 impl Servers {
     pub const SCHEME: &str = "espalier://";
 
-    /// The addresses in `espalier://HOST:PORT,HOST:PORT/`.
+    /// Parses the addresses of `espalier://HOST:PORT,HOST:PORT/`.
     ///
     /// # Errors
-    /// It is no such URL.
+    /// The text is not such a URL.
     pub fn addresses(url: &str) -> Result<Vec<String>, UrlError> {
         let list = url.strip_prefix(Self::SCHEME).unwrap_or_default();
         let list = list.strip_suffix('/').unwrap_or(list);
@@ -59,12 +59,12 @@ impl Servers {
     /// Connects to the first server that answers.
     ///
     /// # Errors
-    /// Why the last one could not be reached.
+    /// The error of the last server.
     pub async fn reach(&self) -> Result<Conversation, ConnectError> {
         self.reach_one_of(&self.addresses, None).await
     }
 
-    /// `incarnation`: of the server that the session was last in, if there is one.
+    /// `incarnation`: the server incarnation of the present session, if there is one.
     async fn reach_one_of(
         &self,
         addresses: &[String],
@@ -87,15 +87,16 @@ impl Servers {
     }
 }
 
-/// How many metadata servers there are, as one of them says.
+/// Number of metadata servers according to one of them.
 pub fn rank_count(welcome: &Welcome) -> usize {
     welcome.servers.ranks.len().max(usize::from(welcome.rank.0) + 1)
 }
 
-/// Where metadata servers are, by rank, as the one has said that was connected to last. Empty: there is but one, at all addresses.
+/// Addresses of the metadata servers by rank, as last reported; empty: one server, at all
+/// addresses.
 type Known = Arc<Mutex<Vec<String>>>;
 
-/// Stays connected to all metadata servers, for ever. `first`: the conversation that there is already.
+/// Keeps connections to all metadata servers, forever. `first`: the established connection.
 pub async fn keep_connected<D: Door>(remote: Arc<Remote<D>>, servers: Servers, first: Conversation) {
     let (welcome, connection) = first;
     let known = Known::default();
@@ -120,7 +121,7 @@ fn begin<D: Door>(
     connection.receiver
 }
 
-/// Takes what comes from a server, for ever; a connection that is lost is made again.
+/// Receives messages from a server, forever; reconnects after a lost connection.
 async fn keep_rank<D: Door>(
     remote: Arc<Remote<D>>,
     servers: Servers,
@@ -138,7 +139,7 @@ async fn keep_rank<D: Door>(
                     Err(error) => break error,
                 }
             };
-            tracing::warn!(rank = rank.0, %error, "the connection to a server is lost: connecting again");
+            tracing::warn!(rank = rank.0, %error, "lost the connection to a server: reconnecting");
             remote.disconnected(rank);
         }
         let mut pause = FIRST_PAUSE;
@@ -146,12 +147,12 @@ async fn keep_rank<D: Door>(
             match reach_rank(&remote, &servers, &known, rank).await {
                 Ok(conversation) => break conversation,
                 Err(error) if error.is_ended() && remote.incarnation(rank).is_some() => {
-                    tracing::warn!(rank = rank.0, %error, "a server has ended the session: beginning another");
+                    tracing::warn!(rank = rank.0, %error, "a server has ended the session: starting another");
                     remote.ended(rank);
                     continue;
                 }
                 Err(error) if is_first && pause == FIRST_PAUSE => {
-                    tracing::warn!(rank = rank.0, %error, "not connected: what needs this server waits");
+                    tracing::warn!(rank = rank.0, %error, "not connected: calls that need this server wait");
                 }
                 Err(error) => tracing::debug!(rank = rank.0, %error, "not connected yet"),
             }
@@ -190,7 +191,7 @@ enum RankError {
 }
 
 impl RankError {
-    /// Whether the server knows no session of this client.
+    /// True if the server has ended this client's session.
     fn is_ended(&self) -> bool {
         matches!(self, Self::Connect(ConnectError::Refused { refusal, .. }) if refusal.reason == Reason::Ended)
     }

@@ -1,4 +1,4 @@
-//! The spans of one place, written as long as somebody traces.
+//! Records the spans of one place while tracing is on.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,12 +11,12 @@ pub use espalier_timeline::{Id, Layer, Place, Traced};
 use espalier_timeline::{Log, Span};
 use siphasher::sip::SipHasher24;
 
-/// See the module's description. What it costs while nobody traces is to look at a flag.
+/// See the module's documentation. When tracing is off, it costs the test of a flag.
 #[derive(Debug)]
 pub struct Tracer {
     place: Place,
     is_on: AtomicBool,
-    /// Where its times are counted from.
+    /// Origin of its times.
     origin: Instant,
     inner: Mutex<Inner>,
 }
@@ -27,10 +27,10 @@ struct Inner {
     until: Instant,
 }
 
-/// Spans that have ended; as many may be under way. Some 3 MiB.
+/// Maximum number of finished spans, and of those in progress: about 3 MiB.
 const SPANS: usize = 16_384;
 
-/// A client as its spans are called: so much of its number that it is told from others, and nobody finds the number.
+/// The name of a client in spans: a hash that identifies it without disclosing its number.
 pub fn place_of(client: ClientId) -> Place {
     let mut hasher = SipHasher24::new();
     hasher.write_u64(client.0);
@@ -52,7 +52,7 @@ impl Tracer {
         self.is_on.load(Relaxed)
     }
 
-    /// An operation begins here, or is waited for from now on. `causes`: is asked only while somebody traces.
+    /// An operation or a wait begins here. `causes` is called only while tracing is on.
     pub fn begin(&self, id: Id, kind: &'static str, causes: impl FnOnce() -> Vec<Id>) {
         if self.is_on() {
             let causes = causes();
@@ -60,24 +60,24 @@ impl Tracer {
         }
     }
 
-    /// It has ended.
+    /// An operation or a wait ends.
     pub fn end(&self, id: Id) {
         if self.is_on() {
             self.write(|log, now| log.end(self.place, id, now));
         }
     }
 
-    /// What this place waits for: another one, to which it has sent a request under that number.
+    /// The identifier of a request from this place to another.
     pub fn asked(&self, to: Place, number: u64) -> Id {
         Id { from: self.place, to, number }
     }
 
-    /// What somebody has asked of this place.
+    /// The identifier of a request to this place.
     pub fn served(&self, from: Place, number: u64) -> Id {
         Id { from, to: self.place, number }
     }
 
-    /// The operations that wait for each of several things, if somebody traces; otherwise nothing.
+    /// The operations that wait for each of several things; empty if tracing is off.
     pub fn causes<T>(&self, things: &[T], of: impl Fn(&T) -> Vec<Id>) -> Vec<Vec<Id>> {
         if self.is_on() { things.iter().map(of).collect() } else { Vec::new() }
     }
@@ -86,7 +86,7 @@ impl Tracer {
         Steps { tracer: Some(self), causes }
     }
 
-    /// The spans with these numbers and larger ones, at the time of day. For so long at least there will be more.
+    /// The spans with numbers from `since` on, in wall-clock time. Keeps tracing on for `lasting`.
     pub fn tell(&self, since: Option<u64>, lasting: Duration) -> Traced {
         let mut inner = self.lock();
         inner.until = inner.until.max(Instant::now() + lasting);
@@ -112,12 +112,12 @@ impl Tracer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // It is whole between any two statements.
+        // The state is consistent between any two statements.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What is done for operations.
+/// Records the steps of I/O for operations.
 #[derive(Clone, Copy, Debug)]
 pub struct Steps<'a> {
     tracer: Option<&'a Tracer>,
@@ -125,10 +125,10 @@ pub struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// Of what nobody traces.
+    /// Records nothing.
     pub const NONE: Self = Self { tracer: None, causes: &[] };
 
-    /// Does one thing.
+    /// Records and executes one step.
     pub fn step<R>(&self, layer: Layer, kind: &'static str, what: impl FnOnce() -> R) -> R {
         let Some(tracer) = self.tracer.filter(|tracer| tracer.is_on()) else { return what() };
         let began = Instant::now();

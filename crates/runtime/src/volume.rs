@@ -1,4 +1,4 @@
-//! A store that has been opened: its machine, recovered, and its disk.
+//! An open store: its recovered state machine and its disk.
 
 use std::ops::Bound;
 use std::path::{Path, PathBuf};
@@ -16,18 +16,19 @@ use crate::disk::Disk;
 use crate::dump::unfinished;
 use crate::error::Error;
 
-/// How a file system is made.
+/// Options of `mkfs`.
 #[derive(Clone, Debug)]
 pub struct MkfsOptions {
     pub label: String,
-    /// Files of at most so many bytes are stuffed: kept with their metadata.
+    /// Maximum size of a stuffed file, whose bytes are stored with its metadata.
     pub strip_bytes: u32,
-    /// `None`: a 64th of the file system that the store lies on, or a 16th of what is free there, if that is less; from
-    /// 16 to 256 MiB. While the store has less than twice as much free, nothing is added to it.
+    /// Journal size; `None`: 1/64 of the underlying file system or 1/16 of its free space,
+    /// whichever is less, between 16 and 256 MiB. The store rejects changes while less than twice
+    /// this size is free.
     pub journal_bytes: Option<u64>,
-    /// Make it even where there is one already, whose contents are lost.
+    /// Overwrite an existing file system.
     pub force: bool,
-    /// Who owns the root directory, and its permissions.
+    /// Owner and permissions of the root directory.
     pub uid: u32,
     pub gid: u32,
     pub perm: u32,
@@ -37,12 +38,12 @@ impl MkfsOptions {
     pub const STRIP_BYTES: u32 = 64 * 1024;
 }
 
-/// Makes an empty file system in a directory.
+/// Creates an empty file system in a directory.
 pub fn mkfs(dir: &Path, options: &MkfsOptions) -> Result<Superblock, Error> {
     mkfs_rank(dir, options, FormatOptions::default())
 }
 
-/// Makes the empty stores of metadata servers that are to share a tree, by rank.
+/// Creates empty stores for several metadata servers, by rank.
 pub fn mkfs_ranks(dirs: &[PathBuf], options: &MkfsOptions) -> Result<(), Error> {
     let ranks = u16::try_from(dirs.len()).map_err(|_| Error::Option("there are at most 65535 ranks"))?;
     let mut format = FormatOptions { ranks, ..FormatOptions::default() };
@@ -69,7 +70,7 @@ fn mkfs_rank(dir: &Path, options: &MkfsOptions, format: FormatOptions) -> Result
     Ok(superblock)
 }
 
-/// A burst of small files should fit, for what does not waits for checkpoints.
+/// Large enough for a burst of small files; a full journal waits for checkpoints.
 fn journal_bytes_for(dir: &Path) -> Result<u64, Error> {
     let dir = std::path::absolute(dir).unwrap_or_else(|_| dir.into());
     let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(&dir);
@@ -82,7 +83,7 @@ fn journal_bytes_for(dir: &Path) -> Result<u64, Error> {
     Ok((all / 64).min(free / 16).clamp(16 << 20, 256 << 20).next_multiple_of(1 << 20))
 }
 
-/// An event of a whole strip must be a small part of the journal.
+/// The event of a full strip must be a small part of the journal.
 pub(crate) fn check_sizes(strip_bytes: u32, journal_bytes: u64) -> Result<(), Error> {
     if !(4 << 20..=64 << 30).contains(&journal_bytes) {
         return Err(Error::Option("a journal has 4M to 64G"));
@@ -93,36 +94,37 @@ pub(crate) fn check_sizes(strip_bytes: u32, journal_bytes: u64) -> Result<(), Er
     Ok(())
 }
 
-/// How a file system is opened.
+/// Options for opening a file system.
 #[derive(Clone, Debug)]
 pub struct OpenOptions {
     pub read_only: bool,
-    /// Every change is durable before it is acknowledged.
+    /// Changes are durable before they are acknowledged.
     pub sync: bool,
-    /// Then commits coalesce (carns III.C): from so many requests in the queue on they are put off, and until so many changes wait.
+    /// Watermarks of commit coalescing with `sync` (carns III.C): queue length from which on
+    /// commits are delayed, and number of changes that ends the delay.
     pub watermarks: (usize, usize),
     pub atime: Atime,
-    /// Listings do not change the access times of directories.
+    /// Listings do not update the access times of directories.
     pub nodiratime: bool,
-    /// Bytes of memory to keep within, about.
+    /// Approximate memory limit in bytes.
     pub memory: u64,
-    /// To be served: clients lose what they hold when they are silent for so many milliseconds.
+    /// For servers: session timeout in ms.
     pub session_ms: Option<u32>,
-    /// To be served: clients may cache what they are told for so many milliseconds.
+    /// For servers: term of leases in ms.
     pub lease_ms: Option<u32>,
-    /// To be served: how big files are distributed over data servers, if there are any.
+    /// For servers: the distribution of big files over data servers.
     pub striping: Option<Striping>,
-    /// What is wanted of files where their directories say nothing.
+    /// The policy where directories do not set one.
     pub policy: Policy,
-    /// The store may be one of several ranks', with whose machines this one is brought together.
+    /// The store may belong to one of several ranks, and is opened together with the others.
     pub with_ranks: bool,
 }
 
 impl OpenOptions {
     pub const LEAST_MEMORY: u64 = 32 << 20;
 
-    /// For a process that reads everything once: what it has read it needs no more. Clients of a server that is not running
-    /// keep what they have.
+    /// For a process that reads everything once, with a small cache. Sessions of clients do not
+    /// expire.
     pub(crate) fn read_once() -> Self {
         Self { memory: 128 << 20, session_ms: Some(u32::MAX), ..Self::default() }
     }
@@ -130,7 +132,7 @@ impl OpenOptions {
 
 impl Default for OpenOptions {
     fn default() -> Self {
-        // A quarter of the machine's.
+        // A quarter of the machine's memory.
         let info = rustix::system::sysinfo();
         let machine = info.totalram.saturating_mul(info.mem_unit.into());
         let memory = (machine / 4).max(Self::LEAST_MEMORY);
@@ -150,24 +152,24 @@ impl Default for OpenOptions {
     }
 }
 
-/// An open store. It is locked until this is dropped.
+/// An open store; it is locked until this is dropped.
 pub struct Volume {
     pub disk: Arc<Disk>,
     pub meta: Meta,
     pub superblock: Superblock,
-    /// Events replayed from the journal: 0 after a clean unmount.
+    /// Number of events replayed from the journal: 0 after a clean unmount.
     pub replayed: u64,
 }
 
 impl Volume {
-    /// Opens a store and brings it to the state after the last event in its journal.
+    /// Opens a store and recovers the state after the last event of its journal.
     pub fn open(dir: &Path, options: OpenOptions) -> Result<Self, Error> {
         let superblock = superblock::read(dir)?;
         if !options.with_ranks {
             require_alone(&superblock, dir)?;
         }
-        // A fifth is for inodes and dentries, a tenth for blocks of the tables; the rest is what a checkpoint, the
-        // journal's frames and requests under way may need.
+        // A fifth of the memory is for inodes and dentries, a tenth for table blocks; the rest is a
+        // reserve for checkpoints, journal frames and requests.
         let memory = options.memory.max(OpenOptions::LEAST_MEMORY);
         let local = LocalOptions {
             read_only: options.read_only,
@@ -214,13 +216,13 @@ impl Volume {
         Ok(Self { disk, meta, superblock, replayed })
     }
 
-    /// For who has no data servers: all bytes must be here.
+    /// Refuses a volume with striped files, for callers without data servers.
     pub(crate) fn require_whole(&self, dir: &Path) -> Result<(), Error> {
         if self.meta.is_striped() { Err(Error::Striped(dir.into())) } else { Ok(()) }
     }
 }
 
-/// For who has one store only: it must be a whole file system.
+/// Refuses the store of one of several ranks.
 pub(crate) fn require_alone(superblock: &Superblock, dir: &Path) -> Result<(), Error> {
     let Superblock { rank, ranks, .. } = *superblock;
     if ranks > 1 { Err(Error::OneRank { path: dir.into(), rank, ranks }) } else { Ok(()) }

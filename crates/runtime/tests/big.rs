@@ -1,4 +1,5 @@
-//! A big file that is written through its first opening, on a real mount. Needs root and `/dev/fuse`.
+//! Sequential writes of a big file through its first opening, on a real mount. Needs root and
+//! `/dev/fuse`.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -55,7 +56,7 @@ fn on_mount(test: impl FnOnce(&Path)) {
     });
 }
 
-/// Also when a test fails, for its threads would wait.
+/// Unmounts also when a test fails, since its threads would wait.
 struct Unmount<'a>(&'a Path);
 
 impl Drop for Unmount<'_> {
@@ -68,7 +69,7 @@ fn bytes_at(offset: usize, length: usize) -> Vec<u8> {
     (offset..offset + length).map(|at| ((at / 7) ^ (at >> 13)) as u8).collect()
 }
 
-/// How many pages from `offset` on the kernel has in its cache for this file system.
+/// Number of pages from `offset` on that the kernel has cached for this file.
 fn cached_pages(file: &File, offset: usize, bytes: usize) -> usize {
     let mut cached = vec![0_u8; bytes / PAGE];
     // SAFETY: a new mapping, of which no memory is touched; the kernel writes a byte for each page.
@@ -94,17 +95,17 @@ fn what_a_writer_has_left_behind_is_not_kept_twice() {
             assert!(Instant::now() < deadline, "{} pages are kept", cached_pages(&file, 0, 32 * MIB));
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Otherwise it was the kernel that was short of memory. A few pages it was seen not to have.
+        // Otherwise the kernel was short of memory; it lacks a few pages even so.
         let kept = cached_pages(&file, 32 * MIB, 8 * MIB);
         assert!(kept > 7 * MIB / PAGE, "{kept} pages of what was written last");
         let attr = file.metadata().unwrap();
-        // A fragmented file system below counts blocks of the file's map of extents, too.
+        // A fragmented underlying file system also counts blocks of the extent map.
         assert!(attr.len() == 40 << 20 && (80 << 10..81 << 10).contains(&attr.blocks()), "{attr:?}");
         assert!(fs::read(dir.join("big")).unwrap() == bytes_at(0, length));
     });
 }
 
-/// Others read, and change through a memory map, what the writer leaves behind.
+/// Other processes read and map the range behind the writer.
 #[test]
 fn a_growing_file_is_what_was_written() {
     on_mount(|dir| {

@@ -1,4 +1,4 @@
-//! Who may talk to a data server, and what it does for them.
+//! A data server's access control and requests.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -27,11 +27,11 @@ fn credentials(dir: &Path, name: &str, issued: &Issued) -> Security {
     Security::load_from(&own).unwrap()
 }
 
-/// Serves as the data server 3, for as long as the test's process runs.
+/// Runs data server 3 until the test process ends.
 fn data_server(dir: &Path, security: Security, key: SealKey) -> SocketAddr {
     let path = dir.join("data");
     mkfs_data(&path, ServerId(3)).unwrap();
-    assert!(DataStore::open(&path, ServerId(2), false).is_err(), "it is another's");
+    assert!(DataStore::open(&path, ServerId(2), false).is_err(), "the store belongs to another server");
     let store = DataStore::open(&path, ServerId(3), false).unwrap();
     let options = ServeOptions {
         listen: ([127, 0, 0, 1], 0).into(),
@@ -78,7 +78,7 @@ async fn ask_with(
     batch.remove(0).result
 }
 
-/// A cluster's members, and its data server 3.
+/// The certificates of a cluster, and its data server 3.
 struct Cluster {
     dir: tempfile::TempDir,
     authority: Authority,
@@ -115,7 +115,7 @@ impl Cluster {
         credentials(self.dir.path(), name, &issued)
     }
 
-    /// As the server 0 makes it for the client of that name, in the incarnation 1.
+    /// The capability that server 0, incarnation 1, issues to this client.
     fn capability(&self, name: &str, session: u64) -> Capability {
         let (server, access) = (ServerId(0), Access::READ | Access::WRITE);
         let (since, announced, seal) = (0, false, [0; 32]);
@@ -164,7 +164,7 @@ async fn data_servers_are_for_servers() {
     assert_eq!(ask(&mut asker, DataRequest::New).await, Ok(DataReply::Inos(vec![])));
     assert_eq!(ask(&mut asker, DataRequest::Remove { ino }).await, Ok(DataReply::Done));
     assert_eq!(ask(&mut asker, read()).await, Ok(DataReply::Bytes(vec![].into())));
-    // The time of what is not there is not kept, and what is filled with nothing is not there.
+    // The mtime of a missing datafile is dropped, and a fill without bytes creates none.
     let mtime = Time::new(5, 0);
     assert_eq!(ask(&mut asker, DataRequest::SetMtime { ino, mtime }).await, Ok(DataReply::Done));
     let fill = |size| DataRequest::Fill { ino, data: Vec::new().into(), size, mtime, sync: true };
@@ -176,7 +176,7 @@ async fn data_servers_are_for_servers() {
     assert_eq!(ask(&mut asker, DataRequest::Precreate { inos: inos.clone() }).await, Ok(DataReply::Done));
     let Ok(DataReply::Stats(made)) = ask(&mut asker, stat.clone()).await else { panic!("no stats") };
     let is_new = |stat: &StreamStat| stat.exists && (stat.size, stat.mtime) == (0, Time::default());
-    assert!(made.iter().all(is_new), "they are there, and nobody has written to them: {made:?}");
+    assert!(made.iter().all(is_new), "they exist and are empty: {made:?}");
     assert_eq!(ask(&mut asker, DataRequest::Discard { inos }).await, Ok(DataReply::Done));
     assert_eq!(ask(&mut asker, stat).await, Ok(DataReply::Stats(vec![StreamStat::default(); 2])));
     let far = DataRequest::Write { ino, offset: espalier_proto::END, data: vec![1].into() };
@@ -192,7 +192,7 @@ async fn clients_have_what_they_have_capabilities_for() {
     let (_, mut eve) = reach(cluster.address, &cluster.client("eve"), service).await.unwrap();
     let capability = cluster.capability("alice", 1);
     let stale = Ok(DataReply::Stale);
-    assert_eq!(ask_with(&mut alice, Some(capability), write()).await, stale, "of no server that is known");
+    assert_eq!(ask_with(&mut alice, Some(capability), write()).await, stale, "issued by an unknown server");
     let admit = |below, live: &[u64]| DataRequest::Admit { below, live: live.into(), durable: 0 };
     assert_eq!(ask(&mut server, admit(1, &[])).await, Ok(DataReply::Done));
     assert_eq!(ask_with(&mut alice, Some(capability), write()).await, Ok(DataReply::Done));
@@ -202,7 +202,7 @@ async fn clients_have_what_they_have_capabilities_for() {
         Ok(DataReply::Bytes(b"bytes"[..].into()))
     );
 
-    // None, another's, and one's own with something else in it.
+    // No capability, another client's, and an altered one of the client's own.
     let own = cluster.capability("eve", 2);
     let mut by_stranger = own;
     let other_key = new_key(&cluster.dir.path().join("other.key"));
@@ -226,7 +226,7 @@ async fn clients_have_what_they_have_capabilities_for() {
     assert_eq!(ask_with(&mut eve, Some(own), admit(9, &[])).await, Err(Errno::EACCES));
     assert_eq!(ask_with(&mut eve, Some(own), write()).await, Ok(DataReply::Done));
 
-    // The one session ends, the other goes on; then the server is started anew.
+    // One session ends, the other continues; then the metadata server restarts.
     assert_eq!(ask(&mut server, admit(3, &[2])).await, Ok(DataReply::Done));
     assert_eq!(ask_with(&mut alice, Some(capability), write()).await, stale);
     assert_eq!(ask_with(&mut eve, Some(own), write()).await, Ok(DataReply::Done));
@@ -275,7 +275,7 @@ async fn what_a_data_server_does_is_counted() {
     }
 }
 
-/// Neither who asks for much without reading, nor who asks the same again and again, keeps others from being served.
+/// A client that reads nothing, or repeats its requests, does not delay other clients.
 #[tokio::test]
 async fn a_client_that_does_not_read_is_not_in_the_way() {
     let cluster = Cluster::new();

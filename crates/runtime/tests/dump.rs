@@ -1,4 +1,4 @@
-//! Dumps and loads that are interrupted anywhere, damaged anywhere, and resumed.
+//! Dumps and loads that are interrupted, damaged or resumed at any point.
 
 use std::fs::File;
 use std::path::Path;
@@ -28,8 +28,8 @@ fn mkfs_empty(dir: &Path) {
     mkfs(dir, &options).unwrap();
 }
 
-/// A store with records of all sizes, and streams: with holes, longer than an extent, empty, and one hole alone. Nothing
-/// here reads what the records say.
+/// A store with records of various sizes and streams: with holes, longer than an extent, empty, and
+/// all hole. The records are never decoded.
 fn made() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     mkfs_empty(dir.path());
@@ -66,7 +66,7 @@ fn dump_of(dir: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Where the frames of a dump begin, and where the last one ends.
+/// The starts of a dump's frames, and the end of the last one.
 fn places(dump: &[u8]) -> Vec<usize> {
     let mut places = vec![TITLE_BYTES];
     while let Some(length) = dump.get(places[places.len() - 1]..).and_then(|rest| rest.first_chunk::<4>()) {
@@ -76,7 +76,7 @@ fn places(dump: &[u8]) -> Vec<usize> {
     places
 }
 
-/// Where a dump may end that was interrupted: at every frame's end, and at places inside of it.
+/// Places where a dump may be interrupted: the end of each frame, and some inside frames.
 fn cuts(dump: &[u8]) -> Vec<usize> {
     let inside =
         |pair: &[usize]| [pair[0], pair[0] + 1, pair[0] + 12, usize::midpoint(pair[0], pair[1]), pair[1] - 1];
@@ -85,7 +85,7 @@ fn cuts(dump: &[u8]) -> Vec<usize> {
     cuts
 }
 
-/// The end of the frames that are whole in so many bytes.
+/// The end of the last complete frame within this many bytes.
 fn whole(dump: &[u8], cut: usize) -> usize {
     places(dump).into_iter().rfind(|&place| place <= cut).unwrap_or(0)
 }
@@ -94,7 +94,7 @@ fn verify(dump: &[u8]) -> Result<Dumped, Error> {
     verify_dump(&mut &*dump, |_| ())
 }
 
-/// The place at which a dump is damaged.
+/// The position of the damage in a dump.
 #[track_caller]
 fn damaged_at(dump: &[u8]) -> usize {
     match verify(dump) {
@@ -109,7 +109,7 @@ fn load_with(dump: &[u8], dir: &Path, resume: bool, interval: u64) -> Result<Dum
     load(&mut &*dump, dir, &options, |_| ())
 }
 
-/// Nothing takes it for a file system.
+/// The store cannot be opened as a file system.
 fn assert_unusable(dir: &Path) {
     let outcome = Volume::open(dir, OpenOptions::default()).err();
     assert!(matches!(outcome, Some(Error::Loading(_))), "{outcome:?}");
@@ -123,7 +123,7 @@ fn assert_unusable(dir: &Path) {
 fn what_is_loaded_is_what_was_dumped() {
     let dir = made();
     let bytes = dump_of(dir.path());
-    assert_eq!(dump_of(dir.path()), bytes, "it says nothing but what the store holds");
+    assert_eq!(dump_of(dir.path()), bytes, "the dump contains only what the store contains");
     let expected = Dumped { records: verify(&bytes).unwrap().records, streams: 4, resumed_at: 0 };
     assert!(expected.records > RECORDS);
     assert!(bytes.len() < 2 << 20, "holes take no room");
@@ -154,7 +154,7 @@ fn a_dump_that_was_interrupted_anywhere_is_completed() {
     assert_eq!(resumed(&bytes), bytes.len());
     let last = places(&bytes)[places(&bytes).len() - 2];
     assert_eq!(resumed(&[&bytes, b"more".as_slice()].concat()), last);
-    // Power was lost, and something else is where the dump should be.
+    // After a power failure, the file contains other data.
     let mut random = fastrand::Rng::with_seed(3);
     for _ in 0..20 {
         let at = random.usize(TITLE_BYTES..bytes.len());
@@ -175,7 +175,7 @@ fn space_without_data_does_not_look_changed() {
     store.stream_truncate(Ino(6), 10).unwrap();
     drop(store);
     let bytes = dump_of(dir.path());
-    // Once it is cached, it counts as data.
+    // Once it is in the page cache, it counts as data.
     assert_eq!(open(dir.path()).stream_read(Ino(5), 0, &mut [0; 200_000]).unwrap(), 200_000);
     let path = dir.path().with_extension("dump");
     for cut in cuts(&bytes) {
@@ -205,7 +205,7 @@ fn a_dump_of_what_has_changed_is_not_completed() {
         std::fs::write(&path, start).unwrap();
         let file = File::options().read(true).write(true).open(&path).unwrap();
         let error = resume_dump(dir.path(), &file, |_| ()).unwrap_err();
-        assert_eq!(std::fs::read(&path).unwrap(), start, "it was not touched");
+        assert_eq!(std::fs::read(&path).unwrap(), start, "the file is unchanged");
         error
     };
     let places = places(&bytes);
@@ -216,7 +216,7 @@ fn a_dump_of_what_has_changed_is_not_completed() {
     assert!(matches!(refused(&bytes[..end]), Error::Changed));
     write(&open(dir.path()), 3, b"another value");
     assert!(matches!(refused(&bytes[..last]), Error::Changed));
-    // Before the change, nothing differs.
+    // Up to the change, the dumps are equal.
     let file = File::options().read(true).write(true).create(true).truncate(true).open(&path).unwrap();
     std::fs::write(&path, &bytes[..places[3]]).unwrap();
     resume_dump(dir.path(), &file, |_| ()).unwrap();
@@ -245,17 +245,17 @@ fn a_load_that_was_interrupted_anywhere_is_completed() {
             assert!(matches!(error, Error::DamagedDump { offset, .. } if offset == expected), "{error}");
             assert_unusable(target.path());
             if interval == u64::MAX {
-                // Of what had not been made durable, anything may be left.
+                // Any part of what was not durable may remain.
                 let store = open(target.path());
                 store.stream_write(Ino(7), 900_000, &[99; 3 << 20]).unwrap();
                 store.stream_write(Ino(300), 10, b"nonsense").unwrap();
             }
-            // Interrupted a second time, by the same damage.
+            // The second attempt is interrupted by the same damage.
             assert!(load_with(&bytes[..cut], target.path(), true, interval).is_err());
             assert_unusable(target.path());
             let loaded = load_with(&bytes, target.path(), true, interval).unwrap();
             match interval {
-                // The last frame that came is not lost, but the head by itself is made durable with the store.
+                // The last frame is durable, except that the head is made durable with the store.
                 1 if expected > first as u64 => assert_eq!(loaded.resumed_at, expected),
                 u64::MAX => assert_eq!(loaded.resumed_at, 0),
                 _ => assert!(loaded.resumed_at <= expected),
@@ -288,7 +288,7 @@ fn a_load_is_resumed_only_from_its_dump_and_where_it_was() {
     let error = load_with(&bytes, target.path(), true, 1).unwrap_err();
     assert!(matches!(error, Error::Loaded(_)), "{error}");
 
-    // A load that is much shorter than what was loaded.
+    // A dump much shorter than the loaded part.
     let target = tempfile::tempdir().unwrap();
     assert!(load_with(&later[..later.len() - 10], target.path(), false, 1).is_err());
     let small = tempfile::tempdir().unwrap();
@@ -311,7 +311,7 @@ fn damage_is_found_where_it_is_and_nothing_is_made_of_it() {
     for round in 0..1000 {
         let mut damaged = bytes.clone();
         let frames = places(&bytes);
-        // Every frame is hit, be it short or long.
+        // Every frame is hit, independent of its length.
         let frame = random.usize(1..frames.len());
         let at = random.usize(frames[frame - 1]..frames[frame]);
         match random.u8(..3) {
@@ -385,7 +385,7 @@ fn dumps_of_format_2_are_loaded_and_checked() {
     assert!(load_with(&old[..old.len() - 1], target.path(), false, 1).is_err());
     load_with(&old, target.path(), true, 1).unwrap();
     assert_eq!(dump_of(target.path()), bytes);
-    // Where no checksum says it, the order of items does.
+    // Without seeded checksums, the order of items reveals the damage.
     for n in 0..frames.len() - 1 {
         let mut twice = frames.clone();
         twice.insert(n, frames[n]);

@@ -1,4 +1,4 @@
-//! Drivers, on stores of their own.
+//! Drivers with their own stores.
 #![allow(clippy::unwrap_used)]
 
 mod big;

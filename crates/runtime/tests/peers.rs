@@ -1,4 +1,4 @@
-//! Metadata servers that share a tree: whom they talk to, and that they go on when a connection is lost.
+//! Metadata servers that share a tree: access control, and recovery from lost connections.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -61,7 +61,7 @@ fn options(security: Security) -> ServeOptions {
     }
 }
 
-/// Serves for as long as the test's process runs.
+/// Runs a server until the test process ends.
 fn server(role: MetaRole, security: Security) -> SocketAddr {
     let (ready, address) = channel();
     std::thread::spawn(move || {
@@ -74,7 +74,7 @@ fn cluster_of(store: &Path) -> ClusterId {
     ClusterId(espalier_store::superblock::read(store).unwrap().uuid.into_bytes())
 }
 
-/// What ranks say to each other, as it goes over the wire.
+/// A message between ranks, as sent over the network.
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
 struct Said(PeerMessage);
 
@@ -165,7 +165,7 @@ fn a_rank_is_nothing_by_itself() {
     assert_eq!((report.findings, report.files), (vec![], 1));
 }
 
-/// Stands between two ranks, and cuts their connections when it is told to.
+/// A proxy between two ranks that can cut their connections.
 #[derive(Clone, Default)]
 struct Between(Arc<Mutex<Vec<TcpStream>>>);
 
@@ -196,13 +196,13 @@ impl Between {
         address
     }
 
-    /// Cuts what there is. How many.
+    /// Cuts the present connections; returns their number.
     fn cut(&self) -> usize {
         self.0.lock().unwrap().drain(..).filter(|one| one.shutdown(Shutdown::Both).is_ok()).count()
     }
 }
 
-/// Makes directories at rank 0, of which every other one lies at rank 1.
+/// Creates directories at rank 0, of which every other one is placed at rank 1.
 async fn make(connection: &mut Connection<FromServer, FromClient>, ids: std::ops::Range<u64>) -> usize {
     for id in ids.clone() {
         let request = Request::Create {
@@ -266,5 +266,5 @@ async fn what_a_lost_connection_swallows_is_said_again() {
         assert_eq!(make(&mut connection, first..first + 50).await, 25);
         cuts += cutting.await.unwrap();
     }
-    assert!(cuts > 0, "they talk past whoever is between");
+    assert!(cuts > 0, "the ranks use the proxy");
 }

@@ -1,4 +1,5 @@
-//! Repairs of whole stores: what `crates/meta/tests/repair.rs` cannot do without a journal and a quarantine.
+//! Repairs of whole stores: the cases of `crates/meta/tests/repair.rs` that need a journal and a
+//! quarantine.
 
 use std::path::Path;
 
@@ -32,7 +33,7 @@ fn write(store: &LocalStore, object: ObjectId, key: Vec<u8>, value: Option<Vec<u
     store.publish().unwrap();
 }
 
-/// Damages a store and repairs it: then it is clean, and stays so.
+/// Damages and repairs a store; the result is clean and stays so.
 fn repaired(damage: impl Fn(&LocalStore)) -> (TempDir, RepairReport) {
     let dir = made();
     damage(&open(dir.path()));
@@ -102,7 +103,7 @@ fn a_record_of_an_orphan_that_is_none_goes() {
 fn a_stream_that_belongs_to_nothing_is_kept() {
     let (dir, _) = repaired(|store| {
         store.stream_write(Ino(77), 0, b"precious").unwrap();
-        // Of a directory: so it must be copied.
+        // A directory cannot have a stream, so its bytes are copied to a new file.
         store.stream_write(Ino::ROOT, 0, b"more").unwrap();
     });
     let store = open(dir.path());

@@ -1,5 +1,6 @@
-//! Inodes and names that this client's own calls may change while they are under way. What is known of them is of before such a call, or of
-//! after it, and an answer to another call may have told already that it was done.
+//! Inodes and names that the client's own pending calls may change.
+//! Cached state may predate such a call or follow it, and replies to other calls may show its
+//! effect already; so it is not used until the call ends.
 
 use core::hash::BuildHasher;
 
@@ -9,7 +10,7 @@ use espalier_proto::{Ino, Name};
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-/// What a call may change. It is not known any longer than somebody has this.
+/// The inodes and names that a call may change. The cache distrusts them as long as this exists.
 #[derive(Debug, Default)]
 pub struct Changes([Option<Arc<()>>; 6]);
 
@@ -17,17 +18,17 @@ pub struct Changes([Option<Arc<()>>; 6]);
 #[derive(Debug, Default)]
 pub(super) struct Changing {
     inodes: HashMap<Ino, Weak<()>, FxBuildHasher>,
-    /// Files that are written to, and no more.
+    /// Files whose bytes are written, but which get no other names.
     written: HashMap<Ino, Weak<()>, FxBuildHasher>,
-    /// By the directory and a hash of the name: two that share one are both not known.
+    /// By directory and hash of the name; on a collision both names are distrusted.
     names: HashMap<(Ino, u64), Weak<()>, FxBuildHasher>,
-    /// It may be any.
+    /// A change of an unknown inode; it may be any.
     unknown: Weak<()>,
 }
 
 impl Changing {
-    /// A call is about to be made that may change up to four inodes, and up to two names; `None`: an inode of which only a name is known.
-    /// `writes`: it changes bytes alone.
+    /// Begins a call that may change up to four inodes and two names. `None` stands for an inode of
+    /// which only the name is known. `writes`: only file bytes change.
     pub fn begin<'a>(
         &mut self,
         inos: impl Iterator<Item = Option<Ino>>,
@@ -55,7 +56,7 @@ impl Changing {
             || self.written.get(&ino).is_some_and(is_shared)
     }
 
-    /// Whether it may come to have other names, as far as is known.
+    /// True if a pending call may give the inode other names.
     pub fn is_more_than_written(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(is_shared)
     }
@@ -64,7 +65,7 @@ impl Changing {
         self.names.get(&key(dir, name)).is_some_and(is_shared)
     }
 
-    /// Comes from time to time.
+    /// Drops the entries of calls that have ended; called periodically.
     pub fn expire(&mut self) {
         self.inodes.retain(|_, shared| is_shared(shared));
         self.written.retain(|_, shared| is_shared(shared));

@@ -1,5 +1,5 @@
-//! What small files hold, as far as that is known: what servers have told with the answers to who opened them, and what this client has
-//! written to new files. It is known no longer than the lease on the file lasts, and nobody has changed it.
+//! Contents of small files: from the replies to opens, and from this client's writes to new files.
+//! An entry is valid while the client has the lease on the file and the file does not change.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -8,17 +8,18 @@ use espalier_proto::Ino;
 use hashbrown::HashMap;
 use rustc_hash::FxBuildHasher;
 
-/// What a file takes beside its bytes.
+/// Bytes of memory per file in addition to its contents.
 const OVERHEAD: usize = 64;
 
-/// See the module's description.
+/// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Contents {
     files: HashMap<Ino, Content, FxBuildHasher>,
-    /// Those that have been known longest first, by their numbers; some are known no longer, or anew.
+    /// Files by age, oldest first, with their numbers; entries of evicted or renewed files are
+    /// stale.
     order: VecDeque<(u64, Ino)>,
     last: u64,
-    /// What all of them take, and may take.
+    /// Memory that all entries use, and its limit, in bytes.
     size: usize,
     room: usize,
 }
@@ -27,7 +28,7 @@ pub(super) struct Contents {
 struct Content {
     number: u64,
     bytes: Vec<u8>,
-    /// All that was written to the file this client has told early.
+    /// All of the contents were written by this client, under write-back.
     is_own: bool,
 }
 
@@ -49,7 +50,7 @@ impl Contents {
         self.make_room();
     }
 
-    /// This client has written to a new file.
+    /// Applies this client's write to a new file.
     pub fn write(&mut self, ino: Ino, offset: u64, data: &[u8]) {
         let Some(content) = self.files.get_mut(&ino).filter(|content| content.is_own) else {
             return self.lose(ino);
@@ -62,7 +63,7 @@ impl Contents {
         self.make_room();
     }
 
-    /// It is not known any longer.
+    /// Drops the contents of a file.
     pub fn lose(&mut self, ino: Ino) {
         if !self.files.is_empty()
             && let Some(content) = self.files.remove(&ino)
@@ -71,7 +72,7 @@ impl Contents {
         }
     }
 
-    /// Something has changed of a file, of which a server has told.
+    /// A server reports a change of a file; contents written by this client stay valid.
     pub fn doubt(&mut self, ino: Ino) {
         if self.files.get(&ino).is_some_and(|content| !content.is_own) {
             self.lose(ino);
@@ -111,7 +112,7 @@ mod tests {
         let known: Vec<_> = (0..3).filter(|ino| contents.get(Ino(*ino)).is_some()).collect();
         assert_eq!(known, [0, 2]);
         contents.learn(Ino(5), vec![0; 1000], false);
-        assert!(contents.files.is_empty() && contents.size == 0, "there is no room for it");
+        assert!(contents.files.is_empty() && contents.size == 0, "the file exceeds the capacity");
         for _ in 0..1000 {
             contents.learn(Ino(6), vec![0; 10], false);
         }

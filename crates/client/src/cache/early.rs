@@ -1,5 +1,6 @@
-//! What this client has done in directories that it is alone in and told its callers before the server has answered: what is known of the names
-//! and attributes is what this client has told, whatever older answers say that come meanwhile.
+//! The cache's part of write-back: names and attributes with pending operations.
+//! Their cached state is what this client has acknowledged; replies that the server sent before it
+//! applied the operations do not replace it.
 
 use alloc::vec::Vec;
 
@@ -11,18 +12,18 @@ use super::record::Record;
 use super::{Binding, Cache, Term, Users};
 use crate::Answer;
 
-/// What is told and not answered.
+/// Pending operations by name and inode.
 #[derive(Debug, Default)]
 pub(super) struct Early {
-    /// The last number of an exclusive lease.
+    /// Number of the last exclusive lease.
     leases: u64,
     names: HashSet<(Ino, Name), FxBuildHasher>,
-    /// How often.
+    /// Number of pending operations per inode.
     inodes: HashMap<Ino, u32, FxBuildHasher>,
 }
 
 impl Early {
-    /// Whether what a server tells of an inode is older than what is known.
+    /// True if the server's attributes of this inode may be older than the cached ones.
     pub fn is_of(&self, ino: Ino) -> bool {
         !self.inodes.is_empty() && self.inodes.contains_key(&ino)
     }
@@ -36,15 +37,15 @@ impl Early {
         }
     }
 
-    /// The same of a name.
+    /// As [`Self::is_of`], for a name.
     pub fn is_named(&self, dir: Ino, name: &Name) -> bool {
         self.is_of(dir) && self.names.contains(&(dir, name.clone()))
     }
 }
 
 impl Cache {
-    /// A reply has said that the lease on a directory is exclusive until then, and has told of these inodes, which nobody else knew,
-    /// and how many names each has.
+    /// Records an exclusive lease on a directory, valid until `until`. `known`: inodes of which
+    /// this client is the sole holder, with their link counts.
     pub fn alone(&mut self, dir: Ino, known: &[(Ino, u32)], until: u64, now: u64) {
         let Some(record) = self.records.get_mut(&dir).filter(|record| record.lease > now) else { return };
         if record.exclusive == 0 || record.exclusive_until <= now {
@@ -53,7 +54,7 @@ impl Cache {
         }
         record.exclusive_until = until;
         let lease = record.exclusive;
-        // What this client does to them meanwhile may let others know them.
+        // Skip inodes that a pending call may make visible to other clients.
         for (ino, names) in known.iter().filter(|(ino, _)| !self.changing.is_more_than_written(*ino)) {
             if let Some(record) = self.records.get_mut(ino) {
                 record.alone = lease;
@@ -62,27 +63,27 @@ impl Cache {
         }
     }
 
-    /// Others may come to know a directory.
+    /// Handles the revocation of the exclusive lease on a directory.
     pub(super) fn share(&mut self, dir: Ino) {
         if let Some(record) = self.records.get_mut(&dir) {
             record.exclusive = 0;
         }
     }
 
-    /// Others may know an inode.
+    /// Other clients may know this inode.
     pub(super) fn not_alone(&mut self, ino: Ino) {
         if let Some(record) = self.records.get_mut(&ino) {
             record.alone = 0;
         }
     }
 
-    /// The attributes of a directory in which nobody else sees what this client does.
+    /// The attributes of a directory on which this client has an exclusive lease.
     pub fn alone_in(&self, dir: Ino, now: u64) -> Option<Attr> {
         self.records.get(&dir).filter(|record| record.exclusive > 0 && record.exclusive_until > now)?;
         self.attr(dir, now)
     }
 
-    /// Whether it is known that a name is not there, if only by the lease on its directory.
+    /// True if the name is known to be absent, possibly only by the directory's lease.
     pub fn is_absent(&self, dir: Ino, name: &Name, now: u64) -> bool {
         let Some(record) = self.records.get(&dir).filter(|record| record.lease > now) else { return false };
         match record.names.get(name) {
@@ -91,7 +92,8 @@ impl Cache {
         }
     }
 
-    /// The attributes of what has a name in such a directory, if nobody else knows that either.
+    /// The attributes of the inode with this name, if this client is its sole holder under an
+    /// exclusive lease.
     pub fn alone_with(&self, dir: Ino, name: &Name, now: u64) -> Option<Attr> {
         let Binding::Inode(ino, _) = self.name(dir, name, now)? else { return None };
         let lease = self.records.get(&dir)?.exclusive;
@@ -99,7 +101,7 @@ impl Cache {
         self.attr(ino, now)
     }
 
-    /// The attributes of a file that this client has made in a directory in which it is alone, if nobody else knows it.
+    /// The attributes of a file in an exclusive directory, if this client is its sole holder.
     pub fn alone_writing(&self, dir: Ino, ino: Ino, now: u64) -> Option<Attr> {
         self.alone_in(dir, now)?;
         let lease = self.records.get(&dir)?.exclusive;
@@ -107,8 +109,8 @@ impl Cache {
         self.attr(ino, now)
     }
 
-    /// The directory in which a file had its only name when it was last told that nobody else knew it, and until when nobody else knows
-    /// either; 0: others may.
+    /// The directory of a file's only name, and until when this client is the file's sole holder;
+    /// 0: other clients may know it.
     pub fn alone_dir(&self, ino: Ino) -> Option<(Ino, u64)> {
         let record = self.records.get(&ino)?;
         let dir = record.alone_in?;
@@ -116,8 +118,8 @@ impl Cache {
         Some((dir, self.records.get(&dir).filter(holds).map_or(0, |held| held.exclusive_until)))
     }
 
-    /// Makes an answer one that callers may hear: they are not told again of how things were before what they were told. Returns what an
-    /// answer is about that cannot be made one, for what was told is not known any more.
+    /// Replaces attributes in an answer that predate a pending operation. Returns the inode if its
+    /// attributes have been evicted, so that the answer cannot be corrected.
     pub fn as_told(&mut self, answer: &mut Answer) -> Option<Ino> {
         let correct = |attr: &mut Attr| {
             if self.early.is_of(attr.ino) {
@@ -145,18 +147,18 @@ impl Cache {
         }
     }
 
-    /// Whether anything has been told of an inode, or of what is in it, that is not answered.
+    /// True if operations on the inode, or on entries of this directory, are pending.
     pub fn is_early(&self, ino: Ino) -> bool {
         self.early.is_of(ino)
     }
 
-    /// The same of a name.
+    /// As [`Self::is_early`], for a name.
     pub fn is_early_name(&self, dir: Ino, name: &Name) -> bool {
         self.early.is_named(dir, name)
     }
 
-    /// Callers are told that a file or directory has been made in a directory that this client is alone in, with these attributes. Returns
-    /// what they are told, and when the lease ends.
+    /// Applies a pending create in an exclusive directory. Returns the entry for the caller, and
+    /// when its lease ends.
     pub fn make_early(
         &mut self,
         (dir, name): (Ino, &Name),
@@ -184,7 +186,7 @@ impl Cache {
         (Entry { attr, cacheable, name_leased, attr_leased, alone, home, proof: 0 }, until)
     }
 
-    /// Callers are told that the only name of an inode has been removed.
+    /// Applies the pending removal of an inode's only name.
     pub fn remove_early(&mut self, dir: Ino, name: &Name, removed: &Attr, time: Time) {
         self.change_early(dir, -1, removed.kind, time);
         self.unbind(dir, name);
@@ -192,7 +194,7 @@ impl Cache {
         self.begin_early(dir, Some(name), removed.ino);
     }
 
-    /// Callers are told that such a file has been written to.
+    /// Applies a pending write to such a file.
     pub fn written_early(&mut self, dir: Ino, ino: Ino, (offset, data): (u64, &[u8]), time: Time) {
         let end = offset + data.len() as u64;
         self.contents.write(ino, offset, data);
@@ -204,31 +206,31 @@ impl Cache {
         self.begin_early(dir, None, ino);
     }
 
-    /// The same of a stream's bytes.
+    /// Records a pending write to a stream.
     pub fn written_behind(&mut self, ino: Ino) {
         *self.early.inodes.entry(ino).or_default() += 1;
     }
 
-    /// What was told so is done, or could not be.
+    /// Records the end of a pending write to a stream, successful or not.
     pub fn done_behind(&mut self, ino: Ino) {
         self.early.end(ino);
     }
 
-    /// Callers are told that a file has been accessed, as its server will be.
+    /// Applies a pending update of the access time.
     pub fn accessed(&mut self, ino: Ino, time: Time) {
         if let Some(attr) = self.records.get_mut(&ino).and_then(|record| record.attr.as_mut()) {
             attr.atime = time;
         }
     }
 
-    /// The same, and when that was, its server says.
+    /// An access whose time the server chooses: drops the attributes.
     pub fn accessed_early(&mut self, ino: Ino) {
         if let Some(record) = self.records.get_mut(&ino) {
             record.attr = None;
         }
     }
 
-    /// Callers are told that a file is open.
+    /// Records a pending open.
     pub fn opened_early(&mut self, ino: Ino) {
         self.begin_early(ino, None, ino);
     }
@@ -251,7 +253,7 @@ impl Cache {
         }
     }
 
-    /// What was told of an inode, and of its name, is answered.
+    /// Ends a pending operation on an inode and its name.
     pub fn end_early(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
         if let Some(name) = name {
             self.early.names.remove(&(dir, name.clone()));
@@ -259,18 +261,18 @@ impl Cache {
         [dir, ino].into_iter().for_each(|ino| self.early.end(ino));
     }
 
-    /// What has been told of is made. After [`Self::end_early`].
+    /// Applies the server's reply to a pending create, after [`Self::end_early`].
     pub fn made_early(&mut self, dir: Ino, name: &Name, entry: &Entry, until: u64, now: u64) {
         let (attr, counts) = (&entry.attr, self.users == Users::Tell);
         if entry.name_leased {
             self.bind(dir, name, Binding::Inode(attr.ino, attr.kind), until, now);
         }
         let until = if entry.attr_leased { until } else { 0 };
-        // It was small when it was made: what has become of it since is asked for.
+        // The file was small at its creation; request its present attributes.
         self.tell(attr, Term { asked: 0, left: until.saturating_sub(now) }, 1, now);
         self.placed(attr, dir, name);
         self.know_empty(attr, until, now);
-        // Those who were told are counted already.
+        // The lookup of this reply was counted at the early answer.
         if let Some(record) = self.records.get_mut(&attr.ino).filter(|_| counts) {
             record.users = record.users.saturating_sub(1);
             if record.users == 0 && record.lease <= now {
@@ -279,13 +281,13 @@ impl Cache {
         }
     }
 
-    /// A name that was told to be removed is. After [`Self::end_early`].
+    /// Applies the server's reply to a pending removal, after [`Self::end_early`].
     pub fn removed_early(&mut self, dir: Ino, name: &Name) {
-        // An older answer may have told of it since.
+        // An older reply may have bound the name again.
         self.unbind(dir, name);
     }
 
-    /// What was told could not be done. After [`Self::end_early`].
+    /// Handles the failure of a pending operation, after [`Self::end_early`].
     pub fn failed_early(&mut self, dir: Ino, name: Option<&Name>, ino: Ino) {
         self.drop_lease(ino);
         if let Some(name) = name {
@@ -295,7 +297,7 @@ impl Cache {
     }
 }
 
-/// A file or directory that is new: what its server will tell of it.
+/// The attributes that the server will give a new file or directory.
 pub fn new_inode(ino: Ino, kind: FileType, (perm, uid, gid): (u32, u32, u32), time: Time) -> Attr {
     Attr {
         ino,

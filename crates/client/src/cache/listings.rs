@@ -1,5 +1,7 @@
-//! Listings that go on. Who asks for the second page of a directory asks for all, more often than not: then servers are asked for more
-//! than is wanted, and what is more is told when it is wanted, if it is still so by then.
+//! Read-ahead of directory listings.
+//! A client that requests the second page of a directory usually reads all of it: the cache then
+//! asks the server for more entries than the page needs. It returns the surplus later, if it is
+//! still valid then.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -9,7 +11,7 @@ use espalier_proto::{Dirent, Entry, Home, Ino, Request};
 use super::{Binding, Cache, Record, Users};
 use crate::{Answer, Call};
 
-/// Directories that are being listed, the one that was asked for last behind.
+/// Listings in progress; the last one read is at the back.
 #[derive(Debug, Default)]
 pub(super) struct Listings(VecDeque<Listing>);
 
@@ -17,16 +19,16 @@ pub(super) struct Listings(VecDeque<Listing>);
 struct Listing {
     dir: Ino,
     plus: bool,
-    /// From the last page on that was told: callers may have had no room for all of it.
+    /// Entries from the last returned page on: the caller may not have had room for all of them.
     entries: VecDeque<Dirent>,
     parent: Ino,
-    /// Nothing comes behind these.
+    /// The listing ends with these entries.
     end: bool,
-    /// It is worth while to ask for more than is page.
+    /// Reading ahead is worthwhile for this listing.
     asks_more: bool,
 }
 
-/// A page that is asked for.
+/// A requested page of a listing.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     pub dir: Ino,
@@ -47,15 +49,15 @@ impl Page {
 }
 
 impl Listings {
-    /// More are not kept.
+    /// Maximum number of listings in progress.
     const MOST: usize = 8;
 
-    /// The directory is not as it was told any more.
+    /// The directory has changed.
     pub fn lose(&mut self, dir: Ino) {
         self.0.retain(|listing| listing.dir != dir);
     }
 
-    /// The one that goes on there, and behind how many of its entries.
+    /// The listing that the page continues, and the number of its entries up to the page's cursor.
     fn find(&self, page: Page) -> Option<(usize, usize)> {
         let goes_on = |listing: &Listing| {
             let told = listing.entries.iter().position(|dirent| dirent.cursor == page.after)?;
@@ -73,13 +75,14 @@ impl Listings {
 }
 
 impl Cache {
-    /// How many entries a server is to be asked for, if that is more than are page.
+    /// The number of entries to request from a server, if more than the page needs.
     pub fn entries_to_ask_for(&self, page: Page) -> Option<u32> {
         let (at, _) = self.listings.find(page)?;
         self.listings.0[at].asks_more.then_some(Request::MAX_ENTRIES)
     }
 
-    /// The next page of a listing, if all of it is known, and for how many milliseconds it may be cached.
+    /// The next page of a listing, if it is cached completely, and how long it may be cached, in
+    /// ms.
     pub fn next_page(&mut self, page: Page, now: u64) -> Option<(Answer, u64)> {
         let (at, told) = self.listings.find(page)?;
         let listing = &self.listings.0[at];
@@ -104,7 +107,7 @@ impl Cache {
         Some((Answer::Listing { entries, parent, end: left <= page.limit }, until - now))
     }
 
-    /// The entries behind those that have been told, at most `limit`, if they are as they were, and until when they are.
+    /// Up to `limit` entries from `told` on, if they are still valid, and until when.
     fn known_now(
         &self,
         listing: &Listing,
@@ -126,7 +129,7 @@ impl Cache {
         Some((entries, until))
     }
 
-    /// What is known now of a directory's entry, and how long.
+    /// The current state of a directory's entry, and until when it is valid.
     fn told_before(&self, (dir, listed): (Ino, &Record), dirent: &Dirent, now: u64) -> Option<(Entry, u64)> {
         let name = listed.names.get(&dirent.name).filter(|_| !self.changing.is_named(dir, &dirent.name))?;
         if !matches!(name.at(now)?, Binding::Inode(ino, _) if ino == dirent.ino) {
@@ -139,7 +142,8 @@ impl Cache {
         Some((entry, name.until.min(record.lease)))
     }
 
-    /// Holds back what is more than the call wants of what has just been told, and remembers where the listing goes on.
+    /// Withholds the entries of a reply that the call did not ask for, and records where the
+    /// listing continues.
     pub fn hold_back(&mut self, call: &Call<'_>, answer: &mut Answer, now: u64) {
         let (Some(page), Answer::Listing { entries, parent, end }) = (Page::of(call), answer) else { return };
         let before = self.listings.find(page).and_then(|(at, _)| self.listings.0.remove(at));
@@ -160,7 +164,7 @@ impl Cache {
         *end &= !more;
     }
 
-    /// Users are not told of these.
+    /// Drops the lookup references of entries that are not returned to users.
     fn take_back(&mut self, entries: &[Dirent]) {
         if self.users == Users::Tell {
             let told = entries.iter().filter(|dirent| dirent.entry.is_some());
@@ -182,16 +186,16 @@ mod tests {
 
     const DIR: Ino = Ino(2);
     const LIMIT: u32 = 200;
-    /// Callers have room for fewer than they ask for.
+    /// Callers have room for fewer entries than they ask for.
     const ROOM: usize = 190;
     const LEASE: u64 = 100;
 
-    /// A directory of a server, by cursors, and a client that lists it.
+    /// A server's directory by cursor, and a client that lists it.
     struct Bench {
         names: BTreeMap<u64, Name>,
         cache: Cache,
         now: u64,
-        /// How many entries the server was asked for.
+        /// The limits of the requests to the server.
         asked: Vec<u32>,
     }
 
@@ -226,7 +230,7 @@ mod tests {
             Answer::Listing { entries, parent: Ino::ROOT, end: rest.next().is_none() }
         }
 
-        /// What callers are told of a page, and whether it is the last.
+        /// The entries of a page that a caller receives, and whether the page is the last.
         fn page(&mut self, after: u64) -> (Vec<Dirent>, bool) {
             let call = list(after);
             let page = Page::of(&call).expect("a page");
@@ -253,7 +257,7 @@ mod tests {
             (entries, is_last)
         }
 
-        /// Lists it from there on, with something done after each page.
+        /// Lists the rest of the directory; `then` runs after each page.
         fn list(&mut self, mut after: u64, mut then: impl FnMut(&mut Self, &[Dirent])) -> Vec<Dirent> {
             let mut all = Vec::new();
             loop {
@@ -301,7 +305,7 @@ mod tests {
                 bench.names.remove(&9990);
                 bench.cache.revoke(&Lease::Name { dir: DIR, name: Name::new(b"999").expect("a name") });
             },
-            // No lease is left.
+            // The lease has expired.
             |bench| {
                 bench.names.remove(&9990);
                 bench.now += LEASE;
@@ -316,7 +320,7 @@ mod tests {
             let left: Vec<_> = bench.names.range(3801..).map(|(_, name)| name.clone()).collect();
             assert_eq!(names(&all), left);
         }
-        // Attributes are those that are known, or asked for.
+        // Changed attributes are refreshed.
         let mut bench = Bench::new(1000);
         bench.page(0);
         bench.page(1900);
@@ -346,7 +350,7 @@ mod tests {
         assert_eq!(forgotten.len(), 1000 - told.len());
         told.iter().for_each(|dirent| bench.cache.forget(dirent.ino, 1));
         let all = forgotten.into_iter().chain(bench.cache.forgotten());
-        // The server has told of some twice.
+        // The server has returned some entries twice.
         let lookups: u64 = all.map(|(_, lookups)| lookups).sum();
         assert_eq!(lookups, u64::from(LIMIT) + (1000 - 190));
     }

@@ -1,26 +1,27 @@
-//! What a kernel keeps of what files and directories hold, for those who call: its pages. It uses them without asking, so they must be true as
-//! long as somebody has the file open; whoever opens it is told whether what was kept before is so still.
+//! The page cache of the kernel: which pages of files and directory listings it may keep.
+//! It uses them without asking, so a lease must cover them while the file is open. At each open the
+//! kernel learns whether older pages are still valid.
 
 use espalier_proto::{Attr, Ino, Time};
 
 use super::{Cache, Users};
 
-/// A lease that ends within so many milliseconds covers no pages any more: a kernel is told in time to drop them. Clients tick more than once
-/// in that time.
+/// Margin in ms: a lease that ends within it covers no pages, since the kernel needs time to drop
+/// them. Clients tick more often than that.
 pub(crate) const SOON_MS: u64 = 1_000;
 
-/// What a kernel may have of an inode.
+/// The pages of an inode that a kernel may have cached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Pages {
     #[default]
     Nothing,
-    /// What is so as long as the lease lasts.
+    /// Pages that are valid as long as the lease lasts.
     Leased,
-    /// What was so when the file was like this, if that is known; the lease has ended since.
+    /// Pages from before the lease ended, with the state of the file at that time, if known.
     Before(Option<Stamp>),
 }
 
-/// A file of which this is the same holds the same.
+/// Two equal stamps of a file mean equal contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp {
     ctime: Time,
@@ -34,7 +35,7 @@ impl Stamp {
 }
 
 impl Pages {
-    /// The lease has ended; these attributes were known.
+    /// The lease has ended; `attr` was cached at that time.
     pub(super) fn lapse(&mut self, attr: Option<&Attr>) {
         if *self == Self::Leased {
             *self = Self::Before(attr.map(Stamp::of));
@@ -43,17 +44,17 @@ impl Pages {
 }
 
 impl Cache {
-    /// Whether those who call keep anything.
+    /// True if the users are a kernel with a page cache.
     pub fn has_kernel(&self) -> bool {
         self.users == Users::Tell
     }
 
-    /// Whether servers give leases to this client.
+    /// True if servers grant leases to this client.
     pub fn has_leases(&self) -> bool {
         self.has_leases
     }
 
-    /// Counts what servers have said.
+    /// The epoch: counts the messages received from servers.
     pub fn turn(&self) -> u64 {
         self.turn
     }
@@ -62,10 +63,11 @@ impl Cache {
         self.turn += 1;
     }
 
-    /// A kernel is told what an inode holds, for which it has asked in that turn. For how many milliseconds that may be kept.
+    /// A kernel receives pages that it requested in epoch `asked`. Returns how long it may cache
+    /// them, in ms.
     pub fn told_pages(&mut self, ino: Ino, asked: u64, now: u64) -> u64 {
         let Some(record) = self.records.get_mut(&ino) else { return 0 };
-        // What was asked for before the lease began may have been changed before it.
+        // Data requested before the lease began may have changed before it began.
         if record.lease <= now + SOON_MS || record.since > asked {
             record.pages = Pages::Before(None);
             let is_covered = record.data > now + SOON_MS && record.data_since <= asked;
@@ -77,14 +79,14 @@ impl Cache {
         record.lease - now
     }
 
-    /// Whether what a kernel would be told now of what an inode holds it may keep.
+    /// True if a lease covers pages that were requested in epoch `asked`.
     pub fn covers_pages(&self, ino: Ino, asked: u64, now: u64) -> bool {
         let Some(record) = self.records.get(&ino) else { return false };
         let is_covered = |until, since| until > now + SOON_MS && since <= asked;
         is_covered(record.lease, record.since) || is_covered(record.data, record.data_since)
     }
 
-    /// There is a lease on a file's bytes until then.
+    /// Records a lease on a file's bytes.
     pub fn data_leased(&mut self, ino: Ino, until: u64, now: u64) {
         if let Some(record) = self.records.get_mut(&ino) {
             if record.data <= now {
@@ -94,25 +96,25 @@ impl Cache {
         }
     }
 
-    /// The lease on a file's bytes is over.
+    /// Ends the lease on a file's bytes.
     pub fn lose_data(&mut self, ino: Ino) {
         if let Some(record) = self.records.get_mut(&ino) {
             record.data = 0;
         }
     }
 
-    /// Until when a kernel may keep what an inode holds; 0: it may not.
+    /// Until when a kernel may cache the pages of an inode; 0: it may not.
     pub fn pages_until(&self, ino: Ino) -> u64 {
         self.records.get(&ino).map_or(0, |record| record.lease.max(record.data))
     }
 
-    /// Whether a lease on an inode has ever been had: else there will be none.
+    /// True if the inode has ever been leased; otherwise the server will not lease it.
     pub fn was_leased(&self, ino: Ino) -> bool {
         self.records.get(&ino).is_some_and(|record| record.since > 0)
     }
 
-    /// An inode is opened: whether what a kernel may have kept of it is so. If not, it drops that now. What comes later is told with
-    /// [`Self::told_pages`].
+    /// Handles an open: returns true if the kernel's cached pages are valid. If not, the kernel
+    /// drops them; [`Self::told_pages`] covers the next ones.
     pub fn keeps_pages(&mut self, ino: Ino, now: u64) -> bool {
         let stamp = self.attr(ino, now).as_ref().map(Stamp::of);
         let Some(record) = self.records.get_mut(&ino) else { return false };
@@ -130,14 +132,14 @@ impl Cache {
         }
     }
 
-    /// A kernel has dropped what it had kept.
+    /// The kernel has dropped the pages.
     pub fn lose_pages(&mut self, ino: Ino) {
         if let Some(record) = self.records.get_mut(&ino) {
             (record.pages, record.data) = (Pages::Nothing, 0);
         }
     }
 
-    /// A server has renewed the lease on an inode, until then.
+    /// Extends the lease on an inode until `until`.
     pub fn renewed(&mut self, ino: Ino, until: u64, now: u64) {
         if self.records.contains_key(&ino) {
             self.renew(ino, until, now);

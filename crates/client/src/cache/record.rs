@@ -7,54 +7,57 @@ use rustc_hash::FxBuildHasher;
 use super::Binding;
 use super::pages::Pages;
 
-/// What is known of an inode, and of the names in it.
+/// The cached state of an inode, including the names in a directory.
 #[derive(Debug, Default)]
 pub(super) struct Record {
-    /// How often the server has named it to this client and has not been told that it is forgotten.
+    /// The server's lookup count of this inode for this client.
     pub lookups: u64,
-    /// How often users have been named it who have not said that they have forgotten it.
+    /// Lookup references that users still hold.
     pub users: u64,
-    /// When the lease on it is over; 0: there is none.
+    /// When the lease ends; 0: no lease.
     pub lease: u64,
-    /// The turn in which that has begun, or the last one; 0: there never was any.
+    /// The epoch in which the present or last lease began; 0: there never was one.
     pub since: u64,
     pub pages: Pages,
-    /// When the lease on its bytes is over, which others may write to; 0: there is none. And the turn in which that has begun.
+    /// When the lease on the bytes of a shared file ends (0: none), and the epoch in which it
+    /// began.
     pub data: u64,
     pub data_since: u64,
-    /// The number of the exclusive lease on it, and when that is over; 0: there is none.
+    /// Number of the exclusive lease on this directory (0: none), and when it ends.
     pub exclusive: u64,
     pub exclusive_until: u64,
-    /// That of the exclusive lease on its directory under which it was told that nobody else knew it.
+    /// Number of the exclusive lease on the parent under which this client became the sole holder.
     pub alone: u64,
-    /// That directory, if it has its only name there.
+    /// The directory of its only name, if it has only one.
     pub alone_in: Option<Ino>,
-    /// There are many of which nothing but the counts is known.
+    /// `None` for the many inodes of which only the counts are cached.
     pub attr: Option<Box<Attr>>,
-    /// When they were asked for: this client may have written to a stream since.
+    /// When the attributes were requested: later writes to a stream of this client are not in them.
     pub asked: u64,
-    /// Until then it stays known, whoever uses it.
+    /// The record is retained until then, even without users.
     pub keep: u64,
-    /// The time of its place in the order; 0: it has none.
+    /// The time of its entry in [`Cache::order`](super::Cache); 0: no entry.
     pub due: u64,
-    /// The name by which users have last seen it, if it is a directory.
+    /// The name under which users last saw this directory.
     pub place: Option<Box<(Ino, Name)>>,
     pub names: HashMap<Name, Known, FxBuildHasher>,
-    /// Names whose cursors are not beyond this one, and that are not among `names`, are not there. [`u64::MAX`]: none are.
+    /// Names with cursors up to this one that are not in `names` do not exist. [`u64::MAX`]:
+    /// complete.
     listed: Option<u64>,
 }
 
-/// What is known of a name.
+/// The cached binding of a name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
-    /// `None`: it may be there or not.
+    /// `None`: unknown whether the name exists.
     pub binding: Option<Binding>,
     pub until: u64,
 }
 
 impl Known {
     pub const LAPSED: Self = Self { binding: None, until: 0 };
-    /// By the lease on the directory it is not there: that lasts, but users who were told so are not told when it ends.
+    /// Absent by the directory's lease, and reported to users, who are not notified when that lease
+    /// ends.
     pub const TOLD_ABSENT: Self = Self { binding: Some(Binding::Absent), until: 0 };
 
     pub fn at(&self, now: u64) -> Option<Binding> {
@@ -63,22 +66,23 @@ impl Known {
 }
 
 impl Record {
-    /// Whoever can reach this directory may search it, so that its names may be cached for all callers.
+    /// Everyone who can reach this directory may search it, so its names may be cached for all
+    /// callers.
     pub fn is_searchable_by_all(&self) -> bool {
         self.attr.as_ref().is_some_and(|attr| attr.bare && attr.perm & mode::ANY_EXEC == mode::ANY_EXEC)
     }
 
-    /// Which names are not in the directory is known.
+    /// The listing is complete: a name that is not in `names` does not exist.
     pub fn is_whole(&self) -> bool {
         self.listed == Some(u64::MAX)
     }
 
-    /// It is at least on the way to be.
+    /// The listing is complete up to some cursor.
     pub fn is_listed(&self) -> bool {
         self.listed.is_some()
     }
 
-    /// All names from one cursor up to another are among `names`.
+    /// Records that all names between two cursors are in `names`.
     pub fn listed(&mut self, after: u64, cursor: u64) {
         self.listed = match self.listed {
             Some(listed) if after <= listed => Some(listed.max(cursor)),
@@ -87,7 +91,7 @@ impl Record {
         };
     }
 
-    /// Returns how many names are known no longer.
+    /// Returns the number of names that were dropped.
     pub fn drop_lease(&mut self) -> usize {
         self.pages.lapse(self.attr.as_deref());
         (self.lease, self.exclusive, self.attr) = (0, 0, None);

@@ -2,19 +2,19 @@ use espalier_proto::{Ino, Name, Request};
 
 use crate::Call;
 
-/// What a call is about, for what its answer tells.
+/// The names and inodes of a call that its answer may invalidate or update.
 #[derive(Debug, Default)]
 pub(crate) struct Subject<'a> {
     names: [Option<(Ino, &'a Name)>; 2],
     inos: [Option<Ino>; 2],
     pub is_change: bool,
-    /// What its names stand for may be changed, too.
+    /// The call may also change the inodes that its names are bound to.
     pub changes_named: bool,
-    /// Who may search the inodes may change.
+    /// The call may change who may search the inodes.
     pub changes_rights: bool,
-    /// This name is gone if it succeeds.
+    /// The name that a successful call removes.
     pub removes: Option<(Ino, &'a Name)>,
-    /// It lists this directory, from that cursor on.
+    /// The directory that the call lists, and the first cursor.
     pub lists: Option<(Ino, u64)>,
 }
 
@@ -49,7 +49,7 @@ impl<'a> Subject<'a> {
                 Self { removes: Some((*dir, name)), changes_named: true, ..change }
             }
             Request::Link { ino, dir, name } => change([Some((*dir, name)), None], [Some(*dir), Some(*ino)]),
-            // One that succeeds may leave both names where they are: of the same inode.
+            // A rename between two names of the same inode succeeds and leaves both.
             Request::Rename { from_dir, from, to_dir, to, .. } => {
                 let (names, inos) =
                     ([Some((*from_dir, from)), Some((*to_dir, to))], [Some(*from_dir), Some(*to_dir)]);
@@ -72,7 +72,7 @@ impl<'a> Subject<'a> {
         self.inos.into_iter().flatten()
     }
 
-    /// What an answer with an inode names.
+    /// The name of the inode in the answer.
     pub fn name(&self) -> Option<(Ino, &'a Name)> {
         self.names().last()
     }

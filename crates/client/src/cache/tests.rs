@@ -65,7 +65,7 @@ fn answered(cache: &mut Cache, call: &Call<'_>, answer: Option<&Answer>, left: u
     cache.answered(call, answer, Term { asked: now, left }, now);
 }
 
-/// With a lease on the directory.
+/// A cache with a lease on the directory.
 fn cache(capacity: usize, lease: u64) -> Cache {
     let mut cache = Cache::new(capacity, Users::AtOnce);
     let dir = Answer::Attr(attr(DIR.0, FileType::Directory, 0));
@@ -83,7 +83,7 @@ fn what_is_told_is_known_for_the_time_of_its_lease() {
     assert_eq!(cache.attr(Ino(7), 59).map(|attr| attr.size), Some(1));
     assert_eq!((cache.name(DIR, &name("a"), 60), cache.attr(Ino(7), 60)), (None, None));
     assert_eq!(cache.name(DIR, &name("c"), 10), None);
-    // Without a lease nothing is.
+    // Without a lease, nothing is cached.
     answered(&mut cache, &lookup("c"), Some(&entry(8, 1)), 0, 10);
     assert_eq!((cache.name(DIR, &name("c"), 10), cache.attr(Ino(8), 10)), (None, None));
 }
@@ -127,7 +127,7 @@ fn revocations_and_own_changes_empty_it() {
         10,
     );
     assert_eq!((cache.name(DIR, &name("a"), 10), cache.attr(DIR, 10)), (None, None));
-    assert!(cache.is_leased(DIR, 10), "its own changes do not end a client's leases");
+    assert!(cache.is_leased(DIR, 10), "a client's own changes do not end its leases");
     fill(&mut cache);
     let write = Call::Write { ino: Ino(7), offset: 0, data: b""[..].into(), kill_suid_gid: false };
     answered(&mut cache, &write, Some(&Answer::Written(1)), 0, 10);
@@ -149,7 +149,7 @@ fn a_session_that_is_lost_takes_everything_with_it_but_what_is_to_be_forgotten()
     assert!(cache.records.is_empty() && cache.order.is_empty() && cache.names == 0);
 }
 
-/// Random inputs, and the plainest model: all that holds, with its times.
+/// Random inputs against a plain model of all valid entries and their times.
 #[test]
 fn it_never_knows_more_than_a_model_and_stays_within_its_bounds() {
     let mut random = fastrand::Rng::with_seed(4);
@@ -272,7 +272,7 @@ fn create(dir: Ino, text: &str, node: NewNode) -> Call<'static> {
     })
 }
 
-/// With a directory 7 that was just made.
+/// A cache with directory 7, which was just created.
 fn with_new_directory(capacity: usize) -> Cache {
     let mut cache = Cache::new(capacity, Users::Tell);
     let make = create(Ino::ROOT, "dir", NewNode::Directory);
@@ -286,24 +286,25 @@ const NEW: Ino = Ino(7);
 fn who_has_made_a_directory_knows_what_is_not_in_it() {
     let mut cache = with_new_directory(10);
     assert_eq!(cache.name(NEW, &name("a"), 0), Some(Binding::Absent));
-    // Users may not cache that, for they would not be told when it ends; if they ask again, a lease on the name is due.
+    // Users may not cache this, since they are not notified when it ends; the next lookup gets a
+    // lease on the name itself.
     assert!(matches!(cache.look_up(NEW, &name("a"), 0), Some((Answer::Absent { .. }, 0))));
     assert!(cache.look_up(NEW, &name("a"), 0).is_none());
 
     let make = create(NEW, "a", NewNode::Regular);
     drop(cache.sent(&make, 10));
-    assert_eq!(cache.name(NEW, &name("a"), 0), None, "nobody knows yet");
+    assert_eq!(cache.name(NEW, &name("a"), 0), None, "the outcome is unknown");
     answered(&mut cache, &make, Some(&made(8, FileType::Regular)), 50, 0);
     assert_eq!(cache.name(NEW, &name("a"), 0), file(8));
     let Some((Answer::Entry(found), 50)) = cache.look_up(NEW, &name("a"), 0) else { panic!() };
     assert_eq!(found.attr.ino, Ino(8));
-    // Its own lease is over, and it is still no name that is not there.
+    // The name's own lease has ended, but the name is not absent.
     assert_eq!(cache.name(NEW, &name("a"), 60), None);
     let remove = Call::Request(Request::Unlink { dir: NEW, name: name("a"), time: None });
     answered(&mut cache, &remove, None, 0, 60);
-    assert_eq!(cache.name(NEW, &name("a"), 60), None, "it has failed");
+    assert_eq!(cache.name(NEW, &name("a"), 60), None, "the create has failed");
     answered(&mut cache, &remove, Some(&Answer::Done), 0, 60);
-    assert_eq!(cache.name(NEW, &name("a"), 60), None, "it may have been made anew since");
+    assert_eq!(cache.name(NEW, &name("a"), 60), None, "the name may have been created again");
     answered(&mut cache, &remove, Some(&Answer::Done), 50, 60);
     assert_eq!(cache.name(NEW, &name("a"), 60), Some(Binding::Absent));
 
@@ -311,7 +312,8 @@ fn who_has_made_a_directory_knows_what_is_not_in_it() {
     assert_eq!(cache.name(NEW, &name("b"), 60), None);
 }
 
-/// Its answer was held back, and another has found the directory and made something in it meanwhile.
+/// The reply was delayed; meanwhile another client has found the directory and created a file in
+/// it.
 #[test]
 fn a_new_directory_is_not_known_by_another_answers_lease() {
     let mut cache = Cache::new(10, Users::Tell);
@@ -324,7 +326,7 @@ fn a_new_directory_is_not_known_by_another_answers_lease() {
     assert_eq!(cache.name(NEW, &name("a"), 0), None);
 }
 
-/// One rank tells of the name, then another of the inode.
+/// One rank returns the name, then another the inode.
 #[test]
 fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     const FAR: Ino = Ino(1 << 48 | 7);
@@ -335,16 +337,16 @@ fn a_name_at_another_rank_is_known_as_long_as_nothing_of_it_is_revoked() {
     drop(cache.sent(&make, 10));
     cache.sighted(&make, &sighting, 100, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), Some(far));
-    // The other's answer comes later than a revocation of the name.
+    // The second reply arrives after a revocation of the name.
     cache.revoke(&Lease::Name { dir: DIR, name: name("far") });
     cache.found(&make, Some(&made(FAR.0, FileType::Directory)), Term { asked: 0, left: 100 }, 0);
     assert_eq!(cache.name(DIR, &name("far"), 0), None);
-    assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "it is empty");
+    assert_eq!(cache.name(FAR, &name("a"), 0), Some(Binding::Absent), "the directory is empty");
 
     cache.sighted(&make, &sighting, 60, 0);
     cache.distrust_rank(Rank(1));
     assert_eq!((cache.name(DIR, &name("far"), 0), cache.attr(FAR, 0)), (Some(far), None));
-    assert!(cache.look_up(DIR, &name("far"), 0).is_none(), "nothing is known of the inode");
+    assert!(cache.look_up(DIR, &name("far"), 0).is_none(), "the inode is not cached");
     let known = Sighting { cacheable: false, ..sighting };
     assert_eq!(cache.sighting(DIR, &name("far"), 10), Some((known, 50)));
     assert_eq!(cache.sighting(DIR, &name("far"), 60), None);
@@ -358,7 +360,7 @@ fn a_name_at_another_rank_is_not_answered_while_an_own_call_may_remove_it() {
     let look = lookup("far");
     let sighting = Sighting { dir: DIR, ino: FAR, kind: FileType::Directory, cacheable: true, leased: true };
     let mut cache = cache(10, 100);
-    // Another call tells of it while it is being removed.
+    // Another call returns the name while it is being removed.
     let changes = cache.sent(&Call::Request(Request::RmDir { dir: DIR, name: name("far"), time: None }), 10);
     cache.sighted(&look, &sighting, 100, 10);
     assert_eq!(cache.sighting(DIR, &name("far"), 20), None);
@@ -385,7 +387,7 @@ fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
     assert!(is_known(&cache));
     assert_eq!(["a", "b", "c"].map(|text| cache.name(DIR, &name(text), 0)), [None; 3]);
 
-    // From the middle on, without a lease, or with a revocation in between it says nothing.
+    // A part from the middle, a lost lease or a revocation in between leaves it incomplete.
     for break_it in [
         |cache: &mut Cache, _: &Call<'_>, _: &Answer| cache.revoke(&Lease::Inode { ino: DIR }),
         |cache: &mut Cache, first: &Call<'_>, page: &Answer| {
@@ -399,7 +401,7 @@ fn a_directory_is_known_when_it_has_been_listed_to_its_end_without_a_break() {
         answered(&mut cache, &list(20), Some(&page(&[("c", 30)], true)), 100, 0);
         assert!(!is_known(&cache));
     }
-    // More than can be kept is not known to be all.
+    // A directory with more names than the capacity is not known completely.
     let many: Vec<(String, u64)> = (0..20).map(|number| (format!("{number}"), 3 + number)).collect();
     let many: Vec<(&str, u64)> = many.iter().map(|(text, cursor)| (text.as_str(), *cursor)).collect();
     answered(&mut cache, &list(0), Some(&page(&many, true)), 100, 0);
@@ -416,15 +418,15 @@ fn what_a_change_tells_takes_the_place_of_what_was_known() {
     cache.changed(&attrs(5, 2), 100, 0);
     assert_eq!(cache.attr(NEW, 0).map(|attr| attr.size), Some(5));
     cache.changed(&attrs(6, 2), 0, 0);
-    assert_eq!(cache.attr(NEW, 0), None, "without a lease it is not cached");
+    assert_eq!(cache.attr(NEW, 0), None, "attributes without a lease are not cached");
     cache.changed(&attrs(6, 2), 100, 0);
     cache.changed(&Touched { others: vec![NEW], ..Touched::default() }, 100, 0);
     assert_eq!(cache.attr(NEW, 0), None);
-    assert!(cache.name(NEW, &name("a"), 0).is_some(), "it goes on to know the names");
+    assert!(cache.name(NEW, &name("a"), 0).is_some(), "the names stay cached");
     cache.changed(&attrs(0, 0), 100, 0);
-    assert_eq!(cache.name(NEW, &name("a"), 0), None, "it has been removed");
+    assert_eq!(cache.name(NEW, &name("a"), 0), None, "the directory is removed");
     cache.forget(NEW, 1);
-    assert_eq!(cache.forgotten(), [(NEW, 1)], "at once, for it may be waited for");
+    assert_eq!(cache.forgotten(), [(NEW, 1)], "immediately, since the server may wait for it");
 }
 
 #[test]
@@ -437,10 +439,10 @@ fn what_users_know_is_not_forgotten_and_what_they_forget_is_kept_for_its_lease()
     assert_eq!(cache.forgotten(), []);
     assert!(matches!(cache.look_up(DIR, &name("a"), 20), Some((Answer::Entry(_), 30))));
     cache.expire(1_000);
-    assert_eq!(cache.forgotten(), [], "it is used");
+    assert_eq!(cache.forgotten(), [], "users hold it");
     cache.forget(Ino(7), 1);
-    assert_eq!(cache.forgotten(), [(Ino(7), 1)], "as often as the server has told it");
-    // If it is asked for, what nobody uses goes at once.
+    assert_eq!(cache.forgotten(), [(Ino(7), 1)], "with the server's lookup count");
+    // On a revocation, unused inodes are forgotten at once.
     answered(&mut cache, &lookup("a"), Some(&entry(7, 1)), 50, 1_000);
     cache.forget(Ino(7), 1);
     cache.recall(Ino(7));
@@ -457,19 +459,19 @@ fn what_own_calls_under_way_may_change_is_not_answered() {
     answered(&mut cache, &ask(8), Some(&told(8)), 50, 10);
     let unlink = |text| Call::Request(Request::Unlink { dir: DIR, name: name(text), time: None });
     let changes = cache.sent(&unlink("a"), 10);
-    // It was asked for before, and is told now.
+    // It was requested before the change, and the reply arrives afterwards.
     answered(&mut cache, &ask(7), Some(&told(7)), 50, 10);
     assert!(cache.get_attr(Ino(7), 10).is_none() && cache.get_attr(Ino(8), 10).is_some());
     drop(changes);
     assert!(cache.get_attr(Ino(7), 10).is_some());
-    // Nobody knows what that stands for.
+    // The name's binding is unknown.
     let changes = cache.sent(&unlink("b"), 10);
     assert!(cache.get_attr(Ino(7), 10).is_none() && cache.get_attr(Ino(8), 10).is_none());
     drop(changes);
     assert!(cache.get_attr(Ino(8), 10).is_some());
 }
 
-/// What a server has told of a stream may be of before this client wrote to it, which it hears nothing of.
+/// Server replies about a stream may predate this client's writes, which the server does not see.
 #[test]
 fn of_a_stream_only_what_was_asked_after_the_last_write_is_believed() {
     let mut cache = cache(10, 1_000);
@@ -477,7 +479,7 @@ fn of_a_stream_only_what_was_asked_after_the_last_write_is_believed() {
     let streamed = |size| Answer::Attr(Attr { streamed: true, ..attr(7, FileType::Regular, size) });
     let told = |cache: &mut Cache, size: u64, asked: u64, now: u64| {
         cache.answered(&ask, Some(&streamed(size)), Term { asked, left: 500 }, now);
-        assert!(cache.is_bare(Ino(7), now), "whatever is in it");
+        assert!(cache.is_bare(Ino(7), now), "independent of its contents");
         cache.attr(Ino(7), now).map(|attr| attr.size)
     };
     assert_eq!(told(&mut cache, 1, 10, 20), Some(1));
@@ -490,7 +492,7 @@ fn of_a_stream_only_what_was_asked_after_the_last_write_is_believed() {
         assert_eq!(told(&mut cache, 2, asked, 60), None);
     }
     assert_eq!(told(&mut cache, 3, 51, 60), Some(3));
-    // So it is when it is remembered no longer when that was.
+    // The same holds after the time of the close is forgotten.
     cache.expire(20_000);
     assert_eq!(told(&mut cache, 2, 50, 20_000), None);
     assert_eq!(told(&mut cache, 3, 51, 20_000), Some(3));

@@ -1,4 +1,4 @@
-//! Calls that wait for data servers, which the client asks itself.
+//! Calls that wait for requests to data servers.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -13,11 +13,12 @@ use super::own::Own;
 use super::{DataAsk, Interrupt, Told};
 use crate::{Call, Work};
 
-/// What has come of asking data servers.
+/// The outcome of requests to data servers.
 #[derive(Debug)]
 pub enum Outcome {
     Done(Result<Reply, Errno>),
-    /// A capability has to be asked for again. What it was shown for may have been done in part.
+    /// The data servers refuse the capability: get another. The requests may have been executed in
+    /// part.
     Stale,
 }
 
@@ -25,10 +26,10 @@ pub enum Outcome {
 pub(super) struct Asking<T> {
     next: u64,
     calls: HashMap<u64, Waiting<T>, FxBuildHasher>,
-    /// Files of which data servers have been asked something. Who asks has a share, until it is sure that nothing of it is done any
-    /// more: also when nobody waits for it.
+    /// Files with requests to data servers. A driver holds a reference as long as one of its
+    /// requests may be executed, even if the call was abandoned.
     held: HashMap<Ino, Arc<()>, FxBuildHasher>,
-    /// Releases of those that somebody still has.
+    /// Files whose release waits for such references.
     put_off: Vec<Ino>,
 }
 
@@ -56,24 +57,24 @@ impl<T> Asking<T> {
             Work::Stream(_) | Work::Create { .. } => {
                 Arc::clone(self.held.entry(delegation.capability.ino).or_default())
             }
-            // No release has to wait for it.
+            // Releases do not wait for these.
             Work::Measure(_) | Work::Remove(_) => Arc::default(),
         };
         told.data.push(DataAsk { number: self.next, delegation: Arc::clone(&delegation), work, data, held });
         self.calls.insert(self.next, Waiting { parked, delegation });
     }
 
-    /// The call that waited, if it still does.
+    /// Removes and returns the call with this number, if it still waits.
     pub fn came(&mut self, number: u64) -> Option<(Parked<T>, Arc<Delegation>)> {
         self.calls.remove(&number).map(|Waiting { parked, delegation }| (parked, delegation))
     }
 
-    /// The same, and it goes on waiting.
+    /// The call with this number, if it still waits.
     pub fn waits(&self, number: u64) -> Option<&Parked<T>> {
         self.calls.get(&number).map(|waiting| &waiting.parked)
     }
 
-    /// The caller of a call got a signal. `dies`: whether a process ends by it.
+    /// Handles a signal to a call's caller. `dies`: true for a process that the signal ends.
     pub fn interrupt(&mut self, call_id: u64, dies: impl Fn(u32) -> bool) -> Interrupt {
         match self.calls.values_mut().find(|waiting| waiting.parked.call_id == call_id) {
             None => Interrupt::Unknown,
@@ -85,12 +86,13 @@ impl<T> Asking<T> {
         }
     }
 
-    /// The session with a rank has ended, and with it what it had allowed. Returns the calls of which nobody knows whether they were done.
+    /// Handles the end of the session with a rank, which revokes its capabilities. Returns the
+    /// abandoned calls; their outcome is unknown.
     pub fn lose(&mut self, rank: Rank, told: &mut Told<T>) -> Vec<Parked<T>> {
         self.give_up(|waiting| waiting.delegation.capability.ino.rank() == rank, told)
     }
 
-    /// Gives up calls whose callers do not want to wait for servers that cannot be reached: nobody knows how long that takes.
+    /// Abandons interrupted calls that wait for unreachable servers.
     pub fn give_up_stuck(
         &mut self,
         is_stuck: impl Fn(&Layout) -> bool,
@@ -101,7 +103,8 @@ impl<T> Asking<T> {
         self.give_up(is_stuck, told)
     }
 
-    /// Gives up lookups that wait for servers that cannot be reached, of the files that are wanted, with what is known without these.
+    /// Abandons lookups of `is_wanted` files that wait for unreachable servers; returns what is
+    /// known without these.
     pub fn give_up_lookups(
         &mut self,
         is_stuck: impl Fn(&Layout) -> bool,
@@ -129,7 +132,7 @@ impl<T> Asking<T> {
         parked.collect()
     }
 
-    /// A file is to be released. Whether that has to wait: what nobody waits for any more may still be done with it.
+    /// True if the release of a file must wait because abandoned requests may still be executed.
     pub fn puts_off(&mut self, ino: Ino) -> bool {
         let is_busy = self.held.get(&ino).is_some_and(|held| Arc::strong_count(held) > 1);
         if is_busy {
@@ -140,12 +143,12 @@ impl<T> Asking<T> {
         is_busy
     }
 
-    /// All that data servers were asked of a file has been answered.
+    /// All requests for this file have been answered.
     pub fn is_over(&mut self, ino: Ino) {
         self.held.remove(&ino);
     }
 
-    /// Files to be released with which nothing is done any more.
+    /// Takes the files whose release can proceed.
     pub fn released(&mut self) -> Vec<Ino> {
         let mut released = core::mem::take(&mut self.put_off);
         released.retain(|ino| !self.puts_off(*ino));

@@ -1,5 +1,5 @@
-//! What waits until changes are answered that callers have been told of: calls that depend on them, files that have been closed,
-//! and leases that servers want back.
+//! Waiting for pending write-back operations: dependent calls, closes of new files, and
+//! revocations of leases.
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
@@ -11,42 +11,42 @@ use super::{Asked, Sessions, Told, Waiter};
 use crate::cache::Subject;
 use crate::{Binding, Cache, Call, Interrupt};
 
-/// See the module's description.
+/// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Behind<T> {
-    /// In their order.
+    /// Blocked calls in order of arrival.
     calls: VecDeque<Kept<T>>,
-    /// New files that have been closed.
+    /// New files whose close is blocked on their creation.
     closed: Vec<Ino>,
     revoked: Vec<Revoked>,
 }
 
-/// A call that is kept back.
+/// A blocked call.
 #[derive(Debug)]
 struct Kept<T> {
     asked: Asked<'static, Waiter<T>>,
     why: Why,
-    /// The number of the last change that had been told when it came.
+    /// The number of the last pending operation at the call's arrival.
     last: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
-    /// It could be told early if fewer changes were under way.
+    /// The call is eligible for write-back but too many operations are pending.
     Room,
-    /// It depends on one that is not answered.
+    /// The call depends on a pending operation.
     Change,
-    /// So it does, as its answer has shown, for it tells of this inode.
+    /// The call's answer contains this inode, on which operations are pending.
     Inode(Ino),
 }
 
-/// A lease that a server wants back.
+/// A revocation that is blocked on pending operations.
 #[derive(Debug)]
 struct Revoked {
     rank: Rank,
     number: u64,
     ino: Ino,
-    /// The door has given it up.
+    /// The frontend has given the lease up.
     by_door: bool,
 }
 
@@ -57,39 +57,40 @@ impl<T> Default for Behind<T> {
 }
 
 impl<T> Behind<T> {
-    /// Whether nobody waits for any one change: who waits for room has it when what has been sent is answered.
+    /// True if no call is blocked on a particular operation. Calls that wait for room proceed when
+    /// any sent operation is answered.
     pub fn is_patient(&self) -> bool {
         self.revoked.is_empty() && self.calls.iter().all(|kept| kept.why == Why::Room)
     }
 
-    /// Whether anything waits for what is written to a file, or may.
+    /// True if anything may be blocked on writes to this file.
     pub fn is_any_for(&self, ino: Ino) -> bool {
         let may_be = |call: &Call<'_>| call.stream().is_none_or(|of| of == ino);
         !self.revoked.is_empty()
             || self.calls.iter().any(|kept| kept.why == Why::Room || may_be(&kept.asked.call))
     }
 
-    /// Whether a call waits that is about an inode, if only by what it was answered.
+    /// True if a blocked call refers to this inode, or its answer does.
     pub fn is_any_about(&self, ino: Ino) -> bool {
         self.calls
             .iter()
             .any(|kept| kept.why == Why::Inode(ino) || is_about(&kept.asked.call, |it| it == ino))
     }
 
-    /// Whether a call waits that may change what a name stands for.
+    /// True if a blocked call may change the binding of this name.
     pub fn is_any_named(&self, dir: Ino, name: &Name) -> bool {
         let mut subjects = self.calls.iter().map(|kept| Subject::of(&kept.asked.call));
         subjects.any(|subject| subject.is_change && subject.names().any(|it| it == (dir, name)))
     }
 
-    /// What was wanted back by a server that has begun anew is not any more.
+    /// Drops the revocations of a server that has restarted.
     pub fn forget_revoked(&mut self, rank: Rank) {
         self.revoked.retain(|revoked| revoked.rank != rank);
     }
 }
 
 impl<T> Sessions<T> {
-    /// Keeps a call back if it depends on what was told and is not answered.
+    /// Blocks a call that depends on pending operations; returns it if it does not.
     pub(super) fn keep_behind(
         &mut self,
         now: u64,
@@ -101,13 +102,14 @@ impl<T> Sessions<T> {
         None
     }
 
-    /// Has a call asked once more when all is answered that was told of an inode.
+    /// Blocks a call until all pending operations on an inode are answered; then the call is
+    /// repeated.
     pub(super) fn ask_behind(&mut self, ino: Ino, asked: Asked<'static, Waiter<T>>) {
         self.behind.calls.push_back(Kept { asked, why: Why::Inode(ino), last: self.early.last() });
     }
 
-    /// Whether a call waits for its turn to be told early, or depends on any change up to one that is not answered. Changes that are told
-    /// later it does not wait for, lest it waits for ever.
+    /// Why a call is blocked: it waits for room, or depends on a pending operation with a number up
+    /// to `last`. Later operations do not count, so that the call cannot starve.
     fn comes_behind(&self, now: u64, call: &Call<'_>, last: u64) -> Option<Why> {
         if self.waits_for_room(now, call) {
             return Some(Why::Room);
@@ -122,9 +124,9 @@ impl<T> Sessions<T> {
         let is_left = |of: Ino| {
             self.cache.is_early(of) && self.early.is_any_left(last, |dir, ino| dir == of || ino == of)
         };
-        // The server does not know it yet.
+        // The server does not know this inode yet.
         let is_new = |of: Ino| self.cache.is_early(of) && self.early.is_any_left(last, |_, ino| ino == of);
-        // `unknown`: whether it may be anything that a name stands for of which nothing is known.
+        // `unknown`: the result for a name whose binding is not cached.
         let is_named = |dir: Ino, name: &Name, unknown: bool| {
             self.cache.is_early_name(dir, name)
                 || match self.cache.name(dir, name, now) {
@@ -135,17 +137,18 @@ impl<T> Sessions<T> {
         };
         match call {
             Call::Request(request) => match request {
-                // Everything that was done before is to be durable, or is about to be counted, copied or removed; but not what others
-                // have written to streams, where a data server may be away.
+                // These need all earlier operations, to sync, count, copy or remove them. Exempt
+                // are writes to other files' streams, since a data server may be down.
                 Request::Fsync { ino } => {
                     self.early.is_any_left_of(last, |of| of == *ino || *ino == self.root)
                 }
                 Request::StatFs { .. } => self.early.is_any_left_of(last, |_| false),
                 Request::CopyTree(_) | Request::RemoveTree { .. } | Request::SyncFs { .. } => true,
-                // They are not known, so that nothing more is told early of it; and an answer that came before all is answered would not be
-                // believed.
+                // The attributes are not cached, so no more operations on the inode become pending;
+                // and the cache would ignore a reply that arrived before the pending ones are
+                // answered.
                 Request::GetAttr { ino } => self.cache.is_early(*ino),
-                // Of what is found so callers are told what they have been told.
+                // The entry that is found is corrected by the cached state.
                 Request::Lookup { dir, name } => is_new(*dir) || is_named(*dir, name, false),
                 Request::Create { dir, name, .. }
                 | Request::Unlink { dir, name, .. }
@@ -160,11 +163,13 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// A new file is closed, of which the server is told when it has made it. Whether that is so.
+    /// Closes a new file locally; the server is notified when it has created the file. Returns
+    /// whether this was possible.
     pub(super) fn close_early(&mut self, call: &Call<'_>, now: u64) -> bool {
         let Call::Release { ino } = *call else { return false };
         self.early.closed(ino);
-        // Data servers may want another capability, as long as they write: the file is open until then.
+        // A file with pending writes stays open, since they may need another capability of data
+        // servers.
         let is_quick = !self.behind.is_any_about(ino) && !self.early.behind.is_any_of(ino);
         let is_early = is_quick && self.cache.is_early(ino);
         if is_early {
@@ -175,7 +180,7 @@ impl<T> Sessions<T> {
         is_early
     }
 
-    /// Something that was told has been answered: what waits for that goes on.
+    /// Resumes what was blocked, after an operation was answered.
     pub(super) fn go_on_behind(&mut self, now: u64, told: &mut Told<T>) {
         for ino in self.behind.closed.extract_if(.., |ino| !self.cache.is_early(*ino)).collect::<Vec<_>>() {
             if let Some(end) = self.end(ino.rank()) {
@@ -201,7 +206,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// As [`Sessions::interrupt`], of calls that are kept back.
+    /// As [`Sessions::interrupt`], for blocked calls.
     pub(super) fn interrupt_behind(
         &mut self,
         call_id: u64,
@@ -217,7 +222,7 @@ impl<T> Sessions<T> {
         Some(Interrupt::Heard)
     }
 
-    /// A server wants a lease back: it gets it when what was told under it is answered.
+    /// Blocks the answer to a revocation until the operations pending under the lease are answered.
     pub(super) fn revoke_early(&mut self, rank: Rank, number: u64, ino: Ino) {
         let is_known = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
         let is_needed = is_needed(&self.cache, &self.early, ino);
@@ -226,7 +231,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// The door has given up a lease. Whether the server is to be told so now.
+    /// The frontend has given up a lease. Returns true if the server can be answered immediately.
     pub(super) fn is_given_up(&mut self, rank: Rank, number: u64) -> bool {
         let is_it = |revoked: &Revoked| (revoked.rank, revoked.number) == (rank, number);
         let Some(at) = self.behind.revoked.iter().position(is_it) else { return true };
@@ -240,12 +245,12 @@ impl<T> Sessions<T> {
     }
 }
 
-/// Whether something has been told, and is not done, under the lease on an inode, or because it lies in that directory.
+/// True if operations are pending under the lease on an inode, or in that directory.
 fn is_needed(cache: &Cache, early: &Early, ino: Ino) -> bool {
     cache.is_early(ino) || early.behind.is_any_in(ino)
 }
 
-/// Whether a call is about such an inode, which it names by its number.
+/// True if the call refers by number to an inode that `is_one` selects.
 pub(super) fn is_about(call: &Call<'_>, mut is_one: impl FnMut(Ino) -> bool) -> bool {
     match call {
         Call::Request(request) => {

@@ -1,4 +1,4 @@
-//! How a call goes on: from what servers say to the next that they are asked, until it is answered.
+//! The state of a pending call, and how a server's reply advances it.
 
 use alloc::vec::Vec;
 use core::mem::take;
@@ -16,31 +16,31 @@ use super::{Asked, ForDoor, Sessions, Told, Waiter};
 use crate::cache::{Page, Term};
 use crate::{Answer, Call, Changes, Next, Sighting};
 
-/// How far a call has come.
+/// The client's state of one call.
 #[derive(Debug, Default)]
 pub(super) struct Course {
-    /// When it began, and in which turn.
+    /// When the call began, and in which epoch.
     pub begun: u64,
     pub turn: u64,
     pub seen: Seen,
-    /// What the client does itself, if it does.
+    /// The client-driven operation that the call executes, if any.
     pub own: Option<Own>,
-    /// The caller does not want to wait any longer.
+    /// The caller has been interrupted.
     pub interrupted: bool,
     pub data: DataLease,
     pub confirmation: Confirmation,
-    #[expect(dead_code, reason = "it is enough that it is there")]
+    #[expect(dead_code, reason = "held until the call ends")]
     pub changes: Changes,
 }
 
-/// What another rank has told of the name that a call is about.
+/// What the name's rank has returned for a call whose inode is at another rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// What the name stands for, while the inode's rank is asked.
+    /// The remote dentry, while the inode's rank is asked.
     pub sighting: Option<Sighting>,
-    /// When the lease on the name ends; 0: there is none.
+    /// When the lease on the name ends; 0: no lease.
     pub until: u64,
-    /// An inode that it has stood for, and that was gone by then.
+    /// An inode to which the name was bound, and which the inode's rank did not have.
     pub gone: Option<Ino>,
 }
 
@@ -59,7 +59,7 @@ impl<T> Sessions<T> {
         let is_waited_for = parked.is_some() || is_early;
         let over = end.link.answered(id, &result, is_waited_for, &mut end.out);
         let waited = over.and_then(|wait| end.waits.remove(&wait));
-        // As long as that of what else it tells.
+        // The exclusive lease counts from the same time as the reply's other leases.
         let sent = parked.as_ref().map(|parked| parked.sent).or_else(|| self.early.sent(rank, id));
         let until = sent.map_or(0, |sent| sent.saturating_add(lease));
         let alone = touched.exclusive.map(|dir| (dir, told_alone(&result)));
@@ -87,7 +87,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// What a reply comes to for the call that waits for it, if any does.
+    /// Applies a reply to the cache and to the call that waits for it, if there is one.
     fn settle(
         &mut self,
         now: u64,
@@ -110,7 +110,8 @@ impl<T> Sessions<T> {
             (None, Some(parked)) if is_doubtful => changed_names(&parked.call),
             _ => Vec::new(),
         };
-        // Of what nobody waits for it is not known when it was asked. Milliseconds that have begun count.
+        // Without a waiting call, the time of the request is unknown. A millisecond that has begun
+        // counts as passed.
         let sent = parked.as_ref().map(|parked| parked.sent);
         let lease = sent.map_or(0, |sent| lease.saturating_sub(now.saturating_sub(sent) + 1));
         let whole = match (&parked, &mut result) {
@@ -132,13 +133,13 @@ impl<T> Sessions<T> {
             self.cache.distrust();
         }
         if is_doubtful {
-            // What it has changed was told to nobody.
+            // No caller has been notified of these changes.
             let changed = touched.attrs.iter().map(|attr| attr.ino).chain(touched.others);
             self.invalidate(names, changed.collect(), told);
         }
     }
 
-    /// A call goes on with a server's reply. `lease`: what is left of it.
+    /// Advances a call with a server's reply. `lease`: its remaining time in ms.
     pub(super) fn lead_on(
         &mut self,
         now: u64,
@@ -158,7 +159,7 @@ impl<T> Sessions<T> {
             };
             return self.take_step(now, (asked, course), step, lease, told);
         };
-        // The lease on the name may have ended since.
+        // The lease on the name may have ended meanwhile.
         let left = seen.until.saturating_sub(now);
         let sighting = Sighting { leased: left > 0, ..sighting };
         let next = self.client.found(&parked.call, &sighting, seen.gone == Some(sighting.ino), result);
@@ -172,7 +173,7 @@ impl<T> Sessions<T> {
         self.advance(now, (asked, course), next, lease, told);
     }
 
-    /// A call goes on that the client may have to do step by step.
+    /// Executes the next step of a call, which the client may have to drive itself.
     pub(super) fn take_step(
         &mut self,
         now: u64,
@@ -210,7 +211,8 @@ impl<T> Sessions<T> {
         self.advance(now, (asked, course), next, lease, told);
     }
 
-    /// Leads a call on until it is finished or must wait. `lease`: of what has been told last.
+    /// Advances a call until it is finished or must wait. `lease`: the remaining time of the last
+    /// reply's lease, in ms.
     pub(super) fn advance(
         &mut self,
         now: u64,
@@ -245,7 +247,7 @@ impl<T> Sessions<T> {
         let page = Page::of(&call).filter(|page| self.may(&caller, page.dir, Access::READ, now));
         let entries = page.and_then(|page| self.cache.entries_to_ask_for(page));
         let Some(end) = self.end(rank) else {
-            // No server has told of such an inode.
+            // Such an inode never came from a server.
             return told.answer(ticket, Err(Errno::ESTALE));
         };
         let id = match next {
@@ -307,7 +309,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// The last of what a caller has done with a file is done, if nobody has it open.
+    /// Records that a caller has closed a file, if it was the last one.
     pub(super) fn closed(&mut self, ino: Ino, now: u64) {
         if !self.client.is_open(ino) {
             self.cache.closed(ino, now);
@@ -315,7 +317,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Nobody waits any more for what comes of a call.
+    /// Abandons a call: returns what it has acquired, and answers the caller.
     pub(super) fn give_up(&mut self, parked: Parked<T>, errno: Errno, told: &mut Told<T>) {
         if let Some(own) = &parked.course.own {
             self.give_back(own.left());
@@ -324,15 +326,16 @@ impl<T> Sessions<T> {
         told.answer(parked.ticket, result);
     }
 
-    /// As [`Self::give_up`], of calls whose callers do not want to wait for data servers that cannot be reached.
+    /// As [`Self::give_up`], for interrupted calls that wait for unreachable data servers.
     pub(super) fn give_up_stuck(&mut self, is_stuck: impl Fn(&Layout) -> bool, told: &mut Told<T>) {
         for parked in self.asking.give_up_stuck(is_stuck, told) {
             self.give_up(parked, Errno::EINTR, told);
         }
     }
 
-    /// Answers lookups that wait for data servers that cannot be reached: a kernel lets nobody change a directory while it looks a name up
-    /// there. What is open here may have been written to, and a kernel that hears of another size drops what it has not sent yet.
+    /// Answers lookups that wait for unreachable data servers, since the kernel locks the directory
+    /// during a lookup. Exempt are files with openings: the kernel would drop pending writes beyond
+    /// a size that it learns.
     pub(super) fn look_past_stuck(
         &mut self,
         now: u64,
@@ -360,7 +363,7 @@ impl<T> Sessions<T> {
         if let (Left::Created(_), Some(end)) = (&left, self.end(ino.rank())) {
             end.link.forget(ino, 1, &mut end.out);
         }
-        // What is under way may still make datafiles.
+        // A pending operation may still create datafiles.
         let is_put_off = match left {
             Left::Open(_) | Left::Created(_) => self.asking.puts_off(ino),
             Left::OpenNamed(_) => {
@@ -379,8 +382,8 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// The first step of a call for a name that is known to stand for an inode at another rank, of which nothing is known; and for how
-    /// long the name is known.
+    /// The first step of a lookup of a cached remote dentry whose inode is not cached; also returns
+    /// how long the dentry is valid, in ms.
     pub(super) fn known_elsewhere(&self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Next, u64)> {
         let Call::Request(Request::Lookup { dir, name }) = &asked.call else { return None };
         if !self.may(&asked.caller, *dir, Access::EXEC, now) {
@@ -392,7 +395,7 @@ impl<T> Sessions<T> {
     }
 }
 
-/// The inodes that a reply tells of and that nobody but its client knew, and how many names each has.
+/// The inodes in a reply of which this client is the sole holder, with their link counts.
 fn told_alone(result: &Result<Reply, Errno>) -> Vec<(Ino, u32)> {
     let alone = |entry: &Entry| entry.alone.then_some((entry.attr.ino, entry.attr.nlink));
     match result {

@@ -1,6 +1,6 @@
-//! Bytes of files that other clients write to, too, and that kernels keep. Before a kernel reads
-//! such a file there is a lease on its bytes; and what is written to a file whose bytes others may
-//! have so is announced before its caller is answered.
+//! Coherence of file bytes that several clients cache.
+//! A kernel's page cache reads a shared file only under a lease on its bytes. A client announces a
+//! write to such a file before it answers the caller, so that other clients drop their pages.
 
 use alloc::boxed::Box;
 use core::mem::take;
@@ -12,26 +12,27 @@ use super::end::Parked;
 use super::{Sessions, Told};
 use crate::{Answer, Call, Next};
 
-/// A kernel reads whole pages of what it keeps.
+/// Kernels fill their cache in whole pages.
 const PAGE_BYTES: u64 = 4096;
-/// So often a call asks for a lease: it may be revoked before the reply leaves.
+/// Maximum number of lease requests of a call: a lease may be revoked before its reply leaves.
 const TRIES: u32 = 4;
 
-/// How far a call has come with that.
+/// A call's progress with leases and announcements.
 #[derive(Debug, Default)]
 pub(super) enum DataLease {
     #[default]
     Nothing,
-    /// A lease is being asked for, or has been, so many times.
+    /// A lease has been requested this many times: unanswered, or answered.
     Asking(u32),
     Asked(u32),
-    /// This is answered when what has been changed is announced, which began in that turn.
+    /// The call's answer, which waits for the announcement, and the epoch in which the announcement
+    /// began.
     Announcing(Box<Result<Answer, Errno>>, u64),
     Announced,
 }
 
 impl<T> Sessions<T> {
-    /// The file of which a kernel is to keep what a call reads, if no lease covers that.
+    /// The file that the call reads into a page cache, if no lease covers the read.
     fn uncovered(&self, now: u64, call: &Call<'_>, asked: u64) -> Option<Ino> {
         let Call::Read { ino, offset, size, .. } = *call else { return None };
         let is_kept = self.cache.has_kernel()
@@ -41,15 +42,14 @@ impl<T> Sessions<T> {
         (is_kept && !self.cache.is_early(ino) && !self.cache.covers_pages(ino, asked, now)).then_some(ino)
     }
 
-    /// The first step of a read that is to be covered: what is read of a stream comes without a
-    /// lease.
+    /// Requests a lease before a cached read of a stream, whose data comes without a lease.
     pub(super) fn lease_first(&self, now: u64, call: &Call<'_>) -> Option<Next> {
         let ino = self.uncovered(now, call, self.cache.turn())?;
         self.client.is_streamed(ino).then_some(Next::Ask(Request::LeaseData { ino }))
     }
 
-    /// The next step of a call, which may be to ask for a lease, or to announce what it has
-    /// changed. `leased`: a lease has come with what has been read.
+    /// The next step of a call: requests a lease or sends an announcement if one is due. `leased`:
+    /// the read's reply carried a lease.
     pub(super) fn before_answer(
         &self,
         now: u64,
@@ -86,16 +86,16 @@ impl<T> Sessions<T> {
         Next::Answer(result)
     }
 
-    /// Of a file that this client does not have open it does not know whether others cache what
-    /// has been changed.
+    /// For a file that it does not have open, this client does not know whether other clients cache
+    /// the bytes.
     fn must_announce(&self, now: u64, call: &Call<'_>, ino: Ino, is_done: bool) -> bool {
         let is_by_name = matches!(call, Call::Request(Request::SetAttr { .. })) && !self.client.is_open(ino);
         let is_alone = self.cache.alone_dir(ino).is_some_and(|(_, until)| until > now);
         self.client.announces(ino) || is_by_name && is_done && !is_alone
     }
 
-    /// Goes on with the reply to what [`Self::before_answer`] has asked; returns the call if it
-    /// has asked nothing.
+    /// Continues with the reply to a request of [`Self::before_answer`]; returns the call if it has
+    /// made none.
     pub(super) fn go_on_with_data(
         &mut self,
         now: u64,

@@ -1,9 +1,11 @@
-//! Changes that callers are told of before the server has answered, where nobody else can see the difference: files and directories made and
-//! removed in a directory on which this client has an exclusive lease ([`Touched::exclusive`]). What depends on them is kept back until they are
-//! answered: other calls about the same names and inodes, whatever is to be durable, and the lease, if the server wants it back.
+//! Metadata write-back: operations that are acknowledged before the server has applied them.
+//! They are creates, removals and small writes in a directory on which this client has an exclusive
+//! lease ([`Touched::exclusive`]). Calls on the same names and inodes, syncs, and the revocation of
+//! the lease are blocked on pending operations.
 //!
-//! Since nobody waits for them they are sent together (J. Nagle, RFC 896): the first at once, those that come after it when it has been
-//! answered. A message by itself would cost both sides more than what is done for it.
+//! Pending operations are sent in batches, as small segments are by J. Nagle (RFC 896): the first
+//! is sent at once, those that follow when its reply arrives. One message per operation would cost
+//! both sides more than the operation.
 
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::vec::Vec;
@@ -21,44 +23,47 @@ use super::{Asked, End, ForDoor, Sessions, Told, Waiter};
 use crate::cache::new_inode;
 use crate::{Answer, Call};
 
-/// So many changes may be told and not answered: more than a network holds, and few enough that who comes behind them does not wait for long.
+/// Maximum number of pending operations: more than a network holds, and few enough to bound the
+/// wait of a blocked call.
 const MOST: usize = 64;
-/// So many are sent together, at most: as many as a server takes at once.
+/// Maximum number of operations in a batch: as many as a server processes at once.
 const TOGETHER: usize = 16;
-/// So many numbers are kept in stock; more are asked for when half of them are left.
+/// Inode numbers in stock; a new allocation is requested when half are left.
 const STOCK: u32 = Request::MAX_NUMBERS;
-/// The server's clock is asked for again after so many milliseconds: this one may be slower.
+/// How long a reading of the server's clock is used, in ms: the local clock may run slower.
 const CLOCK_MS: u64 = 60_000;
-/// Its clock may be ahead by so many milliseconds, as what it says shows: the reply that had told it has taken its time.
+/// Maximum lead of the server's clock over the estimate, in ms: the reply with its time was
+/// delayed.
 const AHEAD_MS: u64 = 1_000;
-/// A request that took longer was sent again, or waited for something else than a disk.
+/// A longer round trip, in ms, was not due to a disk: the request was repeated or blocked.
 const ROUND_TRIP_MS: u64 = 200;
-/// A server that gives no numbers, as to those who may only read, is asked again after so long.
+/// Delay in ms before a server that refused inode numbers is asked again; it refuses read-only
+/// clients.
 const REFUSED_MS: u64 = 60_000;
 
-/// What has been told and not answered.
+/// The pending operations, and what they need.
 #[derive(Debug, Default)]
 pub(super) struct Early {
     changes: BTreeMap<(Rank, RequestId), Change>,
-    /// Writes that are sent when what was told of their files before is answered, in their order.
+    /// Writes that wait until the earlier operations on their files are answered, in order.
     unsent: VecDeque<Unsent>,
-    /// Writes to streams.
+    /// Pending writes to streams.
     pub behind: WriteBehind,
-    /// The number of the last one.
+    /// The number of the last operation.
     last: u64,
-    /// In which directories files lie that have been made so and are open since.
+    /// New files that have been open since their creation, with their directories.
     open: HashMap<Ino, Ino, FxBuildHasher>,
     supplies: BTreeMap<Rank, Supply>,
-    /// What could not be done is to be told to whoever wants it to be durable.
+    /// Errors of rejected operations, to be reported by the next `fsync`, `close` or write.
     failed: BTreeMap<Ino, Errno>,
 }
 
-/// A change that callers have been told of.
+/// A pending operation.
 #[derive(Debug)]
 pub(super) struct Change {
-    /// They count up.
+    /// Ascending.
     pub number: u64,
-    /// The door's number of the call; 0: it was over long ago.
+    /// The frontend's number of the call; 0: the call ended long ago.
     pub call: u64,
     pub dir: Ino,
     what: What,
@@ -66,14 +71,14 @@ pub(super) struct Change {
     sent: u64,
 }
 
-/// What a change is.
+/// The kind of an operation.
 #[derive(Debug)]
 pub(super) enum What {
-    /// Of this name.
+    /// A create or removal of this name.
     Name(Name),
-    /// Of a file's bytes.
+    /// A write to a file.
     Bytes,
-    /// The file is open. It stands for its directory, too.
+    /// An open. Its directory is the file itself.
     Opening,
 }
 
@@ -93,52 +98,53 @@ struct Unsent {
     request: Request,
 }
 
-/// What a server has given for changes to come.
+/// What a server provides for future operations of this client.
 #[derive(Debug, Default)]
 struct Supply {
     numbers: VecDeque<Ino>,
-    /// Bytes of a file that lies with its metadata, at most.
+    /// Maximum size of a small file, in bytes.
     strip: u64,
-    /// Files' access times change, as `relatime` has it.
+    /// Opens update access times (`relatime`).
     accesses: bool,
-    /// What its clock has said, and when.
+    /// A reading of the server's clock, and the local time of the reading.
     clock: Option<(Time, u64)>,
-    /// The latest time that it has told of anything.
+    /// The latest time in any reply of the server.
     latest: Time,
-    /// The request for more, and when it was sent.
+    /// The allocation request and when it was sent.
     asked: Option<(RequestId, u64)>,
-    /// It did not give any then, and is not asked before this time.
+    /// The server has refused an allocation and is not asked again before this time.
     refused_until: u64,
 }
 
 impl Early {
-    /// Whether a request makes a change that callers have been told of.
+    /// True if the request is a pending operation.
     pub fn is_change(&self, rank: Rank, id: RequestId) -> bool {
         self.changes.contains_key(&(rank, id))
     }
 
-    /// When it was sent.
+    /// When the operation was sent.
     pub fn sent(&self, rank: Rank, id: RequestId) -> Option<u64> {
         self.changes.get(&(rank, id)).map(|change| change.sent)
     }
 
-    /// The number of the last change that was told.
+    /// The number of the last operation.
     pub fn last(&self) -> u64 {
         self.last
     }
 
-    /// Whether one that is like that, by its directory and its file, is left of those up to a number.
+    /// True if an operation with a number up to `last` is pending on a directory and file that
+    /// `is_it` selects.
     pub fn is_any_left(&self, last: u64, is_it: impl Fn(Ino, Ino) -> bool) -> bool {
         self.left().any(|change| change.number <= last && is_it(change.dir, change.ino))
     }
 
-    /// In which directories they are.
+    /// The directories with pending operations.
     pub fn dirs(&self) -> BTreeSet<Ino> {
         let changes = self.left().filter(|change| !matches!(change.what, What::Opening));
         changes.map(|change| change.dir).collect()
     }
 
-    /// A file is closed. Whoever has it open besides writes as to any other.
+    /// A file is closed. The file's other openings write without write-back.
     pub fn closed(&mut self, ino: Ino) {
         self.open.remove(&ino);
     }
@@ -151,14 +157,14 @@ impl Early {
         self.changes.values().chain(self.unsent.iter().map(|unsent| &unsent.change))
     }
 
-    /// As [`Self::is_any_left`], but for writes to streams of files that are not like that.
+    /// As [`Self::is_any_left`], but writes to streams count only if `is_one` selects the file.
     pub fn is_any_left_of(&self, last: u64, is_one: impl Fn(Ino) -> bool) -> bool {
         let mut behind = self.behind.changes();
         self.small().any(|change| change.number <= last)
             || behind.any(|change| change.number <= last && is_one(change.ino))
     }
 
-    /// Whether something could not be done that somebody is to be told of.
+    /// True if an operation on the inode was rejected and the error has not been reported.
     pub fn has_failed(&self, ino: Ino) -> bool {
         self.failed.contains_key(&ino)
     }
@@ -174,7 +180,7 @@ impl Early {
 }
 
 impl Supply {
-    /// The server's time, or a little after; but not before what it has done already.
+    /// An estimate of the server's time that is not early, and not before any time in its replies.
     fn time(&self, now: u64) -> Option<Time> {
         let (time, at) = self.clock.filter(|(_, at)| now - at < CLOCK_MS)?;
         Some(time.later(now - at).max(self.latest))
@@ -191,9 +197,9 @@ impl Supply {
 }
 
 impl<T> Sessions<T> {
-    // ---- Telling early
+    // ---- Write-back
 
-    /// Answers a call before the server has, if it can be; returns it if not.
+    /// Acknowledges a call immediately, if it is eligible; otherwise returns it.
     pub(super) fn tell_early(
         &mut self,
         now: u64,
@@ -208,7 +214,7 @@ impl<T> Sessions<T> {
         None
     }
 
-    /// Whether a call could be told early if fewer others were under way.
+    /// True if the call is eligible for write-back except that too many operations are pending.
     pub(super) fn waits_for_room(&self, now: u64, call: &Call<'_>) -> bool {
         let dir = match call {
             Call::Request(Request::Create { dir, node, .. }) => self.early_kind(node).map(|_| *dir),
@@ -220,8 +226,8 @@ impl<T> Sessions<T> {
             || self.waits_for_room_behind(now, call)
     }
 
-    /// Answers a call that changes a directory which this client is alone in, and sends it. Returns for how many milliseconds the answer
-    /// may be cached.
+    /// Acknowledges and sends a change of an exclusive directory. Returns the answer and how long
+    /// it may be cached, in ms.
     fn change_early(&mut self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Answer, u64)> {
         let Call::Request(request) = &asked.call else { return None };
         let (Request::Create { dir, name, .. }
@@ -233,7 +239,7 @@ impl<T> Sessions<T> {
         let (dir, rank) = (*dir, dir.rank());
         let parent = self.cache.alone_in(dir, now)?;
         let time = self.may_tell(now, rank)?;
-        // It has given numbers: superusers are what they say.
+        // The server has allocated numbers, so it trusts this client's superuser.
         let may = certainly_may(&parent, &asked.caller, Access::WRITE | Access::EXEC, true);
         if !may || self.cache.is_early_name(dir, name) || self.behind.is_any_named(dir, name) {
             return None;
@@ -241,7 +247,7 @@ impl<T> Sessions<T> {
         let (ino, answer, left) = match request {
             Request::Create { node, perm, umask, open, .. } => {
                 let kind = self.early_kind(node)?;
-                // Whether it may keep that bit depends on all of the caller's groups.
+                // Whether the set-group-ID bit is kept depends on all of the caller's groups.
                 if !self.cache.is_absent(dir, name, now) || perm & mode::SET_GID != 0 {
                     return None;
                 }
@@ -283,7 +289,8 @@ impl<T> Sessions<T> {
         Some((answer, left))
     }
 
-    /// What kind of inode that is, if it may be made early: directories are, unless their server chooses a rank for them.
+    /// The type of the node if its creation is eligible: with several ranks, the server chooses a
+    /// rank for a directory.
     fn early_kind(&self, node: &NewNode) -> Option<FileType> {
         match node {
             NewNode::Regular => Some(FileType::Regular),
@@ -292,8 +299,8 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Answers a write to a file that was made so and is open since, as long as it stays small. It is sent when what was told of the
-    /// file before is answered.
+    /// Acknowledges a write to a new file that has been open since its creation, if the file stays
+    /// small. The write is sent when the earlier operations on the file are answered.
     fn write_early(&mut self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Answer, u64)> {
         let Call::Write { ino, offset, data, kill_suid_gid } = &asked.call else { return None };
         let (ino, rank) = (*ino, ino.rank());
@@ -321,8 +328,8 @@ impl<T> Sessions<T> {
         Some((answer, 0))
     }
 
-    /// Answers who opens a small file to read what is known that it holds. The lease on the file stands for the rest: before it ends the
-    /// server has done it.
+    /// Acknowledges an open for reading of a small file whose contents are cached. The lease on the
+    /// file stands for the open; the server is notified before the lease ends.
     fn open_early(&mut self, now: u64, asked: &Asked<'_, Waiter<T>>) -> Option<(Answer, u64)> {
         let Call::Request(Request::Open { ino, how }) = asked.call else { return None };
         let reads = how.access == Access::READ && how.reads == Reads::Whole && !how.truncate;
@@ -332,7 +339,7 @@ impl<T> Sessions<T> {
         if !certainly_may(&attr, &asked.caller, Access::READ, true) || self.behind.is_any_about(ino) {
             return None;
         }
-        // As the server sees it (relatime).
+        // The server applies the same rule (`relatime`).
         let counts = self.early.supplies.get(&ino.rank()).is_some_and(|supply| supply.accesses);
         let accessed = counts
             && !attr.flags.contains(InodeFlags::NOATIME)
@@ -347,7 +354,7 @@ impl<T> Sessions<T> {
         Some((Answer::Opened(self.client.opened(ino, opened)), 0))
     }
 
-    /// Tells a server that a file is open, which a caller has been told by that call; 0: some time ago.
+    /// Notifies a server of an open that `call_id` made; 0: a call that ended long ago.
     pub(super) fn tell_opening(&mut self, now: u64, call_id: u64, ino: Ino, caller: Caller) {
         let is_first = !self.cache.is_early(ino);
         self.cache.opened_early(ino);
@@ -357,13 +364,13 @@ impl<T> Sessions<T> {
         self.send_in_turn(is_first, Unsent { change, caller, request });
     }
 
-    /// The time of a change, if one may be told now.
+    /// The time for a new pending operation, if there can be one.
     fn may_tell(&self, now: u64, rank: Rank) -> Option<Time> {
         let is_ready = self.ends.get(&rank)?.link.is_ready() && self.early.count() < MOST && self.tells_early;
         self.early.supplies.get(&rank)?.time(now).filter(|_| is_ready)
     }
 
-    /// Sends a change, or keeps it until what was told of its file before is answered.
+    /// Sends an operation, or queues it until the earlier operations on its file are answered.
     fn send_in_turn(&mut self, is_first: bool, unsent: Unsent) {
         if is_first {
             let Unsent { change, caller, request } = unsent;
@@ -380,8 +387,8 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Whether what is to be sent to a server may wait for more to come: nobody waits for any of it, and it goes on when what has been sent
-    /// before is answered.
+    /// True if the queued messages to a server may wait for more: no call is blocked on them, and
+    /// an earlier operation will be answered.
     pub(super) fn may_linger(&self, rank: Rank, end: &End<T>) -> bool {
         let told = |message: &FromClient| match message {
             FromClient::Request { id, .. } => Some(*id).filter(|id| self.early.is_change(rank, *id)),
@@ -395,7 +402,7 @@ impl<T> Sessions<T> {
             && before.next().is_some()
     }
 
-    /// What was told of a file is answered: what has waited for that is sent.
+    /// Sends the next queued write to a file, after an operation on it was answered.
     fn send_next(&mut self, now: u64, of: Ino) {
         let at = self.early.unsent.iter().position(|unsent| unsent.change.ino == of);
         if let Some(Unsent { mut change, caller, request }) = at.and_then(|at| self.early.unsent.remove(at)) {
@@ -404,7 +411,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Takes what a server says of a change that was told early. Whether it is one.
+    /// Handles the reply to a pending operation; returns false if the request is none.
     pub(super) fn early_reply(
         &mut self,
         now: u64,
@@ -424,7 +431,7 @@ impl<T> Sessions<T> {
                 let until = if lease == 0 { 0 } else { now + lease };
                 self.cache.made_early(dir, name, entry, until, now);
                 if until == 0 || !entry.name_leased || !entry.attr_leased {
-                    // Callers were told that they may cache it.
+                    // The early answer allowed callers to cache it.
                     self.invalidate([(dir, name.clone())].into(), [ino].into(), told);
                 }
             }
@@ -442,7 +449,7 @@ impl<T> Sessions<T> {
         self.cache.failed_early(change.dir, change.name(), change.ino);
         let Change { dir, what, ino, .. } = change;
         let (name, places) = match what {
-            // Who reads what is not known any more learns it.
+            // The next read requests the contents.
             What::Opening => return self.invalidate(Vec::new(), [ino].into(), told),
             What::Bytes => (None, Vec::from([ino])),
             What::Name(name) => (Some(name), Vec::from([ino, dir])),
@@ -459,8 +466,8 @@ impl<T> Sessions<T> {
         told.door.push(ForDoor::Failed { dir, ino, name, errno });
     }
 
-    /// What could not be done of what was told, if it has not been told whoever wants it to be durable, closes the file, or writes to it
-    /// again. Of the root: of all.
+    /// The error of a rejected operation that this call must report, once: an `fsync`, a `close`,
+    /// or a write. An `fsync` of the root reports any error.
     pub(super) fn early_error(&mut self, call: &Call<'_>) -> Option<Errno> {
         let ino = match call {
             Call::Request(Request::Fsync { ino } | Request::Unlock { ino, first: 0, last: u64::MAX, .. })
@@ -473,24 +480,24 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// How many changes callers have been told of that no server has answered.
+    /// Number of operations that were acknowledged to callers and not by servers.
     pub fn unanswered_changes(&self) -> usize {
         self.early.count() + self.early.behind.count() + self.quiet.untold()
     }
 
-    /// As [`Self::call_of`], of calls that were answered before.
+    /// As [`Self::call_of`], for pending operations.
     pub fn early_call_of(&self, rank: Rank, id: RequestId) -> Option<u64> {
         self.early.changes.get(&(rank, id)).map(|change| change.call).filter(|call| *call > 0)
     }
 
-    /// Whether a call was answered before a server has.
+    /// True if the call was acknowledged before the server applied it.
     pub fn is_told_early(&self, call_id: u64) -> bool {
         self.early.small().any(|change| change.call == call_id) || self.early.behind.is_any_by(call_id)
     }
 
-    // ---- Servers
+    // ---- Inode numbers and time
 
-    /// Asks for what early changes need, where changes are under leases.
+    /// Requests inode numbers and the time from a server that grants leases, if they run short.
     pub(super) fn supply(&mut self, now: u64, rank: Rank) {
         let supply = self.early.supplies.entry(rank).or_default();
         if !self.tells_early || !supply.is_short(now) {
@@ -503,7 +510,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// What a server says tells what time it was there.
+    /// Updates the estimate of the server's time from a reply.
     pub(super) fn hear_time(
         &mut self,
         now: u64,
@@ -522,12 +529,12 @@ impl<T> Sessions<T> {
             _ => None,
         };
         let touched = touched.attrs.iter().map(|attr| attr.ctime);
-        // Of a clock that was set back since, no more.
+        // Later times are of a clock that was set back since.
         let heard = touched.chain(told).filter(|told| *told < time.later(AHEAD_MS));
         supply.latest = heard.fold(supply.latest, Time::max);
     }
 
-    /// Takes what was asked for so. Whether it is that.
+    /// Handles the reply to an allocation request; returns false if the request is none.
     pub(super) fn supplied(
         &mut self,
         now: u64,
@@ -545,7 +552,8 @@ impl<T> Sessions<T> {
             Ok(Reply::Numbers { first, count, time, strip, accesses }) => {
                 (supply.strip, supply.accesses) = (u64::from(*strip), *accesses);
                 supply.numbers.extend((first.0..first.0 + u64::from(*count)).map(Ino));
-                // The server reads its clock when the request arrives, and then waits for its disk.
+                // The server reads its clock when the request arrives, and waits for its disk
+                // afterwards.
                 let read = if now - sent < ROUND_TRIP_MS { sent } else { now };
                 supply.clock = Some((*time, read));
             }
@@ -554,13 +562,14 @@ impl<T> Sessions<T> {
         true
     }
 
-    /// The session with a server has ended: what was told early and not answered may not have been done.
+    /// Handles the end of a session: pending operations may not have been applied, and are reported
+    /// as failed.
     pub(super) fn lose_early(&mut self, rank: Rank, lost: &[RequestId], told: &mut Told<T>) {
         let mut changes: Vec<_> =
             lost.iter().filter_map(|id| self.early.changes.remove(&(rank, *id))).collect();
         self.lose_gathered(rank, told);
         self.early.supplies.remove(&rank);
-        // Their files are not open any more.
+        // The server has closed their files.
         let unsent = core::mem::take(&mut self.early.unsent).into_iter();
         let (lost, kept) = unsent.partition::<VecDeque<_>, _>(|unsent| unsent.change.ino.rank() == rank);
         self.early.unsent = kept;

@@ -1,4 +1,5 @@
-//! A client's end of its session with one server: what it has asked, what waits for that, and what is to be sent.
+//! The client's session with one server: requests, calls that wait for replies, and the output
+//! queue.
 
 use alloc::vec::Vec;
 
@@ -11,23 +12,23 @@ use super::{Asked, Waiter};
 use crate::cache::Subject;
 use crate::{Call, Link};
 
-/// A client's end of its session with one server.
+/// The client's session with one server.
 #[derive(Debug)]
 pub(super) struct End<T> {
     pub link: Link,
     pub out: Vec<FromClient>,
-    /// Calls that wait for the server, by the request's number.
+    /// Calls that wait for a reply, by request number.
     pub parked: HashMap<RequestId, Parked<T>, FxBuildHasher>,
-    /// Calls that wait for a lock, by the number under which they do.
+    /// Calls that wait for a lock, by wait number.
     pub waits: HashMap<u64, Parked<T>, FxBuildHasher>,
-    /// Requests that nobody waits for and that the server may still do, with the names that each may change.
+    /// Abandoned requests that the server may still execute, with the names that each may change.
     pub given_up: HashMap<RequestId, Vec<(Ino, Name)>, FxBuildHasher>,
 }
 
 /// A call that waits.
 #[derive(Debug)]
 pub(super) struct Parked<T> {
-    /// The door's number of it.
+    /// The frontend's number of the call.
     pub call_id: u64,
     pub caller: Caller,
     pub call: Call<'static>,
@@ -37,7 +38,7 @@ pub(super) struct Parked<T> {
 }
 
 impl<T> Parked<T> {
-    /// The call, to go on with it.
+    /// The call and its state, to advance it.
     pub fn into_asked(self) -> (Asked<'static, Waiter<T>>, Course) {
         let Self { call_id, caller, call, ticket, course, .. } = self;
         (Asked { call_id, caller, call, ticket }, course)
@@ -68,7 +69,7 @@ impl<T> End<T> {
         self.link.ask(caller, request, &mut self.out)
     }
 
-    /// The server says that a call has to wait for a lock.
+    /// Handles the reply that a call must wait for a lock.
     pub fn wait(&mut self, parked: Parked<T>) {
         if let Call::Request(Request::Lock { wait: Some(wait), .. }) = parked.call {
             if parked.course.interrupted {
@@ -78,7 +79,7 @@ impl<T> End<T> {
         }
     }
 
-    /// Whether the caller of a call goes on living, and waits for something else than a lock.
+    /// True if the signal does not end the caller and the call does not wait for a lock.
     pub fn outlives(&self, call_id: u64, dies: impl Fn(u32) -> bool) -> bool {
         let parked = self.parked.values().find(|parked| parked.call_id == call_id);
         parked.is_some_and(|parked| {
@@ -86,8 +87,8 @@ impl<T> End<T> {
         })
     }
 
-    /// The caller of a call does not want to wait any longer. Whether there is such a call, and the call if it is to end now: while
-    /// there is no connection nobody can say when an answer would come.
+    /// Interrupts a call. Returns whether it is known, and the call itself if it must end at once:
+    /// without a connection the time of an answer is unknown.
     pub fn interrupt(&mut self, call_id: u64) -> (bool, Option<Parked<T>>) {
         let found = self.parked.iter_mut().find(|(_, parked)| parked.call_id == call_id);
         if let Some((&id, parked)) = found {

@@ -1,5 +1,7 @@
-//! What a kernel keeps of what is open: it reads that without asking, so there must be a lease on it all the time. Before one ends that nothing
-//! has renewed, it is renewed; if that cannot be, the kernel is told to drop what it keeps.
+//! Lease renewal for the kernel's page cache.
+//! A kernel reads cached pages of open files and directories without asking, so a lease must cover
+//! them all the time. Half-way through its term a lease is renewed; if that fails, the kernel drops
+//! the pages before the lease ends.
 
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec;
@@ -14,36 +16,38 @@ use super::{ForDoor, Sessions, Told};
 use crate::cache::SOON_MS;
 use crate::{Answer, Call};
 
-/// So many leases are renewed at once.
+/// Maximum number of leases in a renewal request.
 const TOGETHER: usize = 256;
-/// Leases that there are not are asked for once in so many milliseconds.
+/// Interval in ms between requests for missing leases.
 const WANTED_MS: u64 = 1_000;
-/// An exclusive lease is renewed when it has no longer than this.
+/// Remaining term in ms below which an exclusive lease is renewed.
 const AHEAD_MS: u64 = 3_000;
 
-/// See the module's description. Times are in milliseconds.
+/// See the module's documentation. Times are in milliseconds.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
-    /// Directories that are open, and how often.
+    /// Open directories and their open counts.
     dirs: HashMap<Ino, u32, FxBuildHasher>,
     open: HashMap<Ino, Watched, FxBuildHasher>,
     due: BTreeSet<(u64, Ino)>,
-    /// What has been read or written without a lease: the next time there had better be one.
+    /// Open inodes that were read or written without a lease; a lease is requested for the next
+    /// access.
     wanted: BTreeSet<Ino>,
-    /// Big files that have been written to, and the directories that this client would be alone in for that, or for longer.
+    /// Written big files whose exclusive lease ends soon or is missing, as (directory, file).
     written: BTreeSet<(Ino, Ino)>,
-    /// Not before this time, for there may be none for long: as when others write to a stream.
+    /// When missing leases are requested next. They can be missing for long, as while others write
+    /// a stream.
     wanted_from: u64,
-    /// When it was sent.
+    /// When each renewal was sent.
     renewals: BTreeMap<(Rank, RequestId), u64>,
 }
 
-/// What is open, and kept.
+/// An open inode with cached pages.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
-    /// A lease is on it until then, as far as has been looked.
+    /// The end of its lease when it was last examined.
     covered: u64,
-    /// It is looked at then.
+    /// When it is examined next.
     due: u64,
 }
 
@@ -70,8 +74,8 @@ impl Kept {
 }
 
 impl<T> Sessions<T> {
-    /// A call that began in that turn is answered with this, which may be cached for so long, and a kernel keeps some of it. Returns for how
-    /// long it may keep what it has read or written; 0: it is to drop it.
+    /// Handles the answer to a call that began in epoch `turn`, which may be cached for `lease` ms.
+    /// Returns how long the kernel may cache the pages of a read or write; 0: it must drop them.
     pub(super) fn keep(
         &mut self,
         now: u64,
@@ -90,12 +94,13 @@ impl<T> Sessions<T> {
                 if opening.keep {
                     self.watch(opening.ino, now);
                 }
-                // What is open already is dropped in time anyway; and a kernel that drops it with an opening waits for what is being read, which no
-                // signal ends, for as long as a server is away.
+                // Pages of a file that is open already are revoked in time. To drop them here would
+                // block the kernel on reads in progress, which no signal ends, as long as a server
+                // is down.
                 opening.keep |= self.client.opens(opening.ino) > 1;
                 return lease;
             }
-            // The lease comes with what was read.
+            // The lease came with the data.
             (Call::Read { ino, .. }, _) if lease > 0 => return self.keep_told(now, self.cache.turn(), *ino),
             (Call::Read { ino, .. } | Call::Write { ino, .. }, _) => *ino,
             (Call::Request(Request::ReadDir { dir, .. }), _) => *dir,
@@ -112,7 +117,8 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// What a file or directory holds is told, for that is known. For how long a kernel may keep it, if there is one.
+    /// Handles a read that the cache answers. Returns how long a kernel may cache the pages;
+    /// `None`: no kernel.
     pub(super) fn keep_known(&mut self, now: u64, ino: Ino) -> Option<u64> {
         self.cache.has_kernel().then(|| self.keep_told(now, self.cache.turn(), ino))
     }
@@ -127,7 +133,8 @@ impl<T> Sessions<T> {
         left
     }
 
-    /// A kernel opens a directory without asking a server: whether it may keep its listing, and has what it has kept of it before.
+    /// Handles a kernel's `opendir`. Returns whether its cached listing is valid; `None`: it may
+    /// not cache one.
     pub fn open_dir(&mut self, now: u64, dir: Ino) -> Option<bool> {
         let dir = self.real(dir);
         *self.kept.dirs.entry(dir).or_default() += 1;
@@ -149,7 +156,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Nobody has a file open any more.
+    /// Records the last close of a file.
     pub(super) fn keep_no_longer(&mut self, ino: Ino) {
         self.kept.unwatch(ino);
     }
@@ -164,8 +171,8 @@ impl<T> Sessions<T> {
         self.client.is_open(ino) || self.kept.dirs.contains_key(&ino)
     }
 
-    /// A big file is written to: callers are told of that early for as long as this client is alone in its directory, and no request that
-    /// names anything there may come to renew that.
+    /// Schedules a renewal of the exclusive lease for write-behind to this file, because requests
+    /// that name entries of the directory may not renew it.
     pub(super) fn keep_alone(&mut self, now: u64, ino: Ino) {
         let soon_over = self.cache.alone_dir(ino).filter(|(_, until)| *until <= now + AHEAD_MS);
         self.kept.written.extend(soon_over.map(|(dir, _)| (dir, ino)));
@@ -179,7 +186,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Comes with each tick.
+    /// Renews and ends leases; called with each tick.
     pub(super) fn renew_kept(&mut self, now: u64, told: &mut Told<T>) {
         let (mut renew, mut lost) = (BTreeSet::new(), Vec::new());
         if now >= self.kept.wanted_from && !(self.kept.wanted.is_empty() && self.kept.written.is_empty()) {
@@ -194,7 +201,7 @@ impl<T> Sessions<T> {
         }
         while let Some((ino, watched)) = self.kept.next(now) {
             let until = self.cache.pages_until(ino);
-            // There may have been none for a while.
+            // The lease may have been interrupted.
             if watched.covered < now || until <= now + SOON_MS {
                 self.cache.lose_pages(ino);
                 lost.push(ino);
@@ -205,7 +212,7 @@ impl<T> Sessions<T> {
             }
             self.kept.watch(ino, until, now);
         }
-        // They are in the order of their ranks.
+        // Sorted by rank.
         let renew: Vec<Ino> = renew.into_iter().collect();
         for inodes in renew.chunk_by(|one, next| one.rank() == next.rank()) {
             for inodes in inodes.chunks(TOGETHER) {
@@ -217,7 +224,7 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Takes what was asked for so. Whether it is that.
+    /// Handles the reply to a renewal; returns false if the request is none.
     pub(super) fn renewed(
         &mut self,
         now: u64,
@@ -227,7 +234,7 @@ impl<T> Sessions<T> {
     ) -> bool {
         let Some(sent) = self.kept.renewals.remove(&asked) else { return false };
         if let Ok(Reply::Renewed(inodes)) = result {
-            // Milliseconds that have begun count.
+            // A millisecond that has begun counts as passed.
             let until = (sent + lease).saturating_sub(1);
             inodes.iter().for_each(|ino| self.cache.renewed(*ino, until, now));
             if let Some(dir) = touched.exclusive {
@@ -238,7 +245,7 @@ impl<T> Sessions<T> {
         true
     }
 
-    /// The session with a server has ended.
+    /// Handles the end of a session.
     pub(super) fn lose_renewals(&mut self, rank: Rank) {
         self.kept.renewals.retain(|(of, _), _| *of != rank);
     }

@@ -1,5 +1,6 @@
-//! What a client does step by step where a server's answer leaves it to that: it makes a file, measures one, or removes one (carns III).
-//! In the end there is an answer as if the server had done all of it.
+//! Operations that the client executes step by step, as the server's reply directs (carns III):
+//! create, stat and remove of striped files. Each ends with a reply as if the server had executed
+//! it.
 
 use alloc::sync::Arc;
 
@@ -9,22 +10,23 @@ use espalier_proto::{
 
 use crate::{Call, Work};
 
-/// Something that is being done. See the module's description.
+/// An operation in progress. See the module's documentation.
 #[derive(Debug)]
 pub(super) enum Own {
     Make(Make),
-    /// The reply lacks what data servers are asked for.
+    /// The reply lacks the size and times that the data servers have.
     Measure(Reply),
-    /// As that, and another capability is asked for: what the reply tells of is not done once more.
+    /// As `Measure`, while another capability is requested; the operation of the reply is not
+    /// repeated.
     Remeasure(Reply),
     Remove(Ino),
-    /// The reply is of a file that has its name, and no datafile.
+    /// The file in the reply has a name but no datafile yet.
     Datafile(Entry, Opened),
-    /// The datafiles are gone, and the inode is to go.
+    /// The datafiles are removed; the inode is being purged.
     Purge,
 }
 
-/// A file that is being made.
+/// A create in progress.
 #[derive(Debug)]
 pub(super) struct Make {
     ino: Ino,
@@ -34,40 +36,40 @@ pub(super) struct Make {
 
 #[derive(Debug)]
 enum Stage {
-    /// Another capability is asked for.
+    /// Another capability has been requested.
     Renewing,
     Datafiles(Arc<Layout>),
     Layout,
     Name,
 }
 
-/// How a call goes on.
+/// The next step of the call.
 #[derive(Debug)]
 pub(super) enum Step {
     Ask(Own, Request),
     Data(Own, Arc<Delegation>, Work),
     Over(Result<Reply, Errno>, Left),
-    /// From its beginning.
+    /// Restart the call.
     Anew(Left),
 }
 
-/// What is to be given back in the end.
+/// What the client must return to the server after the operation.
 #[derive(Debug)]
 pub(super) enum Left {
     Nothing,
-    /// It has been opened to be made.
+    /// An opening that the create made.
     Open(Ino),
-    /// As that, and it has its name: nobody waits for its end.
+    /// As `Open`, for a file that has its name: no caller waits for the close.
     OpenNamed(Ino),
     Lookup(Ino),
-    /// Both.
+    /// An opening and a lookup.
     Created(Ino),
-    /// What the server is to remove.
+    /// An orphan that the server must remove.
     Orphan(Ino),
 }
 
 impl Own {
-    /// What a server has replied to a call.
+    /// The first step, from a server's reply.
     pub fn begin(call: &Call<'_>, reply: Result<Reply, Errno>) -> Step {
         match reply {
             Ok(Reply::Made(made)) => {
@@ -83,7 +85,8 @@ impl Own {
                     Step::Data(Self::Measure(*told), Arc::from(delegation), work)
                 }
                 Reply::Created(entry, opened) => {
-                    // One that is lost with the power was never written to, and is not missed.
+                    // A file that a power failure loses was never written to, so its loss is
+                    // harmless.
                     let work = Work::Create { ino: entry.attr.ino, sync: false };
                     let own = Self::Datafile(*entry, *opened);
                     Step::Data(own, Arc::from(delegation), work)
@@ -98,11 +101,11 @@ impl Own {
         }
     }
 
-    /// What was asked for has come.
+    /// The next step, from the result of the last one.
     pub fn go_on(self, call: &Call<'_>, result: Result<Reply, Errno>) -> Step {
         match (self, result) {
             (Self::Make(make), result) => make.go_on(call, result),
-            // The server may have measured it itself by then.
+            // The server may have measured the file itself meanwhile.
             (Self::Measure(told) | Self::Remeasure(told), Ok(Reply::Attr(attr))) => match told {
                 Reply::Entry(entry) => Step::Over(Ok(Reply::Entry(Entry { attr, ..entry })), Left::Nothing),
                 _ => Step::Over(Ok(Reply::Attr(attr)), Left::Nothing),
@@ -115,24 +118,24 @@ impl Own {
                 None => Step::Over(Err(Errno::EIO), Left::Nothing),
             },
             (Self::Remove(ino), Ok(Reply::Done)) => purge(ino),
-            // The name is gone, whatever becomes of the rest.
+            // The name is removed, even if the rest fails.
             (own @ Self::Remove(_), _) => Step::Over(Ok(Reply::Done), own.left()),
             (Self::Purge, _) => Step::Over(Ok(Reply::Done), Left::Nothing),
-            // One that was never written to needs no datafile.
+            // A file that was never written to needs no datafile.
             (Self::Datafile(entry, opened), Ok(_)) => made(call, entry, opened),
             (own @ Self::Datafile(..), Err(_)) => own.stale(call),
             (own, result) => Step::Over(Err(result.err().unwrap_or(Errno::EIO)), own.left()),
         }
     }
 
-    /// Data servers want another capability.
+    /// The next step after data servers have refused the capability.
     pub fn stale(self, call: &Call<'_>) -> Step {
         match self {
             Self::Make(make) => {
                 let request = Request::Delegate { ino: make.ino, access: Access::EXEC };
                 Step::Ask(Self::Make(Make { stage: Stage::Renewing, ..make }), request)
             }
-            // The server would wait for data servers before it told attributes alone.
+            // For `getattr`, the server would wait for the data servers.
             Self::Measure(Reply::Entry(entry)) if matches!(call, Call::Request(Request::Lookup { .. })) => {
                 Step::Anew(Left::Lookup(entry.attr.ino))
             }
@@ -140,7 +143,7 @@ impl Own {
                 Some(ino) => Step::Ask(Self::Remeasure(told), Request::GetAttr { ino }),
                 None => Step::Over(Err(Errno::EIO), Left::Nothing),
             },
-            // It may still be made.
+            // The datafile may still be created.
             Self::Datafile(entry, opened) => match made(call, entry, opened) {
                 Step::Over(reply, Left::OpenNamed(ino)) => Step::Over(reply, Left::Open(ino)),
                 step => step,
@@ -150,7 +153,7 @@ impl Own {
         }
     }
 
-    /// What is to be given back of what is not gone on with.
+    /// What must be returned if the operation is abandoned.
     pub fn left(&self) -> Left {
         match self {
             Self::Make(Make { ino, .. }) => Left::Open(*ino),
@@ -164,7 +167,7 @@ impl Own {
     }
 }
 
-/// A file has been made, and was opened for that.
+/// A create is finished; the file is open.
 fn made(call: &Call<'_>, entry: Entry, opened: Opened) -> Step {
     match created(call) {
         Some((_, _, Some(_))) => Step::Over(Ok(Reply::Created(entry, opened)), Left::Nothing),
@@ -213,7 +216,7 @@ impl Make {
             }
             (Stage::Layout, Ok(Reply::Done)) => Self { ino, opened, stage: Stage::Name }.give_name(call),
             (Stage::Name, Ok(Reply::Entry(entry))) => made(call, entry, opened),
-            // Somebody was faster: the file that is there is opened, if that is wanted.
+            // Another client has created the name: open that file if the call permits it.
             (stage, Err(Errno::EEXIST)) if may_be_there(call) => {
                 Step::Anew(Own::Make(Self { ino, opened, stage }).left())
             }
@@ -222,7 +225,7 @@ impl Make {
     }
 }
 
-/// The name that a call makes, and how it opens what it makes.
+/// The name that a call creates, and how it opens the file.
 fn created<'a>(call: &'a Call<'_>) -> Option<(Ino, &'a Name, Option<OpenHow>)> {
     match call {
         Call::Request(Request::Create { dir, name, open, .. }) => Some((*dir, name, *open)),

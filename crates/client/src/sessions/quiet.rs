@@ -1,8 +1,10 @@
-//! Openings that no server is told of: of small files that are opened to be read, and of which it is known what they hold. The lease on the
-//! file stands for them, as a delegation does in NFS (RFC 8881, 10.4): a server is told when it wants the lease back, when it is about to
-//! end, or when this client is about to do anything else with the file. Most are over by then, and were never there.
+//! Delegated opens: opens for reading of small files with cached contents, without a message.
+//! The lease on the file stands for the open, as an NFSv4 delegation does (RFC 8881, section 10.4).
+//! The server is notified of an open before the lease ends or is returned, and before this client
+//! operates on the file otherwise. Most files are closed by then, and the server never learns of
+//! the open.
 //!
-//! That a file has been accessed by that is told later, many files at a time: leases do not cover it.
+//! Access times are sent later, for many files at a time, since leases do not cover them.
 
 use alloc::vec::Vec;
 
@@ -14,25 +16,26 @@ use super::Sessions;
 use super::behind::is_about;
 use crate::{Binding, Call};
 
-/// A lease that ends within so many milliseconds is about to end: a server must hear of an opening before.
+/// Remaining term in ms below which a lease is about to end, and the server is notified of the
+/// open.
 const SOON_MS: u64 = 1_000;
-/// So many accesses are told at once.
+/// Maximum number of accesses in a message.
 const TOGETHER: usize = 256;
 
-/// See the module's description.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct Quiet {
     files: HashMap<Ino, Open, FxBuildHasher>,
-    /// What has been accessed, and when, by the server's clock.
+    /// Access times that no server knows, by the server's clock.
     accessed: HashMap<Ino, Time, FxBuildHasher>,
 }
 
-/// A file that is open.
+/// An open file.
 #[derive(Debug)]
 struct Open {
-    /// By these callers.
+    /// The callers of its opens.
     callers: Vec<Caller>,
-    /// The lease ends then.
+    /// When the lease ends.
     until: u64,
 }
 
@@ -42,7 +45,7 @@ impl Quiet {
         file.callers.push(caller);
     }
 
-    /// Whether one of its openings is over.
+    /// Ends an open; returns false if there is none.
     fn close(&mut self, ino: Ino) -> bool {
         let Some(file) = self.files.get_mut(&ino) else { return false };
         file.callers.pop();
@@ -52,12 +55,12 @@ impl Quiet {
         true
     }
 
-    /// Accesses that no server has been told of.
+    /// Number of accesses that no server knows.
     pub fn untold(&self) -> usize {
         self.accessed.len()
     }
 
-    /// A server has forgotten what it knew: how often files of it are open.
+    /// A server has lost its state: takes the open counts of its files.
     pub fn forgotten(&mut self, rank: Rank) -> impl Iterator<Item = (Ino, u32)> {
         let files = self.files.extract_if(move |ino, _| ino.rank() == rank);
         files.map(|(ino, file)| (ino, u32::try_from(file.callers.len()).unwrap_or(u32::MAX)))
@@ -65,11 +68,12 @@ impl Quiet {
 }
 
 impl<T> Sessions<T> {
-    /// A caller opens a file to read it: whether no server needs to know. `accessed`: it counts as accessed then.
+    /// Opens a file without the server, if possible. `accessed`: the access time that the open
+    /// sets.
     pub(super) fn open_quietly(&mut self, ino: Ino, caller: &Caller, accessed: Option<Time>) -> bool {
-        // Openings that a server knows of are closed as such.
+        // If the server knows of the other opens, it must also know of this one.
         let is_told = self.client.is_open(ino) && !self.quiet.files.contains_key(&ino);
-        // Of a file that it has made, and not opened, a client knows what it holds, too.
+        // A client may have cached the contents of a file that it has created and never opened.
         let is_provable = self.ends.get(&ino.rank()).is_some_and(|end| end.link.proves_openings(ino));
         if is_told || !is_provable || self.cache.is_early(ino) {
             return false;
@@ -85,7 +89,7 @@ impl<T> Sessions<T> {
         true
     }
 
-    /// Whether a file is closed that was opened so.
+    /// Closes a delegated open; returns false if there is none.
     pub(super) fn close_quietly(&mut self, now: u64, call: &Call<'_>) -> bool {
         let Call::Release { ino } = *call else { return false };
         let is_quiet = self.quiet.close(ino);
@@ -96,9 +100,9 @@ impl<T> Sessions<T> {
         is_quiet
     }
 
-    // ---- Telling
+    // ---- Notifying servers
 
-    /// Tells servers first of what a call may be about.
+    /// Notifies servers of delegated opens that a call may depend on.
     pub(super) fn tell_quiet_of(&mut self, now: u64, call: &Call<'_>) {
         if self.quiet.files.is_empty() && self.quiet.accessed.is_empty() {
             return;
@@ -127,12 +131,12 @@ impl<T> Sessions<T> {
         match self.cache.name(dir, name, now) {
             Some(Binding::Inode(ino, _)) => self.tell_quiet(now, ino),
             Some(Binding::Absent) => {}
-            // It may be any.
+            // The name may refer to any file.
             None => self.tell_openings(now, |_, _| true),
         }
     }
 
-    /// Tells its server of what has been done with a file.
+    /// Notifies the server of the opens and accesses of a file.
     pub(super) fn tell_quiet(&mut self, now: u64, ino: Ino) {
         if self.quiet.accessed.contains_key(&ino) {
             self.tell_accesses();
@@ -142,13 +146,13 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Tells servers of what may not wait any longer.
+    /// Notifies servers of accesses, and of opens whose leases end soon.
     pub(super) fn tell_quiet_in_time(&mut self, now: u64) {
         self.tell_accesses();
         self.tell_openings(now, |_, until| until <= now + SOON_MS);
     }
 
-    /// Tells servers that such files are open. `is_one` also knows when the lease ends.
+    /// Notifies servers of the opens that `is_one` selects by inode and end of the lease.
     pub(super) fn tell_openings(&mut self, now: u64, is_one: impl Fn(Ino, u64) -> bool) {
         let files = self.quiet.files.extract_if(|ino, file| is_one(*ino, file.until));
         for (ino, file) in files.collect::<Vec<_>>() {

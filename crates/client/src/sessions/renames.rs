@@ -1,8 +1,9 @@
-//! Renames whose reply grants no lease on the names: those between ranks, and those of names that others change.
+//! Renames whose reply grants no lease on the names: those between ranks, and those of contended
+//! names.
 //!
-//! A kernel moves its dentry to the new name and keeps the timeout that it had under the old one. So the client
-//! looks the new name up at its rank before it answers: either the name has a lease and stands for the inode that
-//! the kernel moves there, or the kernel must trust no cached name.
+//! A kernel moves its dentry to the new name and keeps the old name's timeout. So the client looks
+//! the new name up at its rank before it answers. If the name is not bound to the moved inode, or
+//! has no lease, the kernel must distrust all cached names.
 
 use alloc::vec::Vec;
 
@@ -13,20 +14,20 @@ use super::own::Left;
 use super::{ForDoor, Sessions, Told};
 use crate::{Answer, Call};
 
-/// What has to be known of a rename before it is answered.
+/// Progress of the lookups that confirm a rename.
 #[derive(Debug, Default)]
 pub(super) struct Confirmation {
-    /// New names for which the frontend may have cached something under the old ones.
+    /// New names for which the frontend may have cached a dentry under the old name.
     names: Vec<Moved>,
-    /// Is looked up now.
+    /// The name being looked up.
     current: Option<Moved>,
     /// The lease on the new name was given up without waiting for the kernel.
     revoked: bool,
-    /// For how long all that was looked up until now is leased, in milliseconds of the client's clock.
+    /// When the first lease of the lookups so far ends, in ms of the client's clock.
     until: Option<u64>,
 }
 
-/// The inode that the frontend expects under a name once it has carried out a rename.
+/// The inode that the frontend expects under a name after the rename.
 #[derive(Debug)]
 struct Moved {
     dir: Ino,
@@ -35,7 +36,7 @@ struct Moved {
 }
 
 impl Confirmation {
-    /// What a call that fails or is given up leaves in the kernel's cache may be stale.
+    /// True if the kernel's cache may be stale when the call fails or is abandoned.
     fn is_doubtful(&self) -> bool {
         self.revoked || self.current.is_some()
     }
@@ -56,8 +57,8 @@ impl<T> Sessions<T> {
         Confirmation { names, ..Confirmation::default() }
     }
 
-    /// Takes a server's reply to a rename, or to a lookup that follows it. Returns the call to go on with, unless it waits for a
-    /// lookup now. `lease`: milliseconds that are left of it.
+    /// Handles the reply to a rename or to a confirming lookup. Returns the call and its result,
+    /// unless a lookup follows. `lease`: its remaining time in ms.
     pub(super) fn confirm(
         &mut self,
         now: u64,
@@ -108,7 +109,7 @@ impl<T> Sessions<T> {
         None
     }
 
-    /// The result of a call that is given up, and invalidates what its caller's kernel may have cached wrongly.
+    /// The result of an abandoned call; invalidates all names if the kernel's cache may be stale.
     pub(super) fn abandon(
         confirmation: &Confirmation,
         errno: Errno,
@@ -117,12 +118,13 @@ impl<T> Sessions<T> {
         if confirmation.is_doubtful() {
             told.door.push(ForDoor::DistrustNames);
         }
-        // The rename is done; only a lookup is not answered.
+        // The rename has been executed; only the lookup is unanswered.
         if confirmation.current.is_some() { Ok(Answer::Done) } else { Err(errno) }
     }
 
-    /// Whether a revoked lease is on the new name of a pending rename between ranks. The new name's rank does not know which client
-    /// renames, and revokes the lease from that one, too, whose kernel has the directory locked meanwhile.
+    /// True if the lease is on the new name of a pending rename between ranks. The new name's rank
+    /// does not know which client renames, and revokes the lease from that client, too, whose
+    /// kernel holds the directory's lock meanwhile.
     pub(super) fn is_renamed_to(&mut self, lease: &Lease) -> bool {
         let Lease::Name { dir, name } = lease else { return false };
         let mut pending = self.ends.values_mut().flat_map(|end| end.parked.values_mut());
@@ -134,7 +136,7 @@ impl<T> Sessions<T> {
     }
 }
 
-/// What a name stands for, if the lookup has granted a lease on it.
+/// The inode that a name is bound to, if the lookup has granted a lease on the name.
 fn leased_inode(result: &Result<Reply, Errno>) -> Option<Ino> {
     match result.as_ref().ok()? {
         Reply::Entry(Entry { attr, name_leased: true, .. }) => Some(attr.ino),

@@ -1,19 +1,20 @@
-//! What callers may do for certain, as far as that can be told from what is cached. Otherwise servers are asked, which know.
+//! Permission checks from cached attributes. If the result is uncertain, the server is asked.
 
 use espalier_proto::{Access, Attr, Caller, Ino};
 
 use super::Sessions;
 
 impl<T> Sessions<T> {
-    /// Whether a caller may be told, without asking a server, what is known of a directory.
+    /// True if the caller certainly has this access to the directory, so that cached entries may be
+    /// returned.
     pub(super) fn may(&self, caller: &Caller, dir: Ino, access: Access, now: u64) -> bool {
         let certainly = |dir: Attr| certainly_may(&dir, caller, access, false);
         self.is_checked || self.cache.attr(dir, now).is_some_and(certainly)
     }
 }
 
-/// Whether it is certain that a caller has such access: of his groups only one is known. `as_said`: the server takes superusers for what
-/// they are; else they may be nobody to it, with no group of root's.
+/// True if the caller certainly has this access; only one of its groups is known. `as_said`: the
+/// server trusts the client's superuser. Otherwise it may map uid and gid 0 to nobody.
 pub(super) fn certainly_may(attr: &Attr, caller: &Caller, access: Access, as_said: bool) -> bool {
     let allows = |shift: u32| attr.perm >> shift & access.bits() == access.bits();
     let by_class = match caller.uid {
@@ -44,14 +45,14 @@ mod tests {
             assert!(!certainly_may(&immutable, &caller, Access::WRITE, as_said));
             certainly
         };
-        assert!(read(0o400, 5, 6, (5, 7), false), "the owner");
-        assert!(!read(0o044, 5, 6, (5, 7), false), "nobody but the owner is not");
-        assert!(read(0o040, 5, 6, (7, 6), false), "the group");
-        assert!(!read(0o004, 5, 6, (7, 7), false), "he may be of the group, too");
-        assert!(read(0o044, 5, 6, (7, 7), false), "whatever he is of");
-        assert!(read(0o000, 5, 6, (0, 0), true), "a superuser");
-        assert!(!read(0o440, 5, 6, (0, 0), false), "a superuser who may be nobody");
+        assert!(read(0o400, 5, 6, (5, 7), false), "the owner is allowed");
+        assert!(!read(0o044, 5, 6, (5, 7), false), "other classes do not apply to the owner");
+        assert!(read(0o040, 5, 6, (7, 6), false), "the group is allowed");
+        assert!(!read(0o004, 5, 6, (7, 7), false), "the caller may be in the group");
+        assert!(read(0o044, 5, 6, (7, 7), false), "both classes are allowed");
+        assert!(read(0o000, 5, 6, (0, 0), true), "the superuser is allowed");
+        assert!(!read(0o440, 5, 6, (0, 0), false), "the superuser may be mapped to nobody");
         assert!(read(0o444, 5, 6, (0, 0), false));
-        assert!(!read(0o040, 5, 0, (7, 0), false), "of root's group, or of none");
+        assert!(!read(0o040, 5, 0, (7, 0), false), "root's group may be mapped to nobody");
     }
 }

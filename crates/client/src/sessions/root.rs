@@ -1,4 +1,4 @@
-//! The root, which the door knows by another number.
+//! The number of the mount's root: the frontend always uses [`Ino::ROOT`].
 
 use alloc::vec::Vec;
 

@@ -1,4 +1,4 @@
-//! What a client's sessions have done: by servers, and by the door.
+//! Actions for the driver after an input: messages to servers, and notifications of the frontend.
 
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -9,65 +9,70 @@ use espalier_proto::{Delegation, Errno, FromClient, Ino, Lease, Name, Rank, Reca
 use super::Waiter;
 use crate::{Answer, Work};
 
-/// What is to be done, each list in its order.
+/// Actions for the driver; each list is in order.
 #[derive(Debug)]
 pub struct Told<T> {
-    /// To be sent first. What cannot be, for want of a connection, is dropped: it is said again when there is one, if need be.
+    /// Messages to send first. Without a connection they are dropped; the next connection repeats
+    /// them if necessary.
     pub send: Vec<(Rank, FromClient)>,
     pub door: Vec<ForDoor<T>>,
-    /// Data servers are to be asked: [`Sessions::data_came`](super::Sessions::data_came) follows.
+    /// Requests to data servers; [`Sessions::data_came`](super::Sessions::data_came) takes the
+    /// outcome.
     pub data: Vec<DataAsk>,
-    /// Nobody waits any more for what data servers were asked under these numbers.
+    /// Numbers of abandoned requests to data servers.
     pub abandoned: Vec<u64>,
-    /// What has come of writes that callers were told of before.
+    /// Finished write-behind operations, by number, with their errors.
     pub(super) over: Vec<(u64, Option<Errno>)>,
 }
 
-/// What a door is told.
+/// Notifications of the frontend.
 #[derive(Debug)]
 pub enum ForDoor<T> {
-    /// A call is answered, with what may be cached for so many milliseconds.
+    /// Answers a call; `lease_ms`: how long the answer may be cached.
     Answer { ticket: T, result: Result<Answer, Errno>, lease_ms: u64 },
-    /// What the lease is for may be cached no longer: [`Sessions::revoked`](super::Sessions::revoked) follows when it is not. `is_own`: a
-    /// pending rename of this frontend waits for it, and looks the name up before it is answered.
+    /// Revokes a lease. The frontend drops what it covers, then calls
+    /// [`Sessions::revoked`](super::Sessions::revoked). `is_own`: a pending rename of this frontend
+    /// waits for the revocation, and looks the name up before it is answered.
     Revoke { rank: Rank, number: u64, lease: Lease, is_own: bool },
-    /// Nothing of these names and inodes may be cached any longer.
+    /// Invalidates everything cached of these names and inodes.
     Distrust { names: Vec<(Ino, Name)>, inos: Vec<Ino> },
-    /// No name may be cached any longer.
+    /// Invalidates all cached names.
     DistrustNames,
-    /// Callers need not know these inodes any longer. `removed`: names of those that are directories and have none any more.
+    /// Asks callers to forget these inodes. `removed`: former names of removed directories.
     Recall { recalls: Vec<Recall>, removed: Vec<(Ino, Name)> },
-    /// These have other attributes than callers have been told.
+    /// The attributes or contents of these inodes have changed.
     Changed(Vec<Ino>),
-    /// The supplementary groups of a process are asked for: [`Sessions::groups`](super::Sessions::groups) follows.
+    /// Requests the supplementary groups of a process;
+    /// [`Sessions::groups`](super::Sessions::groups) takes them.
     Groups { rank: Rank, id: RequestId, pid: u32 },
-    /// A server has given up this client's locks on so many files, for it had not heard of it for too long.
+    /// A server has dropped this client's locks on this many files because its session expired.
     Unlocked(usize),
-    /// A change of which a caller was told could not be done: of a name in a directory, or else of a file's bytes.
+    /// An acknowledged operation has failed: on a name in a directory, or on a file's bytes.
     Failed { dir: Ino, ino: Ino, name: Option<Name>, errno: Errno },
 }
 
-/// Something that data servers are to do.
+/// An operation on data servers.
 #[derive(Debug)]
 pub struct DataAsk {
     pub number: u64,
     pub delegation: Arc<Delegation>,
     pub work: Work,
-    /// What is to be written.
+    /// The bytes to write.
     pub data: Bytes,
-    /// To be dropped when nothing of it will be done any more, also when nobody waits for it.
+    /// To be held as long as a request of the operation may be executed, even if the call was
+    /// abandoned.
     pub held: Arc<()>,
 }
 
-/// What becomes of a signal.
+/// The effect of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
-    /// There is no such call.
+    /// No such call.
     Unknown,
-    /// The call waits no longer than it must.
+    /// The call ends as soon as possible.
     Heard,
-    /// The caller goes on living, and programs do not expect that files fail because of that: as on other file systems, only what waits
-    /// for a lock on a file is interrupted.
+    /// The caller survives, so the call continues: as on other file systems, a signal interrupts
+    /// only a wait for a file lock.
     Survived,
 }
 

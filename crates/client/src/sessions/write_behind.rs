@@ -1,6 +1,7 @@
-//! Writes to streams that callers are told of before data servers have done them (write-behind): of files that nobody else knows. Who else
-//! comes to know one, or is to see that it is durable, or closed, waits until they are done; and what could not be done is told then, or with the
-//! next write.
+//! Write-behind: writes to streams that are acknowledged before the data servers have executed
+//! them. Eligible are files that no other client knows.
+//! Revocations, syncs and closes of the file are blocked on its pending writes; an error is
+//! reported then, or by the next write.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -15,21 +16,21 @@ use super::early::{Change, What};
 use super::{Asked, Sessions, Told, Waiter};
 use crate::{Answer, Call, Next, Payload};
 
-/// So many requests may be told and not done: as many as servers have to do while the next ones come.
+/// Maximum number of pending writes: enough to keep servers busy until the next ones arrive.
 const MOST: usize = 64;
-/// So many bytes of them.
+/// Maximum number of pending bytes.
 const MOST_BYTES: u64 = 8 << 20;
-/// Writes of up to so many bytes are gathered: what is longer costs more than its message.
+/// Longest write in bytes that is gathered: the data of a longer one costs more than its message.
 const SHORT: usize = 16 << 10;
-/// So many bytes are gathered, and no more waited for.
+/// Size in bytes at which gathered writes are sent.
 const TOGETHER_BYTES: usize = 256 << 10;
-/// As many as a piece counts at least: where it lies is sent, too.
+/// Minimum size in bytes that a gathered piece counts, since its offset is sent, too.
 const PIECE_BYTES: usize = 256;
 
-/// See the module's description.
+/// See the module's documentation.
 #[derive(Debug, Default)]
 pub(super) struct WriteBehind {
-    /// By their numbers. What was gathered is one.
+    /// Pending writes by number; all gathered pieces of a file are one.
     writes: BTreeMap<u64, Write>,
     files: BTreeMap<Ino, File>,
     bytes: u64,
@@ -38,30 +39,30 @@ pub(super) struct WriteBehind {
 #[derive(Debug)]
 struct Write {
     change: Change,
-    /// Of each the door's number of the call.
+    /// The pieces, each with the frontend's number of its call.
     pieces: Vec<(u64, Range<u64>)>,
-    /// Requests that are not answered; 0: it is still being gathered.
+    /// Unanswered requests; 0: the pieces are still being gathered.
     left: usize,
     failed: Option<Errno>,
 }
 
-/// A file that is written to.
+/// A file with pending writes.
 #[derive(Debug, Default)]
 struct File {
-    /// What is told and not done: the beginnings and ends of disjoint pieces.
+    /// Pending byte ranges, start to end, disjoint.
     pieces: BTreeMap<u64, u64>,
     gathered: Option<Gathered>,
 }
 
-/// Short writes to a file to which more is under way. Nobody waits for them, and a message for each would cost more than what is done for
-/// it: they are sent together when they are many, when somebody waits for any, or with the next tick.
+/// Short writes to a file with other pending writes, gathered into one request. They are sent when
+/// they are large enough, when something is blocked on them, or with the next tick.
 #[derive(Debug)]
 struct Gathered {
     number: u64,
     caller: Caller,
     course: Course,
     bytes: usize,
-    /// By where they begin.
+    /// By offset.
     pieces: BTreeMap<u64, Bytes>,
 }
 
@@ -74,22 +75,22 @@ impl WriteBehind {
         self.writes.len()
     }
 
-    /// Whether any is left of a file.
+    /// True if writes to this file are pending.
     pub fn is_any_of(&self, ino: Ino) -> bool {
         self.files.contains_key(&ino)
     }
 
-    /// Whether any is left of a file in a directory.
+    /// True if writes to a file in this directory are pending.
     pub fn is_any_in(&self, dir: Ino) -> bool {
         self.changes().any(|change| change.dir == dir)
     }
 
-    /// The door's number of the call.
+    /// The frontend's number of the call.
     pub fn call_of(&self, number: u64) -> Option<u64> {
         self.writes.get(&number).map(|write| write.change.call)
     }
 
-    /// Whether a call is one that has been told, and is not done.
+    /// True if the call made a write that is pending.
     pub fn is_any_by(&self, call: u64) -> bool {
         self.writes.values().flat_map(|write| &write.pieces).any(|(by, _)| *by == call)
     }
@@ -104,19 +105,19 @@ impl WriteBehind {
         before.is_some_and(|(_, end)| *end > bytes.start)
     }
 
-    /// The write as which what is written to a file is being gathered, if it is.
+    /// The number of the file's gathered write, if there is one.
     fn gathers(&self, ino: Ino) -> Option<u64> {
         Some(self.files.get(&ino)?.gathered.as_ref()?.number)
     }
 
-    /// Writes a piece anew that is being gathered. Whether there is one just there.
+    /// Overwrites a gathered piece of the same range; returns false if there is none.
     fn replace(&mut self, ino: Ino, call: u64, (offset, data): (u64, &Payload<'_>)) -> bool {
         let gathered = self.files.get_mut(&ino).and_then(|file| file.gathered.as_mut());
         let Some(Gathered { number, pieces, .. }) = gathered else { return false };
         let piece = pieces.get_mut(&offset).filter(|piece| piece.len() == data.len());
         let Some((piece, write)) = piece.zip(self.writes.get_mut(number)) else { return false };
         *piece = data.to_bytes();
-        // Its bytes are counted.
+        // The bytes are counted already.
         write.pieces.push((call, offset..offset));
         true
     }
@@ -127,7 +128,7 @@ impl WriteBehind {
         self.writes.insert(write.change.number, write);
     }
 
-    /// Another piece of it has been told.
+    /// Adds a piece to a pending write.
     fn add(&mut self, number: u64, call: u64, bytes: Range<u64>) {
         let Some(write) = self.writes.get_mut(&number) else { return };
         let Some(file) = self.files.get_mut(&write.change.ino) else { return };
@@ -136,14 +137,15 @@ impl WriteBehind {
         write.pieces.push((call, bytes));
     }
 
-    /// It is sent, as so many requests.
+    /// Records that the write was sent as this many requests.
     fn send(&mut self, number: u64, requests: usize) {
         if let Some(write) = self.writes.get_mut(&number) {
             write.left = requests;
         }
     }
 
-    /// A request is answered. Returns the change if it was the last of its write, and why that has failed, if it has.
+    /// Handles the reply to a request. Returns the operation and its error if this was the last
+    /// reply.
     fn end(&mut self, number: u64, failed: Option<Errno>) -> Option<(Change, Option<Errno>)> {
         let write = self.writes.get_mut(&number)?;
         write.failed = write.failed.or(failed);
@@ -163,7 +165,7 @@ impl WriteBehind {
         Some((change, failed))
     }
 
-    /// What has been gathered of some files.
+    /// Takes the gathered pieces of the files that `of` selects.
     fn take_gathered(&mut self, of: impl Fn(Ino) -> bool) -> Vec<(Ino, Gathered)> {
         let gathered = |(ino, file): (&Ino, &mut File)| Some((*ino, file.gathered.take_if(|_| of(*ino))?));
         self.files.iter_mut().filter_map(gathered).collect()
@@ -171,28 +173,31 @@ impl WriteBehind {
 }
 
 impl<T> Sessions<T> {
-    /// The directory of the file that a call writes to, and which bytes, if its caller may be told before it is done.
+    /// The file's directory and the byte range, if the call is a write that is eligible for
+    /// write-behind.
     fn may_be_behind(&self, now: u64, call: &Call<'_>) -> Option<(Ino, Range<u64>)> {
         let Call::Write { ino, offset, data, kill_suid_gid: false } = call else { return None };
         let end = offset.checked_add(data.len() as u64).filter(|_| *offset != END && !data.is_empty())?;
-        // What is announced is announced before the caller is answered.
+        // An announcement must precede the answer to the caller.
         let is_wanted = self.tells_early && self.client.is_streamed(*ino) && !self.client.announces(*ino);
         let (dir, _) = self.cache.alone_dir(*ino).filter(|(_, until)| is_wanted && *until > now)?;
         let is_ready = self.ends.get(&ino.rank())?.link.is_ready();
-        // What is told of the file in other ways comes first.
+        // Other pending operations on the file come first.
         let is_plain = !self.cache.is_early(*ino) || self.early.behind.is_any_of(*ino);
         let waits = self.behind.is_any_about(*ino) || self.early.has_failed(*ino);
         (is_ready && is_plain && !waits).then_some((dir, *offset..end))
     }
 
-    /// As [`Self::waits_for_room`], of such a write. One that is alone has room, or is too large ever to have it.
+    /// As [`Self::waits_for_room`], for writes to streams. A write without others pending does not
+    /// wait, however long it is.
     pub(super) fn waits_for_room_behind(&self, now: u64, call: &Call<'_>) -> bool {
         let behind = &self.early.behind;
         let is_full = |(_, bytes): (Ino, Range<u64>)| !behind.has_room(bytes.end - bytes.start);
         behind.count() > 0 && self.may_be_behind(now, call).is_some_and(is_full)
     }
 
-    /// Answers a write before data servers have done it, if that can be; returns it if not.
+    /// Acknowledges a write before the data servers execute it, if it is eligible; otherwise
+    /// returns it.
     pub(super) fn write_behind(
         &mut self,
         now: u64,
@@ -240,10 +245,11 @@ impl<T> Sessions<T> {
                 self.gather((ino, number, caller, course), (offset, data.to_bytes()), told);
             }
             call => {
-                // A file that is written from beginning to end is written so by its server, too, which then writes it out early.
+                // A long write is sent at once and in order, so that the server can write out a
+                // sequential file early.
                 self.send_gathered(|of| of == ino, told);
                 self.early.behind.send(number, 1);
-                // No signal reaches it.
+                // No signal reaches this write.
                 let (call_id, ticket) = (0, Waiter::Nobody(number));
                 self.advance(now, (Asked { call_id, caller, call, ticket }, course), next, 0, told);
             }
@@ -267,13 +273,13 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// Sends what has been gathered and somebody waits for.
+    /// Sends the gathered writes that something is blocked on.
     pub(super) fn send_wanted(&mut self, told: &mut Told<T>) {
         let wanted = self.early.behind.take_gathered(|ino| self.behind.is_any_for(ino));
         self.send_lists(wanted, told);
     }
 
-    /// Sends what has been gathered of some files.
+    /// Sends the gathered writes of the files that `of` selects.
     pub(super) fn send_gathered(&mut self, of: impl Fn(Ino) -> bool, told: &mut Told<T>) {
         let gathered = self.early.behind.take_gathered(of);
         self.send_lists(gathered, told);
@@ -286,12 +292,13 @@ impl<T> Sessions<T> {
             let call = Call::WriteList { ino, pieces: pieces.into_iter().collect() };
             let next = self.client.start(&call);
             let asked = Asked { call_id: 0, caller, call, ticket: Waiter::Nobody(number) };
-            // What is told with the answer is believed for no longer than from then on.
+            // The lease of the reply counts from the beginning of the first write.
             self.advance(course.begun, (asked, course), next, 0, told);
         }
     }
 
-    /// Sends the pieces of a [`Call::WriteList`] by themselves, since each has to be allowed, or the file has become small.
+    /// Sends the pieces of a [`Call::WriteList`] one by one, because each needs permission or the
+    /// file is stuffed again.
     pub(super) fn write_apart(
         &mut self,
         now: u64,
@@ -314,13 +321,13 @@ impl<T> Sessions<T> {
         }
     }
 
-    /// The session with a server has ended: what has not been sent in it never is.
+    /// Handles the end of a session: gathered writes that were not sent fail.
     pub(super) fn lose_gathered(&mut self, rank: Rank, told: &mut Told<T>) {
         let lost = self.early.behind.take_gathered(|ino| ino.rank() == rank);
         told.over.extend(lost.into_iter().map(|(_, gathered)| (gathered.number, Some(Errno::EIO))));
     }
 
-    /// Takes note of what has been done, or could not be. Whether there was any.
+    /// Processes finished writes; returns true if there were any.
     pub(super) fn end_behind(&mut self, told: &mut Told<T>) -> bool {
         let over = take(&mut told.over);
         let is_any = !over.is_empty();
@@ -334,14 +341,14 @@ impl<T> Sessions<T> {
         is_any
     }
 
-    /// As [`Self::go_on_behind`], if anything is done.
+    /// As [`Self::go_on_behind`], if a write has finished.
     pub(super) fn go_on_after(&mut self, now: u64, told: &mut Told<T>) {
         if self.end_behind(told) {
             self.go_on_behind(now, told);
         }
     }
 
-    /// Whether closing a file is to wait for what has been written to it, or to tell what could not be.
+    /// True if a close of the file must wait for its pending writes, or report an error.
     pub fn is_behind(&self, ino: Ino) -> bool {
         let ino = self.real(ino);
         self.early.behind.is_any_of(ino) || self.early.has_failed(ino)

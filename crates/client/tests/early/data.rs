@@ -1,4 +1,4 @@
-//! Bytes of files that other clients write to, too.
+//! Bytes of files that other clients write.
 
 use espalier_client::{Answer, Call, ForDoor};
 use espalier_proto::{Access, Errno, Ino, OpenHow, Opened, Reply, Request, Touched};
@@ -20,7 +20,7 @@ impl World {
         self.call_as(user(0, 0), Call::Read { ino: FILE, offset: 0, size: 4096, noatime: true })
     }
 
-    /// The request that was sent last is answered.
+    /// Answers the last request.
     fn is_asked(&mut self, expected: &Request, term: u32, result: Result<Reply, Errno>) {
         let (id, _, request) = self.last();
         assert_eq!(request, *expected);
@@ -29,7 +29,7 @@ impl World {
         self.term = TERM;
     }
 
-    /// For how long a kernel may keep what it was told.
+    /// How long the kernel may cache its pages.
     fn kept_for(&mut self) -> Option<u64> {
         match self.door.pop()? {
             ForDoor::Answer { result: Ok(Answer::Bytes(_)), lease_ms, .. } => Some(lease_ms),
@@ -37,7 +37,7 @@ impl World {
         }
     }
 
-    /// Whether a write to the stream waits for something else than the stream.
+    /// True if a write to the stream waits for a message other than the write.
     fn write_waits(&mut self) -> bool {
         let call = self.call_as(user(0, 0), write(FILE.0, 0, b"written"));
         if let Some((id, _, Request::Delegate { .. })) = self.sent.last().cloned() {
@@ -60,13 +60,13 @@ fn kernel_keeps_what_it_reads_beside_writers_under_a_lease_on_the_bytes() {
     let bytes = || Ok(Reply::Bytes(b"0123"[..].into()));
     world.read_page();
     world.is_asked(&read(), 0, bytes());
-    assert_eq!(world.kept_for(), None, "nothing covers it");
+    assert_eq!(world.kept_for(), None, "no lease covers it");
     world.is_asked(&lease, TERM, Ok(Reply::Done));
     world.is_asked(&read(), 0, bytes());
     assert!(world.kept_for().is_some_and(|ms| ms > 9_000));
     world.read_page();
     world.is_asked(&read(), 0, bytes());
-    assert!(world.kept_for().is_some_and(|ms| ms > 9_000), "it covers other reads, too");
+    assert!(world.kept_for().is_some_and(|ms| ms > 9_000), "the lease covers further reads");
     world.revoke_data(2, FILE);
     assert!(matches!(&world.door[..], [ForDoor::Revoke { number: 2, .. }]), "{:?}", world.door);
     world.door.clear();
@@ -76,7 +76,7 @@ fn kernel_keeps_what_it_reads_beside_writers_under_a_lease_on_the_bytes() {
         world.is_asked(&lease, 0, Ok(Reply::Done));
         world.is_asked(&read(), 0, bytes());
     }
-    assert_eq!(world.kept_for(), Some(0), "the server gives none");
+    assert_eq!(world.kept_for(), Some(0), "the server grants no lease");
 }
 
 #[test]
@@ -89,8 +89,8 @@ fn write_is_announced_before_its_caller_is_answered_while_others_may_cache_the_f
     assert!(matches!(world.door.pop(), Some(ForDoor::Answer { result: Ok(Answer::Written(7)), .. })));
     assert!(world.write_waits());
     world.is_asked(&announce, 0, Ok(Reply::Announced(false)));
-    assert!(!world.write_waits(), "nobody caches it");
+    assert!(!world.write_waits(), "no client caches it");
     world.revoke_quiet(5, FILE);
-    assert_eq!(world.revoked, [5], "at once");
+    assert_eq!(world.revoked, [5], "answered at once");
     assert!(world.write_waits());
 }

@@ -1,4 +1,4 @@
-//! What a kernel keeps of what files and directories hold.
+//! Leases for the kernel's page cache.
 
 use espalier_client::{Answer, Call, ForDoor};
 use espalier_proto::{
@@ -10,7 +10,7 @@ use super::world::*;
 const OLD: Ino = Ino(11);
 
 impl World {
-    /// Opens the file, which is not known. Whether what the kernel has kept of it is so.
+    /// Opens the file, whose contents are not cached; returns whether the kernel's pages are valid.
     fn keeps_old(&mut self) -> bool {
         let how = OpenHow { access: Access::READ, reads: Reads::Server, ..OpenHow::default() };
         let call = self.call(Request::Open { ino: OLD, how });
@@ -23,7 +23,7 @@ impl World {
         }
     }
 
-    /// As a kernel does before it opens a file of which it does not know much any more.
+    /// A kernel does this before it opens a file whose attributes have expired.
     fn look_at_old(&mut self, attr: Attr) {
         self.call(Request::GetAttr { ino: OLD });
         let (id, ..) = self.last();
@@ -34,7 +34,7 @@ impl World {
         attr(OLD, FileType::Regular, 4)
     }
 
-    /// Asks for what it holds, and is told.
+    /// Requests the contents and receives them.
     fn reads_old(&mut self) -> u64 {
         let id = self.asks_for_old();
         self.tells_old(id)
@@ -45,7 +45,7 @@ impl World {
         self.last().0
     }
 
-    /// For how long the kernel may keep it.
+    /// How long the kernel may cache the pages.
     fn tells_old(&mut self, id: RequestId) -> u64 {
         self.reply(id, Touched::default(), Ok(Reply::Bytes(b"0123"[..].into())));
         match self.door.pop() {
@@ -58,7 +58,7 @@ impl World {
         self.call_as(user(0, 0), Call::Release { ino: OLD });
     }
 
-    /// What the kernel is to drop by then.
+    /// The inodes whose pages the kernel must drop by then.
     fn dropped(&mut self, now: u64) -> Vec<Ino> {
         self.now = now;
         self.tick();
@@ -81,7 +81,7 @@ impl World {
 #[test]
 fn what_is_kept_of_an_open_file_is_renewed_as_long_as_the_server_allows_it() {
     let mut world = World::new();
-    assert!(!world.keeps_old(), "it may have kept anything");
+    assert!(!world.keeps_old(), "the kernel's pages are of unknown age");
     assert!(world.reads_old() > 9_000);
     assert!(world.renewals().is_empty());
     assert!(world.dropped(5_101).is_empty());
@@ -91,11 +91,11 @@ fn what_is_kept_of_an_open_file_is_renewed_as_long_as_the_server_allows_it() {
     assert!(world.dropped(10_000).is_empty());
     assert!(world.renewals().is_empty());
     assert!(world.dropped(12_601).is_empty());
-    // It goes on, but the server does not.
+    // The session continues, but the server does not renew.
     let [(id, _)] = &world.renewals()[..] else { panic!("{:?}", world.sent) };
     world.reply(*id, Touched::default(), Ok(Reply::Renewed(Vec::new())));
     assert!(world.dropped(13_900).is_empty());
-    assert_eq!(world.dropped(14_101), [OLD], "a second before");
+    assert_eq!(world.dropped(14_101), [OLD], "one second before the lease ends");
     world.term = 0;
     assert_eq!(world.reads_old(), 0);
     world.tick();
@@ -103,7 +103,7 @@ fn what_is_kept_of_an_open_file_is_renewed_as_long_as_the_server_allows_it() {
     let [.., (id, _)] = &world.renewals()[..] else { panic!("{:?}", world.sent) };
     world.reply(*id, Touched::default(), Ok(Reply::Renewed(vec![OLD])));
     assert!(world.reads_old() > 9_000);
-    // Where there is none for long it is asked for once a second.
+    // A lease that stays missing is requested once per second.
     world.revoke_inode(1, OLD);
     world.term = 0;
     let asked = world.renewals().len();
@@ -116,10 +116,10 @@ fn what_is_kept_of_an_open_file_is_renewed_as_long_as_the_server_allows_it() {
     world.tick();
     assert_eq!(world.renewals().len(), asked + 1);
     world.close_old();
-    assert!(world.dropped(30_000).is_empty(), "whoever opens it is told");
+    assert!(world.dropped(30_000).is_empty(), "the next open reports it");
 }
 
-/// A kernel that drops what it has with an opening waits for what is being read.
+/// A kernel that drops pages during an open waits for reads in progress.
 #[test]
 fn an_opening_drops_nothing_of_what_is_open_already() {
     let mut world = World::new();
@@ -138,12 +138,12 @@ fn what_was_asked_for_before_the_lease_began_is_not_kept() {
     world.keeps_old();
     let (before, after) = (world.asks_for_old(), world.asks_for_old());
     world.revoke_inode(1, OLD);
-    // It is told once more.
+    // The data is returned again.
     world.keeps_old();
     world.term = 0;
     assert_eq!(world.tells_old(before), 0);
     world.term = TERM;
-    assert!(world.tells_old(after) > 9_000, "unless the lease comes with it");
+    assert!(world.tells_old(after) > 9_000, "the lease comes with the data");
     assert!(world.reads_old() > 9_000);
 }
 
@@ -153,12 +153,12 @@ fn whoever_opens_a_file_again_finds_what_was_kept_if_it_has_not_changed_since() 
     world.keeps_old();
     world.reads_old();
     world.close_old();
-    assert!(world.keeps_old(), "the lease has lasted");
+    assert!(world.keeps_old(), "the lease is uninterrupted");
     world.close_old();
     world.now += 20_000;
     world.tick();
     world.look_at_old(world.old());
-    assert!(world.keeps_old(), "it is as it was");
+    assert!(world.keeps_old(), "the file is unchanged");
     world.close_old();
     world.now += 20_000;
     world.tick();
@@ -180,12 +180,12 @@ fn what_is_written_is_kept_too() {
 fn a_listing_is_kept_as_long_as_the_lease_on_its_directory_lasts() {
     let mut world = World::new();
     let open = |world: &mut World| world.sessions.open_dir(world.now, DIR);
-    assert_eq!(open(&mut world), Some(true), "it has been listed");
+    assert_eq!(open(&mut world), Some(true), "the listing is cached");
     assert_eq!(open(&mut world), Some(true));
     world.sessions.close_dir(DIR);
     assert!(world.dropped(5_101).is_empty());
-    assert_eq!(world.renewals().len(), 1, "it is open once more");
+    assert_eq!(world.renewals().len(), 1, "it is still open once");
     world.sessions.close_dir(DIR);
     assert!(world.dropped(20_000).is_empty());
-    assert_eq!(open(&mut world), None, "there is no lease");
+    assert_eq!(open(&mut world), None, "the lease is revoked");
 }

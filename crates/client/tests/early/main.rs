@@ -1,4 +1,4 @@
-//! Changes that callers are told of before the server has answered.
+//! Metadata write-back: operations acknowledged before the server has applied them.
 
 mod data;
 mod kept;
@@ -19,7 +19,7 @@ use world::*;
 fn a_file_is_made_at_once_as_the_server_will_say() {
     let mut world = World::new();
     world.now += 2500;
-    // As a kernel does before.
+    // A kernel looks the name up first.
     let call = world.call(lookup("new"));
     assert!(matches!(world.answer(call), Some(Ok(Answer::Absent { .. }))));
     let call = world.call(create("new", true));
@@ -31,14 +31,14 @@ fn a_file_is_made_at_once_as_the_server_will_say() {
     let (id, _, request) = world.last();
     let early = Some(Early { ino: Ino(FIRST), time });
     assert!(matches!(request, Request::Create { early: it, .. } if it == early));
-    // What is known is what was told.
+    // The cache has the state that was acknowledged.
     assert_eq!(world.size_of_dir(), Some(3));
     let call = world.call(lookup("new"));
     assert!(matches!(world.answer(call), Some(Ok(Answer::Entry(entry))) if entry.attr == expected));
     world.made(id, FIRST, 3);
     assert!(world.door.is_empty(), "{:?}", world.door);
     assert_eq!(world.size_of_dir(), Some(3));
-    // The kernel forgets it, and asks again.
+    // The kernel forgets the file and looks it up again.
     world.sessions.forget(Ino(FIRST), 2);
     let call = world.call(lookup("new"));
     assert!(matches!(world.answer(call), Some(Ok(Answer::Entry(_)))));
@@ -60,10 +60,10 @@ fn nothing_is_older_than_what_was_there_before() {
             other => panic!("{other:?}"),
         }
     };
-    // The server's clock is ahead of what is known of it.
+    // The server's clock is ahead of the estimate.
     let ahead = Time::new(500, 400_000_000);
     assert_eq!(told_at(&mut world, ahead, "a"), ahead);
-    // One that had been set wrong says nothing.
+    // A time of a wrong clock is ignored.
     assert_eq!(told_at(&mut world, Time::new(600, 0), "b"), ahead);
 }
 
@@ -99,7 +99,7 @@ fn those_that_come_while_one_is_under_way_are_sent_together() {
     assert_eq!(names(&world), [name("a")]);
     world.made(world.last().0, FIRST, 3);
     assert_eq!(names(&world), [name("b"), name("c")]);
-    // Somebody waits for all of them.
+    // A call is blocked on all of them.
     assert!(world.is_answered(create("d", false)));
     assert_eq!(names(&world).len(), 2);
     let sync = world.call(Request::Fsync { ino: DIR });
@@ -111,14 +111,14 @@ fn those_that_come_while_one_is_under_way_are_sent_together() {
     assert_eq!(request, Request::Fsync { ino: DIR });
     world.reply(id, Touched::default(), Ok(Reply::Done));
     assert!(world.answer(sync).is_some());
-    // Many are not kept.
+    // A large batch is sent.
     for number in 0..17 {
         assert!(world.is_answered(create(&number.to_string(), false)));
     }
     assert_eq!(names(&world).len(), 17);
     assert!(world.is_answered(create("last", false)));
     assert_eq!(names(&world).len(), 17);
-    // What a lost connection has not taken is said by the next one, once.
+    // The next connection sends what the lost one has not, once.
     world.connect(1, true);
     assert_eq!(names(&world).len(), 18);
 }
@@ -131,7 +131,7 @@ fn what_was_told_is_known_though_the_server_does_not_say_it() {
     }
     world.tick();
     let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
-    // By the time its answer leaves, the server has made the other one.
+    // By the time its reply leaves, the server has applied the other create.
     let touched = Touched { exclusive: Some(DIR), others: vec![DIR], ..Touched::default() };
     let made = Attr { perm: 0o644, ..attr(Ino(FIRST), FileType::Regular, 0) };
     world.reply(ids[0], touched.clone(), Ok(Reply::Entry(entry(made, true))));
@@ -140,7 +140,7 @@ fn what_was_told_is_known_though_the_server_does_not_say_it() {
     world.tick();
     let (last, ..) = world.last();
     world.made(ids[1], FIRST + 1, 4);
-    // Nothing is left that was told.
+    // No operation is pending.
     let made = Attr { perm: 0o644, ..attr(Ino(FIRST + 2), FileType::Regular, 0) };
     world.reply(last, touched, Ok(Reply::Entry(entry(made, true))));
     assert_eq!(world.size_of_dir(), None);
@@ -172,10 +172,10 @@ fn who_is_not_sure_waits() {
         assert!(!world.is_answered(create("new", false)), "{why}");
     }
     let mut world = World::without_numbers(true);
-    assert!(!world.is_answered(create("new", false)), "there are no numbers");
+    assert!(!world.is_answered(create("new", false)), "the pool of inode numbers is empty");
     let mut world = World::new();
-    assert!(!world.is_answered(create("old", false)), "there is such a name");
-    assert!(!world.is_answered(make("new", NewNode::Directory)), "others are told of it");
+    assert!(!world.is_answered(create("old", false)), "the name exists");
+    assert!(!world.is_answered(make("new", NewNode::Directory)), "the server chooses its rank");
     for ((uid, gid), may) in [((0, 5), true), ((5, 5), false)] {
         let mut world = World::new();
         let call = world.call_as(user(uid, gid), Call::Request(create(&uid.to_string(), false)));
@@ -190,7 +190,7 @@ fn without_a_kernel_who_certainly_may_is_told_at_once_and_others_by_the_server()
         let call = world.call_as(caller, Call::Request(request));
         world.answer(call).is_some()
     };
-    // Everybody may search, only the superuser make files.
+    // Everyone may search the directory; only the superuser may create files.
     assert!(
         is_told(&mut world, user(7, 7), lookup("old")) && is_told(&mut world, user(7, 7), lookup("none"))
     );
@@ -205,7 +205,7 @@ fn without_a_kernel_who_certainly_may_is_told_at_once_and_others_by_the_server()
         assert_eq!(is_told(&mut world, caller.clone(), lookup("old")), told, "{caller:?}");
         assert!(!is_told(&mut world, caller, list()));
     }
-    // Kernels are not to tell others what one has been told.
+    // A kernel may not return this to other callers.
     let call = world.call_as(user(5, 7), Call::Request(lookup("old")));
     let cacheable = |answer| match answer {
         Some(Ok(Answer::Entry(entry))) => Some(entry.cacheable),
@@ -227,7 +227,7 @@ fn who_wants_to_waits_for_the_server() {
     let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 2)], ..Touched::default() };
     let fifo = entry(attr(Ino(12), FileType::Fifo, 0), true);
     world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(fifo)));
-    assert!(world.sent.is_empty(), "no numbers are wanted");
+    assert!(world.sent.is_empty(), "no inode numbers are requested");
 }
 
 #[test]
@@ -255,7 +255,7 @@ fn what_depends_on_it_comes_behind_it() {
         assert!(world.answer(call).is_none());
     }
     assert_eq!(world.sent.len(), 1, "{:?}", world.sent);
-    // Others do not wait.
+    // Other calls are not blocked.
     assert!(world.is_answered(create("other", false)));
     world.call(make("dir", NewNode::Directory));
     assert_eq!(world.sent.len(), 3);
@@ -277,12 +277,12 @@ fn a_directory_is_made_at_once_and_what_is_in_it_waits() {
     assert_eq!(told.attr, expected);
     let call = world.call(Request::GetAttr { ino: DIR });
     let Some(Ok(Answer::Attr(parent))) = world.answer(call) else { panic!("{:?}", world.door) };
-    assert_eq!((parent.nlink, parent.size), (2, 3), "one more");
+    assert_eq!((parent.nlink, parent.size), (2, 3), "one subdirectory more");
     let (id, _, request) = world.last();
     let early = Some(Early { ino: sub, time });
     assert!(matches!(request, Request::Create { early: it, .. } if it == early));
 
-    // The server does not know it yet.
+    // The server does not know the directory yet.
     let inside = |mut request: Request| {
         request.each_inode(&mut |ino| *ino = sub);
         request
@@ -297,7 +297,7 @@ fn a_directory_is_made_at_once_and_what_is_in_it_waits() {
     world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(entry(expected, true))));
     let sent: Vec<_> = world.sent.iter().map(|(.., request)| request.clone()).collect();
     assert_eq!(sent, kept);
-    // It is known to be empty but for what is under way.
+    // It is known to be empty except for pending creates.
     assert!(world.is_answered(inside(lookup("c"))));
 }
 
@@ -309,11 +309,11 @@ fn a_directory_is_removed_at_once_if_it_is_empty() {
         let mut world = World::new();
         assert!(world.is_answered(make("sub", NewNode::Directory)));
         let (id, ..) = world.last();
-        assert!(!world.is_answered(rmdir()), "it is not made yet");
+        assert!(!world.is_answered(rmdir()), "its creation is pending");
         let parent = Attr { nlink: 3, ..attr(DIR, FileType::Directory, 3) };
         let touched = |parent| Touched { attrs: vec![parent], exclusive: Some(DIR), ..Touched::default() };
         let made = entry(Attr { nlink: 2, ..attr(sub, FileType::Directory, size) }, true);
-        // Whoever has waited goes on.
+        // The blocked call resumes.
         world.reply(id, touched(parent), Ok(Reply::Entry(made)));
         let is_told = size == 0;
         assert_eq!(world.door.len(), usize::from(is_told), "{size}: {:?}", world.door);
@@ -323,8 +323,8 @@ fn a_directory_is_removed_at_once_if_it_is_empty() {
         if is_told {
             let call = world.call(Request::GetAttr { ino: DIR });
             let Some(Ok(Answer::Attr(told))) = world.answer(call) else { panic!("{:?}", world.door) };
-            assert_eq!((told.nlink, told.size), (2, 2), "one less");
-            assert!(world.is_answered(lookup("sub")), "it is not there");
+            assert_eq!((told.nlink, told.size), (2, 2), "one subdirectory less");
+            assert!(world.is_answered(lookup("sub")), "the name is absent");
         }
         world.reply(id, touched(Attr { nlink: 2, ..attr(DIR, FileType::Directory, 2) }), Ok(Reply::Done));
         assert_eq!(world.size_of_dir(), Some(2));
@@ -358,7 +358,7 @@ fn a_lease_is_given_back_when_all_that_was_told_under_it_is_done() {
     world.made(id, FIRST, 3);
     assert_eq!(world.revoked, [3]);
     world.revoke(4);
-    assert_eq!(world.revoked, [3, 4], "nothing is under way");
+    assert_eq!(world.revoked, [3, 4], "nothing is pending");
 }
 
 #[test]
@@ -394,14 +394,14 @@ fn what_is_open_or_known_to_others_is_not_removed_at_once() {
 
     let mut world = World::new();
     world.revoke(3);
-    // Somebody else may have come to know it meanwhile, and the directory is known to nobody else again.
+    // Another client may have looked it up meanwhile, though the directory is exclusive again.
     world.call(make("pipe", NewNode::Fifo));
     let (id, ..) = world.last();
     let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 3)], ..Touched::default() };
     let pipe = entry(attr(Ino(13), FileType::Fifo, 0), true);
     world.reply(id, Touched { exclusive: Some(DIR), ..touched }, Ok(Reply::Entry(pipe)));
     assert!(world.is_answered(unlink("pipe")));
-    assert!(!world.is_answered(unlink("old")), "somebody else may know it");
+    assert!(!world.is_answered(unlink("old")), "another client may know it");
 }
 
 #[test]
@@ -415,7 +415,7 @@ fn what_could_not_be_done_is_told_to_whoever_wants_it_to_be_durable() {
         matches!(told, [ForDoor::Distrust { .. }, ForDoor::Failed { errno: Errno::ENOSPC, .. }]),
         "{told:?}"
     );
-    assert!(!world.is_answered(lookup("new")), "nothing is known of it");
+    assert!(!world.is_answered(lookup("new")), "the binding is unknown");
     for (ino, errno) in [(DIR, Some(Errno::ENOSPC)), (DIR, None), (Ino(FIRST), Some(Errno::ENOSPC))] {
         let call = world.call(Request::Fsync { ino });
         assert_eq!(world.answer(call).map(|answer| answer.expect_err("a failure")), errno);
@@ -437,7 +437,7 @@ fn a_new_connection_does_what_was_told() {
             world.door.iter().any(|told| matches!(told, ForDoor::Failed { errno: Errno::EIO, .. }));
         assert_eq!((is_again, is_failed), (resumed, !resumed), "{incarnation}");
         let is_alone = world.held.iter().any(|held| held.ino == DIR && held.exclusive);
-        assert_eq!(is_alone, incarnation == 2 && resumed, "a server that is started anew is told");
+        assert_eq!(is_alone, incarnation == 2 && resumed, "a restarted server learns of the exclusive lease");
     }
 }
 
@@ -452,7 +452,7 @@ fn who_waits_for_what_was_told_can_be_interrupted() {
     assert!(matches!(told.door[..], [ForDoor::Answer { result: Err(Errno::EINTR), .. }]));
 }
 
-/// As a kernel goes about it: what it looks up it asks for before each file, and it closes each.
+/// The kernel looks up the directory before each file, and closes each file.
 #[test]
 fn the_third_file_in_a_new_directory_is_made_at_once() {
     let mut world = World::without_numbers(true);
@@ -484,7 +484,7 @@ fn the_third_file_in_a_new_directory_is_made_at_once() {
         let call = world.call(in_new(file));
         assert_eq!(world.answer(call).is_some(), at > 1, "{file}");
         let made = world.sent.iter().find(|(_, _, request)| matches!(request, Request::Create { .. }));
-        let (id, ..) = made.cloned().expect("it is sent");
+        let (id, ..) = made.cloned().expect("the create is sent");
         let ino = if at > 1 { FIRST + at as u64 - 2 } else { 50 + at as u64 };
         let touched =
             Touched { attrs: vec![attr(new, FileType::Directory, at as u64 + 1)], ..Touched::default() };
@@ -512,8 +512,8 @@ fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
     world.made(made, FIRST, 3);
     let time = Some(Time::new(501, 500_000_000));
     let Some((id, 0, sent)) = world.last_write() else { panic!("{:?}", world.sent) };
-    assert_eq!((sent, world.sent.len()), (time, 1), "the second one comes after the first");
-    assert_eq!(world.size_of(Ino(FIRST)), Some(10), "as was told");
+    assert_eq!((sent, world.sent.len()), (time, 1), "the second write waits for the first");
+    assert_eq!(world.size_of(Ino(FIRST)), Some(10), "as acknowledged");
     let call = world.call(lookup("new"));
     let Some(Ok(Answer::Entry(told))) = world.answer(call) else { panic!("{:?}", world.door) };
     assert_eq!((told.attr.size, told.attr.blocks, Some(told.attr.mtime)), (10, 1, time));
@@ -521,7 +521,7 @@ fn a_new_file_is_written_at_once_and_sent_when_it_is_made() {
     let Some((id, offset, _)) = world.last_write() else { panic!("{:?}", world.sent) };
     assert_eq!((offset, world.sent.len()), (espalier_proto::END, 1));
     let sync = world.call(Request::Fsync { ino: Ino(FIRST) });
-    assert_eq!(world.sent.len(), 1, "it waits");
+    assert_eq!(world.sent.len(), 1, "the second write waits");
     let written = Attr { size: 10, ..attr(Ino(FIRST), FileType::Regular, 0) };
     world.reply(id, Touched { attrs: vec![written], ..Touched::default() }, Ok(Reply::Done));
     let (id, _, request) = world.last();
@@ -543,7 +543,7 @@ fn a_new_file_is_closed_and_removed_after_what_was_written() {
     world.made(made, FIRST, 3);
     let unlink = world.call(unlink("new"));
     assert!(world.answer(unlink).is_none());
-    let (id, ..) = world.last_write().expect("it is sent");
+    let (id, ..) = world.last_write().expect("the write is sent");
     assert_eq!((&world.revoked[..], world.sent.len()), (&[][..], 1), "others would see it without its bytes");
     world.reply(id, Touched::default(), Ok(Reply::Done));
     assert_eq!(world.revoked, [3]);
@@ -588,7 +588,7 @@ fn only_small_writes_to_new_files_that_nobody_else_knows_are_told_at_once() {
     }
     let mut world = World::new();
     assert!(world.is_answered(create("new", true)));
-    assert!(world.is_written(write(FIRST, 95, b"bytes")), "it just fits");
+    assert!(world.is_written(write(FIRST, 95, b"bytes")), "it fits exactly");
 }
 
 #[test]
@@ -598,7 +598,7 @@ fn what_could_not_be_written_is_told_to_whoever_wants_the_file_to_be_durable() {
     let (made, ..) = world.last();
     assert!(world.is_written(write(FIRST, 0, b"bytes")));
     world.made(made, FIRST, 3);
-    let (id, ..) = world.last_write().expect("it is sent");
+    let (id, ..) = world.last_write().expect("the write is sent");
     world.reply(id, Touched::default(), Err(Errno::EIO));
     let told = &world.door[..];
     assert!(matches!(told, [ForDoor::Distrust { .. }, ForDoor::Failed { name: None, .. }]), "{told:?}");
@@ -640,7 +640,7 @@ fn who_waits_does_not_wait_for_what_is_told_later() {
     world.made(first, FIRST, 3);
     let requests: Vec<_> = world.sent.iter().map(|(_, _, request)| request.clone()).collect();
     assert_eq!(requests[1..], [Request::Fsync { ino: DIR }, listing]);
-    // What is told of the directory with an older answer is as callers have been told.
+    // The attributes of the directory in an older reply are corrected.
     let call = world.call(Request::Lookup { dir: Ino::ROOT, name: name("other") });
     let (id, ..) = world.last();
     world.reply(id, Touched::default(), Ok(Reply::Entry(entry(attr(DIR, FileType::Directory, 3), true))));
@@ -653,11 +653,11 @@ fn attributes_that_are_not_known_are_asked_for_once_when_all_is_answered() {
     let mut world = World::new();
     assert!(world.is_answered(create("a", false)));
     let (first, ..) = world.last();
-    // Of what is about to change nothing is known.
+    // The attributes of an inode that is about to change are not cached.
     world.call(make("pipe", NewNode::Fifo));
     let call = world.call(Request::GetAttr { ino: DIR });
     assert!(world.answer(call).is_none());
-    assert_eq!(world.sent.len(), 2, "an answer would be older than what was told");
+    assert_eq!(world.sent.len(), 2, "a reply would predate the acknowledged state");
     world.made(first, FIRST, 3);
     assert_eq!(world.last().2, Request::GetAttr { ino: DIR });
 }
@@ -669,19 +669,20 @@ fn who_comes_when_many_are_under_way_waits_for_one_of_them() {
     for n in 0..MOST {
         assert!(world.is_answered(create(&format!("n{n}"), false)));
     }
-    let first = world.sent.first().expect("one was sent").0;
+    let first = world.sent.first().expect("an operation is sent").0;
     let [next, after] = ["next", "after"].map(|file| world.call(create(file, true)));
-    // Those that are to be sent together are not sent sooner for it: it need not be one of them.
+    // An operation of the batch is not sent earlier because of a dependent call, which may depend
+    // on another.
     assert!(world.answer(next).is_none() && world.sent.len() == MOST - 15);
     world.made(first, FIRST, 3);
-    // It was told early.
+    // The create was acknowledged early.
     let ino = FIRST + MOST as u64;
     assert!(matches!(world.answer(next), Some(Ok(Answer::Created(told, _))) if told.attr.ino == Ino(ino)));
     assert!(
         matches!(world.last().2, Request::Create { early: Some(Early { ino: it, .. }), .. } if it == Ino(ino))
     );
     assert!(world.answer(after).is_none() && world.sent.len() == MOST);
-    // Nor is there room for a write to it.
+    // A write to it must wait for room as well.
     let written = world.call_as(user(0, 0), write(ino, 0, b"four"));
     let ids: Vec<RequestId> = world.sent.iter().map(|(id, ..)| *id).collect();
     world.made(ids[0], FIRST + 1, 4);

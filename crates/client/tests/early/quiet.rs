@@ -1,4 +1,4 @@
-//! Openings that the server is told of only if it must be, and accesses that it is told of later.
+//! Delegated opens and deferred access times.
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
@@ -16,14 +16,14 @@ fn open() -> Request {
     }
 }
 
-/// As the server is told.
+/// The open as the server is notified of it.
 fn opening() -> Request {
     let how = OpenHow { access: Access::READ, reads: Reads::Client, ..OpenHow::default() };
     Request::Open { ino: OLD, how }
 }
 
 impl World {
-    /// A file is closed of which it is known what it holds.
+    /// A closed file whose contents are cached.
     fn known(accessed: bool) -> Self {
         let mut world = Self::new();
         let atime = Time::new(if accessed { 400 } else { 1 }, 0);
@@ -46,7 +46,7 @@ impl World {
 
     fn open(&mut self) -> bool {
         let call = self.call(open());
-        let Some(Ok(Answer::Opened(opening))) = self.answer(call) else { panic!("it waits") };
+        let Some(Ok(Answer::Opened(opening))) = self.answer(call) else { panic!("the open waits") };
         opening.accessed
     }
 
@@ -90,7 +90,7 @@ fn a_lease_is_given_up_when_the_server_knows_who_has_the_file_open() {
     assert_eq!((world.requests(), &world.revoked[..]), (vec![opening()], &[][..]));
     world.reply_opening();
     assert_eq!(world.revoked, [3]);
-    // From now on it is closed as any other.
+    // From here on it is closed like any other file.
     world.close();
     world.tick();
     assert!(matches!(&world.requests()[..], [Request::ForgetAll { released, .. }] if *released == [OLD]));
@@ -121,7 +121,7 @@ fn what_is_about_an_open_file_comes_after_its_opening() {
         assert_eq!(world.requests().len(), 1, "{request:?}");
         assert_ne!(world.last().2, opening(), "{request:?}");
     }
-    // What a name stands for that nothing is known of may be any file.
+    // A name with an unknown binding may refer to any file.
     let mut world = World::known(true);
     world.open();
     world.call(Request::Unlink { dir: Ino::ROOT, name: name("unheard-of"), time: None });
@@ -152,7 +152,7 @@ fn a_server_that_cannot_ask_for_its_lease_any_more_is_told() {
         if goes_on {
             assert_eq!((world.requests(), said.len()), (vec![opening()], 0));
             world.reply_opening();
-            assert_eq!(world.requests(), [opening()], "each of them");
+            assert_eq!(world.requests(), [opening()], "one open per caller");
         } else {
             assert_eq!((said[0].opens, said[0].opened), (2, 9));
             assert_eq!(world.requests(), []);
@@ -163,14 +163,14 @@ fn a_server_that_cannot_ask_for_its_lease_any_more_is_told() {
 #[test]
 fn what_a_new_server_would_not_believe_is_told_at_once() {
     let mut world = World::new();
-    // As mknod does.
+    // As `mknod` does.
     assert!(world.is_answered(create("new", false)));
     let (id, _, request) = world.last();
     let Request::Create { early: Some(early), .. } = request else { panic!("{request:?}") };
     let made = entry(attr(early.ino, FileType::Regular, 0), true);
     world.reply(id, Touched { exclusive: Some(DIR), ..Touched::default() }, Ok(Reply::Entry(made)));
     let how = OpenHow { access: Access::READ, reads: Reads::Whole, ..OpenHow::default() };
-    assert!(world.is_answered(Request::Open { ino: early.ino, how }), "it is known that it is empty");
+    assert!(world.is_answered(Request::Open { ino: early.ino, how }), "its contents are known to be empty");
     let how = OpenHow { reads: Reads::Client, ..how };
     assert_eq!(world.requests(), [Request::Open { ino: early.ino, how }]);
 }
@@ -180,11 +180,11 @@ fn accesses_are_told_together_and_later() {
     let mut world = World::known(false);
     assert!(world.open());
     world.close();
-    assert!(!world.open(), "it counts as accessed already");
+    assert!(!world.open(), "the access is recorded already");
     world.close();
     assert_eq!((world.requests(), world.sessions.unanswered_changes()), (vec![], 1));
     let get = world.call(Request::GetAttr { ino: OLD });
-    let Some(Ok(Answer::Attr(attr))) = world.answer(get) else { panic!("it is known") };
+    let Some(Ok(Answer::Attr(attr))) = world.answer(get) else { panic!("the attributes are cached") };
     assert!(attr.atime >= Time::new(500, 0));
     world.tick();
     world.tick();

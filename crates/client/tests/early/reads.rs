@@ -1,4 +1,4 @@
-//! What small files hold, and how they are opened.
+//! Cached contents of small files, and opens that use them.
 
 use espalier_client::{Answer, Call};
 use espalier_proto::{
@@ -14,7 +14,7 @@ fn open(ino: Ino) -> Request {
     Request::Open { ino, how: OpenHow { access: Access::READ, reads: Reads::Whole, ..OpenHow::default() } }
 }
 
-/// Opened to be written anew.
+/// An open with `O_CREAT` and `O_TRUNC`.
 fn emptied(file: &str) -> Request {
     let mut request = create(file, true);
     if let Request::Create { open: Some(how), exclusive, .. } = &mut request {
@@ -24,7 +24,7 @@ fn emptied(file: &str) -> Request {
 }
 
 impl World {
-    /// What is read of a file from an offset on, if that is known.
+    /// Reads from the cache; `None` if the read needs a message.
     fn read(&mut self, ino: Ino, offset: u64, size: u32) -> Option<Vec<u8>> {
         let call = self.call_as(user(0, 0), Call::Read { ino, offset, size, noatime: false });
         match self.answer(call)? {
@@ -45,14 +45,14 @@ impl World {
         how.reads
     }
 
-    /// The file that was there already has these attributes.
+    /// Sets the attributes of the existing file.
     fn tell_old(&mut self, attr: Attr) {
         self.call(Request::SetAttr { ino: OLD, set: SetAttr::default() });
         let (id, ..) = self.last();
         self.reply(id, Touched { attrs: vec![attr], ..Touched::default() }, Ok(Reply::Attr(attr)));
     }
 
-    /// Opens it, with these bytes.
+    /// Opens the file; the reply carries its bytes.
     fn open_old(&mut self) {
         assert!(!self.is_answered(open(OLD)));
         assert_eq!(self.reply_opened(Some(b"0123")), Reads::Whole);
@@ -70,7 +70,7 @@ fn what_was_told_at_the_opening_is_read_without_a_message() {
     assert_eq!(world.read(OLD, u64::MAX, 1).as_deref(), Some(&b""[..]));
     assert!(world.sent.is_empty());
     world.now += u64::from(TERM);
-    assert_eq!(world.read(OLD, 0, 100), None, "the lease is over");
+    assert_eq!(world.read(OLD, 0, 100), None, "the lease has ended");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn what_changes_or_is_revoked_is_asked_for() {
         world.open_old();
         world.call_as(user(0, 0), change);
         let (id, ..) = world.last();
-        // An answer to what was asked before is of before it.
+        // A reply to an earlier request is stale.
         assert_eq!(world.read(OLD, 0, 100), None);
         world.reply(id, Touched { others: vec![OLD], ..Touched::default() }, Err(Errno::EIO));
         assert_eq!(world.read(OLD, 0, 100), None);
@@ -104,12 +104,12 @@ fn what_a_new_file_holds_is_what_was_written() {
     assert_eq!(world.read(Ino(FIRST), 0, 100).as_deref(), Some(&b"a\0cd"[..]));
     world.made(id, FIRST, 3);
     for _ in 0..2 {
-        let (id, ..) = world.last_write().expect("a write");
+        let (id, ..) = world.last_write().expect("the write is sent");
         let touched = Touched { attrs: vec![attr(Ino(FIRST), FileType::Regular, 4)], ..Touched::default() };
         world.reply(id, touched, Ok(Reply::Done));
     }
     assert_eq!(world.read(Ino(FIRST), 0, 100).as_deref(), Some(&b"a\0cd"[..]));
-    // One that outgrows its strip the server has to look at.
+    // A file that outgrows the strip is handled by the server.
     assert!(!world.is_written(write(FIRST, 4, &[0; STRIP as usize])));
     assert_eq!(world.read(Ino(FIRST), 0, 100), None);
 }
@@ -119,7 +119,7 @@ fn a_file_of_which_all_is_known_is_opened_at_once() {
     let mut world = World::new();
     let atime = Time::new(500, 0);
     world.tell_old(Attr { atime, ..attr(OLD, FileType::Regular, 4) });
-    assert!(!world.is_answered(open(OLD)), "nothing is known of what it holds");
+    assert!(!world.is_answered(open(OLD)), "the contents are not cached");
     world.reply_opened(Some(b"0123"));
     world.door.clear();
     let asked = |reads| OpenHow { access: Access::READ, reads, ..OpenHow::default() };
@@ -138,17 +138,17 @@ fn a_file_of_which_all_is_known_is_opened_at_once() {
     assert_eq!((caller.uid, request), (5, Request::Open { ino: OLD, how: asked(Reads::Client) }));
     let call = world.call(open(OLD));
     assert!(world.answer(call).is_some());
-    assert_eq!(world.sent.len(), 1, "it is sent when the other is answered");
+    assert_eq!(world.sent.len(), 1, "the second is sent after the first reply");
     assert_eq!(world.read(OLD, 0, 100).as_deref(), Some(&b"0123"[..]));
     for _ in 0..3 {
         world.call_as(user(0, 0), Call::Release { ino: OLD });
     }
     world.revoke_inode(3, OLD);
     world.reply(id, Touched::default(), Ok(Reply::Opened(Opened::default())));
-    assert_eq!(world.revoked, [], "the second is not answered");
+    assert_eq!(world.revoked, [], "the second is pending");
     assert_eq!(world.reply_opened(None), Reads::Client);
     assert_eq!(world.revoked, [3]);
-    assert!(!world.is_answered(open(OLD)), "nothing is known any more");
+    assert!(!world.is_answered(open(OLD)), "the contents are dropped");
 }
 
 #[test]
@@ -168,11 +168,11 @@ fn who_may_not_read_it_for_certain_waits_for_the_server() {
 fn that_it_is_accessed_is_seen() {
     let mut world = World::new();
     world.open_old();
-    // It has not been accessed since it was changed.
+    // It has not been accessed since its last change.
     let call = world.call(open(OLD));
     assert!(matches!(world.answer(call), Some(Ok(Answer::Opened(opening))) if opening.accessed));
     let get = world.call(Request::GetAttr { ino: OLD });
-    assert!(world.answer(get).is_none(), "its server says when that was");
+    assert!(world.answer(get).is_none(), "the server determines the access time");
     let accessed = Attr { atime: Time::new(501, 0), ..attr(OLD, FileType::Regular, 4) };
     let (id, ..) = world.last();
     let touched = Touched { attrs: vec![accessed], ..Touched::default() };
@@ -181,7 +181,7 @@ fn that_it_is_accessed_is_seen() {
     assert!(matches!(world.answer(get), Some(Ok(Answer::Attr(attr))) if attr == accessed));
 }
 
-/// As of a file that others change all the time, of which nothing is leased for a while.
+/// The server grants no lease for a while, as on a file that other clients change all the time.
 #[test]
 fn what_is_newer_and_may_not_be_cached_ends_what_was_known() {
     for (newer, is_known) in [(false, true), (true, false)] {
@@ -202,7 +202,7 @@ fn what_a_server_tells_of_before_what_was_told_is_asked_for_once_more() {
     let mut world = World::new();
     let look = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
     assert!(world.is_answered(create("a", false)));
-    // It was started anew, and has to hear from others before it makes the file.
+    // The server has restarted and waits for other clients before it creates the file.
     world.connect(2, true);
     let (made, ..) = world.last();
     let call = world.call(look.clone());

@@ -1,4 +1,4 @@
-//! A client's machine, and its server's side of the conversation.
+//! A client's state machine and a scripted server.
 
 use espalier_client::{Answer, Asked, Cache, Call, DataAsk, ForDoor, Sessions, Told, Users};
 use espalier_proto::{
@@ -13,28 +13,28 @@ pub const FIRST: u64 = 1000;
 pub const TERM: u32 = 10_000;
 pub const STRIP: u32 = 100;
 
-/// A client's machine, and its server's side of the conversation.
+/// A client's state machine and a scripted server.
 pub struct World {
     pub sessions: Sessions<u64>,
     pub now: u64,
     pub calls: u64,
-    /// So long what the server tells is leased.
+    /// Term of the leases that the server grants, in ms.
     pub term: u32,
-    /// What has been sent and not answered.
+    /// Unanswered requests.
     pub sent: Vec<(RequestId, Caller, Request)>,
-    /// What is to be written to streams at the metadata server, as far as it has been sent.
+    /// Unanswered writes to streams at the metadata server.
     pub streams: Vec<Streamed>,
     pub revoked: Vec<u64>,
     pub held: Vec<Held>,
     pub door: Vec<ForDoor<u64>>,
-    /// What data servers have been asked.
+    /// Requests to data servers.
     pub data: Vec<DataAsk>,
 }
 
 /// A write to a stream.
 pub struct Streamed {
     pub id: RequestId,
-    /// Where, and how many bytes.
+    /// Offset and length of each piece.
     pub pieces: Vec<(u64, usize)>,
     pub told: bool,
     pub bytes: Vec<u8>,
@@ -101,15 +101,16 @@ pub fn numbers() -> Reply {
 }
 
 impl World {
-    /// A client that has listed a directory with one file in it and is alone in it.
+    /// A client with an exclusive lease on a directory that it has listed and that contains one
+    /// file.
     pub fn new() -> Self {
         Self::of(true)
     }
 
-    /// `is_checked`: whether a kernel says who may search.
+    /// `is_checked`: a kernel checks permissions.
     pub fn of(is_checked: bool) -> Self {
         let mut world = Self::without_numbers(is_checked);
-        // Whoever makes a change under leases asks for numbers.
+        // A client that makes a change under leases requests inode numbers.
         world.call(make("fifo", NewNode::Fifo));
         let (id, ..) = world.last();
         let touched = Touched { attrs: vec![attr(DIR, FileType::Directory, 2)], ..Touched::default() };
@@ -128,7 +129,7 @@ impl World {
         let (now, calls, term) = (100, 0, TERM);
         let mut world = Self { sessions, now, calls, term, sent, streams, revoked, held, door, data };
         world.connect(1, true);
-        // That the directory is known comes from what is told of its name.
+        // A lookup of its name makes the directory known.
         let root = Request::Lookup { dir: Ino::ROOT, name: name("dir") };
         world.call(root);
         let (id, ..) = world.last();
@@ -216,7 +217,7 @@ impl World {
     }
 
     pub fn last(&self) -> (RequestId, Caller, Request) {
-        self.sent.last().cloned().expect("something was sent")
+        self.sent.last().cloned().expect("a request was sent")
     }
 
     pub fn reply(&mut self, id: RequestId, touched: Touched, result: Result<Reply, Errno>) {
@@ -231,7 +232,7 @@ impl World {
         self.take(told);
     }
 
-    /// The server makes a file as it was asked to.
+    /// The server applies a create.
     pub fn made(&mut self, id: RequestId, ino: u64, entries: u64) {
         let how = Opened { proof: 3, ..Opened::default() };
         let made = Attr { perm: 0o644, ..attr(Ino(ino), FileType::Regular, 0) };
@@ -240,7 +241,7 @@ impl World {
         self.reply(id, touched, Ok(Reply::Created(entry(made, true), how)));
     }
 
-    /// The answer to a call, if it is answered.
+    /// The answer to a call, if it has been answered.
     pub fn answer(&mut self, call: u64) -> Option<Result<Answer, Errno>> {
         let is_it =
             |told: &mut ForDoor<u64>| matches!(told, ForDoor::Answer { ticket, .. } if *ticket == call);
@@ -255,13 +256,13 @@ impl World {
         self.answer(call).is_some()
     }
 
-    /// Whether a write is answered.
+    /// Makes a write; returns whether it is answered at once.
     pub fn is_written(&mut self, write: Call<'static>) -> bool {
         let call = self.call_as(user(0, 0), write);
         matches!(self.answer(call), Some(Ok(Answer::Written(_))))
     }
 
-    /// The last request for a write, if that is what has been sent last.
+    /// The last request, if it is a write.
     pub fn last_write(&self) -> Option<(RequestId, u64, Option<Time>)> {
         match self.sent.last()? {
             (id, _, Request::Write { offset, time, .. }) => Some((*id, *offset, *time)),
@@ -281,7 +282,7 @@ impl World {
         }
     }
 
-    /// Some time passes.
+    /// The machine's timer ticks.
     pub fn tick(&mut self) {
         let mut told = Told::default();
         self.sessions.tick(self.now, |_| false, &mut told);
@@ -292,7 +293,7 @@ impl World {
         self.revoke_lease(number, Lease::Exclusive { dir: DIR });
     }
 
-    /// And the door gives it up at once.
+    /// The server revokes the lease, and the frontend gives it up at once.
     pub fn revoke_inode(&mut self, number: u64, ino: Ino) {
         self.revoke_lease(number, Lease::Inode { ino });
         let mut told = Told::default();

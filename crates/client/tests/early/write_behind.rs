@@ -1,4 +1,4 @@
-//! Writes to big files.
+//! Write-behind: writes to big files.
 
 use std::sync::Arc;
 
@@ -30,12 +30,12 @@ fn unlock() -> Request {
 }
 
 impl World {
-    /// A client that has a big file open, which it has made in a directory that it is alone in.
+    /// A client with an open big file that it has created in an exclusive directory.
     fn with_a_big_file() -> Self {
         Self::with_one_that_has_grown(Reply::Outgrown(delegation()))
     }
 
-    /// As that, of a file whose bytes are with the metadata server.
+    /// As [`Self::with_a_big_file`], with the file's bytes at the metadata server.
     fn with_a_big_file_there() -> Self {
         let mut world = Self::with_one_that_has_grown(Reply::Streamed);
         let (id, _, request) = world.last();
@@ -45,7 +45,7 @@ impl World {
         world
     }
 
-    /// As that, and it is written to in two places, by one request.
+    /// As [`Self::with_a_big_file_there`], with two gathered writes pending as one request.
     fn with_a_list_under_way() -> (Self, RequestId) {
         let mut world = Self::with_a_big_file_there();
         world.write_at(&[1000, 3000, 5000]);
@@ -60,11 +60,11 @@ impl World {
     }
 
     fn sent_to_streams(&self) -> Vec<Vec<(u64, usize)>> {
-        assert!(self.streams.iter().all(|write| write.told), "a quota could refuse it");
+        assert!(self.streams.iter().all(|write| write.told), "a quota could reject it");
         self.streams.iter().map(|write| write.pieces.clone()).collect()
     }
 
-    /// The metadata server has done the first of what it was sent to be written.
+    /// The metadata server has executed the first write that was sent.
     fn write_done(&mut self) {
         let id = self.streams.remove(0).id;
         self.reply(id, Touched::default(), Ok(Reply::Written(1000)));
@@ -75,16 +75,16 @@ impl World {
         world.call(create("big", true));
         let (id, ..) = world.last();
         world.made(id, FILE.0, 3);
-        // What it was until then may be told as any small file is.
+        // Until then the file is small.
         world.call_as(user(0, 0), big(0, 1000));
         let (id, ..) =
-            world.last_write().map(|(id, ..)| (id,)).expect("the first goes to the metadata server");
+            world.last_write().map(|(id, ..)| (id,)).expect("the first write is sent to the metadata server");
         world.reply(id, Touched::default(), Ok(how));
         world.door.clear();
         world
     }
 
-    /// Data servers have done, or could not do, what they have been asked first.
+    /// The outcome of the first request to data servers.
     fn data_done(&mut self, outcome: Outcome) {
         let number = self.data.remove(0).number;
         let mut told = Told::default();
@@ -96,7 +96,7 @@ impl World {
         self.data_done(Outcome::Done(Ok(Reply::Written(1000))));
     }
 
-    /// Data servers do not take the capability any more: there is another.
+    /// The data servers refuse the capability, and the client gets another.
     fn gets_another(&mut self, delegation: Box<Delegation>) {
         self.data_done(Outcome::Stale);
         let (id, _, request) = self.last();
@@ -116,9 +116,9 @@ fn who_writes_to_a_big_file_that_nobody_else_knows_is_answered_at_once() {
     let mut world = World::with_a_big_file();
     assert!(world.is_written(big(0, 20_000)));
     assert!(world.is_written(big(20_000, 20_000)));
-    assert_eq!(world.data.len(), 2, "they are under way together");
+    assert_eq!(world.data.len(), 2, "both are in flight");
     assert_eq!(world.sessions.unanswered_changes(), 2);
-    // What is written there already comes after that.
+    // An overlapping write comes after the pending one.
     assert!(!world.is_written(big(25_000, 1000)));
     assert_eq!(world.data.len(), 2);
     world.data_written();
@@ -134,7 +134,7 @@ fn no_more_is_under_way_than_there_is_room_for() {
     let mut world = World::with_a_big_file();
     let count = (0..100).take_while(|n| world.is_written(big(n << 20, 1 << 20))).count();
     assert_eq!(count, 8);
-    // What is not about the file does not wait, nor do its metadata.
+    // Calls on other files and on metadata are not blocked.
     assert!(world.is_answered(create("other", false)));
     world.data_written();
     assert!(matches!(world.door[..], [ForDoor::Answer { result: Ok(Answer::Written(_)), .. }]));
@@ -152,7 +152,7 @@ fn short_writes_that_come_while_one_is_under_way_are_gathered() {
     world.write_done();
     assert_eq!(world.sessions.unanswered_changes(), 0);
     assert!(!world.sessions.is_behind(FILE));
-    // Nothing is under way: it is not waited for more.
+    // No write is pending: the gathered one is sent at once.
     assert!(world.is_written(big(1000, 1000)));
     assert_eq!(world.sent_to_streams(), [[(1000, 1000)]]);
 }
@@ -169,7 +169,7 @@ fn short_writes_to_striped_files_are_gathered_too() {
     let pieces: Vec<_> =
         pieces_of(data).expect("a list").iter().map(|(at, piece)| (*at, piece.len())).collect();
     assert_eq!(pieces, [(3000, 1000), (5000, 1000)]);
-    // For all of it.
+    // The capability is renewed for all pieces.
     world.gets_another(delegation());
     assert_eq!(world.data.len(), 1);
     world.data_written();
@@ -189,7 +189,7 @@ fn what_was_gathered_is_allowed_piece_by_piece_if_a_quota_bounds_the_file() {
 }
 
 impl World {
-    /// Writes somewhere, which the server does. Whether that was told before.
+    /// Writes, and the server executes the write. Returns whether it was acknowledged before.
     fn writes_early(&mut self) -> bool {
         let is_early = self.is_written(big(1000, 1000));
         self.tick();
@@ -198,14 +198,14 @@ impl World {
         is_early
     }
 
-    /// What the server is asked about who is alone.
+    /// The request that renews the exclusive lease.
     fn asks_whether_alone(&self) -> Option<RequestId> {
         let alone = Request::Renew { inodes: vec![DIR, FILE], alone_in: Some(DIR) };
         self.sent.iter().find_map(|(id, _, request)| (*request == alone).then_some(*id))
     }
 
     fn is_told_whether_alone(&mut self, exclusive: Option<Ino>, renewed: &[Ino]) {
-        let id = self.asks_whether_alone().expect("it is asked");
+        let id = self.asks_whether_alone().expect("the renewal is sent");
         self.reply(id, Touched { exclusive, ..Touched::default() }, Ok(Reply::Renewed(renewed.to_vec())));
     }
 }
@@ -214,7 +214,7 @@ impl World {
 fn who_goes_on_writing_goes_on_being_alone() {
     let mut world = World::with_a_big_file_there();
     assert!(world.writes_early());
-    assert_eq!(world.asks_whether_alone(), None, "there is time");
+    assert_eq!(world.asks_whether_alone(), None, "the lease lasts long enough");
     world.now += 7_500;
     assert!(world.writes_early());
     world.is_told_whether_alone(Some(DIR), &[DIR, FILE]);
@@ -223,15 +223,15 @@ fn who_goes_on_writing_goes_on_being_alone() {
     world.is_told_whether_alone(None, &[DIR]);
     world.now += 900;
     assert!(world.writes_early());
-    assert_eq!(world.asks_whether_alone(), None, "that is a second for all who write");
+    assert_eq!(world.asks_whether_alone(), None, "at most one renewal per second");
     world.now += 100;
     assert!(!world.writes_early());
     world.is_told_whether_alone(Some(DIR), &[DIR]);
     world.now += 1_000;
-    assert!(!world.writes_early(), "others know the file");
+    assert!(!world.writes_early(), "other clients know the file");
     world.is_told_whether_alone(Some(DIR), &[DIR, FILE]);
     assert!(world.writes_early());
-    // It was over for long.
+    // The lease ended long ago.
     world.now += 30_000;
     assert!(!world.writes_early());
     world.is_told_whether_alone(Some(DIR), &[DIR, FILE]);
@@ -243,7 +243,7 @@ fn nobody_is_alone_with_what_is_being_linked() {
     let mut world = World::with_a_big_file_there();
     world.now += 7_500;
     assert!(world.writes_early());
-    let asked = world.asks_whether_alone().expect("it is asked");
+    let asked = world.asks_whether_alone().expect("the renewal is sent");
     world.call(Request::Link { ino: FILE, dir: Ino::ROOT, name: name("link") });
     let told = Touched { exclusive: Some(DIR), ..Touched::default() };
     world.reply(asked, told, Ok(Reply::Renewed(vec![DIR, FILE])));
@@ -260,7 +260,7 @@ fn what_is_gathered_is_sent_when_somebody_waits_for_it() {
         assert!(world.answer(call).is_none());
         assert_eq!(world.sent_to_streams(), [[(1000, 1000)], [(3000, 1000)]]);
     }
-    // The server itself wants a lease back.
+    // The server revokes a lease.
     let mut world = World::with_a_big_file_there();
     world.write_at(&[1000, 3000]);
     world.revoke(5);
@@ -279,7 +279,7 @@ fn what_is_written_again_while_it_is_gathered_is_sent_once() {
     for (offset, byte) in [(1000, b'a'), (3000, b'b'), (5000, b'c'), (3000, b'd')] {
         assert!(world.is_written(write(offset, byte)));
     }
-    // What has been sent may be done after what comes now.
+    // A request that was sent may be executed after a later one.
     assert!(!world.is_written(write(1000, b'e')));
     assert_eq!(world.sent_to_streams(), [vec![(1000, 1000)], vec![(3000, 1000), (5000, 1000)]]);
     assert_eq!(world.streams[1].bytes[0], b'd');
@@ -292,7 +292,7 @@ fn neither_many_bytes_are_gathered_nor_long_writes() {
     assert_eq!(world.sent_to_streams().iter().map(Vec::len).collect::<Vec<_>>(), [1, 16]);
     assert!(world.is_written(big(1 << 20, (16 << 10) + 1)));
     assert_eq!(world.sent_to_streams().len(), 3);
-    // All of it counts as under way.
+    // All of it counts as pending.
     let count = (2..100).take_while(|n| world.is_written(big(n << 20, 1 << 20))).count();
     assert_eq!(count, 7);
 }
@@ -304,7 +304,7 @@ fn a_list_has_no_more_pieces_than_fit_a_message() {
     assert_eq!(world.sent_to_streams()[1..].iter().map(Vec::len).collect::<Vec<_>>(), [1024; 4]);
 }
 
-/// What a program writes in pieces of a MiB has come as 1,048,560 and 16 bytes.
+/// A program's writes of one MiB arrive as 1,048,560 and 16 bytes.
 #[test]
 fn what_was_gathered_comes_before_what_is_not() {
     let mut world = World::with_a_big_file_there();
@@ -329,13 +329,13 @@ fn what_is_gathered_when_its_session_ends_is_never_sent() {
     let mut told = Told::default();
     world.sessions.ended(world.now, Rank(0), &mut told);
     world.take(told);
-    assert_eq!(world.streams.len(), 1, "that had been sent before");
+    assert_eq!(world.streams.len(), 1, "the gathered write was sent before");
     assert_eq!(world.sessions.unanswered_changes(), 0);
     let failed = |told: &&ForDoor<u64>| matches!(told, ForDoor::Failed { ino: FILE, errno: Errno::EIO, .. });
     assert_eq!(world.door.iter().filter(failed).count(), 2);
 }
 
-/// What a loss of power has undone is done anew by the client.
+/// A power failure has undone the unstuffing; the client writes the pieces again.
 #[test]
 fn what_was_gathered_is_written_piece_by_piece_to_a_file_that_has_become_small() {
     let (mut world, id) = World::with_a_list_under_way();
@@ -367,9 +367,9 @@ fn what_depends_on_what_was_written_comes_after_it() {
     let sync_all = world.waits(Request::SyncFs { rank: Rank(0) });
     let close = world.waits(unlock());
     assert_eq!(world.sent.len(), sent);
-    // Nor is more written before them: they are not to wait for ever.
+    // No later write precedes them, so they cannot starve.
     assert!(!world.is_written(big(2000, 1000)));
-    // Of others it does not depend.
+    // Operations on other files do not matter.
     world.call(Request::Fsync { ino: Ino(11) });
     assert_eq!(world.sent.len(), sent + 1);
     world.data_written();
@@ -403,13 +403,13 @@ fn what_could_not_be_written_is_told_with_what_comes_next() {
             matches!(told, ForDoor::Failed { ino: FILE, name: None, errno: Errno::ENOSPC, .. })
         };
         assert!(world.door.iter().any(failed));
-        assert!(world.sessions.is_behind(FILE), "who closes it is told");
+        assert!(world.sessions.is_behind(FILE), "the close reports the error");
         let is_unlock = matches!(next, Call::Request(Request::Unlock { .. }));
         let call = world.call_as(user(0, 0), next);
         assert!(matches!(world.answer(call), Some(Err(Errno::ENOSPC))));
-        assert!(!world.sessions.is_behind(FILE), "once");
+        assert!(!world.sessions.is_behind(FILE), "the error is reported once");
         if is_unlock {
-            assert_eq!(world.last().2, unlock(), "it is closed all the same");
+            assert_eq!(world.last().2, unlock(), "the file is closed nevertheless");
         }
     }
 }
@@ -431,7 +431,7 @@ fn others_come_to_know_a_file_when_all_is_written() {
     assert!(world.is_written(big(1000, 1000)));
     world.revoke(5);
     assert_eq!(world.revoked, []);
-    // Who writes now may be overtaken by others.
+    // Other clients may overtake a write from here on.
     assert!(!world.is_written(big(5000, 1000)));
     world.data_written();
     assert_eq!(world.revoked, [5]);
@@ -442,7 +442,7 @@ fn others_come_to_know_a_file_when_all_is_written() {
 
 #[test]
 fn only_files_with_one_name_that_nobody_else_knows_are_written_behind() {
-    // A second name may be where others are.
+    // A second name may be in a directory that other clients know.
     let mut world = World::with_a_big_file();
     let link = Request::Link { ino: FILE, dir: DIR, name: name("second") };
     world.call(link);
@@ -462,7 +462,7 @@ fn only_files_with_one_name_that_nobody_else_knows_are_written_behind() {
 fn what_is_lost_with_a_session_could_not_be_written() {
     let mut world = World::with_a_big_file();
     assert!(world.is_written(big(1000, 1000)));
-    // The same session on another connection goes on.
+    // The session continues on another connection.
     world.connect(1, true);
     assert!(world.sessions.is_behind(FILE));
     world.door.clear();

@@ -23,7 +23,7 @@ fn sent(socket: &OwnedFd) -> Vec<u8> {
     buffer
 }
 
-/// Sends and returns the body, having checked the header.
+/// Sends a reply; checks its header and returns its body.
 fn body(opcode: Opcode, answer: impl FnOnce(Reply)) -> Vec<u8> {
     let (reply, socket) = reply(opcode);
     answer(reply);
@@ -185,7 +185,7 @@ fn what_needs_no_answer_gets_none() {
     }
     let (awaited, socket) = reply(Opcode::Lookup);
     awaited.none();
-    assert_eq!(sent(&socket)[4..8], [0xfb, 255, 255, 255], "somebody would wait for ever");
+    assert_eq!(sent(&socket)[4..8], [0xfb, 255, 255, 255], "the caller would wait forever");
     let (unanswered, socket) = reply(Opcode::Interrupt);
     drop(unanswered);
     assert!(sent(&socket).is_empty());

@@ -1,11 +1,11 @@
-//! How each operation's arguments lie in its message.
+//! The layout of each operation's arguments.
 
 use super::{Flaw, Forgets, Init, Lock, Op, SetAttr, SetTime};
 use crate::abi::{self, Opcode, SetAttrValid};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 impl<'a> Op<'a> {
-    /// Decodes the arguments, which are all of `bytes` or the beginning of it.
+    /// Decodes the arguments, which may be followed by other data.
     pub(super) fn parse(opcode: u32, bytes: &'a [u8]) -> Result<Op<'a>, Flaw> {
         let arguments = &mut Arguments(bytes);
         let Some(opcode) = Opcode::from_wire(opcode) else { return Ok(Op::Unknown(opcode)) };
@@ -132,7 +132,7 @@ impl<'a> Op<'a> {
                 }
             }
             Opcode::TmpFile => {
-                // A made-up name follows; it will never be one.
+                // A placeholder name follows; it is never used.
                 let a: abi::CreateIn = arguments.take()?;
                 Op::TmpFile { flags: a.flags, mode: a.mode, umask: a.umask }
             }
@@ -231,7 +231,7 @@ impl Init {
     }
 }
 
-/// The part of a message not decoded yet.
+/// The rest of a message.
 struct Arguments<'a>(&'a [u8]);
 
 impl<'a> Arguments<'a> {
@@ -242,7 +242,7 @@ impl<'a> Arguments<'a> {
         Ok(value)
     }
 
-    /// The bytes before the next NUL, which is consumed with them.
+    /// The bytes before the next NUL, which is consumed, too.
     fn name(&mut self) -> Result<&'a [u8], Flaw> {
         let end = self.0.iter().position(|&byte| byte == 0).ok_or(Flaw::Unterminated)?;
         let name = &self.0[..end];
@@ -262,7 +262,7 @@ fn when<T>(condition: bool, value: T) -> Option<T> {
     condition.then_some(value)
 }
 
-/// Extensions are advice: one that cannot be read is skipped rather than refused.
+/// Extensions are optional: an invalid one is skipped.
 pub(super) fn first_group(mut extensions: &[u8]) -> Option<u32> {
     loop {
         let (header, _) = abi::ExtensionHeader::read_from_prefix(extensions).ok()?;

@@ -27,12 +27,12 @@ fn with(mut head: Vec<u8>, tail: &[u8]) -> Vec<u8> {
     head
 }
 
-/// Two 32-bit fields in one word, in the order they have in memory.
+/// Two 32-bit fields as one word, in memory order.
 const fn pair(first: u32, second: u32) -> u64 {
     first as u64 | (second as u64) << 32
 }
 
-/// A body for each opcode, with no byte to spare, and what it means.
+/// A minimal body for each opcode, and its meaning.
 fn samples() -> Vec<(u32, Vec<u8>, Op<'static>)> {
     let read = words(&[5, 4096, pair(512, 2), 9, pair(0o100000, 0)]);
     let lock = words(&[5, 9, 10, 20, pair(1, 77), pair(1, 0)]);

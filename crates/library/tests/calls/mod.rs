@@ -1,4 +1,4 @@
-//! What programs do, on servers in this process.
+//! Calls to servers in this process.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -54,7 +54,7 @@ async fn files_are_made_read_written_and_removed() {
     assert_eq!(fs.read("/dir/file").await.unwrap(), b"SOM");
     fs.remove_file("/dir/file").await.unwrap();
     assert_eq!(errno(fs.metadata("/dir/file").await), ENOENT);
-    assert_eq!(file.read_at(&mut bytes, 0).await.unwrap(), 3, "it is open");
+    assert_eq!(file.read_at(&mut bytes, 0).await.unwrap(), 3, "the open file can be read");
     drop(file);
 
     let read_only = fs.create("/dir/other").await.unwrap();
@@ -76,7 +76,7 @@ async fn files_are_made_read_written_and_removed() {
     fs.close().await;
 }
 
-/// A client is asked to forget what it knows, and nothing else.
+/// Revocations and recalls are sent only to clients that have cached the inode.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_does_not_know_a_file_hears_nothing_of_it() {
     let url = server();
@@ -90,7 +90,7 @@ async fn who_does_not_know_a_file_hears_nothing_of_it() {
         assert!(std::time::Instant::now() < deadline, "{:?}", other.messages());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    // What was sent before this is answered has come by then.
+    // Messages that precede this answer have arrived by then.
     assert_eq!(errno(third.metadata("/file").await), ENOENT);
     assert_eq!(third.messages().notices, 0);
 }
@@ -151,7 +151,7 @@ async fn names_links_and_what_is_told_of_files() {
     assert_eq!(fs.list_xattrs("/a/b/file").await.unwrap(), ["user.colour"]);
     fs.remove_xattr("/a/b/file", "user.colour").await.unwrap();
     assert_eq!(errno(fs.get_xattr("/a/b/file", "user.colour").await), ENODATA);
-    // It is told of one server.
+    // One server reports the figures.
     assert!(fs.capacity("/").await.unwrap().files >= if RANKS == 1 { 8 } else { 1 });
 }
 
@@ -177,14 +177,14 @@ async fn a_long_directory_is_listed_whole() {
     assert_eq!(errno(fs.read_dir("/dir/file1").await), ENOTDIR);
 }
 
-/// Requests that have been sent since then, and revocations that have come.
+/// Requests sent and revocations received since `before`.
 fn since(fs: &FileSystem, before: Messages) -> (u64, u64) {
     let now = fs.messages();
     assert_eq!(now.streams, before.streams);
     (now.requests - before.requests, now.revocations - before.revocations)
 }
 
-/// Clients that make things in the same directories have no leases on them for a while.
+/// Clients that contend for a directory get no leases on it for a while.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_is_not_leased_costs_a_message_of_each_server_that_knows_it() {
     let url = server();
@@ -203,7 +203,7 @@ async fn a_directory_that_is_not_leased_costs_a_message_of_each_server_that_know
         assert!(one.metadata("/top/sub").await.unwrap().is_dir());
         most = most.max(since(&one, before).0);
     }
-    // Where servers share the tree, one has the name and another the inode.
+    // With several ranks, one has the name and another the inode.
     assert_eq!(most, if crate::RANKS == 1 { 1 } else { 2 });
 }
 
@@ -237,7 +237,8 @@ async fn create_stat_and_unlink_cost_a_message_each_and_what_is_leased_none() {
     let other = connect(&url).await;
     let begun = other.messages();
     other.metadata("/a/dir/theirs").await.unwrap();
-    // Each directory once, and where it is at another rank than its name, that is asked, too: it may be greeted only now.
+    // One request per directory, and one more at the other rank for a remote one, perhaps with its
+    // greeting.
     let asked = since(&other, begun).0;
     assert!(if RANKS == 1 { asked == 3 } else { (5..=7).contains(&asked) }, "{asked}");
     let begun = other.messages();
@@ -270,8 +271,8 @@ async fn each_sees_at_once_what_the_other_has_changed() {
     assert!(a.messages().revocations > 0 && b.messages().revocations > 0);
 }
 
-/// Makes files in a directory until one is made early: the server must have made the directory everywhere, and have set numbers aside, which
-/// a disk may take its time for.
+/// Creates files until one is acknowledged early: the server must have created the directory
+/// durably and allocated inode numbers, which may take a while.
 async fn first_early(fs: &FileSystem, dir: &str) -> String {
     for file in 0..1_000 {
         let (before, path) = (fs.messages(), format!("{dir}/early {file}"));
@@ -281,10 +282,10 @@ async fn first_early(fs: &FileSystem, dir: &str) -> String {
         }
         tokio::time::sleep(Duration::from_millis(30)).await;
     }
-    panic!("the server waits for every file");
+    panic!("no create is acknowledged early");
 }
 
-/// On one thread, where nothing is received while nothing is waited for.
+/// A single-threaded runtime receives nothing while the test does not wait.
 #[tokio::test]
 async fn who_wants_it_is_told_of_changes_before_the_server_has_made_them() {
     let url = server();
@@ -305,7 +306,7 @@ async fn who_wants_it_is_told_of_changes_before_the_server_has_made_them() {
         }
         fs.remove_file(&first).await.unwrap();
         let (requests, replies) = (since(&fs, before).0, fs.messages().replies - before.replies);
-        // What nobody waits for is kept until the first of it is answered.
+        // Operations that no call waits for are collected until the first reply.
         assert_eq!((requests > 10, replies == 0), (!is_early, is_early), "{requests} {replies}");
         if is_early {
             fs.sync_all(&dir).await.unwrap();
@@ -319,7 +320,7 @@ async fn who_wants_it_is_told_of_changes_before_the_server_has_made_them() {
     }
 }
 
-/// Leases last longer than this test waits.
+/// Leases are longer than this test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nobody_waits_for_a_client_that_has_gone() {
     let url = server();
@@ -367,7 +368,7 @@ async fn many_calls_at_once_and_some_given_up() {
                     let path = format!("/dir/{task}-{number}");
                     fs.write(&path, path.as_bytes()).await.unwrap();
                     assert_eq!(fs.read(&path).await.unwrap(), path.as_bytes());
-                    // Does not even begin to wait for its answer; what it opens is closed.
+                    // The answer is not awaited; the file that the call opens is closed.
                     let _ = tokio::time::timeout(Duration::ZERO, fs.open(&path)).await;
                     fs.remove_file(&path).await.unwrap();
                 }
@@ -432,7 +433,7 @@ async fn a_listing_with_attributes_takes_two_rounds() {
     let before = other.messages();
     let listed = other.read_dir_plus("/dir").await.unwrap();
     let sent = other.messages().requests - before.requests;
-    // The name, the listing, and the links; and directories that another server has, if there is one.
+    // Messages for the name, the listing, the links, and remote directories.
     let elsewhere = if RANKS > 1 { 4 } else { 0 };
     assert!((6..=7 + elsewhere).contains(&sent), "{sent}");
     assert_eq!(listed.len(), 48);

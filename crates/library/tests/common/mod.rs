@@ -1,4 +1,4 @@
-//! A file system on servers, for a test. Leases are long, so that no machine is too slow for what is asserted.
+//! Starts servers for a test. Leases are long, so that slow machines do not affect the assertions.
 #![allow(dead_code)] // Each test needs a part of it.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -15,12 +15,13 @@ use espalier_runtime::{
     mkfs_data, mkfs_ranks, serve,
 };
 
-/// Serves an empty file system by so many servers that share the tree, for as long as the test's process runs; its URL.
+/// Starts an empty file system on `ranks` metadata servers until the test process ends; returns its
+/// URL.
 pub fn servers(ranks: u16) -> String {
     with_sessions(ranks, SESSION_MS)
 }
 
-/// The same; a session ends when its client has not been heard of for so many milliseconds.
+/// As [`servers`]; a session expires after `session_ms` without a message of its client.
 pub fn with_sessions(ranks: u16, session_ms: u32) -> String {
     let dir = tempfile::tempdir().unwrap();
     let stores: Vec<_> = (0..ranks).map(|rank| dir.path().join(rank.to_string())).collect();
@@ -36,12 +37,12 @@ pub fn with_sessions(ranks: u16, session_ms: u32) -> String {
     format!("espalier://{}/", known.join(","))
 }
 
-/// As [`servers`], by one that has the tree, and so many data servers besides, over all of which big files are striped.
+/// Starts one metadata server and `count` data servers, over which big files are striped.
 pub fn with_data_servers(count: u16) -> String {
     cluster(count).0
 }
 
-/// The same, and where the stores are: that of the tree first.
+/// As [`with_data_servers`]; also returns the stores, that of the metadata server first.
 pub fn cluster(count: u16) -> (String, Vec<PathBuf>) {
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let key_file = dir.path().join("data.key");
@@ -68,7 +69,7 @@ pub fn cluster(count: u16) -> (String, Vec<PathBuf>) {
     (format!("espalier://{}/", addresses[0]), [store].into_iter().chain(datafiles).collect())
 }
 
-/// As many that no other process has: each must be known before its server listens.
+/// Free addresses; each is passed to other servers before its server listens.
 fn addresses(count: u16) -> Vec<SocketAddr> {
     static NEXT: AtomicU16 = AtomicU16::new(17500);
     let first = NEXT.fetch_add(count, Ordering::Relaxed);
@@ -107,7 +108,7 @@ fn role(store: PathBuf, open: OpenOptions, ranks: Vec<String>) -> MetaRole {
     }
 }
 
-/// Returns when it serves; `dir` is kept for as long.
+/// Starts a server in a thread and waits until it serves; `dir` exists as long as it runs.
 fn run(dir: &Arc<tempfile::TempDir>, meta: Option<MetaRole>, data: Option<DataRole>, listen: SocketAddr) {
     let (dir, (ready, is_ready)) = (Arc::clone(dir), channel());
     let session_ms = meta.as_ref().map_or(SESSION_MS, |meta| meta.session_ms);

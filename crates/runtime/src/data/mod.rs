@@ -1,4 +1,4 @@
-//! Data servers: what one does, and how it is asked.
+//! Data servers, and the connections to them.
 
 mod serve;
 mod servers;

@@ -1,5 +1,5 @@
-//! The driver of a data server's machine. What a request does is done by a thread of its own, for it may take as long as the disk
-//! likes; so requests on one file overtake each other where the machine lets them.
+//! The driver of a data server's machine. Threads execute the requests, since they may wait for the
+//! disk; requests on one file run concurrently where the machine permits it.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,10 +17,10 @@ use crate::capability::Holder;
 use crate::tracer::{Id, Layer, Place, Tracer, place_of};
 use crate::watch::{DataFigures, IoKind, Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
-/// A data server. See the module's description.
+/// A data server. See the module's documentation.
 pub struct DataServer {
     pub store: DataStore,
-    /// By which capabilities are sealed; `None`: there are none.
+    /// Key of the capabilities; `None`: clients are not served.
     key: Option<SealKey>,
     inner: Mutex<Inner>,
     next_connection: AtomicU64,
@@ -36,15 +36,15 @@ struct Inner {
     peers: HashMap<u64, Peer>,
 }
 
-/// Somebody who is connected.
+/// A connected peer.
 struct Peer {
     asker: Asker,
-    /// Where it asks from.
+    /// The peer's place in traces.
     place: Place,
     sender: Sender<FromData>,
-    /// Requests that have not been answered.
+    /// Unanswered requests.
     under_way: HashMap<RequestId, UnderWay>,
-    /// That go with them.
+    /// Payload bytes of these requests.
     bytes: usize,
 }
 
@@ -54,10 +54,10 @@ struct UnderWay {
     span: Span,
 }
 
-/// So many bytes may wait until somebody reads them; then nothing more is taken from it.
+/// Size of the output queue, in bytes, above which nothing more is received from the peer.
 const UNREAD: usize = 16 << 20;
-/// Of one peer as many requests, and bytes with them, may be under way; then nothing more is taken. More than that none of ours
-/// asks for at a time.
+/// Maximum number of unanswered requests of a peer, and of their bytes, above which nothing more is
+/// received. This project's clients stay below these limits.
 const UNDER_WAY: usize = 256;
 const BYTES_UNDER_WAY: usize = 16 << 20;
 const PAUSE: std::time::Duration = std::time::Duration::from_millis(1);
@@ -70,8 +70,8 @@ impl Peer {
 }
 
 impl DataServer {
-    /// `key`: as the metadata servers have it; without one, no clients are served.
-    /// `threads`: that serve requests.
+    /// `key`: the metadata servers' key; without it no clients are served. `threads`: number of
+    /// threads that serve requests.
     pub fn new(store: DataStore, key: Option<SealKey>, threads: usize) -> Self {
         let tracer = Tracer::new(Place::Data(store.number().0));
         let inner = Inner { machine: Data::new(store.commits_alone()), ..Inner::default() };
@@ -87,19 +87,19 @@ impl DataServer {
         }
     }
 
-    /// As [`DataStore::alone`], from now on.
+    /// Sets [`DataStore::alone`].
     pub fn set_alone(&self, alone: bool) {
         if let Ok(mut inner) = self.inner.lock() {
             inner.machine.set_alone(alone);
         }
     }
 
-    /// Peers that are connected.
+    /// Number of connected peers.
     pub fn connections(&self) -> usize {
         self.inner.lock().map_or(0, |inner| inner.peers.len())
     }
 
-    /// What it has done and how it is.
+    /// Activity and state of the server.
     pub fn figures(&self) -> MachineFigures {
         let now = Instant::now();
         let Ok(inner) = self.inner.lock() else { return MachineFigures::default() };
@@ -115,17 +115,17 @@ impl DataServer {
         }
     }
 
-    /// The same for Prometheus.
+    /// The statistics for Prometheus.
     pub fn exposition(&self) -> String {
         let totals = self.watch.totals();
         let figures = self.watch.figures(&totals, self.figures());
         exposition(totals, figures, 0, self.inner.is_poisoned())
     }
 
-    /// Serves a metadata server, as long as the connection lasts.
+    /// Serves a metadata server as long as the connection lasts.
     ///
     /// # Errors
-    /// Why it has ended.
+    /// Why the connection has ended.
     pub async fn serve_server(
         self: &Arc<Self>,
         incoming: Incoming,
@@ -145,7 +145,7 @@ impl DataServer {
         .await
     }
 
-    /// Serves a client, as far as its capabilities go.
+    /// Serves a client as far as its capabilities permit.
     ///
     /// # Errors
     /// As [`Self::serve_server`].
@@ -167,7 +167,7 @@ impl DataServer {
         self.converse((asker, place_of(client)), 0, connection, is_good).await
     }
 
-    /// `is_good`: whether a capability is the peer's own, and sealed.
+    /// `is_good`: true for a capability that is sealed and the peer's own.
     async fn converse(
         self: &Arc<Self>,
         (asker, place): (Asker, Place),
@@ -191,7 +191,7 @@ impl DataServer {
                 } else {
                     tracing::warn!(
                         ?asker,
-                        "a capability was refused: it is another's, or no server has made it"
+                        "a capability was refused: it is another client's, or has an invalid seal"
                     );
                     let (id, announced, result) = (message.id, false, Err(Errno::EACCES));
                     let _ = sender.send(FromData { id, announced, result });
@@ -199,7 +199,7 @@ impl DataServer {
             }
             while !waiting.is_empty() {
                 let Some(taken) = self.take(number, &mut waiting) else {
-                    // It has connected anew.
+                    // The peer has reconnected.
                     break 'connection Ok(());
                 };
                 let request = |message| Input::Request { from: asker, connection: number, message };
@@ -217,7 +217,7 @@ impl DataServer {
         ended
     }
 
-    /// Somebody has connected; what it had connected before is of no more use.
+    /// Registers a connected peer; replaces its earlier connection.
     fn attach(&self, number: u64, (asker, place): (Asker, Place), sender: Sender<FromData>) {
         let Ok(mut inner) = self.inner.lock() else { return };
         inner.peers.retain(|_, peer| {
@@ -229,7 +229,7 @@ impl DataServer {
         inner.peers.insert(number, Peer { asker, place, sender, under_way: HashMap::new(), bytes: 0 });
     }
 
-    /// As many requests of a peer as may be under way; `None`: it is not listened to any more.
+    /// Takes requests from the queue, up to the limit. `None`: the peer is disconnected.
     fn take(&self, number: u64, waiting: &mut VecDeque<ToData>) -> Option<Vec<ToData>> {
         let mut inner = self.inner.lock().ok()?;
         let peer = inner.peers.get_mut(&number)?;
@@ -246,7 +246,7 @@ impl DataServer {
             self.tracer.begin(served, message.request.name(), Vec::new);
             let (kind, ino) = Kind::of_data(&message.request);
             let mut span = Span::start(kind, Span::NO_PROCESS, ino, Turn { asked: now, began: now });
-            // Until a thread does it.
+            // Until a thread executes it.
             span.turn_to(Stage::Queue, now);
             if peer.under_way.insert(message.id, UnderWay { bytes, writes, span }).is_none() {
                 peer.bytes += bytes;
@@ -257,7 +257,7 @@ impl DataServer {
     }
 
     fn input(self: &Arc<Self>, inputs: impl IntoIterator<Item = Input>) {
-        // A thread that has panicked with the machine has spoilt it: nobody is answered any more.
+        // After a panic under the lock the machine is unreliable, and no request is answered.
         if let Ok(inner) = self.inner.lock() {
             self.input_to(inner, inputs);
         }
@@ -283,7 +283,7 @@ impl DataServer {
         senders.sort_unstable_by_key(|(connection, _)| *connection);
         senders.dedup_by_key(|(connection, _)| *connection);
         for (_, sender) in senders {
-            // It fails with the connection, of which its own task hears.
+            // It fails with the connection, whose task handles that.
             let _ = sender.flush();
         }
         for (id, io) in out.io {
@@ -323,7 +323,7 @@ impl DataServer {
         self.input_to(inner, [Input::Done { id, result }]);
     }
 
-    /// A request is answered.
+    /// Counts an answered request.
     fn count(&self, asked: UnderWay, result: &Result<DataReply, Errno>) {
         let UnderWay { bytes, writes, mut span } = asked;
         span.turn_to(Stage::Work, Instant::now());

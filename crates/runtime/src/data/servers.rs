@@ -1,4 +1,5 @@
-//! The data servers of a cluster, as who asks them sees them: what is asked of one that cannot be reached waits until it can.
+//! Connections to the data servers of a cluster. Requests to an unreachable server wait until it is
+//! reachable.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,15 +15,15 @@ use tokio::sync::oneshot;
 
 use crate::tracer::{Id, Place, Tracer};
 
-/// What a data server answers, when it does.
+/// A pending answer of a data server.
 pub type Answer = oneshot::Receiver<Result<DataReply, Errno>>;
 
-/// All data servers. See the module's description.
+/// Connections to all data servers. See the module's documentation.
 pub struct DataServers {
     links: Mutex<HashMap<ServerId, Arc<Link>>>,
-    /// What is known of the room on each.
+    /// The last reported free space of each server.
     space: Mutex<BTreeMap<ServerId, Space>>,
-    /// Which clients' sessions go on, as in [`DataRequest::Admit`].
+    /// The valid sessions, as in [`DataRequest::Admit`].
     sessions: Mutex<(u64, Vec<u64>)>,
     security: Security,
     limits: Limits,
@@ -30,10 +31,10 @@ pub struct DataServers {
     tracer: Arc<Tracer>,
 }
 
-/// Who asks data servers.
+/// A peer of data servers.
 #[derive(Clone, Copy, Debug)]
 pub enum Asker {
-    /// A metadata server. `incarnation`: tells one start of it from the next.
+    /// A metadata server. `incarnation`: distinguishes its starts.
     Server {
         number: ServerId,
         incarnation: u64,
@@ -41,11 +42,11 @@ pub enum Asker {
     Client(ClientId),
 }
 
-/// What shows that a client may ask.
+/// A client's permission for a request.
 #[derive(Clone, Debug)]
 pub struct Pass {
     pub capability: Capability,
-    /// There for as long as what it has been shown for may still be done.
+    /// Held as long as a request with this capability may be executed.
     pub _held: Arc<()>,
 }
 
@@ -55,13 +56,13 @@ struct Link {
 
 struct Inner {
     address: String,
-    /// Somebody keeps it connected.
+    /// A task keeps the server connected.
     is_kept: bool,
     link: DataLink<Waits>,
     sender: Option<Sender<ToData>>,
 }
 
-/// Who waits for an answer.
+/// The waiter for an answer.
 struct Waits {
     tell: oneshot::Sender<Result<DataReply, Errno>>,
     _pass: Option<Pass>,
@@ -71,7 +72,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl DataServers {
-    /// `addresses`: where the servers are, as `HOST:PORT`.
+    /// `addresses`: the servers' addresses as `HOST:PORT`.
     pub fn new(
         addresses: Vec<(ServerId, String)>,
         security: Security,
@@ -85,7 +86,7 @@ impl DataServers {
         servers
     }
 
-    /// Where servers are, or are now.
+    /// Adds or updates server addresses.
     pub fn learn(&self, addresses: Vec<(ServerId, String)>) {
         let mut links = self.lock();
         let asks_for_new = matches!(self.asker, Asker::Server { .. });
@@ -102,7 +103,7 @@ impl DataServers {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<ServerId, Arc<Link>>> {
-        // It is whole between any two statements.
+        // The state is consistent between any two statements.
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -110,11 +111,11 @@ impl DataServers {
         self.lock().get(&server).cloned()
     }
 
-    /// Asks a server. Whoever is no longer interested drops the answer. `causes`: the operations that wait for it.
+    /// Sends a request. To cancel, drop the answer. `causes`: the operations that wait for it.
     pub fn ask(&self, server: ServerId, request: DataRequest, pass: Option<Pass>, causes: &[Id]) -> Answer {
         let (tell, answer) = oneshot::channel();
         let Some(link) = self.link(server) else {
-            tracing::error!(%server, "a file lies on a data server that the configuration does not name");
+            tracing::error!(%server, "a file is stored on a data server that the configuration does not list");
             let _ = tell.send(Err(Errno::EIO));
             return answer;
         };
@@ -126,22 +127,22 @@ impl DataServers {
         answer
     }
 
-    /// Tells all servers which clients' sessions go on. Those that cannot be reached are told as soon as they can, before anything
-    /// else.
+    /// Sends the valid sessions to all servers; an unreachable one receives them before any other
+    /// request.
     pub fn admit(&self, below: u64, live: Vec<u64>) -> Vec<Answer> {
         *self.sessions.lock().unwrap_or_else(PoisonError::into_inner) = (below, live.clone());
         let request = DataRequest::Admit { below, live, durable: 0 };
         self.numbers().into_iter().map(|server| self.ask(server, request.clone(), None, &[])).collect()
     }
 
-    /// Whether all of these can be reached, as far as is known.
+    /// True if all of these servers are connected.
     pub fn are_reached(&self, servers: &[ServerId]) -> bool {
         let reached =
             |server: &ServerId| self.link(*server).is_none_or(|link| link.lock().link.is_connected());
         servers.iter().all(reached)
     }
 
-    /// Which of these nobody keeps connected; from now on somebody does.
+    /// Selects the servers that no task keeps connected, and marks them as kept.
     pub fn unkept(&self, servers: &[ServerId]) -> Vec<ServerId> {
         let take = |server: &&ServerId| {
             let link = self.link(**server);
@@ -150,7 +151,7 @@ impl DataServers {
         servers.iter().filter(take).copied().collect()
     }
 
-    /// Asks how much room there is, and remembers the answers.
+    /// Requests the free space and stores the answers.
     pub async fn measure_space(&self) {
         for server in self.numbers() {
             if self.are_reached(&[server])
@@ -161,13 +162,13 @@ impl DataServers {
         }
     }
 
-    /// The room on all servers together, as of a while ago.
+    /// The last reported free space of all servers.
     pub fn space(&self) -> Vec<Space> {
         self.space.lock().unwrap_or_else(PoisonError::into_inner).values().copied().collect()
     }
 
-    /// Stays connected to a server, for ever. `new`: is told, once and before anything is asked by a metadata server, which datafiles it
-    /// has that were never settled.
+    /// Keeps a connection to a server, forever. `new` receives the server's provisional datafiles
+    /// once, before a metadata server sends any request.
     pub async fn keep_connected(&self, server: ServerId, new: impl Fn(ServerId, Vec<Ino>)) {
         let Some(link) = self.link(server) else { return };
         let link = &*link;
@@ -178,12 +179,12 @@ impl DataServers {
                     tracing::info!(%server, "connected to a data server");
                     (pause, told) = (FIRST_PAUSE, false);
                     let error = self.converse(server, link, receiver, sender, &new).await;
-                    tracing::warn!(%server, %error, "the connection to a data server is lost: connecting again");
+                    tracing::warn!(%server, %error, "lost the connection to a data server: reconnecting");
                     link.lock().lose();
                 }
                 Err(error) if told => tracing::debug!(%server, %error, "not connected yet"),
                 Err(error) => {
-                    tracing::warn!(%server, %error, "a data server cannot be reached: what needs it waits");
+                    tracing::warn!(%server, %error, "cannot reach a data server: operations on it wait");
                     told = true;
                 }
             }
@@ -236,7 +237,7 @@ impl DataServers {
                 match other {
                     Came::New(inos) => new(server, inos),
                     Came::NoNew(result) => {
-                        tracing::error!(%server, ?result, "a data server does not tell what it has");
+                        tracing::error!(%server, ?result, "a data server cannot list its provisional datafiles");
                         tokio::time::sleep(LONGEST_PAUSE).await;
                         link.ask_for_new();
                     }
@@ -253,12 +254,12 @@ impl Inner {
         self.link.disconnected();
     }
 
-    /// What a lost connection does not take any more is sent again by the next.
+    /// Messages that a lost connection does not accept are repeated over the next.
     fn send(&self, messages: Vec<ToData>) {
         let Some(sender) = self.sender.as_ref().filter(|_| !messages.is_empty()) else { return };
         let queued = messages.into_iter().try_for_each(|message| sender.queue(message));
         if let Err(error) = queued.and_then(|()| sender.flush()) {
-            tracing::debug!(%error, "a message to a data server was not sent");
+            tracing::debug!(%error, "cannot send a message to a data server");
         }
     }
 }
@@ -271,12 +272,12 @@ impl Link {
         inner.send(out);
     }
 
-    /// Tells those who wait; what nobody waits for is returned.
+    /// Delivers answers to their waiters; returns all other messages.
     fn take(&self, messages: impl Iterator<Item = FromData>) -> Vec<Came<Waits>> {
         let (mut inner, mut out, mut others) = (self.lock(), Vec::new(), Vec::new());
         for message in messages {
             match inner.link.received(message, &mut out) {
-                // Nobody may be interested any more.
+                // The waiter may have cancelled.
                 Came::Answer(Waits { tell, .. }, result) => drop(tell.send(result)),
                 other => others.push(other),
             }
@@ -292,7 +293,7 @@ impl Link {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // It is whole between any two statements.
+        // The state is consistent between any two statements.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,5 @@
-//! What a data server keeps: a store of its own, of which it uses the streams, and for what is empty the journal and the tables.
+//! The store of a data server: datafiles are streams; empty datafiles are in the journal and the
+//! tables.
 
 use std::path::{Path, PathBuf};
 
@@ -16,17 +17,17 @@ pub struct DataStore {
     number: ServerId,
     files: Datafiles<LocalStore, RealFile>,
     path: PathBuf,
-    /// What is written is durable when it is answered.
+    /// Writes are durable when they are answered.
     sync: bool,
     writeback: Writeback,
-    /// Datafiles are made, and their removals made durable, each by itself.
+    /// Creates and removals are made durable one by one.
     alone: bool,
 }
 
-/// Some 40,000 datafiles that are made one by one go by before the tables are written.
+/// Journal size in bytes: enough for 40,000 creates of single datafiles between two checkpoints.
 const JOURNAL_BYTES: u64 = 4 << 20;
 
-/// Makes the empty store of the data server with that number.
+/// Creates an empty store for the data server with this number.
 ///
 /// # Errors
 /// As `espalier mkfs`.
@@ -38,12 +39,12 @@ pub fn mkfs_data(dir: &Path, number: ServerId) -> Result<Superblock, Error> {
     )?)
 }
 
-/// By which the store of a data server is told from others.
+/// The label that identifies the store of a data server.
 fn label(number: ServerId) -> String {
     format!("data-{number}")
 }
 
-/// Whether it was made by [`mkfs_data`].
+/// True for a store of [`mkfs_data`].
 pub(crate) fn is_data_store(superblock: &Superblock) -> bool {
     let number = superblock.label.strip_prefix("data-").and_then(|number| number.parse().ok());
     superblock.journal_bytes == JOURNAL_BYTES
@@ -52,7 +53,7 @@ pub(crate) fn is_data_store(superblock: &Superblock) -> bool {
 
 impl DataStore {
     /// # Errors
-    /// Those of stores; and it is one of something else.
+    /// Errors of the store; it belongs to another server.
     pub fn open(dir: &Path, number: ServerId, sync: bool) -> Result<Self, Error> {
         if superblock::read(dir)?.label != label(number) {
             return Err(Error::NoDataStore { path: dir.into(), number });
@@ -62,7 +63,7 @@ impl DataStore {
         Ok(Self { number, files, path: dir.into(), sync, writeback, alone: false })
     }
 
-    /// Each datafile is made, and each removal made durable, by itself, and not many by one sync.
+    /// Makes creates and removals durable one by one, instead of many per sync.
     #[must_use]
     pub fn alone(self) -> Self {
         Self { alone: true, ..self }
@@ -76,18 +77,18 @@ impl DataStore {
         self.number
     }
 
-    /// All datafiles, and their sizes.
+    /// All datafiles with their sizes.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub fn datafiles(&self) -> Result<Vec<(Ino, u64)>, StoreError> {
         self.files.all()
     }
 
-    /// All that it holds, in tables and streams.
+    /// The store, after a checkpoint: all contents are in its tables and streams.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Errors of the store.
     pub(crate) fn tables(&self) -> Result<&LocalStore, StoreError> {
         self.files.checkpoint()?;
         Ok(self.files.store())
@@ -102,12 +103,12 @@ impl DataStore {
     }
 
     /// # Errors
-    /// Those of the store. What goes wrong is logged here.
+    /// Errors of the store, which are logged here.
     pub fn sync_removed(&self) -> Result<DataReply, Errno> {
         self.files.sync_removed().map_err(logged)
     }
 
-    /// Makes empty datafiles, durable where writes are.
+    /// Creates empty datafiles, durably if writes are.
     ///
     /// # Errors
     /// As [`Self::sync_removed`].
@@ -115,7 +116,7 @@ impl DataStore {
         self.files.create(inos, true).map_err(logged)
     }
 
-    /// Writes, and lists the datafile as new if it is not there yet.
+    /// Writes; if the datafile does not exist yet, it becomes provisional.
     ///
     /// # Errors
     /// As [`Self::sync_removed`].
@@ -123,15 +124,15 @@ impl DataStore {
         self.follow(request, |request| self.files.write_new(request))
     }
 
-    /// Does what is asked.
+    /// Executes a request.
     ///
     /// # Errors
-    /// Those of the store. What goes wrong is logged here.
+    /// Errors of the store, which are logged here.
     pub fn execute(&self, request: DataRequest) -> Result<DataReply, Errno> {
         self.follow(request, |request| self.files.carry_out(request))
     }
 
-    /// Does what is asked. What a writer has left behind is written out.
+    /// Executes a request, with flush-behind for sequential writes.
     fn follow(
         &self,
         request: DataRequest,

@@ -1,4 +1,5 @@
-//! Does what is to be done with striped files: asks the data servers, and goes on with their answers.
+//! Executes operations on striped files: sends the requests to data servers, and continues with the
+//! replies.
 
 use std::sync::Arc;
 
@@ -10,12 +11,13 @@ use espalier_proto::{DataReply, DataRequest, Errno, Ino, Layout, Reply, ServerId
 use super::servers::{Answer, DataServers, Pass};
 use crate::tracer::Id;
 
-/// See the module's description.
+/// See the module's documentation.
 pub struct Striper {
     pub servers: DataServers,
 }
 
-/// A capability has to be asked for again. What it was shown for may have been done in part.
+/// The data servers refuse the capability: get another. The requests may have been executed in
+/// part.
 #[derive(Clone, Copy, Debug)]
 pub struct Stale;
 
@@ -24,11 +26,11 @@ impl Striper {
         Self { servers }
     }
 
-    /// What a client wants to be done with a file. `data`: what is written. `pass`: of a client that asks itself. `causes`: the operations
-    /// that wait for it, while somebody traces.
+    /// Executes I/O on a file. `data`: the bytes to write. `pass`: the permission of a client with
+    /// direct access. `causes`: the operations that wait, while tracing is on.
     ///
     /// # Errors
-    /// What is passed is out of date.
+    /// [`Stale`]: the capability is out of date.
     pub async fn stream(
         &self,
         layout: Arc<Layout>,
@@ -52,10 +54,11 @@ impl Striper {
         }
     }
 
-    /// What the metadata machine wants to be done. `local`: what the store tells of a file that lies there. `causes`: as of [`Self::stream`].
+    /// Executes an operation of the metadata machine. `local`: the result for a file in the local
+    /// store. `causes`: as in [`Self::stream`].
     ///
     /// # Errors
-    /// Those of the data servers and of `local`.
+    /// Errors of the data servers and of `local`.
     pub async fn call(
         &self,
         call: &StreamCall,
@@ -68,7 +71,7 @@ impl Striper {
         call.combine(layouts, &asked, replies, local)
     }
 
-    /// All are asked before this returns, so that they are asked in the order of the calls.
+    /// All requests are queued before this returns, so they are sent in the order of the calls.
     fn ask(&self, asks: Vec<(ServerId, DataRequest)>, pass: Option<&Pass>, causes: &[Id]) -> Vec<Answer> {
         let ask = |(server, request)| self.servers.ask(server, request, pass.cloned(), causes);
         asks.into_iter().map(ask).collect()

@@ -1,4 +1,4 @@
-//! What comes of the kernel's requests, put into its replies; and what the kernel is told without having asked.
+//! Replies to the kernel's requests, and notifications of the kernel.
 
 use std::collections::{HashSet, VecDeque};
 use std::ops::Range;
@@ -21,13 +21,14 @@ use super::{Backing, Form, FuseDoor, Notifiers, O_ACCMODE, O_CREAT, O_RDWR, O_WR
 use crate::calls::{Calls, Door, Outcome};
 use crate::clock;
 
-/// What the kernel writes to a stream through a memory map it does not count as a change of attributes.
+/// Validity of a stream's attributes: the kernel does not update them for its writes through memory
+/// maps.
 const STREAM_ATTR: Duration = Duration::from_secs(1);
-/// How long the kernel may take to expire a name.
+/// Time limit for the kernel to expire a name.
 const PATIENCE: Duration = Duration::from_millis(50);
-/// So many inodes the kernel is asked to give up at a time.
+/// Maximum number of inodes in a prune notification.
 const PRUNED: usize = 512;
-/// The size that the kernel is told to prefer for I/O.
+/// The preferred I/O size in `stat`.
 const BLOCK_BYTES: u32 = 4096;
 
 impl Door for FuseDoor {
@@ -57,8 +58,8 @@ impl Door for FuseDoor {
                     Form::TryLock(unique, ino, lock) if errno == Errno::EAGAIN => {
                         self.failed_try(calls, reply, (unique, ino, lock));
                     }
-                    // The kernel did not know what is there, and takes no answer to a create but a regular file. This makes it
-                    // look the path up again.
+                    // The create has found an existing file of another type. The kernel accepts
+                    // only a regular file here; this error makes it resolve the path again.
                     Form::Opening { flags, .. }
                         if flags & O_CREAT != 0
                             && matches!(errno, Errno::EISDIR | Errno::ELOOP | Errno::ENXIO) =>
@@ -87,14 +88,14 @@ impl Door for FuseDoor {
             }
             (Answer::Attr(attr), Form::Flags(ino, shape)) => {
                 if let (Shape::Nothing, Some(notifiers)) = (&shape, self.notifiers.get()) {
-                    // The kernel does not know that its ctime is another.
+                    // The kernel does not know that the ctime has changed.
                     notifiers.inodes.inval_attributes(ino.0);
                 }
                 flags::answer(reply, attr.flags, &shape);
             }
             (Answer::Attr(attr), _) => reply.attr(&attr_out(&attr), self.attr_valid(&attr, lease)),
             (Answer::Entry(entry), _) => reply.entry(&self.entry_out(&entry, lease)),
-            // The kernel asks for its attributes, where they matter.
+            // The kernel requests the attributes when it needs them.
             (Answer::Unmeasured(entry), _) => reply.entry(&self.entry_out(&entry, Duration::ZERO)),
             (Answer::Absent { .. }, _) => reply.entry(&fuse::Entry::absent(lease)),
             (Answer::Written(written), Form::Write { ino, unique, sync: true, .. }) => {
@@ -103,7 +104,8 @@ impl Door for FuseDoor {
             }
             (Answer::Done, Form::Written(written)) => reply.written(written),
             (Answer::Done, Form::Moving(names)) => {
-                // Queued first: it waits for the lock that the kernel releases with the reply.
+                // Queued before the reply: it waits for the lock that the kernel releases with the
+                // reply.
                 if lease.is_zero() && self.ttl.is_none() {
                     self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name)).collect());
                 }
@@ -169,7 +171,8 @@ impl Door for FuseDoor {
         done: impl FnOnce() + Send + 'static,
     ) {
         match lease {
-            // The kernel has the lock that expiring the name takes until the call is answered, which waits for this.
+            // Until this call is answered the kernel holds the lock that it needs to expire the
+            // name, and the answer waits for the revocation.
             Lease::Name { dir, name } if is_own => {
                 self.tell([News::Expired(*dir, name.clone())].into());
                 done();
@@ -181,10 +184,10 @@ impl Door for FuseDoor {
                 let (since, blocked) = (Instant::now(), Some(blocked));
                 revoking.push(Revoking { since, blocked, done: done.clone() });
                 drop(revoking);
-                // Another client changes the name: an answer on its way must not make it valid again.
+                // Another client changes the name: a reply in flight must not make it valid again.
                 self.tell([News::Entry(*dir, name.clone(), Some(done))].into());
             }
-            // The kernel knows nothing of it.
+            // The kernel caches nothing under these leases.
             Lease::Exclusive { .. } | Lease::Quiet { .. } => done(),
             Lease::Inode { ino } | Lease::Data { ino } => {
                 self.tell([News::Attributes(*ino), News::AllInodes(Once::new(done))].into());
@@ -198,8 +201,8 @@ impl Door for FuseDoor {
         }
     }
 
-    /// Names that are not among `names`, as those that the cache has given up, end with their leases. The kernel gives
-    /// up those of the inodes that nobody uses.
+    /// Names that are not in `names`, such as evicted ones, end with their leases; pruning drops
+    /// those of unused inodes.
     fn distrust(&self, names: Vec<(Ino, Name)>, inos: &[Ino]) {
         self.tell(names.into_iter().map(|(dir, name)| News::Expired(dir, name)).collect());
         self.tell(inos.iter().copied().map(News::Attributes).collect());
@@ -207,19 +210,19 @@ impl Door for FuseDoor {
     }
 
     fn changed(&self, inos: &[Ino]) {
-        // No answer that follows may reach a caller while the kernel still believes in old attributes.
+        // No later reply may reach a caller while the kernel has old attributes.
         if let Some(Notifiers { inodes, .. }) = self.notifiers.get() {
             inos.iter().for_each(|ino| inodes.inval_attributes(ino.0));
         }
         self.tell(inos.iter().copied().map(News::Attributes).collect());
     }
 
-    /// The kernel says so when it has forgotten one. What it is not asked, because the queue is busy or it knows the
-    /// inode by several names, it forgets when its own memory is short.
+    /// The kernel reports the inodes that it forgets. If the queue is busy, or the inode has
+    /// several names, it is not asked, and forgets the inode when its memory is short.
     fn recall(&self, recalls: &[Recall], removed: &[(Ino, Name)]) {
         let notifier = self.notifiers.get().map(|notifiers| &notifiers.names);
         let Some(notifier) = notifier.filter(|notifier| !notifier.is_busy()) else { return };
-        // The kernel keeps a directory as long as it has names in it cached, also of what is not there.
+        // The kernel keeps a directory while names in it are cached, even negative ones.
         for (dir, name) in removed {
             notifier.inval_entry(dir.0, name, None);
         }
@@ -235,7 +238,7 @@ impl Door for FuseDoor {
         }
     }
 
-    /// Where the kernel passes files through, their next readers use the store's copy.
+    /// With passthrough, later readers use the store's cached pages.
     fn left_behind(&self, ino: Ino, bytes: Range<u64>) {
         let notifier = self.notifiers.get().map(|notifiers| &notifiers.inodes);
         let Some(notifier) = notifier.filter(|notifier| !notifier.is_busy()) else { return };
@@ -248,8 +251,8 @@ impl Door for FuseDoor {
 }
 
 impl FuseDoor {
-    /// Tells the kernel of changes that it did not ask for. If too much is queued, a thread waits for room: the caller cannot,
-    /// for the kernel may hold a lock for it that what is queued waits for.
+    /// Sends notifications. If the queue is full, a thread waits for space: the caller cannot,
+    /// since the kernel may hold a lock for it that a queued notification needs.
     fn tell(&self, mut news: VecDeque<News>) {
         const TRIES: u32 = 60_000;
         let Some(notifiers) = self.notifiers.get() else { return };
@@ -262,14 +265,14 @@ impl FuseDoor {
                 });
                 if !told {
                     tracing::warn!(
-                        "the kernel could not be told of changes: it may show what was there before"
+                        "the kernel could not be notified of changes: the mount may show old data"
                     );
                 }
             });
         }
     }
 
-    /// Calls `done` once the kernel has written back what was changed of these bytes through memory maps.
+    /// Calls `done` when the kernel has written back changes of these bytes through memory maps.
     pub(super) fn after_written_back(
         &self,
         ino: Ino,
@@ -279,14 +282,14 @@ impl FuseDoor {
         self.tell([News::Pages(ino, bytes), News::AllInodes(Once::new(done))].into());
     }
 
-    /// The kernel keeps what it has just read or written of a file. If no lease is on that it is not to, unless it goes by time.
+    /// Invalidates the pages of a read or write that no lease covers, unless the mount uses a ttl.
     fn tell_unless(&self, lease: Duration, ino: Option<Ino>) {
         if lease.is_zero() && self.ttl.is_none() {
             self.tell(ino.map(News::Attributes).into_iter().collect());
         }
     }
 
-    /// Calls `done` once the kernel has been told all that was to be told until now.
+    /// Calls `done` when the kernel has processed all earlier notifications.
     pub(super) fn after_told(&self, done: impl FnOnce() + Send + 'static) {
         let inodes = self.notifiers.get().map(|notifiers| notifiers.inodes.clone());
         let done = Once::new(done);
@@ -294,11 +297,12 @@ impl FuseDoor {
         after(self.notifiers.get().map(|notifiers| &notifiers.names), then);
     }
 
-    /// Comes many times a second: looks after locks, and after revocations of names.
+    /// Called many times per second: handles delayed lock attempts and revocations of names.
     ///
-    /// The kernel drops a name only with its directory's lock. A caller may hold that and wait for a server that waits for this
-    /// mount and another to give up leases. So after a while the server refuses such calls, which the kernel repeats. Where that
-    /// does not help, the kernel is to trust no name any longer, which takes no lock, but detaches what is mounted below.
+    /// The kernel drops a name under its directory's lock. A caller may hold that lock and wait for
+    /// a server that waits for this mount and another to give up leases. After a while, therefore,
+    /// the server refuses such calls, and the kernel repeats them. Where that does not help, all names
+    /// are invalidated, which takes no lock but detaches mounts below.
     pub(crate) fn tick(&self) {
         self.give_up_tries();
         if let Some(notifiers) = self.notifiers.get() {
@@ -344,8 +348,9 @@ impl FuseDoor {
         }
     }
 
-    /// Tells inodes of one number apart, in file handles. Servers give no number twice; an embedded file system may, if the creation of the
-    /// first inode was lost with the power. The kernel knows the root as 0.
+    /// The generation in file handles, which distinguishes inodes with the same number. Servers
+    /// never reuse a number; an embedded file system may, if a power failure has undone the first
+    /// creation. The kernel expects 0 for the root.
     fn generation(&self, attr: &Attr) -> u64 {
         let is_unique = self.shares_locks || attr.ino == Ino::ROOT;
         if is_unique { 0 } else { u64::from(attr.btime.secs as u32 ^ attr.btime.nanos) }
@@ -363,7 +368,7 @@ impl FuseDoor {
             true => self.open_backing(calls, reply, opening.ino, access),
             false => None,
         };
-        // Closing a file ends its process's locks.
+        // A close releases the process's locks.
         let mut flags = if self.shares_locks { OpenedFlags::empty() } else { OpenedFlags::NOFLUSH };
         flags.set(OpenedFlags::KEEP_CACHE, opening.keep && backing.is_none() && self.ttl.is_none());
         if opening.accessed
@@ -376,7 +381,7 @@ impl FuseDoor {
                 let way = match () {
                     () if uncached || self.ttl.is_some() => Way::Direct,
                     () if !self.writes_directly => Way::Cached,
-                    // What the kernel has cached may be old.
+                    // The kernel's pages may be stale.
                     () if opening.shared => Way::Direct,
                     () if access == O_WRONLY => Way::Sparing,
                     () => Way::Cached,
@@ -427,7 +432,7 @@ impl FuseDoor {
         Some(id)
     }
 
-    /// Whether the kernel reads and writes an open file by itself.
+    /// True if the kernel reads and writes an open file itself.
     pub(super) fn is_passed_through(&self, ino: Ino) -> bool {
         self.backing.lock().unwrap_or_else(PoisonError::into_inner).contains_key(&ino)
     }
@@ -450,7 +455,7 @@ impl FuseDoor {
         self.mapped_through.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The kernel has given these inodes up, so that nobody has them mapped.
+    /// The kernel has forgotten these inodes, so they are not mapped.
     pub(super) fn forgotten(&self, inos: impl IntoIterator<Item = Ino>) {
         let mut mapped = self.mapped_through();
         if !mapped.is_empty() {
@@ -463,10 +468,11 @@ impl FuseDoor {
     /// How long the kernel may cache attributes.
     fn attr_valid(&self, attr: &Attr, lease: Duration) -> Duration {
         match attr.streamed {
-            // The kernel reports no store through a memory map that gives such a file its first blocks.
+            // The kernel does not report a store through a memory map that allocates the first
+            // blocks of such a file.
             _ if attr.is_hole() => Duration::ZERO,
             false => lease,
-            // The kernel does not take a store through a map of such a stream for a change of attributes.
+            // The kernel does not update the attributes for stores through a map of such a stream.
             true if self.mapped_through().contains(&attr.ino) => Duration::ZERO,
             true => lease.min(STREAM_ATTR),
         }
@@ -475,7 +481,7 @@ impl FuseDoor {
 
 type Action = Box<dyn FnOnce() + Send>;
 
-/// Something that is called once, by whoever comes first.
+/// An action that is called once, by the first of several callers.
 #[derive(Clone)]
 pub(super) struct Once(Arc<Mutex<Option<Action>>>);
 
@@ -496,7 +502,7 @@ impl Once {
     }
 }
 
-/// Calls `done` once the kernel has acted on all that was queued before.
+/// Calls `done` when the kernel has processed everything that was queued.
 fn after(notifier: Option<&Notifier>, done: Once) {
     let queued = notifier.is_some_and(|notifier| {
         let done = done.clone();
@@ -507,22 +513,23 @@ fn after(notifier: Option<&Notifier>, done: Once) {
     }
 }
 
-/// What the kernel has not done itself.
+/// A notification for the kernel.
 enum News {
-    /// A name was created, changed or removed. Somebody may wait until the kernel has dropped it.
+    /// A name was created, changed or removed. The action runs when the kernel has dropped the
+    /// name.
     Entry(Ino, Name, Option<Once>),
-    /// A name may stand for another inode; the kernel looks it up again.
+    /// A name may be bound to another inode; the kernel looks it up again.
     Expired(Ino, Name),
     Attributes(Ino),
-    /// The kernel need not know these inodes, nor their names, if nobody uses them.
+    /// Inodes that the kernel may forget with their names, if they are unused.
     Unused(Box<[u64]>),
-    /// The pages of these bytes are to be written back, and dropped.
+    /// A range whose pages are written back and dropped.
     Pages(Ino, Range<u64>),
-    /// Somebody waits until the kernel has acted on what was told it of inodes before.
+    /// An action that runs when the kernel has processed all earlier notifications of inodes.
     AllInodes(Once),
 }
 
-/// Whether that was all of it.
+/// Sends notifications; returns true if all could be queued.
 fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
     while let Some(next) = news.front() {
         let queued = match next {
@@ -532,11 +539,11 @@ fn tell_some(notifiers: &Notifiers, news: &mut VecDeque<News>) -> bool {
             }
             News::Expired(dir, name) => notifiers.names.expire_entry(dir.0, name),
             News::Unused(inos) => notifiers.inodes.prune(inos),
-            // And of a directory the listing.
+            // For a directory, also the listing.
             News::Attributes(ino) => notifiers.inodes.inval_inode(ino.0, 0, 0),
             News::Pages(ino, bytes) => {
                 let offset = i64::try_from(bytes.start).unwrap_or(i64::MAX);
-                // 0: to the end.
+                // 0: up to the end.
                 let length = i64::try_from(bytes.end - bytes.start).unwrap_or(0);
                 notifiers.inodes.inval_inode(ino.0, offset, length)
             }
@@ -584,7 +591,7 @@ fn answer_listing(
     }
     let fits = |entry: &&Dirent| push(entry.ino, entry.cursor, entry.kind, &entry.name, entry.entry.as_ref());
     let left = entries.iter().skip_while(fits);
-    // The kernel has not been told of the rest, so it does not know them.
+    // The kernel receives only the entries before, so the lookups of the others are cancelled.
     let unknown: Vec<Request> = left
         .filter(|entry| entry.entry.is_some())
         .map(|entry| Request::Forget { ino: entry.ino, lookups: 1 })
@@ -598,9 +605,9 @@ fn answer_listing(
 fn answer_statfs(reply: fuse::Reply, capacity: &Capacity) {
     let space = capacity.space;
     let blocks = |bytes: u64| bytes / u64::from(BLOCK_BYTES);
-    // A quota is all there is, but there may be less room than it leaves.
+    // A quota may leave more space than there is.
     let room = capacity.byte_limit.map_or(u64::MAX, Limit::free);
-    // Inodes take nothing but space: there can be as many as it holds.
+    // Inodes need only space, so the free space limits their number.
     let by_space = space.available / 256;
     let files_free = capacity.file_limit.map_or(by_space, |limit| limit.free().min(by_space));
     reply.statfs(&fuse::StatFs {

@@ -1,4 +1,4 @@
-//! The flags of files: the `ioctl`s of `chattr(1)` and `lsattr(1)`, which the kernel sends for an open file.
+//! Inode flags: the `ioctl`s of `chattr(1)` and `lsattr(1)`, which the kernel sends for open files.
 
 use espalier_client::Call;
 use espalier_fuse as fuse;
@@ -12,10 +12,10 @@ const SET_FLAGS: u32 = 0x4008_6602;
 /// `FS_IOC_FSGETXATTR` and `FS_IOC_FSSETXATTR`: a `struct fsxattr`.
 const GET_XATTR: u32 = 0x801c_581f;
 const SET_XATTR: u32 = 0x401c_5820;
-/// Bytes of a `struct fsxattr`; the first word has the flags, and nothing else of it is kept.
+/// Size of `struct fsxattr` in bytes. Only the flags in its first word are supported.
 const FSXATTR: usize = 28;
 
-/// The flags as `struct fsxattr` has them (`FS_XFLAG_*`).
+/// The flags in `struct fsxattr` (`FS_XFLAG_*`).
 const XFLAGS: [(u32, InodeFlags); 4] = [
     (0x08, InodeFlags::IMMUTABLE),
     (0x10, InodeFlags::APPEND),
@@ -23,15 +23,15 @@ const XFLAGS: [(u32, InodeFlags); 4] = [
     (0x80, InodeFlags::NODUMP),
 ];
 
-/// How the flags are returned.
+/// The form in which flags are returned.
 pub(super) enum Shape {
     Word,
     Fsxattr,
-    /// They were set.
+    /// Nothing: the flags were set.
     Nothing,
 }
 
-/// The call that an `ioctl` makes: `ENOTTY` for others than those of flags.
+/// The call for an `ioctl`; `ENOTTY` for unknown commands.
 pub(super) fn call<'a>(ino: Ino, command: u32, data: &[u8]) -> Result<(Call<'a>, Form), Errno> {
     let get = |shape| Ok((Call::Request(Request::GetAttr { ino }), Form::Flags(ino, shape)));
     let set = |flags| {

@@ -1,4 +1,4 @@
-//! Locks between mounts: the kernel's requests about them, and what it only hints at, that a file is closed.
+//! Locks that servers manage: the kernel's lock requests, and the closes that release locks.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,28 +14,29 @@ use crate::calls::Calls;
 const F_RDLCK: u32 = 0;
 const F_WRLCK: u32 = 1;
 const F_UNLCK: u32 = 2;
-/// The end of a lock without an end, as the kernel has it.
+/// The kernel's end of an unbounded lock.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// After a process has closed an opening it may take the kernel so long to tell whether it was the last one that had it.
+/// Time in which the kernel reports whether a closed opening had other users.
 const CLOSING: Duration = Duration::from_millis(50);
 
-/// Who has locked something through which opening.
+/// Lock owners by opening.
 #[derive(Default)]
 pub(super) struct Lockers(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
     owners: HashMap<u64, Vec<LockOwner>>,
-    /// Openings with locks of `flock`'s that a process has just closed: the locks end with the last process that has them.
+    /// Openings with `flock` locks that a process has just closed. The locks end with the last
+    /// process that has them open.
     closing: HashMap<u64, Instant>,
-    /// When one of them was last closed for good.
+    /// When such an opening was last released.
     closed: Option<Instant>,
-    /// Attempts that have failed since, and may have come before that end.
+    /// Failed attempts since then that may precede the release.
     tries: Vec<Try>,
 }
 
-/// An attempt to lock a file as `flock` does.
+/// An attempt to acquire a `flock` lock.
 struct Try {
     since: Instant,
     reply: fuse::Reply,
@@ -59,7 +60,8 @@ impl Lockers {
 }
 
 impl FuseDoor {
-    /// What is asked of the server for a request of the kernel's. `wait`: the request's number, if it is to wait.
+    /// The request to the server for a lock request of the kernel. `wait`: the number of a request
+    /// that may wait.
     pub(super) fn lock_request(
         &self,
         ino: Ino,
@@ -87,8 +89,8 @@ impl FuseDoor {
         }
     }
 
-    /// An opening is closed for good. The kernel has told of each process that has closed it; what is left is `flock`'s, and that
-    /// of open file descriptions.
+    /// An opening is released. The kernel has reported the closes of all processes; `flock` and
+    /// open-file-description locks remain to be released.
     pub(super) fn closed(&self, calls: &impl Calls<Self>, ino: Ino, handle: u64) {
         let (owners, tries) = {
             let mut inner = self.lockers.lock();
@@ -108,8 +110,8 @@ impl FuseDoor {
         }
     }
 
-    /// An attempt to lock a file has failed. The kernel tells only after `close` has returned that an opening is closed: what
-    /// was closed before the attempt is not to be in its way.
+    /// Handles a failed attempt. The kernel reports a release after `close` has returned, so a lock
+    /// of an opening that was closed earlier must not make the attempt fail.
     pub(super) fn failed_try(
         &self,
         calls: &impl Calls<Self>,
@@ -128,7 +130,7 @@ impl FuseDoor {
         }
     }
 
-    /// Attempts that have waited long enough have failed.
+    /// Fails attempts that have waited long enough.
     pub(super) fn give_up_tries(&self) {
         let mut inner = self.lockers.lock();
         for late in inner.tries.extract_if(.., |it| it.since.elapsed() > CLOSING) {
@@ -142,7 +144,7 @@ fn try_lock(calls: &impl Calls<FuseDoor>, reply: fuse::Reply, form: Form, unique
     calls.call(unique, Caller::SERVER, call, Ticket { reply, form, begun: None });
 }
 
-/// What the kernel is told is in the way of a lock.
+/// Replies with the lock that conflicts with a tested one.
 pub(super) fn answer_test(reply: fuse::Reply, in_the_way: Option<Lock>) {
     match in_the_way {
         None => reply.lock(0, 0, F_UNLCK, 0),

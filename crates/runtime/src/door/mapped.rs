@@ -1,12 +1,12 @@
-//! Requests whose answers depend on stores through shared memory maps.
+//! Requests whose results depend on stores through shared memory maps.
 //!
-//! The kernel reports no such store, and does not write dirty pages back before it asks for data
-//! and holes, or for the blocks of a file. An answer that claims a hole is therefore checked: the
-//! dirty pages in the hole are written back, and the request is executed again. Only a file that is
-//! open for reading and writing can have such pages, and its map keeps it open.
+//! The kernel does not report such stores, and does not write dirty pages back before it asks for
+//! data, holes or the blocks of a file. A result with a hole is therefore checked: the dirty pages
+//! in the hole are written back, and the request is executed again. Only a file that is open for
+//! reading and writing can have such pages, and its map keeps it open.
 //!
-//! The notification that writes pages back waits for the kernel's WRITE requests. It is sent by the
-//! notifier's thread, and the request holds no thread meanwhile.
+//! The notification that writes pages back waits for the kernel's `WRITE` requests. The notifier's
+//! thread sends it, and the request holds no thread meanwhile.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use espalier_proto::{Errno, Ino, Request, SeekWhat};
 use super::{Form, FuseDoor, Mounted, Ticket, caller};
 use crate::calls::{Calls, Outcome};
 
-/// A request about a file that may have dirty pages.
+/// A request on a file that may have dirty pages.
 pub(super) struct Mapped {
     ino: Ino,
     question: Question,
@@ -32,7 +32,7 @@ enum Question {
 }
 
 impl Question {
-    /// The hole that an answer claims; it may end behind the file's end.
+    /// The hole that a result contains; it may end beyond the end of the file.
     fn hole(&self, outcome: &Result<Outcome<'_>, Errno>) -> Option<Range<u64>> {
         let outcome = outcome.as_ref().map_err(|errno| *errno);
         match (self, outcome) {
@@ -50,7 +50,7 @@ impl Question {
 }
 
 impl<C: Calls<FuseDoor> + 'static> Mounted<C> {
-    /// The form of a request: [`Form::Mapped`] if its answer depends on dirty pages.
+    /// The form of a reply: [`Form::Mapped`] if the result depends on dirty pages.
     pub(super) fn mapped_form(&self, request: &fuse::Request<'_>, call: &Call<'_>, form: Form) -> Form {
         let (ino, unique) = (Ino(request.node), request.unique);
         let question = match (call, &form) {
@@ -68,7 +68,7 @@ impl<C: Calls<FuseDoor> + 'static> Mounted<C> {
 }
 
 impl FuseDoor {
-    /// A request has an outcome. Its ticket, unless the request is executed again.
+    /// Checks the result of a request; returns its ticket unless the request is executed again.
     pub(super) fn settle_mapped(
         &self,
         ticket: Ticket,

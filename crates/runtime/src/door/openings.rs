@@ -1,49 +1,52 @@
-//! Which openings of a file go through the kernel's cache, and which past it.
+//! Decides which openings of a file use the kernel's page cache.
 //!
-//! Before the kernel sends what is written past its cache, it takes these pages out of it, and once it is sent again. A read through the cache that comes
-//! between may be answered first; its page is then seen with the file's new length. So who only writes goes past the cache
-//! while nobody has the file open through it, and who comes to such a file goes past it, too.
+//! For a direct write the kernel drops the cached pages before it sends the write and after it is
+//! answered. A cached read in between may be answered before the write, and its page then appears
+//! with the new file size. So an opening for writing only is direct while no cached opening exists,
+//! and later openings of such a file are direct, too.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use espalier_proto::Ino;
 
-/// A bit in the handle of an opening that goes past the kernel's cache.
+/// Bit in the handle of a direct opening.
 pub(super) const DIRECT: u64 = 1;
-/// And in that of one that goes through it.
+/// Bit in the handle of a cached opening.
 pub(super) const CACHED: u64 = 2;
 
-/// The openings of all files that are counted.
+/// Counts of the openings of all files.
 #[derive(Default)]
 pub(super) struct Openings(Mutex<HashMap<Ino, Count>>);
 
 #[derive(Default)]
 struct Count {
     cached: u32,
-    /// Past the cache, to write.
+    /// Direct openings for writing.
     writing: u32,
-    /// Either way, to read and write.
+    /// Openings for reading and writing, cached or direct.
     mappable: u32,
 }
 
-/// What an opening may be used for.
+/// The possible uses of an opening.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Use {
     /// Writes that the kernel keeps coherent with its cache.
     pub(super) writes: bool,
-    /// Shared writable memory maps: these need an opening for reading and writing, and keep it open.
+    /// Shared writable memory maps: these need an opening for reading and writing, and keep it
+    /// open.
     pub(super) maps: bool,
 }
 
-/// Which way an opening had better go.
+/// The preferred mode of an opening.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// Through the cache.
+    /// Through the page cache.
     Cached,
-    /// Past the cache: that spares the kernel a copy, and us its question for `security.capability` before the first write.
+    /// Direct, if possible: saves a copy, and the kernel's request for `security.capability` before
+    /// the first write.
     Sparing,
-    /// Past the cache in any case.
+    /// Direct in any case.
     Direct,
 }
 
@@ -52,7 +55,7 @@ impl Openings {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A file is opened. Its handle's bit.
+    /// Counts an opening; returns the bit of its handle.
     pub(super) fn open(&self, ino: Ino, way: Way, used: Use) -> u64 {
         let mut all = self.lock();
         let count = all.entry(ino).or_default();
@@ -71,7 +74,7 @@ impl Openings {
         if direct { DIRECT } else { CACHED }
     }
 
-    /// An opening with this handle is closed.
+    /// Uncounts the opening with this handle.
     pub(super) fn close(&self, ino: Ino, handle: u64, used: Use) {
         let mut all = self.lock();
         let Some(count) = all.get_mut(&ino) else { return };
@@ -86,7 +89,7 @@ impl Openings {
         drop_unused(&mut all, ino);
     }
 
-    /// True if the kernel may have pages of a file that were changed through a memory map.
+    /// True if the kernel may have pages of the file that were changed through a memory map.
     pub(super) fn may_be_mapped(&self, ino: Ino) -> bool {
         self.lock().get(&ino).is_some_and(|count| count.mappable > 0)
     }
@@ -114,7 +117,7 @@ mod tests {
         assert_eq!(openings.open(FILE, Way::Sparing, WRITES), CACHED);
         assert_eq!(openings.open(Ino(3), Way::Sparing, WRITES), DIRECT);
         openings.close(FILE, CACHED, READS);
-        assert_eq!(openings.open(FILE, Way::Sparing, WRITES), CACHED, "the other writes through it");
+        assert_eq!(openings.open(FILE, Way::Sparing, WRITES), CACHED, "the other one is cached");
         openings.close(FILE, CACHED, WRITES);
         openings.close(FILE, CACHED, WRITES);
         assert_eq!(openings.open(FILE, Way::Sparing, WRITES), DIRECT);
@@ -133,7 +136,7 @@ mod tests {
         openings.close(FILE, DIRECT, WRITES);
         assert!(openings.lock().is_empty());
         assert_eq!(openings.open(FILE, Way::Direct, READS), DIRECT);
-        assert_eq!(openings.open(FILE, Way::Cached, READS), CACHED, "the other does not write");
+        assert_eq!(openings.open(FILE, Way::Cached, READS), CACHED, "the other opening does not write");
     }
 
     #[test]
@@ -146,7 +149,7 @@ mod tests {
         openings.close(FILE, cached, MAPS);
         assert!(openings.may_be_mapped(FILE));
         openings.close(FILE, 0, MAPS);
-        assert!(openings.may_be_mapped(FILE), "what is passed through is not counted");
+        assert!(openings.may_be_mapped(FILE), "passthrough openings are not counted");
         openings.close(FILE, direct, MAPS);
         assert!(!openings.may_be_mapped(FILE));
         openings.close(FILE, CACHED, READS);

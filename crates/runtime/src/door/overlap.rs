@@ -1,8 +1,8 @@
-//! Reads that overlap a write of the same mount, in range and in time, are asked for again when that is done.
+//! Repeats reads that overlap a write of the same mount in range and time.
 //!
-//! The kernel writes into the pages that it has cached, and then sends what was written, without these pages' locks. If it drops one of
-//! them in between, as it does when it learns that the file has another time of change, the next reader asks for that page. An
-//! answer from before the write would become the page that all see after it.
+//! The kernel writes into cached pages and then sends the data without these pages' locks. If it
+//! drops such a page in between, as when it learns of a new mtime, the next reader requests the
+//! page. A reply from before the write would become the page that all later readers see.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,7 +15,7 @@ use rustix::param::page_size;
 use super::{Form, FuseDoor, Ticket, dies};
 use crate::calls::Calls;
 
-/// A read that may have to be asked for again.
+/// A read that may have to be repeated.
 #[derive(Clone)]
 pub(super) struct Read {
     pub(super) unique: u64,
@@ -26,7 +26,7 @@ pub(super) struct Read {
     pub(super) noatime: bool,
 }
 
-/// Reads and writes of files that are under way. `T`: what is needed to ask for a read again.
+/// Pending reads and writes by file. `T`: what is needed to repeat a read.
 pub(super) struct Overlaps<T>(Mutex<HashMap<Ino, Busy<T>>>);
 
 struct Busy<T> {
@@ -37,13 +37,13 @@ struct Busy<T> {
 struct Reading<T> {
     unique: u64,
     pages: Range<u64>,
-    /// A write has come since it was asked for, or was under way then.
+    /// A write was pending at some time since the read was sent.
     stale: bool,
-    /// It has been answered, and waits for such writes.
+    /// The read is answered and waits for the end of such writes.
     waiting: Option<T>,
 }
 
-/// What is to be done with a read's answer.
+/// What to do with the answer to a read.
 #[derive(Debug, PartialEq, Eq)]
 enum Turn<T> {
     Tell(T),
@@ -56,7 +56,7 @@ impl<T> Overlaps<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A write begins. `length`: `None` if it may end anywhere behind the offset.
+    /// A write begins. `length`: `None` if it may end anywhere.
     pub(super) fn write(&self, ino: Ino, unique: u64, offset: u64, length: Option<u64>) {
         let pages = pages(offset, length);
         let mut all = self.lock();
@@ -67,7 +67,7 @@ impl<T> Overlaps<T> {
         busy.writes.push((unique, pages));
     }
 
-    /// A write has ended: these reads are asked for again.
+    /// A write has ended; returns the reads to repeat.
     fn written(&self, ino: Ino, unique: u64) -> Vec<T> {
         let mut all = self.lock();
         let Some(busy) = all.get_mut(&ino) else { return Vec::new() };
@@ -93,7 +93,7 @@ impl<T> Overlaps<T> {
         busy.reads.push(Reading { unique, pages, stale, waiting: None });
     }
 
-    /// An answer to a read has come.
+    /// A read is answered.
     fn answered(&self, ino: Ino, unique: u64, ticket: T) -> Turn<T> {
         let mut all = self.lock();
         let Some(busy) = all.get_mut(&ino) else { return Turn::Tell(ticket) };
@@ -113,7 +113,8 @@ impl<T> Overlaps<T> {
         Turn::Tell(ticket)
     }
 
-    /// A signal has come to who waits for this read's writes, if it waits for any. The read's ticket if he dies of it.
+    /// A signal has come to the caller of a waiting read. Returns the read's ticket if the signal
+    /// ends the caller.
     fn interrupt(&self, unique: u64, dies: impl FnOnce(&T) -> bool) -> Option<Option<T>> {
         let mut all = self.lock();
         let is_it = |read: &Reading<T>| read.unique == unique && read.waiting.is_some();
@@ -141,7 +142,7 @@ impl<T> Default for Busy<T> {
 }
 
 impl FuseDoor {
-    /// A read or a write has been answered. The ticket, if the answer is to be told.
+    /// Handles the answer to a read or write; returns the ticket if the answer is final.
     pub(super) fn settle_overlaps(&self, calls: &impl Calls<Self>, ticket: Ticket) -> Option<Ticket> {
         let again = match ticket.form {
             Form::Write { ino, unique, .. } => {
@@ -217,7 +218,7 @@ mod tests {
         assert_eq!(overlaps.answered(FILE, 1, "first"), Turn::Wait);
         assert_eq!(overlaps.written(FILE, 2), ["first"]);
         assert_eq!(overlaps.answered(FILE, 1, "first"), Turn::Tell("first"));
-        assert_eq!(overlaps.answered(FILE, 3, "second"), Turn::AskAgain("second"), "it may be from before");
+        assert_eq!(overlaps.answered(FILE, 3, "second"), Turn::AskAgain("second"), "it may be stale");
         assert_eq!(overlaps.answered(FILE, 3, "second"), Turn::Tell("second"));
         assert!(overlaps.lock().is_empty());
     }

@@ -1,5 +1,6 @@
-//! Dumps of a cluster that does not run: a directory with a dump of each of its stores. They are loaded into a cluster of the same
-//! shape, which is none before all of them are there: the metadata servers' are begun first and finished last, and of them that with the root.
+//! Dumps of a stopped cluster: a directory with one dump per store. A dump is loaded into a cluster
+//! of the same shape, which cannot start before the load is complete: metadata servers are prepared
+//! first and finished last, the root's at the very end.
 
 use std::cmp::Reverse;
 use std::fs::{self, File};
@@ -19,18 +20,19 @@ use crate::fsck::checkpoint;
 use crate::ranks::{open_ranks, settle_ranks};
 use crate::volume::OpenOptions;
 
-/// Where the stores of a cluster lie: those of its metadata servers, and those of its data servers.
+/// Paths of a cluster's stores.
 #[derive(Clone, Debug)]
 pub struct ClusterStores {
     pub ranks: Vec<PathBuf>,
     pub data: Vec<(ServerId, PathBuf)>,
 }
 
-/// Writes all of a cluster that does not run into a directory, a file for each store. With `resume` what an interrupted dump has left there
-/// is completed. `progress` is told the bytes of the current file so far.
+/// Dumps a stopped cluster into a directory, one file per store. With `resume`, an interrupted dump
+/// there is completed. `progress` receives the number of bytes of the current file.
 ///
 /// # Errors
-/// As [`super::dump`] and [`super::resume_dump`]; the directory is not empty; and operations among ranks do not come to their end.
+/// As [`super::dump`] and [`super::resume_dump`]; the directory is not empty; unfinished
+/// transactions between ranks.
 pub fn dump_cluster(
     stores: &ClusterStores,
     to: &Path,
@@ -41,7 +43,7 @@ pub fn dump_cluster(
     if !resume && fs::read_dir(to).map_err(write_failed)?.next().is_some() {
         return Err(Error::NotEmpty(to.into()));
     }
-    // Nobody is to change any of them before all have been written.
+    // All stores stay locked until everything is written.
     let open = |(number, path): &(ServerId, PathBuf)| DataStore::open(path, *number, false);
     let data = stores.data.iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let mut volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
@@ -88,7 +90,7 @@ fn name(part: Part) -> String {
     }
 }
 
-/// One of the stores, and the file that is loaded into it.
+/// A store, and the dump for it.
 struct Pair {
     part: Part,
     file: PathBuf,
@@ -96,11 +98,12 @@ struct Pair {
     superblock: Superblock,
 }
 
-/// Loads what [`dump_cluster`] has written into a cluster that holds nothing, or, with `force`, whose files are lost by that. Until all of it is
-/// there, the metadata server with the root does not start. `progress` is told the bytes of the current file so far.
+/// Loads a dump of [`dump_cluster`] into an empty cluster, or with `force` into one whose files are
+/// lost. Until the load is complete, the metadata server with the root does not start. `progress`
+/// receives the number of bytes of the current file.
 ///
 /// # Errors
-/// As [`super::load`]; and the cluster has other servers than that which was dumped, or holds files.
+/// As [`super::load`]; the cluster has other servers than the dump, or contains files.
 pub fn load_cluster(
     from: &Path,
     stores: &ClusterStores,
@@ -113,7 +116,7 @@ pub fn load_cluster(
         let part = Part::Rank { rank: superblock::read(store)?.rank, ranks };
         trees.push(Pair::of(from, part, store)?);
     }
-    // The root is the last to be there.
+    // The root is finished last.
     trees.sort_by_key(|pair| Reverse(pair.superblock.rank));
     let data = stores.data.iter().map(|(number, store)| Pair::of(from, Part::Data(*number), store));
     let data = data.collect::<Result<Vec<_>, _>>()?;
@@ -122,7 +125,7 @@ pub fn load_cluster(
         return Err(Error::OtherShape(from.into()));
     }
     if options.resume {
-        // What is there is only lost if it is not yet anything.
+        // Existing content is lost only if it is no file system yet.
         let is_loading = |pair: &Pair| match pair.with_dump(|dump| resume(&pair.store, &dump)) {
             Ok(found) => Ok(found.is_some()),
             Err(Error::Loaded(_)) => Ok(false),
@@ -147,7 +150,7 @@ pub fn load_cluster(
     Ok(all)
 }
 
-/// Whether nobody has made anything in a cluster yet, as its journals have it.
+/// True if nothing has been created in the cluster, according to its journals.
 fn is_new(stores: &ClusterStores) -> Result<bool, Error> {
     let volumes = open_ranks(&stores.ranks, &OpenOptions::read_once())?;
     let mut is_new = volumes.iter().map(|volume| volume.meta.files()).sum::<u64>() <= 1;
@@ -169,14 +172,15 @@ impl Pair {
         then(Dump::begin(&mut BufReader::new(File::open(&self.file).map_err(read_failed)?))?)
     }
 
-    /// As the store was made, but for what its records depend on.
+    /// The format of the existing store, with the parameters that the dump's records depend on.
     fn format(&self, dump: &Dump<'_>) -> FormatOptions {
         let Superblock { label, journal_bytes, uuid, rank, ranks, .. } = self.superblock.clone();
         let uuid = Some(uuid);
         FormatOptions { label, journal_bytes, uuid, rank, ranks, ..dump.format(true) }
     }
 
-    /// Loads what is missing; of a data server's store, all of it if that cannot be told, for the trees do not refer to it yet.
+    /// Loads what is missing. A data server's store is loaded anew if its progress is unknown,
+    /// since no metadata refers to it yet.
     fn load(&self, options: &LoadOptions, progress: &dyn Fn(u64)) -> Result<Dumped, Error> {
         self.with_dump(|dump| {
             let found = match self.part {

@@ -1,4 +1,4 @@
-//! The frames of a dump: how they are written, and how they are read and checked.
+//! The frames of a dump: encoding, decoding and checks.
 
 use std::io::{ErrorKind, Read, Write};
 
@@ -10,11 +10,12 @@ use super::order::Order;
 use crate::error::Error;
 
 pub(super) const TITLE: &[u8] = b"Espalier dump, format 3\n";
-/// Its checksums are not seeded; all else is the same.
+/// Format 2: as the present format, but checksums are not seeded.
 const TITLE_2: &[u8] = b"Espalier dump, format 2\n";
 /// Length and checksum.
 const HEADER_BYTES: usize = 12;
-/// The longest record is that of a file with names in many directories: this is enough for millions.
+/// Maximum size of a frame in bytes. The longest record belongs to a file with names in many
+/// directories; this suffices for millions.
 const MAX_FRAME: usize = 64 << 20;
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,7 +32,7 @@ pub(super) enum Item {
         size: u64,
         mtime: Time,
     },
-    /// Of the stream before it.
+    /// A part of the preceding stream.
     Extent {
         offset: u64,
         #[serde(with = "serde_bytes")]
@@ -45,14 +46,14 @@ pub(super) enum Item {
     Part(Part),
 }
 
-/// Which of a cluster's stores it is.
+/// The store's place in its cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Part {
     Rank { rank: Rank, ranks: u16 },
     Data(ServerId),
 }
 
-/// Of which file system it is, and how that was made.
+/// The dumped file system and its parameters.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Head {
     pub(super) label: String,
@@ -61,10 +62,10 @@ pub(super) struct Head {
     pub(super) hash_key: [u8; 16],
 }
 
-/// Writes frames, one after the other.
+/// Writes frames in sequence.
 pub(super) struct Writer<'a> {
     pub(super) out: &'a mut dyn Write,
-    /// Of the frame before.
+    /// Checksum of the previous frame.
     pub(super) sum: u64,
     pub(super) offset: u64,
 }
@@ -92,7 +93,7 @@ impl Writer<'_> {
     }
 }
 
-/// Reads items, which are whole and in order.
+/// Reads items and checks that they are complete and in order.
 pub(super) struct Reader<'a> {
     input: &'a mut dyn Read,
     body: Vec<u8>,
@@ -105,7 +106,7 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// # Errors
-    /// [`Error::ForeignDump`] if the first line is not that of a dump which this version reads; [`Error::Io`].
+    /// [`Error::ForeignDump`] if the first line is not that of a supported format; [`Error::Io`].
     pub(super) fn begin(input: &'a mut dyn Read) -> Result<Self, Error> {
         let mut title = [0; TITLE.len()];
         match input.read_exact(&mut title) {
@@ -119,25 +120,26 @@ impl<'a> Reader<'a> {
         Ok(Self { input, body: Vec::new(), offset, sum: 0, seeded, frames: 0, order: Order::default() })
     }
 
-    /// Bytes up to the end of the last frame read.
+    /// Number of bytes up to the end of the last frame.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The seeded checksum of the last frame read, which stands for all before it.
+    /// The checksum of the last frame, which covers all frames before it.
     pub(super) fn sum(&self) -> u64 {
         self.sum
     }
 
-    /// How many frames were read.
+    /// Number of frames read.
     pub(super) fn frames(&self) -> u64 {
         self.frames
     }
 
-    /// The next item, which after the last must not be asked for.
+    /// The next item. It must not be called after the last item.
     ///
     /// # Errors
-    /// [`Error::DamagedDump`]: the frame at [`Self::offset`] is not whole, or not where it belongs; [`Error::Io`].
+    /// [`Error::DamagedDump`]: the frame at [`Self::offset`] is incomplete or misplaced;
+    /// [`Error::Io`].
     pub(super) fn next(&mut self) -> Result<Item, Error> {
         let offset = self.offset;
         let damaged = |why| Error::DamagedDump { offset, why };
@@ -151,7 +153,7 @@ impl<'a> Reader<'a> {
             return Err(damaged("a length cannot be"));
         }
         self.body.clear();
-        // What is not there takes no memory.
+        // Missing bytes take no memory.
         (&mut *self.input).take(length as u64).read_to_end(&mut self.body).map_err(read_failed)?;
         if self.body.len() < length {
             return Err(damaged("it was cut off"));
@@ -172,7 +174,7 @@ impl<'a> Reader<'a> {
         Ok(item)
     }
 
-    /// Whether there were enough bytes to fill the buffer.
+    /// True if there were enough bytes to fill the buffer.
     fn fill(&mut self, buffer: &mut [u8]) -> Result<bool, Error> {
         match self.input.read_exact(buffer) {
             Ok(()) => Ok(true),

@@ -1,5 +1,5 @@
-//! `load`: makes a file system from a dump. What has been loaded is made durable now and then, with a record that says how much
-//! of which dump that is; there is no file system before all of it is there.
+//! `load`: creates a file system from a dump. Loaded data is made durable periodically, with a
+//! record of the progress; the file system becomes valid at the end.
 
 use std::io::Read;
 use std::path::Path;
@@ -15,21 +15,22 @@ use crate::data::is_data_store;
 use crate::error::Error;
 use crate::volume::check_sizes;
 
-/// For blocks of the tables, which only their upkeep reads.
+/// Cache for table blocks, which only maintenance reads, in bytes.
 const CACHE_BYTES: u64 = 8 << 20;
-/// Streams that are synced together, at most.
+/// Maximum number of streams that are synced together.
 const STREAMS: usize = 4096;
-/// Where the record of progress is kept, beside the one that makes the store a file system.
+/// Key of the progress record, beside the record that makes the store valid.
 const PROGRESS: &[u8] = b"load";
 
-/// How a dump is loaded.
+/// Options of a load.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadOptions {
-    /// Even where there is a store already, which is lost.
+    /// Overwrite an existing store.
     pub force: bool,
-    /// Go on with a load that was interrupted, if there is one.
+    /// Continue an interrupted load, if there is one.
     pub resume: bool,
-    /// Bytes of the dump after which progress is made durable; until then they are in memory, records twice or three times.
+    /// Bytes of the dump between two syncs; they are in memory until then, records two or three
+    /// times.
     pub interval: u64,
 }
 
@@ -39,21 +40,23 @@ impl Default for LoadOptions {
     }
 }
 
-/// How much of which dump is durable.
+/// The durable part of a load.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Progress {
     frames: u64,
-    /// The checksum of the first frame.
+    /// Checksum of the first frame.
     head: u64,
-    /// The checksum of the last frame, which stands for all before it.
+    /// Checksum of the last frame, which covers all frames before it.
     sum: u64,
 }
 
-/// Makes a file system from a dump. Until all of it is there, it cannot be mounted. `progress` is told the bytes so far.
+/// Creates a file system from a dump; it cannot be mounted until the load is complete. `progress`
+/// receives the number of bytes.
 ///
 /// # Errors
-/// [`Error::DamagedDump`], [`Error::ForeignDump`], those of the disk: it can be resumed. [`Error::OtherDump`], [`Error::Loaded`],
-/// [`Error::NoLoad`]: it cannot be resumed with this dump, there, and nothing was changed; [`Error::PartDump`].
+/// [`Error::DamagedDump`], [`Error::ForeignDump`] and disk errors: the load can be resumed.
+/// [`Error::OtherDump`], [`Error::Loaded`], [`Error::NoLoad`]: this dump cannot be resumed there,
+/// and nothing was changed. [`Error::PartDump`].
 pub fn load(
     dump: &mut dyn Read,
     dir: &Path,
@@ -72,14 +75,14 @@ pub fn load(
     dump.load_into(store, done, options.interval, &progress)
 }
 
-/// A dump, of which the beginning has been read.
+/// A dump whose head has been read.
 pub(super) struct Dump<'a> {
     reader: Reader<'a>,
     head: Head,
-    /// Where that ends.
+    /// End of the head.
     begun: u64,
     first: Progress,
-    /// What follows on the head, if that is whole.
+    /// The item after the head, if it is complete.
     next: Result<Item, Error>,
 }
 
@@ -97,19 +100,19 @@ impl<'a> Dump<'a> {
         if let Ok(Item::Part(part)) = self.next { Some(part) } else { None }
     }
 
-    /// How an empty store is made to load it into.
+    /// The format of the store to create.
     pub fn format(&self, force: bool) -> FormatOptions {
         let Head { label, strip_bytes, journal_bytes, hash_key } = self.head.clone();
         let hash_key = Some(hash_key);
         FormatOptions { label, strip_bytes, journal_bytes, force, hash_key, ..FormatOptions::default() }
     }
 
-    /// Nothing of it is loaded yet.
+    /// The progress of a load that has not begun.
     pub fn nothing(&self) -> Progress {
         self.first
     }
 
-    /// Loads what is not `done`.
+    /// Loads everything after `done`.
     pub fn load_into(
         self,
         store: LocalStore,
@@ -147,14 +150,14 @@ impl<'a> Dump<'a> {
     }
 }
 
-/// Makes an empty store to load into.
+/// Creates an empty store.
 pub(super) fn make(dir: &Path, format: FormatOptions) -> Result<LocalStore, Error> {
     check_sizes(format.strip_bytes, format.journal_bytes)?;
     superblock::format(dir, &format)?;
     open(dir)
 }
 
-/// Makes an empty store of which it is known that a dump is to be loaded into it.
+/// Creates an empty store and records which dump is loaded into it.
 pub(super) fn prepare(dir: &Path, format: FormatOptions, nothing: Progress) -> Result<(), Error> {
     Loader::of(make(dir, format)?).save(nothing)
 }
@@ -164,7 +167,7 @@ fn open(dir: &Path) -> Result<LocalStore, Error> {
     Ok(LocalStore::open_with(dir, options)?.0)
 }
 
-/// Opens a store that was being loaded, and says how far. `None`: there is no store yet.
+/// Opens a store with an interrupted load, and returns its progress. `None`: there is no store yet.
 pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, Progress)>, Error> {
     let Dump { head, first, .. } = dump;
     let superblock = match superblock::read(dir) {
@@ -179,14 +182,15 @@ pub(super) fn resume(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, 
     let no_load = || Error::NoLoad(dir.into());
     let progress = match store.get(ObjectId::SUPER, PROGRESS)? {
         Some(value) => espalier_meta::decode(&value).map_err(|_| no_load())?,
-        // It was interrupted before anything was saved.
+        // It was interrupted before the first record of progress.
         None if store.records().next().is_none() && superblock.hash_key == head.hash_key => *first,
         None => return Err(no_load()),
     };
     if progress.head != first.head { Err(Error::OtherDump) } else { Ok(Some((store, progress))) }
 }
 
-/// As [`resume`], of a data server's store: `None` if it was not begun with this dump, or is done, which nothing tells apart.
+/// As [`resume`], for a data server's store. `None`: it was started with another dump, or is
+/// complete, which cannot be distinguished.
 pub(super) fn resume_data(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalStore, Progress)>, Error> {
     let store = open(dir)?;
     let progress = store.get(ObjectId::SUPER, PROGRESS)?;
@@ -194,7 +198,7 @@ pub(super) fn resume_data(dir: &Path, dump: &Dump<'_>) -> Result<Option<(LocalSt
     Ok(progress.filter(|progress| progress.head == dump.first.head).map(|progress| (store, progress)))
 }
 
-/// Why a store without its first record is no file system.
+/// Why a store without its first record is not a file system.
 pub(crate) fn unfinished(store: &LocalStore, dir: &Path) -> Result<Error, Error> {
     Ok(match store.get(ObjectId::SUPER, PROGRESS)? {
         Some(_) => Error::Loading(dir.into()),
@@ -205,13 +209,13 @@ pub(crate) fn unfinished(store: &LocalStore, dir: &Path) -> Result<Error, Error>
 
 struct Loader {
     store: LocalStore,
-    /// Complete, but not yet durable.
+    /// Complete streams that are not durable yet.
     unsynced: Vec<Ino>,
-    /// The stream that is being written, the size and the time that it will have.
+    /// The stream being written, with its final size and mtime.
     current: Option<(Ino, u64, Time)>,
-    /// The record that makes it a file system.
+    /// The record that makes the store valid.
     last: Option<Vec<u8>>,
-    /// It is one of several.
+    /// The store is one of several.
     is_part: bool,
 }
 
@@ -220,14 +224,14 @@ impl Loader {
         Self { store, unsynced: Vec::new(), current: None, last: None, is_part: false }
     }
 
-    /// Stores an item; of one that is `durable` already, it only notes what that says about those that follow.
+    /// Stores an item. If it is `durable` already, only notes what later items depend on.
     fn take(&mut self, item: Item, durable: bool) -> Result<(), Error> {
         match item {
             Item::Record { object, value, .. } if object == ObjectId::SUPER.to_bytes() => {
                 self.last = Super::parse(&value).map(|record| with_new_journal(record, self.is_part));
             }
             Item::Record { object, key, value } if !durable => {
-                // The reader lets no other through.
+                // The reader admits no other objects.
                 if let Some(object) = ObjectId::from_bytes(object) {
                     self.store.stage(vec![TableWrite { object, key, value: Some(value) }])?;
                 }
@@ -235,7 +239,8 @@ impl Loader {
             Item::Stream { ino, size, mtime } => {
                 if !durable {
                     self.finish_stream()?;
-                    // What is left from before an interruption goes, so that it is the new one whose name is synced.
+                    // Remove a leftover of the interruption, so that the name of the new stream is
+                    // synced.
                     self.store.stream_remove(ino)?;
                     self.store.stream_truncate(ino, 0)?;
                 }
@@ -260,7 +265,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Makes all durable, and that it is.
+    /// Makes everything durable, with the progress.
     fn save(&mut self, progress: Progress) -> Result<(), Error> {
         if let Some((ino, ..)) = self.current {
             self.store.stream_sync(ino)?;
@@ -270,7 +275,7 @@ impl Loader {
         Ok(())
     }
 
-    /// Makes all durable, and a file system of it.
+    /// Makes everything durable, and the store valid.
     fn finish(&mut self) -> Result<(), Error> {
         self.finish_stream()?;
         let last = self.last.take();
@@ -290,7 +295,8 @@ fn super_write(key: &[u8], value: Option<Vec<u8>>) -> TableWrite {
     TableWrite { object: ObjectId::SUPER, key: key.to_vec(), value }
 }
 
-/// The record about the whole file system, for a journal that is empty. `is_part`: what is not settled with data servers is to be.
+/// The superblock record for an empty journal. `is_part`: transactions with data servers have to be
+/// finalised.
 fn with_new_journal(record: Super, is_part: bool) -> Vec<u8> {
     let settled = Super { journal: 0, ..record };
     let settled = match is_part {

@@ -1,11 +1,13 @@
-//! Dumps: a whole file system as one stream, whatever store it comes from or goes to.
+//! Dumps: a whole file system as one byte stream, independent of the store.
 //!
-//! A dump is a line of text and then frames: length (4 bytes), checksum (8 bytes), and an item. Items are the records of
-//! the tables, then each stream with its extents, then the numbers of both, all in ascending order. A frame's checksum is
-//! seeded with that of the frame before it, so it stands for the whole dump up to there: no frame can be missing, be there
-//! twice or come from another dump, and one number tells how much of which dump has been loaded.
+//! A dump is a line of text followed by frames: length (4 bytes), checksum (8 bytes), and an item.
+//! Items are the records of the tables, then each stream with its extents, then the counts of both,
+//! all in ascending order. A frame's checksum is seeded with that of the previous frame. So it
+//! covers the dump up to there: frames cannot be missing, repeated or taken from another dump, and
+//! one number identifies the loaded part of a dump.
 //!
-//! A dump says nothing but what the store holds, so what is there of an interrupted dump can be compared with the store.
+//! A dump contains only what the store contains, so an interrupted dump can be compared with the
+//! store.
 
 mod cluster;
 mod frame;
@@ -24,12 +26,12 @@ pub use write::{dump, resume_dump};
 
 use crate::error::Error;
 
-/// What was dumped, loaded or verified.
+/// Counts of a dump, load or verification.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Dumped {
     pub records: u64,
     pub streams: u64,
-    /// Bytes of the dump that an interrupted dump or load had dealt with; 0 if it was not resumed.
+    /// Bytes that the interrupted dump or load had processed; 0 if it was not resumed.
     pub resumed_at: u64,
 }
 
@@ -41,10 +43,10 @@ impl AddAssign for Dumped {
     }
 }
 
-/// Reads a dump to its end without loading it. `progress` is told the bytes so far.
+/// Reads a dump to its end without loading it. `progress` receives the number of bytes.
 ///
 /// # Errors
-/// [`Error::DamagedDump`] says where; [`Error::ForeignDump`]; [`Error::Io`].
+/// [`Error::DamagedDump`] with the position; [`Error::ForeignDump`]; [`Error::Io`].
 pub fn verify_dump(dump: &mut dyn Read, progress: impl Fn(u64)) -> Result<Dumped, Error> {
     let mut reader = Reader::begin(dump)?;
     loop {

@@ -1,15 +1,15 @@
-//! What may follow what in a dump.
+//! The order of items in a dump.
 
 use espalier_meta::Super;
 use espalier_proto::{Ino, ObjectId, ObjectKind};
 
 use super::frame::{Item, Part};
 
-/// How far a dump has been read.
+/// The state after the items read so far.
 #[derive(Default)]
 pub(super) struct Order {
     begun: bool,
-    /// The last one.
+    /// The last record.
     record: Option<([u8; 13], Vec<u8>)>,
     stream: Option<Stream>,
     records: u64,
@@ -22,15 +22,15 @@ pub(super) struct Order {
 struct Stream {
     ino: Ino,
     size: u64,
-    /// Of the last extent.
+    /// The end of the last extent.
     end: u64,
 }
 
 impl Order {
-    /// Takes the next item.
+    /// Accepts the next item.
     ///
     /// # Errors
-    /// Why it cannot follow those before it.
+    /// Why the item cannot follow the previous ones.
     pub(super) fn accept(&mut self, item: &Item) -> Result<(), &'static str> {
         if matches!(item, Item::Head(_)) == self.begun {
             return Err("its head is not where it belongs");
@@ -65,7 +65,7 @@ impl Order {
                 if (*records, *streams) != (self.records, self.streams) {
                     return Err("its last item tells of more or fewer items than there are");
                 }
-                // A data server has no tree.
+                // A data server has no superblock record.
                 if self.has_super || matches!(self.part, Some(Part::Data(_))) {
                     Ok(())
                 } else {

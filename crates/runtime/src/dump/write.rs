@@ -1,4 +1,4 @@
-//! `dump`: writes what a store holds, or what is missing of it in a dump that was interrupted.
+//! `dump`: writes the contents of a store, or the missing part of an interrupted dump.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -16,30 +16,32 @@ use crate::error::Error;
 use crate::fsck::checkpoint;
 use crate::volume::{OpenOptions, Volume};
 
-/// Of a stream's extent in one frame.
+/// Maximum bytes of a stream in one frame.
 const CHUNK: usize = 1 << 20;
 
-/// A store that is dumped: all that it holds is in its tables and streams.
+/// The store to dump; all its contents are in its tables and streams.
 pub(super) struct Source<'a> {
     pub superblock: &'a Superblock,
     pub part: Option<Part>,
     pub store: &'a LocalStore,
 }
 
-/// Writes all of a file system that is not mounted. `progress` is told the bytes so far.
+/// Writes a file system that is not mounted. `progress` receives the number of bytes.
 ///
 /// # Errors
-/// Those of opening the store; [`Error::Io`] if the dump cannot be written.
+/// Errors of opening the store; [`Error::Io`] if the dump cannot be written.
 pub fn dump(dir: &Path, out: &mut dyn Write, progress: impl Fn(u64)) -> Result<Dumped, Error> {
     let (superblock, disk) = open(dir)?;
     begin(&Source { superblock: &superblock, part: None, store: &disk.store }, out, &progress)
 }
 
-/// Completes a dump that was interrupted: compares what is there with the store, cuts off what is not whole, and writes the
-/// rest. `file` is open for reading and writing. `progress` is told the bytes so far.
+/// Completes an interrupted dump: compares the existing part with the store, truncates an
+/// incomplete frame, and writes the rest. `file` must be open for reading and writing. `progress`
+/// receives the number of bytes.
 ///
 /// # Errors
-/// As [`dump`]; [`Error::ForeignDump`], [`Error::OtherDump`] and [`Error::Changed`] leave the file as it is.
+/// As [`dump`]; [`Error::ForeignDump`], [`Error::OtherDump`] and [`Error::Changed`] leave the file
+/// unchanged.
 pub fn resume_dump(dir: &Path, file: &File, progress: impl Fn(u64)) -> Result<Dumped, Error> {
     let (superblock, disk) = open(dir)?;
     resume(&Source { superblock: &superblock, part: None, store: &disk.store }, file, &progress)
@@ -81,10 +83,10 @@ pub(super) fn resume(source: &Source<'_>, file: &File, progress: &dyn Fn(u64)) -
     Sink { writer, partial, resumed_at: 0, progress, is_part: source.part.is_some() }.fill(source)
 }
 
-/// Where items go.
+/// The destination of items.
 struct Sink<'a> {
     writer: Writer<'a>,
-    /// While there is a part of the dump to compare with.
+    /// Set while an existing part of the dump is compared.
     partial: Option<Partial<'a>>,
     resumed_at: u64,
     progress: &'a dyn Fn(u64),
@@ -92,7 +94,7 @@ struct Sink<'a> {
     is_part: bool,
 }
 
-/// What an interrupted dump has left.
+/// The existing part of an interrupted dump.
 struct Partial<'a> {
     file: &'a File,
     reader: Reader<'a>,
@@ -100,7 +102,7 @@ struct Partial<'a> {
 }
 
 impl Partial<'_> {
-    /// `None`: what follows is not whole.
+    /// `None`: the next frame is incomplete.
     fn peek(&mut self) -> Result<Option<&Item>, Error> {
         if self.ahead.is_none() {
             self.ahead = match self.reader.next() {
@@ -113,8 +115,8 @@ impl Partial<'_> {
     }
 }
 
-/// Whether both are the record about the whole of a rank that has done nothing but begin and end in between, which it notes, as it does the
-/// numbers that it might have given out.
+/// True if both are the superblock record of a rank that was only started and stopped in between,
+/// which updates the record and skips inode numbers.
 fn is_same_tree(one: &Item, other: &Item) -> bool {
     let tree = |item: &Item| match item {
         Item::Record { object, value, .. } if *object == ObjectId::SUPER.to_bytes() => {
@@ -141,7 +143,7 @@ impl Sink<'_> {
         for record in store.records() {
             let (object, key, value) = record?;
             if object == ObjectId::SUPER && !key.is_empty() {
-                // Of this store alone: how far its tables know its journal.
+                // It concerns only this store: the journal position of its tables.
                 continue;
             }
             self.put(Item::Record { object: object.to_bytes(), key, value })?;
@@ -195,10 +197,11 @@ impl Sink<'_> {
         Ok(())
     }
 
-    /// Passes over the extents that are there already. They are those of the store, for its stream has the size and time
-    /// that it had when they were written. Where the last one ends; `None` if no more belong to the stream.
+    /// Skips the existing extents of a stream; returns the end of the last one, or `None` at
+    /// another item. They match the store, since the stream's size and mtime are unchanged.
     ///
-    /// They are not compared, for whether space without data counts as a hole depends on what is cached of it.
+    /// They are not compared, because whether allocated space without data counts as a hole depends
+    /// on the page cache.
     fn extents(&mut self) -> Result<Option<u64>, Error> {
         let mut end = 0;
         while let Some(partial) = &mut self.partial {
@@ -213,7 +216,7 @@ impl Sink<'_> {
         Ok(Some(end))
     }
 
-    /// The frame that was looked at stays.
+    /// Keeps the frame.
     fn kept(&mut self) {
         if let Some(partial) = &mut self.partial {
             partial.ahead = None;
@@ -221,7 +224,7 @@ impl Sink<'_> {
         }
     }
 
-    /// From here on, frames are written.
+    /// Truncates the file here; frames are written from here on.
     fn cut(&mut self) -> Result<(), Error> {
         if let Some(Partial { mut file, .. }) = self.partial.take() {
             self.resumed_at = self.writer.offset;

@@ -1,4 +1,4 @@
-//! What a door does with data servers itself: the bytes of big files, as far as the metadata server has let it.
+//! Direct access of a client to data servers, under capabilities of the metadata server.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,10 +14,11 @@ use crate::data::{Asker, DataServers, Pass, Stale, Striper};
 use crate::servers::Servers;
 use crate::tracer::Tracer;
 
-/// Before the metadata server is asked for another capability: a data server may not have heard yet that it was started anew.
+/// Pause before a new capability is requested: a data server may not yet have learnt of the
+/// metadata server's restart.
 const STALE_PAUSE: Duration = Duration::from_millis(50);
 
-/// The data servers, and what is connected to them.
+/// The data servers and their connections.
 pub struct Direct {
     striper: Arc<Striper>,
     runtime: Handle,
@@ -25,7 +26,7 @@ pub struct Direct {
 }
 
 impl Direct {
-    /// Connects to nobody yet.
+    /// Creates it without connections.
     pub fn new(servers: &Servers, tracer: &Arc<Tracer>) -> Self {
         let (security, limits) = (servers.security.clone(), servers.limits.clone());
         let asker = Asker::Client(servers.client);
@@ -38,7 +39,7 @@ impl Direct {
         self.striper.servers.learn(servers.data.clone());
     }
 
-    /// Connects to those who have a file, where nobody is connected yet.
+    /// Connects to the data servers of a file.
     fn reach(&self, layout: &Layout) {
         for server in self.striper.servers.unkept(layout.servers()) {
             let striper = Arc::clone(&self.striper);
@@ -54,7 +55,7 @@ impl Direct {
         !self.striper.servers.are_reached(layout.servers())
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub fn close(&self) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.drain(..).for_each(|connection| connection.abort());
@@ -79,7 +80,7 @@ impl<D: Door> Remote<D> {
             let (striper, remote) = (Arc::clone(&self.direct.striper), self.own.clone());
             let call = inner.sessions.call_of_data(number).filter(|_| self.tracer.is_on());
             let cause = call.map(|call| self.tracer.served(self.tracer.place(), call));
-            // It cannot end before it is noted: its end needs the lock.
+            // It cannot finish before it is registered, since that needs the lock.
             let task = self.direct.runtime.spawn(async move {
                 let pass = Pass { capability, _held: held };
                 let result = striper.stream(layout, work, data, Some(&pass), cause.as_slice()).await;
@@ -99,7 +100,7 @@ impl<D: Door> Remote<D> {
         }
     }
 
-    /// Data servers have done what a call wants, or want another capability.
+    /// Handles the outcome of an operation on data servers.
     fn data_came(&self, number: u64, outcome: Outcome) {
         let Ok(mut inner) = self.lock() else { return };
         inner.tasks.remove(&number);

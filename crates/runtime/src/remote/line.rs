@@ -1,4 +1,4 @@
-//! A connection to a server, and what has gone over it and those before it.
+//! A connection to a server, and counts of its messages.
 
 use espalier_net::Sender;
 use espalier_proto::{FromClient, FromServer, Request};
@@ -6,28 +6,28 @@ use serde::{Deserialize, Serialize};
 
 use crate::watch::Kind;
 
-/// Messages of a session, by kind.
+/// Counts of a session's messages, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Messages {
-    /// Sent: what programs asked for, `forgets` excepted.
+    /// Sent: requests of programs, except forgets.
     pub requests: u64,
-    /// Sent: what is no longer known, many inodes at once.
+    /// Sent: forgotten inodes, many per message.
     pub forgets: u64,
-    /// Sent: reads and writes of streams.
+    /// Sent: stream I/O.
     pub streams: u64,
-    /// Reads and writes of streams that were asked of data servers instead.
+    /// Sent to data servers: reads and writes.
     #[serde(default)]
     pub data: u64,
-    /// Sent: all others.
+    /// Sent: all other messages.
     pub others: u64,
-    /// Received.
+    /// Received: replies.
     pub replies: u64,
     pub revocations: u64,
     pub notices: u64,
 }
 
 impl Messages {
-    /// Of two sessions together.
+    /// The sum of two sessions.
     pub fn plus(self, other: Self) -> Self {
         Self {
             requests: self.requests + other.requests,
@@ -43,10 +43,10 @@ impl Messages {
 }
 
 pub(super) struct Line {
-    /// While there is a connection.
+    /// Set while connected.
     pub sender: Option<Sender<FromClient>>,
     pub messages: Messages,
-    /// Of these the requests and what is done with streams, by [`Kind`].
+    /// Requests and stream I/O by [`Kind`].
     pub kinds: [u64; Kind::ALL.len()],
 }
 

@@ -1,22 +1,22 @@
-//! Who may connect.
+//! Access control for connections.
 
 use std::collections::HashMap;
 
 use espalier_meta::Rights;
 use espalier_net::Identity;
 
-/// Who may connect, and what they may do then.
+/// Which clients may connect, and their rights.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
-    /// By the names in the clients' certificates; others may do everything.
+    /// Rights by the name in a client's certificate; clients that are not listed have all rights.
     pub clients: HashMap<String, Rights>,
 }
 
 impl Access {
-    /// The rights of a client; `None`: one that need not show who it is.
+    /// The rights of a client; `None` for a client without a certificate, where none is required.
     ///
     /// # Errors
-    /// Why it may not connect.
+    /// Why the client may not connect.
     pub fn of(&self, identity: Option<&Identity>) -> Result<Rights, &'static str> {
         match identity {
             None => Ok(Rights::default()),

@@ -1,4 +1,4 @@
-//! One client's connection, from its first byte to its last.
+//! Serves one connection of a client.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -19,54 +19,54 @@ use crate::capability::Holder;
 use crate::data::DataServer;
 use crate::tracer::place_of;
 
-/// A client may have so many requests unanswered.
+/// Maximum number of unanswered requests per client.
 const WINDOW: u32 = 1024;
-/// So many messages are dealt with before it is looked at what they have made to be sent.
+/// Number of messages processed between two checks of the output queue.
 const AT_ONCE: usize = 16;
-/// While so many bytes wait to be sent to a client, nothing more is taken from it.
+/// Size of the output queue, in bytes, above which nothing more is received.
 const UNREAD: usize = 16 << 20;
 const PAUSE: Duration = Duration::from_millis(1);
-/// Clients that say who they are at the same time; others wait.
+/// Maximum number of concurrent handshakes.
 const HANDSHAKES: usize = 256;
-/// After the listening socket has failed, for want of descriptors usually.
+/// Pause after an error of `accept`, usually a lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a connection has ended.
 pub type Ended = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// What all connections of a server share.
+/// State shared by all connections of a server.
 pub struct Gate {
-    /// Serves metadata, if this server does.
+    /// The metadata service, if this server provides it.
     pub meta: Option<Metadata>,
-    /// Serves data, if this server does.
+    /// The data service, if this server provides it.
     pub data: Option<Arc<DataServer>>,
     pub acceptor: Acceptor,
     pub incarnation: u64,
-    /// At most so many connections at a time.
+    /// Maximum number of connections.
     pub max_connections: usize,
-    /// Connections are dealt out to these.
+    /// Runtimes among which connections are distributed.
     pub workers: Vec<Handle>,
     pub open: AtomicUsize,
     pub handshakes: Semaphore,
 }
 
-/// What the clients of a metadata server share.
+/// State shared by the clients of a metadata server.
 pub struct Metadata {
     pub server: Arc<Server>,
     pub cluster: ClusterId,
     pub rank: Rank,
-    /// How many share the tree.
+    /// Number of metadata servers.
     pub ranks: u16,
     pub session_ms: u32,
-    /// As clients are told.
+    /// The server map that clients receive.
     pub servers: ServerMap,
     pub access: RwLock<Arc<Access>>,
-    /// Hashes clients: nobody can find another's session.
+    /// Key for hashing client identities, so that clients cannot guess others' session numbers.
     pub secret: [u8; 16],
 }
 
 impl Gate {
-    /// For [`Self::handshakes`].
+    /// The limit for [`Self::handshakes`].
     pub fn turnstile() -> Semaphore {
         Semaphore::new(HANDSHAKES)
     }
@@ -83,7 +83,7 @@ impl Gate {
     }
 }
 
-/// Accepts connections for ever.
+/// Accepts connections forever.
 pub async fn accept(gate: Arc<Gate>, listener: TcpListener) {
     for worker in gate.workers.iter().cycle() {
         match listener.accept().await.and_then(|(socket, _)| socket.into_std()) {
@@ -94,13 +94,13 @@ pub async fn accept(gate: Arc<Gate>, listener: TcpListener) {
                     let is_full = open >= gate.max_connections;
                     match TcpStream::from_std(socket) {
                         Ok(socket) => gate.serve(socket, is_full).await,
-                        Err(error) => tracing::warn!(%error, "a connection cannot be served"),
+                        Err(error) => tracing::warn!(%error, "cannot serve a connection"),
                     }
                     gate.open.fetch_sub(1, Ordering::Relaxed);
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection; going on");
+                tracing::warn!(%error, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
@@ -116,7 +116,7 @@ impl Gate {
         };
         let incoming = match accepted {
             Ok(incoming) => incoming,
-            Err(error) => return tracing::warn!(peer, %error, "a connection was not accepted"),
+            Err(error) => return tracing::warn!(peer, %error, "cannot accept a connection"),
         };
         let is_client = matches!(incoming.hello().service, Service::Metadata { .. } | Service::Delegated(_));
         let refusal = if is_full && is_client {
@@ -145,13 +145,13 @@ impl Gate {
             (service, ..) => {
                 let text = match service {
                     Service::Metadata { .. } => {
-                        "this server serves no metadata: name another in the URL".into()
+                        "this server serves no metadata: use another in the URL".into()
                     }
                     Service::Data(number) | Service::Delegated(number) => {
-                        format!("this is not data server {number}: mend [[data]] in server.toml")
+                        format!("this is not data server {number}: correct [[data]] in server.toml")
                     }
                     Service::Peer { from, to } => format!(
-                        "this is not metadata server {to}, which another one, {from}, asks for: mend [[meta]] in server.toml"
+                        "this is not metadata server {to}, to which server {from} connects: correct [[meta]] in server.toml"
                     ),
                 };
                 tracing::warn!(peer, "a peer was refused: {text}");
@@ -171,10 +171,10 @@ impl Gate {
             .then(|| Refusal::new(Reason::Cluster, "this server is one of another cluster"))
     }
 
-    /// Some services are for the cluster's servers only.
+    /// Restricts a service to the cluster's servers.
     async fn servers_only(incoming: Incoming, peer: &str) -> Option<Incoming> {
         let Some(Identity::Client(name)) = incoming.identity() else { return Some(incoming) };
-        tracing::warn!(peer, name, "a client was refused: it has asked for what is for servers");
+        tracing::warn!(peer, name, "a client was refused: it requested a service for servers only");
         let text = "this is for the cluster's servers only: this certificate is a client's";
         incoming.refuse(Refusal::new(Reason::Identity, text)).await;
         None
@@ -216,21 +216,21 @@ impl Gate {
         };
         let place = place_of(incoming.hello().client);
         let holder = Holder::new(incoming.identity(), incoming.hello().client);
-        // 1 is the embedded mount's.
+        // 1 is the client of an embedded mount.
         let client = ClientId(holder.number(&meta.secret).0.max(2));
         let before = incoming.hello().incarnation;
         let (resumed, known) = (before.is_some(), before == Some(self.incarnation));
         let root = match meta.server.connect(client, (leases, resumed), accesses, &rights).await? {
             Ok(root) => root,
             Err(Refused::Ended) => {
-                tracing::info!(peer, client = client.0, "the session of a client that comes back has ended");
+                tracing::info!(peer, client = client.0, "the session of a returning client has ended");
                 let text = "the session has ended: what was open in it is lost";
                 incoming.refuse(Refusal::new(Reason::Ended, text)).await;
                 return Ok(());
             }
             Err(Refused::Session(errno)) => {
                 let text = format!(
-                    "the server takes no new clients now ({errno}): see its status, or try again later"
+                    "the server accepts no new clients ({errno}): see its status, or try again later"
                 );
                 incoming.refuse(Refusal::new(Reason::Full, text)).await;
                 return Ok(());
@@ -254,7 +254,7 @@ impl Gate {
         let Connection { mut receiver, sender } = incoming.welcome(welcome).await?;
         let guest = Guest { identity, holder, rights: rights.clone(), place };
         let origin = meta.server.attach(client, guest, sender.clone())?;
-        // They may have been changed while it connected.
+        // The rights may have changed during the handshake.
         meta.server.enforce(&meta.access(), Some(client));
         tracing::info!(peer, client = client.0, resumed, known, "a client has connected");
         let mut batch = Vec::new();
@@ -263,8 +263,9 @@ impl Gate {
                 Ok(_) => {}
                 Err(error) => break Err(error.into()),
             }
-            // A client that asks for much and reads slowly, or for more than disks give, is not read from meanwhile. If it does not read at all, the
-            // connection ends, and nothing waits to be sent any more.
+            // A client that reads slowly, or requests more than the disks deliver, is not served
+            // meanwhile. If it does not read at all, the connection ends, and the queue becomes
+            // empty.
             let taken = loop {
                 let now = batch.drain(..batch.len().min(AT_ONCE));
                 if let Err(fault) = meta.server.received(&origin, now) {
@@ -292,7 +293,7 @@ impl Metadata {
         Arc::clone(&self.access.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Who may connect from now on; the clients that are connected are kept to it.
+    /// Sets the access rights, also for connected clients.
     pub fn set_access(&self, access: Access) {
         let access = Arc::new(access);
         *self.access.write().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&access);

@@ -1,4 +1,4 @@
-//! What a metadata server lets clients do at data servers.
+//! Capabilities for direct access of clients to data servers.
 
 use espalier_meta::{Input, IoDone, IoId};
 use espalier_net::SealKey;
@@ -7,16 +7,17 @@ use espalier_proto::{ClientId, Reply, ServerId};
 use super::machine::{Inner, Server};
 use crate::data::answers;
 
-/// Makes capabilities good.
+/// Seals capabilities.
 pub struct Sealer {
     pub key: SealKey,
-    /// Who gives them, and tells one start of it from the next.
+    /// The issuing server, and its incarnation.
     pub number: ServerId,
     pub incarnation: u64,
 }
 
 impl Server {
-    /// Seals what the machine gives to a client. One that is given none has to ask here.
+    /// Seals the capability in a reply; without a sealer the client must access data through this
+    /// server.
     pub(super) fn seal(&self, inner: &Inner, to: ClientId, reply: &mut Reply) {
         let Some(capability) = reply.capability() else { return };
         if let (Some(sealer), Some(peer)) = (&self.sealer, inner.peers.get(&to)) {
@@ -27,7 +28,8 @@ impl Server {
         }
     }
 
-    /// Has data servers told which clients' sessions go on. The machine hears of it when all know.
+    /// Sends the valid sessions to the data servers; the machine is informed when all have
+    /// acknowledged.
     pub(super) fn admit(&self, id: IoId, below: u64, live: Vec<u64>) {
         let (Some(striper), Some(server)) = (&self.striper, self.itself.upgrade()) else { return };
         let asked = striper.servers.admit(below, live);

@@ -1,7 +1,8 @@
-//! The metadata machine of a server, and who is connected to it.
+//! The driver of a server's metadata machine, and its connected clients.
 //!
-//! The thread that has received a batch of messages runs the machine for it, does the I/O that follows, and sends what is
-//! answered. Only what takes as long as a disk's sync goes to the background, for others share the thread.
+//! The thread that has received a batch of messages runs the machine for it, executes the resulting
+//! I/O, and sends the replies. Only I/O that may wait for the disk runs in the background, since
+//! others share the thread.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -30,31 +31,31 @@ use crate::errands::{Background, Errands};
 use crate::tracer::{Id, Place, Tracer};
 use crate::watch::{Kind, MachineFigures, Span, Stage, Turn, Watch, exposition};
 
-/// A server's machine. See the module's description.
+/// The driver of a metadata machine. See the module's documentation.
 pub struct Server {
     inner: Mutex<Inner>,
     pub errands: Errands,
-    /// Of the data servers, if there are any.
+    /// Access to the data servers, if there are any.
     pub(super) striper: Option<Striper>,
-    /// Where what takes long is done.
+    /// Runs background tasks.
     pub(super) runtime: Handle,
     pub(super) itself: Weak<Self>,
-    /// Of capabilities; `None`: clients do not talk to data servers.
+    /// Issues capabilities; `None`: clients do not access data servers.
     pub(super) sealer: Option<Sealer>,
 }
 
 pub(super) struct Inner {
     pub(super) front: Front,
     pub(super) peers: HashMap<ClientId, Peer>,
-    /// Of requests that have not been answered.
+    /// Operations of unanswered requests.
     spans: HashMap<(ClientId, RequestId), Span>,
-    /// Clients whose sessions are about to begin.
+    /// Clients that wait for the start of their sessions.
     connecting: HashMap<ClientId, oneshot::Sender<Result<Ino, Refused>>>,
-    /// What clients have asked to be done with striped files.
+    /// Clients' operations on striped files.
     pub(super) striping: HashMap<(ClientId, RequestId), Striping>,
-    /// What the machine has asked to be done with striped files.
+    /// The machine's own operations on striped files.
     pub(super) asking: HashMap<IoId, Striping>,
-    /// Other ranks that are connected.
+    /// Connected ranks.
     pub(super) ranks: BTreeMap<Rank, Link>,
     pub(super) next_connection: u64,
 }
@@ -67,21 +68,21 @@ pub(super) struct Peer {
     pub(super) under_way: Arc<UnderWay>,
 }
 
-/// Whom a client's connection is from.
+/// The identity of a connecting client.
 pub struct Guest {
     pub identity: Option<Identity>,
     pub holder: Holder,
     pub rights: Rights,
-    /// Where it asks from.
+    /// The client's place in traces.
     pub place: Place,
 }
 
-/// What a connection knows of its client.
+/// A connection's view of its client.
 #[derive(Clone, Debug)]
 pub struct Origin {
     pub client: ClientId,
     pub rights: Arc<Rights>,
-    /// Tells one connection of the client from the next.
+    /// Distinguishes successive connections of the client.
     pub connection: u64,
     pub under_way: Arc<UnderWay>,
 }
@@ -121,7 +122,8 @@ impl Server {
         (server, background)
     }
 
-    /// Begins a client's session, or goes on with it: the directory that is the client's root. It may be refused.
+    /// Starts or resumes a client's session; returns the client's root directory. The machine may
+    /// refuse it.
     pub fn connect(
         &self,
         client: ClientId,
@@ -138,7 +140,7 @@ impl Server {
         told
     }
 
-    /// From now on the client is reached by this connection.
+    /// Makes this connection the client's present one.
     ///
     /// # Errors
     /// The server has failed.
@@ -161,20 +163,20 @@ impl Server {
         Ok(Origin { client, rights, connection, under_way })
     }
 
-    /// A connection has ended.
+    /// Handles the end of a connection.
     pub fn detach(&self, origin: &Origin) {
         if let Ok(mut inner) = self.lock()
             && inner.peers.get(&origin.client).is_some_and(|peer| peer.connection == origin.connection)
         {
             inner.peers.remove(&origin.client);
             inner.front.detach(origin.client);
-            // What is still under way is answered to the next connection, and not counted.
+            // Pending requests are answered over the next connection and not counted.
             inner.spans.retain(|(client, _), _| *client != origin.client);
         }
     }
 
-    /// Keeps clients to what they may do now: one of which that has changed has to connect again, and the session of one that may not
-    /// ends. `only`: looks at this one alone.
+    /// Enforces the access rights: a client with changed rights must reconnect, and the session of
+    /// a client without access ends. `only`: restricts this to one client.
     pub fn enforce(&self, access: &Access, only: Option<ClientId>) {
         let Ok((mut inner, turn)) = self.turn() else { return };
         let affected: Vec<_> = inner
@@ -192,29 +194,29 @@ impl Server {
             inner.front.detach(client);
             inner.spans.retain(|(of, _), _| *of != client);
             if is_refused {
-                tracing::warn!(client = client.0, "a client may not connect any more: its session ends");
+                tracing::warn!(client = client.0, "a client has lost its access: its session ends");
                 inner.front.input(now(0), Input::Leave { client });
             }
         }
         self.settle(inner, turn);
     }
 
-    /// Clients that are connected.
+    /// Number of connected clients.
     pub fn connections(&self) -> usize {
         self.lock().map_or(0, |inner| inner.peers.len())
     }
 
-    /// Takes what has come from a client: nothing, where it has only said that it is there.
+    /// Processes messages of a client; an empty batch is a sign of life.
     ///
     /// # Errors
-    /// Why nothing is taken from it any more.
+    /// Why nothing more is received from the client.
     pub fn received(&self, origin: &Origin, batch: impl ExactSizeIterator<Item = FromClient>) -> Ended {
         let client = origin.client;
         let (mut inner, turn) = self.turn().map_err(|_| "the server has failed")?;
         if inner.peers.get(&client).is_none_or(|peer| peer.connection != origin.connection) {
-            return Err("the client has another connection, or may have none".into());
+            return Err("the client has another connection, or has lost its access".into());
         }
-        // Few come at once: one time is for all.
+        // A batch is small: all its messages get the same time.
         let (mut now, mut taken) = (now(batch.len()), Ok(()));
         for message in batch {
             now.queued -= 1;
@@ -243,24 +245,24 @@ impl Server {
         taken
     }
 
-    /// Comes once a second: tells the time and the space left.
+    /// Called once per second: reports the time and the free space to the machine.
     pub fn tick(&self) {
         self.measure_space();
         match self.errands.disk.free_space() {
             Ok(free) => self.feed(Input::Space { free }),
-            Err(error) => tracing::warn!(%error, "the store does not tell its free space"),
+            Err(error) => tracing::warn!(%error, "cannot determine the free space of the store"),
         }
         self.give_up_glances();
         self.feed(Input::Tick);
         self.errands.watch.tick();
     }
 
-    /// Does what is to be done in the background, until [`Errands::stop`].
+    /// Runs background work until [`Errands::stop`].
     pub fn run_background(&self, background: Background) {
         self.errands.run(background, |id, result| self.feed(Input::Done { id, result }));
     }
 
-    /// Writes everything out; until that is done, or has failed for good, or the time is over.
+    /// Writes everything out, until done, failed or timed out. Returns true on success.
     pub fn drain(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;
         loop {
@@ -275,7 +277,7 @@ impl Server {
         }
     }
 
-    /// Inodes in use, and what is wrong, if anything is.
+    /// Number of inodes in use, and the failure of the machine, if any.
     pub fn state(&self) -> (u64, Option<Errno>) {
         self.lock()
             .map_or((0, Some(Errno::EIO)), |inner| (inner.front.meta().files(), inner.front.meta().failure()))
@@ -288,7 +290,7 @@ impl Server {
         MachineFigures::of(inner.front.meta(), inner.spans.len(), longest.unwrap_or_default())
     }
 
-    /// What the server has done since its start, for Prometheus.
+    /// The server's statistics for Prometheus.
     pub fn exposition(&self) -> String {
         let (totals, (files, broken)) = (self.errands.watch.totals(), self.state());
         let figures = self.errands.watch.figures(&totals, self.figures());
@@ -304,7 +306,7 @@ impl Server {
         self.with_machine(|_| [input]);
     }
 
-    /// Gives the machine what comes of having it.
+    /// Runs the machine on `inputs` and executes the results.
     pub(super) fn with_machine<I>(&self, inputs: impl FnOnce(&mut Inner) -> I)
     where
         I: IntoIterator<Item = Input, IntoIter: ExactSizeIterator>,
@@ -325,12 +327,12 @@ impl Server {
         Ok((inner, Turn { asked, began: Instant::now() }))
     }
 
-    /// Fails after a thread has panicked while it held the machine: what it holds cannot be trusted any more.
+    /// Fails after a panic under the lock: the machine's state is unreliable then.
     pub(super) fn lock(&self) -> Result<Locked<'_>, Errno> {
         self.inner.lock().map_err(|_| Errno::EIO)
     }
 
-    /// Does all that follows, and what follows from that, until nothing is left to do.
+    /// Executes all results, and the results of these, until nothing is left.
     pub(super) fn settle<'a>(&'a self, mut inner: Locked<'a>, mut turn: Turn) {
         loop {
             let Routed { waiting, connected, ended, send, peers, remarks, streams, io } = inner.front.route();
@@ -351,13 +353,13 @@ impl Server {
             for client in ended {
                 tracing::info!(
                     client = client.0,
-                    "a session has ended: its client has left, or has not been heard of"
+                    "a session has ended: its client has disconnected, or has timed out"
                 );
                 if let Some(peer) = inner.peers.remove(&client) {
                     peer.sender.end();
                 }
             }
-            // In the order in which the machine has decided: a lease must be told of before it is revoked.
+            // In the machine's order: a lease must be granted before it is revoked.
             let mut senders = Vec::new();
             for (client, message) in send {
                 if let Some(message) = self.ready(&mut inner, turn, client, message) {
@@ -369,7 +371,7 @@ impl Server {
             let causes = self.errands.tracer.causes(&io, |(id, _)| self.causes_of(&inner, *id));
             let jobs: Vec<_> = streams.into_iter().map(|stream| inner.job(stream, turn)).collect();
             drop(inner);
-            // It fails with the connection, of which its own task hears.
+            // It fails with the connection, whose task handles that.
             for (_, sender) in senders {
                 let _ = sender.flush();
             }
@@ -393,7 +395,7 @@ impl Server {
         }
     }
 
-    /// A message with all that the machine does not know; `None`: it comes later.
+    /// Completes a message with data from outside the machine; `None`: it is sent later.
     fn ready(&self, inner: &mut Inner, turn: Turn, to: ClientId, message: FromServer) -> Option<FromServer> {
         let FromServer::Reply { id, lease_ms, announced, touched, result } = message else {
             return Some(message);
@@ -416,7 +418,7 @@ impl Server {
         Some(FromServer::Reply { id, lease_ms, announced, touched, result })
     }
 
-    /// Adds what the machine does not know.
+    /// Completes a reply with data from outside the machine.
     pub(super) fn complete(&self, reply: Reply) -> Result<Reply, Errno> {
         match reply {
             Reply::StatFs(mut capacity) => {
@@ -430,7 +432,7 @@ impl Server {
 
     fn execute(&self, id: IoId, io: Io, causes: Vec<Id>) -> Option<(IoId, Result<IoDone, Errno>)> {
         match io {
-            // Answers wait for it, and it only goes to the page cache.
+            // Replies wait for it, and it only writes to the page cache.
             Io::Journal { sync: false, .. } => Some((id, self.errands.timed(io, &causes))),
             Io::Journal { sync: true, .. } | Io::Sync => {
                 self.errands.put_off(id, io, causes);
@@ -443,15 +445,16 @@ impl Server {
             Io::Stream(call, layouts) if !layouts.is_empty() => {
                 self.ask_data_servers(id, call, layouts, causes)
             }
-            // It may take as long as the disk likes.
+            // It may wait for the disk.
             io @ Io::Stream(..) => block_in_place(|| self.errands.execute(id, io, causes)),
             io => self.errands.execute(id, io, causes),
         }
     }
 
-    // ---- What is traced
+    // ---- Tracing
 
-    /// How a client's request is called there; `None`: nobody traces, or the client is not connected any more.
+    /// The identifier of a client's request in traces; `None`: tracing is off, or the client is
+    /// disconnected.
     pub(super) fn id_of(&self, inner: &Inner, (client, id): (ClientId, RequestId)) -> Option<Id> {
         let tracer = &self.errands.tracer;
         let peer = if tracer.is_on() { inner.peers.get(&client) } else { None };
@@ -483,8 +486,8 @@ pub(super) fn now(queued: usize) -> Now {
 }
 
 impl Inner {
-    /// Queues a message for a client, if it is connected; others are told when they are, or need not know. Notes by whom there is
-    /// something to be sent.
+    /// Queues a message for a client. A disconnected client gets it after its next connection, or
+    /// does not need it. Collects the connections to flush.
     fn queue(
         &self,
         client: ClientId,
@@ -498,9 +501,9 @@ impl Inner {
                 let (announced, touched, result) = (false, Touched::default(), Err(Errno::E2BIG));
                 let _ = sender.queue(FromServer::Reply { id, lease_ms: 0, announced, touched, result });
             }
-            // The client asks again when it has another connection.
+            // The client repeats the request over its next connection.
             (Err(error), _) => {
-                tracing::debug!(%error, client = client.0, "a message to a client was not sent")
+                tracing::debug!(%error, client = client.0, "cannot send a message to a client")
             }
             (Ok(()), _) => {}
         }

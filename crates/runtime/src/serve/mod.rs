@@ -1,4 +1,4 @@
-//! A server: a store's machine behind a socket, for the clients of a cluster; or datafiles, for its servers; or both.
+//! A server process: a metadata server, a data server, or both.
 
 mod access;
 mod connection;
@@ -33,64 +33,65 @@ use delegate::Sealer;
 use machine::Server;
 use peers::Peers;
 
-/// What a server can be told while it serves.
+/// Settings that can change while the server runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub access: Access,
-    /// Of commits, low and high (carns III.C).
+    /// Low and high watermark of commit coalescing (carns III.C).
     pub watermarks: (usize, usize),
-    /// Of connections that are made from then on: as in [`Limits`].
+    /// For new connections: as in [`Limits`].
     pub eager_bytes: u32,
 }
 
-/// Reads them from a server's configuration; `None`: they cannot be read, and all stays as it is.
+/// Reads the settings from the configuration; `None` if that fails, and nothing changes.
 pub type ReadSettings = Arc<dyn Fn() -> Option<Settings> + Send + Sync>;
 
-/// How a server serves.
+/// Options of a server process.
 #[derive(Clone)]
 pub struct ServeOptions {
     pub listen: SocketAddr,
     pub security: Security,
     pub limits: Limits,
     pub max_connections: usize,
-    /// Threads that serve requests.
+    /// Number of threads that serve requests.
     pub threads: usize,
     pub metrics: Option<MetricsAddress>,
-    /// How long an operation may take without being logged as slow; `None`: as long as it likes.
+    /// Duration from which on an operation is logged as slow; `None`: never.
     pub slow: Option<Duration>,
-    /// How long stopping may take to write out what has not been written.
+    /// Time limit for writing out at shutdown.
     pub drain: Duration,
-    /// What is done when the process is sent SIGHUP.
+    /// Called on `SIGHUP`.
     pub read_settings: Option<ReadSettings>,
 }
 
-/// The tree of files that a server serves.
+/// The metadata service of a server.
 pub struct MetaRole {
     pub volume: Volume,
-    /// Where the store is.
+    /// Path of the store.
     pub store: PathBuf,
     pub access: Access,
-    /// A client that is silent for so many milliseconds loses its session.
+    /// Session timeout in ms.
     pub session_ms: u32,
-    /// Where the metadata servers are that share the tree, by rank, as `HOST:PORT`. Empty: there is no other.
+    /// Addresses of all metadata servers by rank, as `HOST:PORT`; empty for a single one.
     pub ranks: Vec<String>,
-    /// Where the data servers are, as `HOST:PORT`.
+    /// Addresses of the data servers, as `HOST:PORT`.
     pub data_servers: Vec<(ServerId, String)>,
-    /// By which clients are let talk to data servers themselves; `None`: they are not.
+    /// Key for capabilities; `None`: clients do not access data servers.
     pub data_key: Option<SealKey>,
 }
 
-/// The datafiles that a server serves.
+/// The data service of a server.
 pub struct DataRole {
     pub store: DataStore,
-    /// As the metadata servers have it; `None`: it serves no clients.
+    /// The metadata servers' key for capabilities; `None`: no clients are served.
     pub data_key: Option<SealKey>,
 }
 
-/// Serves until the process is told to end. `ready` is called with the address once clients may connect.
+/// Serves until the process is asked to end. `ready` is called with the address when clients may
+/// connect.
 ///
 /// # Errors
-/// It cannot begin, or not everything could be written out.
+/// The server cannot start, or could not write everything out.
 pub fn serve(
     meta: Option<MetaRole>,
     data: Option<DataRole>,
@@ -102,7 +103,7 @@ pub fn serve(
         let what = what.to_string();
         move |source| Error::Io { what, source }
     };
-    // One for each thread: whenever one of several threads of a runtime finds work, it wakes another to look for more.
+    // One runtime per thread: in a shared runtime, a thread that finds work wakes another one.
     let runtimes = (0..threads.max(1))
         .map(|_| tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build())
         .collect::<Result<Vec<_>, _>>()
@@ -152,7 +153,7 @@ pub fn serve(
             }
         }
         if let Some(metrics) = &metrics {
-            // A server may be both.
+            // The process may provide both services.
             let (tree, data) = (&tree_served, &data_served);
             scope.spawn(move || {
                 let of_tree = || tree.as_ref().map(|served| served.server.exposition());
@@ -178,12 +179,12 @@ pub fn serve(
         let reload = || {
             let Some(settings) = options.read_settings.as_ref().and_then(|read| read()) else { return };
             gate.set(settings);
-            tracing::info!("clients, watermarks and eager_bytes are as the configuration says now");
+            tracing::info!("clients, watermarks and eager_bytes are as the configuration says");
         };
         ready(address);
         runtime.block_on(told_to_end(reload));
         accepting.abort();
-        // Requests that are under way are answered; those that come later are sent again to whoever serves next.
+        // Pending requests are answered; clients repeat later ones at the next server process.
         let drained = tree.as_ref().is_none_or(|tree| tree.server.drain(options.drain));
         for runtime in runtimes {
             runtime.shutdown_timeout(Duration::from_secs(1));
@@ -204,11 +205,11 @@ pub fn serve(
     })
 }
 
-/// What there is of a server that has the tree of files, besides what its connections know.
+/// A running metadata service.
 struct Tree {
     server: Arc<Server>,
     background: Option<Background>,
-    /// Until they are reached.
+    /// Set until the ranks are connected.
     peers: Option<Peers>,
     control: Option<control::Listener>,
     superblock: Superblock,
@@ -222,7 +223,7 @@ impl Tree {
         incarnation: u64,
     ) -> Result<(Metadata, Self), Error> {
         let MetaRole { volume, store, access, session_ms, ranks, data_servers, data_key } = role;
-        // Data servers tell metadata servers apart by their ranks.
+        // Data servers identify metadata servers by rank.
         let number = ServerId(volume.superblock.rank.0);
         let sealer = data_key.map(|key| Sealer { key, number, incarnation });
         let data = if sealer.is_some() { data_servers.clone() } else { Vec::new() };
@@ -271,7 +272,7 @@ impl Tree {
     }
 }
 
-/// Waits for a signal that asks the process to end. `reload`: what is done at each SIGHUP.
+/// Waits for a signal that ends the process. `reload` is called on each `SIGHUP`.
 async fn told_to_end(reload: impl Fn()) {
     use tokio::signal::unix::{SignalKind, signal};
     let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
@@ -288,7 +289,7 @@ async fn told_to_end(reload: impl Fn()) {
     }
 }
 
-/// What tells how a server is.
+/// Answers status queries of a metadata server.
 struct Served {
     server: Arc<Server>,
     superblock: Superblock,
@@ -323,7 +324,7 @@ impl Told for Served {
     }
 }
 
-/// What tells how a data server is.
+/// Answers status queries of a data server.
 struct DataServed {
     server: Arc<DataServer>,
     url: String,

@@ -1,5 +1,5 @@
-//! The connections between the metadata servers that share a tree. There is one for each pair, which the one with the larger rank
-//! makes; what is lost with it, the machines say again over the next.
+//! Connections between metadata servers. The server of the larger rank connects to that of the
+//! smaller. After a lost connection, the machines repeat their messages over the next.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use super::machine::{Inner, Server};
 use crate::control::RanksStatus;
 use crate::tracer::Place;
 
-/// What one metadata server says to another.
+/// A message between metadata servers.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Said(PeerMessage);
@@ -26,7 +26,7 @@ impl Message for Said {
         None
     }
 
-    /// The order of all counts.
+    /// All messages are in one order.
     fn request(&self) -> Option<u64> {
         None
     }
@@ -34,15 +34,15 @@ impl Message for Said {
 
 /// The connection to another rank.
 pub struct Link {
-    /// Tells it from earlier ones.
+    /// Distinguishes successive connections.
     connection: u64,
     sender: Sender<Said>,
 }
 
-/// How other ranks are reached.
+/// How to reach the other ranks.
 pub struct Peers {
     pub own: Rank,
-    /// By rank, as `HOST:PORT`.
+    /// Addresses by rank, as `HOST:PORT`.
     pub addresses: Vec<String>,
     pub cluster: ClusterId,
     pub incarnation: u64,
@@ -50,14 +50,15 @@ pub struct Peers {
     pub limits: Limits,
 }
 
-/// What waits to be sent is bounded by what waits to be answered; when a connection begins, all of that is said at once.
+/// Limit of the output queue in bytes. Unanswered requests bound the queue; a new connection
+/// repeats all of them at once.
 pub const UNSENT_BYTES: usize = 1 << 30;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Peers {
-    /// Connects to the smaller ranks, and stays connected. The larger ones connect to this one.
+    /// Keeps connections to all smaller ranks. The larger ranks connect to this server.
     pub fn reach(self, server: &Arc<Server>, runtime: &Handle) {
         let peers = Arc::new(self);
         for rank in (0..peers.own.0).map(Rank) {
@@ -74,11 +75,11 @@ impl Peers {
                     tracing::info!(%rank, "connected to another metadata server");
                     (pause, told) = (FIRST_PAUSE, false);
                     let error = server.converse_with_rank(rank, connection).await;
-                    tracing::warn!(%rank, %error, "the connection to another metadata server is lost: connecting again");
+                    tracing::warn!(%rank, %error, "lost the connection to a metadata server: reconnecting");
                 }
                 Err(error) if told => tracing::debug!(%rank, %error, "not connected yet"),
                 Err(error) => {
-                    tracing::warn!(%rank, %error, "another metadata server cannot be reached: what needs it waits");
+                    tracing::warn!(%rank, %error, "cannot reach a metadata server: operations on it wait");
                     told = true;
                 }
             }
@@ -102,13 +103,13 @@ impl Peers {
 }
 
 impl Server {
-    /// Has the machines talk with each other as long as the connection lasts. Returns why it has ended.
+    /// Passes messages between the machines until the connection ends; returns the reason.
     pub async fn converse_with_rank(&self, rank: Rank, connection: Connection<Said, Said>) -> NetError {
         let Connection { mut receiver, sender } = connection;
         let Some(number) = self.attach_rank(rank, sender.clone()) else { return NetError::Dropped };
         let mut batch = Vec::new();
         let error = loop {
-            // Nothing is put off here: two that wait for each other to read would do so for ever.
+            // No back-pressure here: two servers that wait for each other's queues would deadlock.
             if let Err(error) = receiver.next(&mut batch).await {
                 break error;
             }
@@ -124,7 +125,7 @@ impl Server {
         error
     }
 
-    /// From now on the rank is reached by this connection; the number of it.
+    /// Registers a connection to a rank; returns its number.
     fn attach_rank(&self, rank: Rank, sender: Sender<Said>) -> Option<u64> {
         let mut attached = None;
         self.with_machine(|inner| {
@@ -139,7 +140,7 @@ impl Server {
         attached
     }
 
-    /// Whether that connection is still the one to the rank.
+    /// Processes messages of a rank, if the connection is still its present one.
     fn said_by_rank(
         &self,
         rank: Rank,
@@ -154,7 +155,7 @@ impl Server {
         is_current
     }
 
-    /// How it is with the others.
+    /// Status of the connections to the other ranks.
     pub fn ranks_status(&self, superblock: &Superblock) -> Option<RanksStatus> {
         let Superblock { rank: Rank(rank), ranks, .. } = *superblock;
         let inner = self.lock().ok().filter(|_| ranks > 1)?;
@@ -172,9 +173,9 @@ impl Server {
     }
 }
 
-/// What is traced of questions to others and theirs.
+/// Tracing of requests between ranks.
 impl Server {
-    /// Questions that are asked of others now, and answers to theirs.
+    /// Traces outgoing requests and replies.
     pub(super) fn trace_questions(&self, inner: &Inner, messages: &[(Rank, PeerMessage)]) {
         let tracer = &self.errands.tracer;
         if !tracer.is_on() {
@@ -209,8 +210,8 @@ impl Server {
 }
 
 impl Inner {
-    /// Queues what is said to those that are connected; to others it is said again when they are. Returns the connections that have
-    /// something to send.
+    /// Queues messages for connected ranks; the machine repeats the others after a connection.
+    /// Returns the connections to flush.
     pub(super) fn tell_ranks(
         &self,
         messages: impl Iterator<Item = (Rank, PeerMessage)>,
@@ -219,7 +220,7 @@ impl Inner {
         for (rank, message) in messages {
             let Some(link) = self.ranks.get(&rank) else { continue };
             if let Err(error) = link.sender.queue(Said(message)) {
-                tracing::warn!(%rank, %error, "a message to another metadata server was not sent");
+                tracing::warn!(%rank, %error, "cannot send a message to another metadata server");
             } else if !told.contains(&rank) {
                 told.push(rank);
             }

@@ -1,7 +1,8 @@
-//! What clients ask to be done with streams of a metadata server's own.
+//! Clients' I/O on a metadata server's own streams.
 //!
-//! What the page cache has is read at once, by the thread that has received the request; and short writes to one file are done there. What may take as
-//! long as the disk likes is left to others, so that it holds up neither what else the client asks for, nor what is done with other files.
+//! The thread that has received a request executes reads from the page cache and short writes. I/O
+//! that may wait for the disk goes to other threads, so that it delays neither the client's other
+//! requests nor I/O on other files.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,12 +18,13 @@ use crate::disk::Reading;
 use crate::tracer::Layer;
 use crate::watch::{Kind, Span, Stage, Turn};
 
-/// What is done together is answered together, up to so many bytes: it is less to do it than to wake who has asked for it.
+/// Jobs up to this total size, in bytes, are executed and answered together: the I/O is cheaper
+/// than waking the client.
 const TOGETHER_BYTES: usize = 64 << 10;
-/// As much as a request counts at least.
+/// Minimum size in bytes that a request counts.
 const LEAST_BYTES: usize = 64 << 10;
 
-/// How many bytes are being written or read for a connection.
+/// Bytes of reads and writes in progress for a connection.
 #[derive(Debug, Default)]
 pub struct UnderWay(AtomicUsize);
 
@@ -32,16 +34,16 @@ impl UnderWay {
     }
 }
 
-/// Something to be done with a stream.
+/// Stream I/O to execute.
 pub(super) struct Job {
     pub(super) stream: StreamRequest,
     pub(super) span: Span,
-    /// What has been read already.
+    /// The part that was read from the page cache.
     reading: Reading,
     _counted: Counted,
 }
 
-/// Counts as under way as long as it is there.
+/// Counts bytes as in progress until it is dropped.
 struct Counted {
     under_way: Arc<UnderWay>,
     bytes: usize,
@@ -53,7 +55,7 @@ impl Drop for Counted {
     }
 }
 
-/// Something that has been done with a stream.
+/// Finished stream I/O.
 pub(super) struct Streamed {
     pub(super) of: (ClientId, RequestId),
     pub(super) span: Span,
@@ -74,7 +76,7 @@ impl Inner {
 }
 
 impl Job {
-    /// The file that is written to. That is done in the order in which it has come.
+    /// The file, if the job writes; writes to a file are executed in order of arrival.
     fn written(&self) -> Option<Ino> {
         match self.stream.io {
             StreamIo::Write { ino, .. } | StreamIo::WriteList { ino, .. } => Some(ino),
@@ -94,12 +96,12 @@ impl Streamed {
 }
 
 impl Server {
-    /// Has all of it done; some when this returns.
+    /// Executes the jobs, some of them before it returns.
     pub(super) fn do_streams(&self, jobs: Vec<Job>) {
         if jobs.is_empty() {
             return;
         }
-        // One for each thread: what is written to a file, or one of the others.
+        // One part per thread: the writes to a file, or one other job.
         let mut parts: Vec<Vec<Job>> = Vec::new();
         self.tell_together(jobs.into_iter().filter_map(|mut job| {
             if job.stream.layout.is_some() {
@@ -132,7 +134,7 @@ impl Server {
         self.tell_together(jobs.into_iter().map(|job| self.do_job(job)));
     }
 
-    /// Whether it is a read of which the page cache has had all.
+    /// Reads from the page cache; returns true if that is everything.
     fn read_at_once(&self, job: &mut Job) -> bool {
         let StreamIo::Read { ino, offset, size } = job.stream.io else { return false };
         job.span.turn_to(Stage::Disk, Instant::now());
@@ -189,7 +191,7 @@ impl Server {
         }
     }
 
-    /// Takes note of what has been done.
+    /// Reports finished jobs to the machine.
     pub(super) fn streamed(&self, done: impl IntoIterator<Item = Streamed>) {
         let Ok((mut inner, turn)) = self.turn() else { return };
         for Streamed { of, span, result } in done {

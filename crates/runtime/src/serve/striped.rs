@@ -1,4 +1,4 @@
-//! What a metadata server does with data servers, while its machine and its clients go on.
+//! A metadata server's requests to data servers; they do not block its machine.
 
 use std::time::Instant;
 
@@ -14,23 +14,23 @@ use crate::disk::logged;
 use crate::tracer::Id;
 use crate::watch::Stage;
 
-/// Something that is being done with striped files.
+/// An operation in progress on striped files.
 pub struct Striping {
     servers: Vec<ServerId>,
     task: AbortHandle,
-    /// It is wanted only if it does not take long.
+    /// The operation is a try-stat: it does not wait for an unreachable server.
     glances: bool,
 }
 
 impl Striping {
-    /// It waits for a server that cannot be reached.
+    /// True if the operation waits for an unreachable server.
     fn is_stuck(&self, striper: &Striper) -> bool {
         !striper.servers.are_reached(&self.servers)
     }
 }
 
 impl Server {
-    /// Connects to the data servers, and stays connected.
+    /// Keeps connections to the data servers.
     pub fn reach_data_servers(&self) {
         let Some(striper) = &self.striper else { return };
         for number in striper.servers.numbers() {
@@ -39,7 +39,7 @@ impl Server {
                 let Some(striper) = &server.striper else { return };
                 let new = |number: ServerId, inos: Vec<Ino>| {
                     if !inos.is_empty() {
-                        tracing::info!(server = %number, new = inos.len(), "a data server has datafiles that were never settled");
+                        tracing::info!(server = %number, new = inos.len(), "a data server has provisional datafiles");
                     }
                     server.feed(Input::NewDatafiles { server: number, inos });
                 };
@@ -48,7 +48,7 @@ impl Server {
         }
     }
 
-    /// Has data servers do what the machine wants; it is told when they have.
+    /// Executes an operation of the machine on data servers; the machine gets its result.
     pub(super) fn ask_data_servers(
         &self,
         id: IoId,
@@ -57,8 +57,8 @@ impl Server {
         causes: Vec<Id>,
     ) -> Option<(IoId, Result<IoDone, Errno>)> {
         let Some(striper) = &self.striper else {
-            // Volumes with such files are not served without data servers.
-            tracing::error!("a file lies on data servers, and none is configured");
+            // A volume with striped files is not served without data servers.
+            tracing::error!("a file is stored on data servers, but none is configured");
             return Some((id, Err(Errno::EIO)));
         };
         let servers: Vec<_> = layouts.iter().flat_map(|(_, layout)| layout.servers()).copied().collect();
@@ -67,13 +67,13 @@ impl Server {
             return Some((id, Err(Errno::EAGAIN)));
         }
         let (server, mut inner) = (self.itself.upgrade()?, self.lock().ok()?);
-        // It cannot end before it is noted: its end needs the lock.
+        // It cannot finish before it is registered, since that needs the lock.
         let task = self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
             let store = &server.errands.disk.store;
             let local = |ino| store.stream_stat(ino).map_err(logged);
             let result = striper.call(&call, &layouts, local, &causes).await.map(IoDone::Stream);
-            // It may have been given up just now.
+            // It may have been cancelled meanwhile.
             if server.lock().is_ok_and(|mut inner| inner.asking.remove(&id).is_some()) {
                 server.feed(Input::Done { id, result });
             }
@@ -82,7 +82,7 @@ impl Server {
         None
     }
 
-    /// Does what a client wants to be done with a striped file.
+    /// Executes a client's I/O on a striped file.
     pub(super) fn stripe(&self, job: Job) {
         let Job { stream: StreamRequest { of, io, layout, data }, mut span, .. } = job;
         let (Some(layout), true) = (layout, self.striper.is_some()) else {
@@ -91,13 +91,13 @@ impl Server {
         let (Some(server), Ok(mut inner)) = (self.itself.upgrade(), self.lock()) else { return };
         span.turn_to(Stage::Disk, Instant::now());
         let (servers, cause) = (layout.servers().to_vec(), self.id_of(&inner, of));
-        // It cannot end before it is noted: its end needs the lock.
+        // It cannot finish before it is registered, since that needs the lock.
         let task = self.runtime.spawn(async move {
             let Some(striper) = &server.striper else { return };
             // A server needs no capability.
             let asked = striper.stream(layout, io, data, None, cause.as_slice()).await;
             let result = asked.unwrap_or(Err(Errno::EIO));
-            // It may have been given up just now.
+            // It may have been cancelled meanwhile.
             let is_noted = server.lock().is_ok_and(|mut inner| inner.striping.remove(&of).is_some());
             if is_noted {
                 span.turn_to(Stage::Work, Instant::now());
@@ -107,7 +107,7 @@ impl Server {
         inner.striping.insert(of, Striping { servers, task: task.abort_handle(), glances: false });
     }
 
-    /// A caller does not want to wait any longer. Only what waits for a server that cannot be reached may take long.
+    /// Cancels an operation for an interrupted caller, if it waits for an unreachable server.
     pub(super) fn give_up(&self, inner: &mut Inner, of: (ClientId, RequestId)) {
         let Some(striper) = &self.striper else { return };
         if inner.striping.get(&of).is_some_and(|striping| striping.is_stuck(striper))
@@ -125,7 +125,7 @@ impl Server {
         }
     }
 
-    /// What is wanted only if it does not take long waits no longer for servers that cannot be reached any more.
+    /// Cancels the try-stats that wait for unreachable servers.
     pub(super) fn give_up_glances(&self) {
         let (Some(striper), Ok(mut inner)) = (&self.striper, self.lock()) else { return };
         let is_in_vain = |_: &IoId, asked: &mut Striping| asked.glances && asked.is_stuck(striper);
@@ -137,7 +137,7 @@ impl Server {
         }
     }
 
-    /// Asks data servers for their room, in the background.
+    /// Requests the free space of the data servers in the background.
     pub(super) fn measure_space(&self) {
         let Some(server) = self.itself.upgrade().filter(|_| self.striper.is_some()) else { return };
         self.runtime.spawn(async move {
@@ -146,7 +146,8 @@ impl Server {
         });
     }
 
-    /// Answers a client that asks for the room when the data servers have told theirs. Whether there are any.
+    /// Answers a client's `statfs` when the data servers have reported their free space. Returns
+    /// false if there are none.
     pub(super) fn measure_then(
         &self,
         to: ClientId,
@@ -165,15 +166,15 @@ impl Server {
             let sender = server.lock().ok().and_then(|inner| inner.sender_to(to));
             let (announced, touched) = (false, Touched::default());
             let reply = FromServer::Reply { id, lease_ms, announced, touched, result };
-            // What a connection does not take any more the client asks for again when it has another.
+            // The client repeats the request over its next connection.
             if let Some(Err(error)) = sender.map(|sender| sender.send(reply)) {
-                tracing::debug!(%error, "a message to a client was not sent");
+                tracing::debug!(%error, "cannot send a message to a client");
             }
         });
         true
     }
 
-    /// Room on data servers is room for files.
+    /// Adds the free space of the data servers.
     pub(super) fn add_space(&self, space: &mut Space) {
         let Some(striper) = &self.striper else { return };
         for Space { total, free, available, .. } in striper.servers.space() {

@@ -1,14 +1,14 @@
-//! How long things took, in buckets of bounded relative width: four to each power of two.
+//! A histogram of durations in buckets of bounded relative width: four per power of two.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// From 256 ns to 18 minutes; what is longer counts in the last.
+/// From 256 ns to 18 minutes; longer durations count in the last bucket.
 const BUCKETS: usize = 128;
-/// Shorter times are not told apart.
+/// Shorter durations are not distinguished.
 const UNIT_BITS: u32 = 8;
 
-/// Written by many threads at once.
+/// Counters that many threads update concurrently.
 #[derive(Debug)]
 pub(crate) struct Histogram {
     buckets: [AtomicU64; BUCKETS],
@@ -35,7 +35,7 @@ impl Histogram {
     }
 }
 
-/// What a histogram held at some moment, or several together.
+/// The counts of one or several histograms at some time.
 #[derive(Clone, Debug)]
 pub(crate) struct Distribution {
     buckets: [u64; BUCKETS],
@@ -53,7 +53,7 @@ impl Distribution {
         self.buckets.iter().sum()
     }
 
-    /// What has come since an earlier moment.
+    /// The counts since an earlier snapshot.
     pub(crate) fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
         for (now, before) in since.buckets.iter_mut().zip(&before.buckets) {
@@ -63,7 +63,7 @@ impl Distribution {
         since
     }
 
-    /// A time that the given share of all (0 to 1) did not exceed; at most a quarter above the least such time.
+    /// An upper bound of the given quantile (0 to 1); at most a quarter above it.
     pub(crate) fn quantile(&self, share: f64) -> Duration {
         let rank = (self.count() as f64 * share).ceil() as u64;
         let mut below = 0;
@@ -74,8 +74,8 @@ impl Distribution {
         Duration::from_nanos(reached.map_or(0, end))
     }
 
-    /// Counts between powers of four, from 1 us to 17 s: each one's end in seconds, and how many took less than that
-    /// but not less than the one before. The last end is infinite.
+    /// Counts between powers of four from 1 us to 17 s, as (upper bound in seconds, count). The
+    /// last bound is infinite.
     pub(crate) fn coarse(&self) -> Vec<(f64, u64)> {
         let mut rest = self.buckets.iter().copied().enumerate().peekable();
         let mut coarse: Vec<_> = (10..=34)
@@ -103,7 +103,7 @@ fn bucket(nanos: u64) -> usize {
     ((exponent as usize - 1) * 4 + quarter).min(BUCKETS - 1)
 }
 
-/// Nanoseconds that all times in a bucket are less than.
+/// The upper bound of a bucket, in nanoseconds.
 fn end(bucket: usize) -> u64 {
     let next = bucket as u64 + 1;
     let units = if next < 4 { next } else { (4 + next % 4) << (next / 4 - 1) };
@@ -121,7 +121,7 @@ mod tests {
             assert_eq!((bucket(end(at) - 1), bucket(end(at))), (at, at + 1));
         }
         assert_eq!(bucket(u64::MAX), BUCKETS - 1);
-        // A bucket is at most a quarter wider than where it begins.
+        // A bucket is at most a quarter wide, relative to its lower bound.
         assert!((4..BUCKETS).all(|at| end(at) * 4 <= end(at - 1) * 5));
     }
 

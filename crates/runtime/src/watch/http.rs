@@ -1,4 +1,5 @@
-//! Serves the figures over HTTP: one connection at a time, one request each, each with a limit of size and time.
+//! Serves metrics over HTTP: one connection at a time, one request each, with limits on size and
+//! time.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,12 +13,12 @@ use rustix::net::{Shutdown, shutdown};
 
 use crate::error::Error;
 
-/// A whole request and its answer. Meanwhile others wait.
+/// Time limit of a request; other clients wait meanwhile.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The first line and the headers.
+/// Size limit of the request line and the headers, in bytes.
 const REQUEST_BYTES: usize = 8 * 1024;
 
-/// Where the figures are served.
+/// Where metrics are served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MetricsAddress {
     Tcp(SocketAddr),
@@ -37,7 +38,7 @@ enum Listener {
     Unix(UnixListener),
 }
 
-/// Either kind of connection.
+/// A TCP or Unix connection.
 trait Connection: Read + Write {
     fn set_limit(&self, limit: Duration) -> io::Result<()>;
 }
@@ -64,7 +65,7 @@ impl MetricsServer {
             what: format!("cannot serve metrics on {shown}: choose another address for the option metrics"),
             source,
         })?;
-        // The port may have been left to the system.
+        // The system may have chosen the port.
         let address = match &listener {
             Listener::Tcp(tcp) => tcp.local_addr().map_or_else(|_| address.clone(), MetricsAddress::Tcp),
             Listener::Unix(_) => address.clone(),
@@ -72,7 +73,7 @@ impl MetricsServer {
         Ok(Self { listener, address, stopped: AtomicBool::new(false) })
     }
 
-    /// Answers with what `tell` says of a path, until [`Self::stop`].
+    /// Answers a request for a path with the result of `tell`, until [`Self::stop`].
     pub(crate) fn serve(&self, tell: impl Fn(&str) -> Option<String>) {
         while !self.stopped.load(Ordering::Acquire) {
             let outcome = match &self.listener {
@@ -82,7 +83,7 @@ impl MetricsServer {
             let Err(error) = outcome else { continue };
             if !self.stopped.load(Ordering::Acquire) {
                 tracing::warn!(%error, "cannot accept a connection for metrics");
-                // For instance because there are no descriptors left.
+                // For example, because the process has no free descriptors.
                 std::thread::sleep(Duration::from_secs(1));
             }
         }
@@ -90,7 +91,7 @@ impl MetricsServer {
 
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        // Nothing is accepted any more, and the thread that waits for it wakes.
+        // Ends the accept call of the serving thread.
         let _ = match &self.listener {
             Listener::Tcp(listener) => shutdown(listener, Shutdown::Both),
             Listener::Unix(listener) => shutdown(listener, Shutdown::Both),
@@ -112,7 +113,7 @@ impl Drop for MetricsServer {
     }
 }
 
-/// A socket that nobody listens on is left over, and replaced.
+/// Replaces a socket that no process listens on.
 fn bind_unix(path: &Path) -> io::Result<Listener> {
     let is_socket = path.symlink_metadata().is_ok_and(|meta| meta.file_type().is_socket());
     if is_socket
@@ -150,7 +151,7 @@ fn respond(stream: &mut impl Connection, tell: impl Fn(&str) -> Option<String>) 
     Ok(())
 }
 
-/// The method and the path of a request, without a query. `None`: it is too long or no HTTP.
+/// Returns the method and path of a request without its query; `None`: too long, or not HTTP.
 fn read_request(stream: &mut impl Connection, deadline: Instant) -> io::Result<Option<String>> {
     let mut head = Vec::new();
     let mut buffer = [0; 1024];
@@ -184,13 +185,13 @@ mod tests {
 
     fn ask(request: &[u8]) -> String {
         let (mut ours, mut theirs) = UnixStream::pair().expect("a pair of sockets");
-        // Requests and answers are shorter than what the sockets hold.
+        // Requests and answers fit into the socket buffers.
         ours.write_all(request).expect("to write");
         ours.shutdown(std::net::Shutdown::Write).expect("to end");
         respond(&mut theirs, |path| (path == "/metrics").then(|| "figures".into())).expect("an answer");
         drop(theirs);
         let mut answer = Vec::new();
-        // What was not read resets the connection, after the answer.
+        // Unread input resets the connection after the answer.
         let _ = ours.read_to_end(&mut answer);
         String::from_utf8(answer).expect("text")
     }
@@ -233,7 +234,7 @@ mod tests {
         let address = MetricsAddress::Unix(path.clone());
         drop(UnixListener::bind(&path).expect("a socket"));
         let server = MetricsServer::bind(&address).expect("the left-over socket is replaced");
-        assert!(MetricsServer::bind(&address).is_err(), "somebody listens there");
+        assert!(MetricsServer::bind(&address).is_err(), "another process listens on it");
         drop(server);
         assert!(!path.exists());
         let file = dir.path().join("file");

@@ -1,7 +1,8 @@
-//! What the file system does and how long that takes: counted always, told on request.
+//! Statistics: counts and durations of operations, reported on request.
 //!
-//! An operation carries a [`Span`]. When it ends, its time goes into a histogram of its kind, of which there are several,
-//! so that threads do not get into each other's way. By process and by directory is counted only while somebody watches.
+//! An operation carries a [`Span`]. At its end the duration is counted in a histogram of its kind.
+//! The histograms are sharded to reduce contention. Counts by process and directory are kept only
+//! while a viewer requests them.
 
 mod histogram;
 mod http;
@@ -31,20 +32,20 @@ pub use report::{DirectoryFigures, ProcessFigures, Top};
 pub(crate) use span::{Span, Stage, Turn};
 use viewer::{Seen, Viewer};
 
-/// Slow operations that are logged in one period; the others are only counted.
+/// Maximum number of slow operations that are logged per period; the rest is counted.
 const SLOW_LOGGED: u64 = 10;
-/// Seconds.
+/// In seconds.
 const SLOW_PERIOD: u64 = 10;
-/// Each takes 32 KiB.
+/// Each shard takes 32 KiB.
 const SHARDS: usize = 64;
-/// How many may watch at the same time.
+/// Maximum number of concurrent viewers.
 const VIEWERS: usize = 8;
 
-/// The figures of one mount.
+/// The statistics of one mount.
 #[derive(Debug)]
 pub(crate) struct Watch {
     began: Instant,
-    /// Threads that serve requests.
+    /// Number of threads that serve requests.
     threads: usize,
     shards: Box<[Shard]>,
     io: [Histogram; IoKind::ALL.len()],
@@ -54,7 +55,7 @@ pub(crate) struct Watch {
     viewers: Mutex<Vec<Viewer>>,
 }
 
-/// The operations of some of the threads.
+/// The counts of some of the threads.
 #[derive(Debug)]
 struct Shard([Measure; Kind::ALL.len()]);
 
@@ -64,18 +65,18 @@ impl Default for Shard {
     }
 }
 
-/// The operations of a kind.
+/// The counts of one kind of operation.
 #[derive(Debug, Default)]
 struct Measure {
     latency: Histogram,
-    /// What of the time did not go to [`Stage::Work`]: queue, journal, disk.
+    /// Time spent in other stages than [`Stage::Work`]: queue, journal, disk.
     waited: [AtomicU64; 3],
     errors: AtomicU64,
 }
 
 const WAITS: [Stage; 3] = [Stage::Queue, Stage::Journal, Stage::Disk];
 
-/// What is done with the store for the machines.
+/// Kinds of I/O of the store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum IoKind {
     Load,
@@ -98,7 +99,7 @@ impl IoKind {
         IoKind::CheckpointPublish,
     ];
 
-    /// `None` for what is none on this machine's disk.
+    /// `None` for I/O that does not use the local disk.
     pub(crate) fn of(io: &Io) -> Option<Self> {
         Some(match io {
             Io::Load(_) => Self::Load,
@@ -127,15 +128,15 @@ impl IoKind {
 
 #[derive(Debug)]
 struct Slow {
-    /// Nanoseconds from which on an operation is slow; the greatest number: none is.
+    /// Threshold in nanoseconds from which on an operation is slow; the maximum disables logging.
     from: u64,
     count: AtomicU64,
-    /// In this period.
+    /// In the present period.
     recent: AtomicU64,
     ticks: AtomicU64,
 }
 
-/// What was counted up to some moment.
+/// Snapshot of the counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Totals {
     kinds: Vec<KindTotals>,
@@ -150,7 +151,7 @@ struct KindTotals {
 }
 
 impl Watch {
-    /// `slow`: how long an operation may take without being logged; `None`: as long as it likes.
+    /// `slow`: the duration from which on operations are logged; `None`: never.
     pub(crate) fn new(threads: usize, slow: Option<Duration>) -> Self {
         let from = slow.map_or(u64::MAX, |slow| u64::try_from(slow.as_nanos()).unwrap_or(u64::MAX));
         let zero = AtomicU64::default;
@@ -166,7 +167,7 @@ impl Watch {
         }
     }
 
-    /// Counts an operation that has ended. Returns whether it was slow, and is to be logged.
+    /// Counts an operation at its end; returns true if it is slow and should be logged.
     pub(crate) fn record(&self, span: &Span, failed: bool) -> bool {
         let total = span.total();
         let measure = &self.shard().0[span.kind as usize];
@@ -205,7 +206,7 @@ impl Watch {
         }
     }
 
-    /// Comes once a second: says how many slow operations were not logged.
+    /// Called once per second: reports the number of slow operations that were not logged.
     pub(crate) fn tick(&self) {
         if !(self.slow.ticks.fetch_add(1, Relaxed) + 1).is_multiple_of(SLOW_PERIOD) {
             return;
@@ -216,7 +217,7 @@ impl Watch {
         }
     }
 
-    /// Whether operations are counted by process and directory.
+    /// True if operations are counted by process and directory.
     pub(crate) fn is_watched(&self) -> bool {
         self.watched.load(Relaxed)
     }
@@ -256,7 +257,7 @@ impl Watch {
         }
     }
 
-    /// What has been counted for somebody who watches, since he last looked; at first, nothing. `None`: too many watch.
+    /// The counts for a viewer since its last call, initially none. `None`: too many viewers.
     fn look(&self, id: u64, lasting: Duration) -> Option<Seen> {
         let (totals, now) = (self.totals(), Instant::now());
         let mut viewers = lock(&self.viewers);
@@ -303,7 +304,7 @@ impl KindTotals {
     }
 }
 
-/// Counters are whole at any time, even after a panic.
+/// Counters are consistent at any time, even after a panic.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

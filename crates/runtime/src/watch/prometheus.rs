@@ -1,4 +1,4 @@
-//! The figures as Prometheus reads them: the OpenMetrics text format.
+//! The statistics in the OpenMetrics text format of Prometheus.
 
 use std::fmt::Result;
 
@@ -13,7 +13,7 @@ use super::{Figures, Stage, Totals};
 const SECONDS: Option<&Unit> = Some(&Unit::Seconds);
 const BYTES: Option<&Unit> = Some(&Unit::Bytes);
 
-/// What is told at one scrape.
+/// The data of one scrape.
 #[derive(Debug)]
 struct Scrape {
     totals: Totals,
@@ -23,7 +23,7 @@ struct Scrape {
     failed: bool,
 }
 
-/// `files`: inodes in use; `failed`: nothing can be changed any more.
+/// `files`: inodes in use; `failed`: the file system is read-only after a failure.
 pub(crate) fn exposition(totals: Totals, figures: Figures, files: u64, failed: bool) -> String {
     let mut registry = Registry::with_prefix("espalier");
     registry.register_collector(Box::new(Scrape { totals, figures, files, failed }));
@@ -47,12 +47,12 @@ impl Collector for Scrape {
 
 impl Scrape {
     fn encode_operations(&self, encoder: &mut DescriptorEncoder<'_>) -> Result {
-        let help = "Time from reading a request until its answer was ready";
+        let help = "Time from reading a request until its reply was ready";
         let mut family = encoder.encode_descriptor("operation_duration", help, SECONDS, Histogram)?;
         for (kind, totals) in self.totals.kinds() {
             encode_histogram(&mut family.encode_family(&[("operation", kind.name())])?, &totals.latency)?;
         }
-        let help = "The same time, by what it was spent on";
+        let help = "The same time, by stage";
         let mut family = encoder.encode_descriptor("operation_stage", help, SECONDS, Counter)?;
         for (kind, totals) in self.totals.kinds() {
             for (stage, seconds) in Stage::ALL.into_iter().zip(totals.seconds()) {
@@ -66,7 +66,7 @@ impl Scrape {
             let labels = [("operation", kind.name())];
             family.encode_family(&labels)?.encode_counter::<NoLabelSet, _, f64>(&totals.errors, None)?;
         }
-        let help = "Operations that took longer than the option slow allows";
+        let help = "Operations that took longer than the option slow";
         counter(encoder, "slow_operations", help, self.figures.slow_operations)
     }
 
@@ -84,54 +84,54 @@ impl Scrape {
             ..
         } = &self.figures;
         let failed = u64::from(self.failed);
-        gauge(encoder, "failed", "Whether nothing can be changed any more", None, failed)?;
+        gauge(encoder, "failed", "1 if the file system is read-only after a failure", None, failed)?;
         gauge(encoder, "threads", "Threads that serve requests", None, *threads as u64)?;
         let help = "Operations that wait for the journal or the disk";
         gauge(encoder, "waiting_operations", help, None, *waiting as u64)?;
-        let help = "How long the one has waited that has waited longest";
+        let help = "Longest wait of these operations";
         gauge(encoder, "longest_wait", help, SECONDS, *longest_wait_seconds)?;
         gauge(encoder, "inodes", "Inodes in use", None, self.files)?;
         gauge(encoder, "cache_inodes", "Inodes in memory", None, cache.inodes)?;
         gauge(encoder, "cache_dentries", "Dentries in memory", None, cache.dentries)?;
-        let help = "Directories of which entries are in memory";
+        let help = "Directories with entries in memory";
         gauge(encoder, "cache_directories", help, None, cache.directories)?;
-        let help = "Small files whose bytes are in memory";
+        let help = "Small files with bytes in memory";
         gauge(encoder, "cache_small_files", help, None, cache.small_files)?;
-        let help = "What all that is in memory takes";
+        let help = "Memory of the metadata cache";
         gauge(encoder, "cache", help, BYTES, cache.bytes)?;
-        gauge(encoder, "cache_limit", "What it may take", BYTES, cache.limit_bytes)?;
-        let help = "What of it has changed and is not in the tables";
+        gauge(encoder, "cache_limit", "Limit of the metadata cache", BYTES, cache.limit_bytes)?;
+        let help = "Changed records in memory that wait for a checkpoint";
         gauge(encoder, "cache_dirty", help, BYTES, cache.dirty_bytes)?;
-        let help = "Journal that no checkpoint has freed";
+        let help = "Used space in the journal";
         gauge(encoder, "journal_used", help, BYTES, journal.used_bytes)?;
         gauge(encoder, "journal_capacity", "Size of the journal", BYTES, journal.bytes)?;
-        counter(encoder, "changes", "Changes since the file system was made", journal.changes)?;
+        counter(encoder, "changes", "Changes since the file system was created", journal.changes)?;
         counter(encoder, "journal_syncs", "Syncs of the journal", journal.syncs)?;
         let help = "Operations that waited for a sync of the journal";
         counter(encoder, "journal_synced_operations", help, journal.synced_operations)?;
         let running = u64::from(checkpoint.running);
-        gauge(encoder, "checkpoint_running", "Whether a checkpoint is under way", None, running)?;
+        gauge(encoder, "checkpoint_running", "1 while a checkpoint is running", None, running)?;
         counter(encoder, "checkpoints", "Checkpoints done", checkpoint.done)?;
         counter(encoder, "checkpoint_failures", "Checkpoints that failed", checkpoint.failed)?;
         counter(encoder, "checkpoint_records", "Records written by checkpoints", checkpoint.records)?;
         let help = "Time that the last checkpoint took";
         gauge(encoder, "checkpoint_last_duration", help, SECONDS, checkpoint.last_seconds)?;
-        let help = "Entries of removed trees that are still to be freed";
+        let help = "Entries of removed trees that remain to be freed";
         gauge(encoder, "trash_entries", help, None, trash.entries)?;
-        let help = "Bytes of removed trees that are still to be freed";
+        let help = "Bytes of removed trees that remain to be freed";
         gauge(encoder, "trash", help, BYTES, trash.bytes)?;
         gauge(encoder, "sessions", "Clients with sessions", None, clients.sessions)?;
-        let help = "Clients that have not said since the server began what they hold";
+        let help = "Sessions that have not reclaimed their state since the server's start";
         gauge(encoder, "awaited_sessions", help, None, clients.awaited)?;
-        gauge(encoder, "leases", "Leases that clients have", None, clients.leases)?;
-        counter(encoder, "leases_given", "Leases given or renewed", clients.leases_given)?;
-        counter(encoder, "leases_revoked", "Leases asked back", clients.leases_revoked)?;
-        let help = "Leases asked back and not given up in time";
+        gauge(encoder, "leases", "Leases held by clients", None, clients.leases)?;
+        counter(encoder, "leases_given", "Leases granted or renewed", clients.leases_given)?;
+        counter(encoder, "leases_revoked", "Leases revoked", clients.leases_revoked)?;
+        let help = "Revocations that were not acknowledged in time";
         counter(encoder, "leases_unanswered", help, clients.leases_unanswered)?;
-        let help = "How often an operation waited for leases of others";
+        let help = "Times that an operation waited for a revocation";
         counter(encoder, "lease_waits", help, clients.lease_waits)?;
-        counter(encoder, "data_read_bytes", "Bytes that a data server has sent", data.read_bytes)?;
-        counter(encoder, "data_written_bytes", "Bytes that a data server was sent", data.written_bytes)
+        counter(encoder, "data_read_bytes", "Bytes sent by the data server", data.read_bytes)?;
+        counter(encoder, "data_written_bytes", "Bytes received by the data server", data.written_bytes)
     }
 }
 

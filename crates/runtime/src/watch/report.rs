@@ -1,4 +1,4 @@
-//! The figures in the form in which they are told.
+//! The statistics as they are reported to users.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use super::tally::Row;
 use super::viewer::Process;
 use super::{Stage, Totals, Watch, lock};
 
-/// What a mounted file system has done and how it is.
+/// Activity and state of a mounted file system.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Figures {
-    /// What the counts cover: the time since mounting, or for `top` since the last look.
+    /// The period that the counts cover: since mounting, or for `top` since the last report.
     pub seconds: f64,
-    /// By kind; those that have occurred.
+    /// Operations by kind; only those that occurred.
     pub operations: Vec<OperationFigures>,
     pub io: Vec<IoFigures>,
-    /// Since mounting, as all below.
+    /// Since mounting, like the fields below.
     pub slow_operations: u64,
-    /// Threads that serve requests.
+    /// Number of threads that serve requests.
     pub threads: usize,
-    /// Operations that wait for the journal or the disk now.
+    /// Number of operations that wait for the journal or the disk at present.
     pub waiting: usize,
-    /// How long the one has waited that has waited longest.
+    /// The longest of these waits.
     pub longest_wait_seconds: f64,
     pub cache: CacheFigures,
     pub journal: JournalFigures,
@@ -40,14 +40,14 @@ pub struct OperationFigures {
     pub name: String,
     pub count: u64,
     pub errors: u64,
-    /// All of them together.
+    /// The time of all operations of the kind.
     pub seconds: Split,
-    /// From when the request was read until its answer was ready.
+    /// From reading the request to having the reply.
     pub p50_us: u64,
     pub p99_us: u64,
 }
 
-/// Seconds, by what they were spent on.
+/// Seconds by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Split {
     pub queue: f64,
@@ -56,7 +56,7 @@ pub struct Split {
     pub disk: f64,
 }
 
-/// What was done with the store.
+/// I/O on the store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct IoFigures {
     pub name: String,
@@ -66,19 +66,19 @@ pub struct IoFigures {
     pub p99_us: u64,
 }
 
-/// What is in memory.
+/// Contents of the metadata cache.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CacheFigures {
     pub inodes: u64,
     pub dentries: u64,
-    /// Directories of which entries are in memory.
+    /// Directories with cached entries.
     pub directories: u64,
-    /// Small files whose bytes are.
+    /// Small files with cached bytes.
     pub small_files: u64,
-    /// What all of them take, about.
+    /// Approximate memory of all of these, in bytes.
     pub bytes: u64,
     pub limit_bytes: u64,
-    /// What has changed, and is kept until a checkpoint has written it.
+    /// Changed records that wait for a checkpoint.
     pub dirty_bytes: u64,
 }
 
@@ -86,10 +86,11 @@ pub struct CacheFigures {
 pub struct JournalFigures {
     pub used_bytes: u64,
     pub bytes: u64,
-    /// Changes since the file system was made.
+    /// Number of changes since the file system was created.
     pub changes: u64,
     pub syncs: u64,
-    /// Operations that were answered after waiting for a sync. Divided by `syncs`: how well commits coalesce.
+    /// Operations that were answered after waiting for a sync. The ratio to `syncs` shows how well
+    /// commits coalesce.
     pub synced_operations: u64,
 }
 
@@ -98,49 +99,49 @@ pub struct CheckpointFigures {
     pub running: bool,
     pub done: u64,
     pub failed: u64,
-    /// Written by all of them.
+    /// Records written by all checkpoints.
     pub records: u64,
     pub last_seconds: f64,
     pub last_records: u64,
 }
 
-/// What trees that were removed hold, and is still to be freed.
+/// Contents of removed trees that remain to be freed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TrashFigures {
     pub entries: u64,
     pub bytes: u64,
 }
 
-/// Those who have sessions: none of an embedded file system.
+/// Clients with sessions; none for an embedded file system.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ClientFigures {
     pub sessions: u64,
-    /// Of these, those that have not said since the server began what they hold.
+    /// Sessions that have not reclaimed their state since the server's start.
     pub awaited: u64,
-    /// Leases that they have now.
+    /// Leases at present.
     pub leases: u64,
-    /// Since the server began, as the next three.
+    /// Since the server's start, like the next three.
     pub leases_given: u64,
     pub leases_revoked: u64,
-    /// Revocations that were not answered in time.
+    /// Revocations that were not acknowledged in time.
     pub leases_unanswered: u64,
-    /// How often an operation waited for a lease to be given up.
+    /// How often an operation waited for a revocation.
     pub lease_waits: u64,
 }
 
-/// Of a data server.
+/// Statistics of a data server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataFigures {
-    /// Since it began, as the next.
+    /// Since the server's start, like the next.
     pub read_bytes: u64,
     pub written_bytes: u64,
 }
 
-/// Who does what now.
+/// Present activity by process and directory.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Top {
     pub figures: Figures,
-    /// Those with most operations come first.
+    /// Sorted by number of operations, highest first.
     pub processes: Vec<ProcessFigures>,
     pub directories: Vec<DirectoryFigures>,
 }
@@ -151,21 +152,21 @@ pub struct ProcessFigures {
     pub command: String,
     pub count: u64,
     pub errors: u64,
-    /// That its operations took together.
+    /// Total time of the operations.
     pub seconds: f64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DirectoryFigures {
     pub ino: u64,
-    /// From the mount point on, as far as it is in memory.
+    /// Path below the mount point, as far as it is cached.
     pub path: Option<String>,
     pub count: u64,
     pub errors: u64,
     pub seconds: f64,
 }
 
-/// What the machines tell of themselves.
+/// Statistics of the state machines.
 #[derive(Debug, Default)]
 pub(crate) struct MachineFigures {
     pub waiting: usize,
@@ -179,7 +180,7 @@ pub(crate) struct MachineFigures {
 }
 
 impl MachineFigures {
-    /// `waiting`: requests that have not been answered, the oldest for `longest_wait`.
+    /// `waiting`: number of unanswered requests; `longest_wait`: the wait of the oldest.
     pub(crate) fn of(meta: &Meta, waiting: usize, longest_wait: Duration) -> Self {
         let figures = meta.figures();
         Self {
@@ -218,7 +219,7 @@ impl MachineFigures {
 }
 
 impl Watch {
-    /// Since mounting.
+    /// Figures since mounting.
     pub(crate) fn figures(&self, totals: &Totals, machines: MachineFigures) -> Figures {
         self.figures_of(self.began.elapsed().as_secs_f64(), totals, machines)
     }
@@ -263,8 +264,8 @@ impl Watch {
         }
     }
 
-    /// For somebody who watches, named by a number: what there was since he last asked, at most so many rows of it.
-    /// `lasting`: within which he asks again. `None`: too many watch.
+    /// Figures for the viewer with this number since its last call, with at most this many rows.
+    /// `lasting`: the maximum time until its next call. `None`: too many viewers.
     pub(crate) fn top(
         &self,
         (viewer, lasting, rows): (u64, Duration, usize),

@@ -1,4 +1,4 @@
-//! One operation's time, split into what it was spent on.
+//! The time of one operation by stage.
 
 use std::time::Instant;
 
@@ -6,16 +6,16 @@ use espalier_proto::Ino;
 
 use super::Kind;
 
-/// What an operation's time goes to.
+/// A stage of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// Waiting for a turn at the machines.
+    /// Waiting for the lock on the state machines.
     Queue,
-    /// In the machines.
+    /// In the state machines.
     Work,
-    /// Waiting for a commit of the journal, or for room in it.
+    /// Waiting for a commit of the journal or for journal space.
     Journal,
-    /// Loads from the tables, and what is done with streams.
+    /// Loads from the tables, and stream I/O.
     Disk,
 }
 
@@ -27,25 +27,26 @@ impl Stage {
     }
 }
 
-/// A thread's turn at the machines.
+/// A thread's critical section on the state machines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn {
-    /// When there was something for the machines.
+    /// When the thread began to wait for the lock.
     pub asked: Instant,
-    /// When the thread had them.
+    /// When it acquired the lock.
     pub began: Instant,
 }
 
-/// An operation under way. It costs two readings of the clock, at its ends; a third if it waits for its turn.
+/// An operation in progress. It reads the clock at its start and end, and when it waits for the
+/// lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Span {
     pub kind: Kind,
-    /// The door's number of the call; 0: it has none.
+    /// The frontend's number of the call; 0: none.
     pub number: u64,
     pub pid: u32,
-    /// What it is about: the directory, where it carries a name.
+    /// Its inode; if the operation carries a name, the directory.
     pub ino: Ino,
-    /// Known while somebody watches.
+    /// Set while a viewer is active.
     pub dir: Option<Ino>,
     /// Nanoseconds by stage, up to `mark`.
     pub spent: [u64; 4],
@@ -54,7 +55,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// Instead of a process: nobody knows which it is.
+    /// Placeholder for an unknown process.
     pub(crate) const NO_PROCESS: u32 = u32::MAX;
 
     pub(crate) fn start(kind: Kind, pid: u32, ino: Ino, turn: Turn) -> Self {
@@ -72,14 +73,14 @@ impl Span {
         span
     }
 
-    /// From now on its time goes to something else.
+    /// Enters another stage.
     pub(crate) fn turn_to(&mut self, stage: Stage, now: Instant) {
         self.spent[self.stage as usize] += now.saturating_duration_since(self.mark).as_nanos() as u64;
         self.mark = self.mark.max(now);
         self.stage = stage;
     }
 
-    /// What it waited for came in this turn, unless it did not wait.
+    /// Resumes the operation in this critical section, if it waited.
     pub(crate) fn resume(&mut self, turn: Turn) {
         if self.stage != Stage::Work {
             self.turn_to(Stage::Queue, turn.asked);
@@ -92,7 +93,7 @@ impl Span {
         self.spent.iter().sum()
     }
 
-    /// Since when it is in its stage.
+    /// When the operation entered its stage.
     pub(crate) fn mark(&self) -> Instant {
         self.mark
     }
@@ -112,10 +113,10 @@ mod tests {
         let mut span = Span::start(Kind::Create, 1, Ino::ROOT, turn(0, 1));
         span.resume(turn(0, 1));
         span.turn_to(Stage::Disk, at(3));
-        // The load ends at 7, and the machines are free at 12.
+        // The load ends at 7, and the lock is acquired at 12.
         span.resume(turn(7, 12));
         span.turn_to(Stage::Journal, at(13));
-        // It is told of a turn that was asked for before it began to wait.
+        // This critical section was requested before the wait began.
         span.resume(turn(10, 33));
         span.turn_to(Stage::Work, at(40));
         let spent = span.spent.map(|nanos| nanos / 1_000_000);

@@ -1,9 +1,10 @@
-//! Who does most, of very many, in bounded memory: the space-saving algorithm (Metwally, Agrawal and El Abbadi 2005).
+//! Heavy hitters in bounded memory: the space-saving algorithm (Metwally, Agrawal and El Abbadi
+//! 2005).
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Whoever has more than one in so many of all operations is in the table.
+/// Number of rows: a key with a larger share of all operations than 1 in this number has a row.
 const ROWS: usize = 512;
 
 #[derive(Debug)]
@@ -11,14 +12,14 @@ pub(crate) struct Tally<K, L> {
     rows: HashMap<K, Row<L>>,
 }
 
-/// What is known of one of them since it has been in the table.
+/// The counts of a key since it got its row.
 #[derive(Clone, Debug)]
 pub(crate) struct Row<L> {
     pub label: L,
     pub count: u64,
     pub errors: u64,
     pub nanos: u64,
-    /// How many more there may have been before.
+    /// Upper bound of the count before that.
     missed: u64,
 }
 
@@ -29,7 +30,7 @@ impl<K, L> Default for Tally<K, L> {
 }
 
 impl<K: Hash + Eq + Copy, L> Tally<K, L> {
-    /// `label` is asked for when the key enters the table.
+    /// `label` is called when the key gets a row.
     pub(crate) fn add(&mut self, key: K, nanos: u64, failed: bool, label: impl FnOnce() -> L) {
         if !self.rows.contains_key(&key) {
             let missed = if self.rows.len() < ROWS { 0 } else { self.make_room() };
@@ -42,13 +43,13 @@ impl<K: Hash + Eq + Copy, L> Tally<K, L> {
         }
     }
 
-    /// Takes out who has least, and returns how much that is.
+    /// Evicts the key with the lowest count; returns that count.
     fn make_room(&mut self) -> u64 {
         let least = self.rows.iter().min_by_key(|(_, row)| row.count + row.missed).map(|(key, _)| *key);
         least.and_then(|key| self.rows.remove(&key)).map_or(0, |row| row.count + row.missed)
     }
 
-    /// All that are in the table, in no order.
+    /// All rows in no particular order.
     pub(crate) fn into_rows(self) -> impl Iterator<Item = (K, Row<L>)> {
         self.rows.into_iter()
     }

@@ -2,7 +2,8 @@ use espalier_proto::Ino;
 
 use super::*;
 
-/// An operation that took so many milliseconds in the machines, and then for the journal.
+/// An operation with these times, in milliseconds, in the state machines and waiting for the
+/// journal.
 fn span(kind: Kind, pid: u32, dir: u64, (work, journal): (u64, u64)) -> Span {
     let began = Instant::now();
     let mut span = Span::start(kind, pid, Ino(dir), Turn { asked: began, began });

@@ -5,11 +5,11 @@ use espalier_proto::Ino;
 use super::tally::Tally;
 use super::{Span, Totals};
 
-/// Somebody who watches, and what is counted for him between two looks.
+/// A viewer, and the counts between two of its reports.
 #[derive(Debug)]
 pub(super) struct Viewer {
     pub id: u64,
-    /// He is taken for gone if he does not look until then.
+    /// The viewer is dropped if it does not ask again by then.
     pub expires: Instant,
     looked: Instant,
     before: Totals,
@@ -17,12 +17,12 @@ pub(super) struct Viewer {
     directories: Tally<Ino, ()>,
 }
 
-/// What has been counted since the last look.
+/// The counts since the last report.
 #[derive(Debug)]
 pub(super) struct Seen {
     pub seconds: f64,
     pub totals: Totals,
-    /// By thread, as the kernel names the callers.
+    /// By thread, as the kernel identifies callers.
     pub threads: Tally<u32, Process>,
     pub directories: Tally<Ino, ()>,
 }
@@ -49,7 +49,7 @@ impl Viewer {
         }
     }
 
-    /// `lasting`: how long from now on operations are counted for him.
+    /// `lasting`: how long counting continues for this viewer.
     pub(super) fn look(&mut self, totals: Totals, now: Instant, lasting: Duration) -> Seen {
         let seen = Seen {
             seconds: now.saturating_duration_since(self.looked).as_secs_f64(),
@@ -63,10 +63,10 @@ impl Viewer {
 }
 
 impl Process {
-    /// Of a thread that waits for us, so that it is there still.
+    /// The thread waits for this process, so it exists.
     fn of(thread: u32) -> Self {
         if thread == 0 {
-            // For instance when it reads ahead; also who is in another namespace of processes.
+            // For example, readahead; or a caller in another PID namespace.
             return Self { pid: 0, command: "(kernel)".into() };
         }
         let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
